@@ -1,0 +1,40 @@
+# Needs Python 3.11+ and make, nothing else. `make run` serves, `make test` tests, `make help` lists the rest.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+$(BIN)/kop: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kop needs Python 3.11 or newer; name one with: make run PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.test: $(BIN)/kop
+	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
+	@touch $@
+
+run: $(BIN)/kop ## serve Kafka clients on port 9092 (ARGS="--listen ..." for more)
+	@exec $(BIN)/kop serve $(ARGS)
+
+test: $(VENV)/.test ## lint, types and the fast tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-full: $(VENV)/.test ## every test, the slow ones too
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(VENV)/.test ## format and check
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/mypy
+
+clean: ## remove the environment and caches (data stays)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist
