@@ -1,0 +1,80 @@
+"""What every handler gets and gives: the Api entry, the request's context, and the gateway that it may ask.
+
+Owns: the shape of a handler. A handler module holds functions `name(gw, ctx, request)` that check, ask and shape, and a
+tuple `APIS` of `Api`. A function returns the response message, or an awaitable of it where it has to wait.
+Must not know: sockets, engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from kop.cluster.brokers import BrokerConfigs
+    from kop.cluster.catalog import Catalog
+    from kop.config import Config
+    from kop.groups.coordinator import GroupCoordinator
+    from kop.metrics import Metrics
+    from kop.storage.base import Engine
+
+
+@dataclass(slots=True)
+class ConnectionInfo:
+    """What is known of the peer of a connection."""
+
+    client_host: str
+    """The peer's address, without its port."""
+    local_host: str
+    """The address that the client connected to: what a wildcard listener advertises."""
+    local_port: int
+    advertised: tuple[str, int] | None = None
+    """Host and port of `--advertise` for this listener, or None."""
+    software_name: str = ""
+    """From ApiVersions 3 and up (KIP-511)."""
+    software_version: str = ""
+
+    @property
+    def broker_address(self) -> tuple[str, int]:
+        """Host and port that this client shall use for the broker."""
+        return self.advertised or (self.local_host, self.local_port)
+
+
+@dataclass(slots=True)
+class Context:
+    """One request."""
+
+    api_key: int
+    version: int
+    client_id: str | None
+    now_ms: int
+    """Wall clock, milliseconds since the epoch."""
+    conn: ConnectionInfo
+
+
+@dataclass(slots=True)
+class Gateway:
+    """The whole that handlers ask. Built by `kop.app`."""
+
+    config: Config
+    engine: Engine
+    catalog: Catalog
+    """Topics as Kafka clients see them."""
+    brokers: BrokerConfigs
+    """Effective broker settings: configured ones under those altered at run time."""
+    groups: GroupCoordinator
+    metrics: Metrics
+
+
+Handler: TypeAlias = Callable[[Gateway, Context, Any], Any | Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A served API: the registry is made of these and is the only source of ApiVersions."""
+
+    key: int
+    min_version: int
+    max_version: int
+    handler: Handler

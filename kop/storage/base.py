@@ -1,0 +1,222 @@
+"""What handlers and coordinators know of storage, in their words: topics, partition logs, and nothing of Kafka's wire.
+
+Owns: the protocols that an engine fulfils and the plain values that cross them.
+Must not know: an engine, a socket, a message class.
+
+Rules for an engine
+- Every method is called on the event loop's thread and never blocks it.
+- Offsets are Kafka's: contiguous within a batch, never reused, exact after a restart.
+- Records at and beyond `high_watermark` are not durable and are never handed out.
+- A failed append leaves the log as if it had not been asked for.
+- Every failure is a `kop.errors.KopError` with the code that the client shall see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+from uuid import UUID
+
+from kop.records.batch import BatchHeader
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as it is now. A new value takes this one's place at every change; hold it, never write to it."""
+
+    name: str
+    topic_id: UUID
+    partitions: int
+    configs: Mapping[str, str] = field(default_factory=dict)
+    """What was set on the topic itself, by Kafka's names; defaults are not in it."""
+    internal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogPolicy:
+    """What an engine has to know of a topic's effective configs (its own, then the broker's defaults)."""
+
+    delete: bool = True
+    """cleanup.policy holds `delete`: retention_ms and retention_bytes apply."""
+    compact: bool = False
+    """cleanup.policy holds `compact`: only the newest record of each key has to stay (null keys were refused)."""
+    retention_ms: int = 604_800_000
+    """-1: no limit. A batch goes when its max timestamp is older."""
+    retention_bytes: int = -1
+    """Per partition; -1: no limit."""
+    log_append_time: bool = False
+    """message.timestamp.type is LogAppendTime."""
+    delete_retention_ms: int = 86_400_000
+    """How long a tombstone stays after the compaction that first saw it."""
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = 9_223_372_036_854_775_807
+    min_cleanable_dirty_ratio: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where a batch came to lie."""
+
+    base_offset: int
+    log_append_time: int
+    """Milliseconds since the epoch for LogAppendTime topics, else -1."""
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Whole batches, ready to send: base offsets and epochs are already in the bytes."""
+
+    buffers: Sequence[Buffer]
+    size: int
+    """Bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampOffset:
+    """The answer to a look-up by time, both of one record."""
+
+    offset: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerView:
+    """An idempotent producer as a partition remembers it (DescribeProducers)."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    current_txn_start_offset: int = -1
+    coordinator_epoch: int = -1
+
+
+class PartitionLog(Protocol):
+    """One partition's log. Errors of append, read and look-ups are KopErrors."""
+
+    topic: TopicInfo
+    """The newest value: configs changed a moment ago are in it."""
+    index: int
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read. Exact once `attach` has ended."""
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset after the last durable record. Exact once `attach` has ended."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the stored batches."""
+
+    @property
+    def attached(self) -> bool:
+        """True when the synchronous methods may be used. Always true of the embedded engine."""
+
+    async def attach(self) -> None:
+        """Make the log ready to serve. Cheap to call again."""
+
+    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
+        """Take one validated RecordBatch v2; the future ends when the batch is durable.
+
+        The order of calls is the order in the log. The engine keeps `batch` (no view into a buffer that is used
+        again), writes the base offset and leader epoch 0 into it or into a copy, and on a LogAppendTime topic
+        the append time. Idempotent producers are checked here (`kop.records.producer_state`): a duplicate ends
+        with the original's result once that is durable, or with DUPLICATE_SEQUENCE_NUMBER where it is not known.
+        Errors (on the future): OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR, ...
+        """
+
+    def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
+        """What is in memory from the batch that holds `offset` on, or None where it has to be read from storage.
+
+        Takes whole batches up to `max_bytes`; with `min_one` the first batch is taken whatever its size. An
+        offset at the high watermark gives an empty result, one out of range raises OFFSET_OUT_OF_RANGE.
+        """
+
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+        """As `read_cached`, from storage. Where compaction took the batch of `offset`, the next one answers."""
+
+    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` each time the high watermark or the log start moves or the topic goes; returns the undo."""
+
+    async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
+        """The first record whose timestamp is at or after `timestamp` (ms), or None."""
+
+    async def max_timestamp(self) -> TimestampOffset | None:
+        """The first record with the largest timestamp, or None on an empty log (KIP-734)."""
+
+    async def delete_records(self, before_offset: int) -> int:
+        """Move the log start to `before_offset` (-1: the high watermark); returns the new log start.
+
+        OFFSET_OUT_OF_RANGE beyond the high watermark; below the log start nothing changes.
+        """
+
+    def producers(self) -> Sequence[ProducerView]:
+        """Idempotent producers that the log remembers now."""
+
+
+class Topics(Protocol):
+    """The catalogue. Reads are from memory; changes end when they are durable and visible to `get`."""
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of any topic: a key for cached answers."""
+
+    def get(self, name: str) -> TopicInfo | None:
+        """The topic of that name, or None."""
+
+    def by_id(self, topic_id: UUID) -> TopicInfo | None:
+        """The topic of that id, or None. A deleted and recreated topic has a new id."""
+
+    def all(self) -> Sequence[TopicInfo]:
+        """Every topic, internal ones too, ordered by name."""
+
+    def on_change(self, callback: Callable[[TopicInfo | None, TopicInfo | None], None]) -> None:
+        """Call `callback(old, new)` after each change: (None, t) created, (t, None) deleted, (t, t') changed."""
+
+    async def create(
+        self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
+    ) -> TopicInfo:
+        """Make a topic. TOPIC_ALREADY_EXISTS where the name is taken."""
+
+    async def delete(self, topic_id: UUID) -> None:
+        """Delete a topic and its records; waits on its logs end. UNKNOWN_TOPIC_ID where it is not there."""
+
+    async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
+        """Raise the number of partitions. INVALID_PARTITIONS where it would not grow."""
+
+    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
+        """Replace the topic's own configs by `configs`, all of them; in force when it returns."""
+
+
+class Engine(Protocol):
+    """A storage engine. Made by its `open(url, settings)`; one for the process."""
+
+    topics: Topics
+    cluster_id: str
+    """22 characters, stable for the life of the data."""
+
+    def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
+        """The log of a partition, or None where there is no such partition. The same object each time."""
+
+    async def allocate_producer_ids(self, count: int) -> int:
+        """Reserve `count` producer ids for good; returns the first."""
+
+    async def get_state(self, key: str) -> str | None:
+        """A small durable value of the gateway's own (dynamic broker configs), or None."""
+
+    async def put_state(self, key: str, value: str | None) -> None:
+        """Set or, with None, remove such a value; durable when it returns."""
+
+    @property
+    def healthy(self) -> str | None:
+        """None when records can be written, else one line that says why not (for /readyz and the log)."""
+
+    async def close(self) -> None:
+        """Finish what was taken, sync, let go. Appends after it fail."""
