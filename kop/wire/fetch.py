@@ -1,0 +1,233 @@
+"""Fetch by hand (API 1, versions 4 to 18): the response is a list of buffers, records go out as storage gave them.
+
+Owns: the request's and the response's layout.
+Must not know: sessions, offsets, whether a topic exists.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from kop.wire.primitives import (
+    DecodeError,
+    compact_count,
+    compact_string,
+    nullable_string,
+    old_count,
+    skip_tags,
+    uvarint,
+    varint_bytes,
+)
+
+_INT32 = struct.Struct(">i")
+_HEAD = {
+    # replica id (to 14), max wait, min bytes, max bytes, isolation, then session id and epoch (from 7)
+    (False, False): struct.Struct(">iiib"),
+    (False, True): struct.Struct(">iiibii"),
+    (True, False): struct.Struct(">iiiib"),
+    (True, True): struct.Struct(">iiiibii"),
+}
+_PARTITION = {
+    # partition, [leader epoch from 9], fetch offset, [last fetched epoch from 12], [log start from 5], max bytes
+    4: struct.Struct(">iqi"),
+    5: struct.Struct(">iqqi"),
+    9: struct.Struct(">iiqqi"),
+    12: struct.Struct(">iiqiqi"),
+}
+_ANSWER_4 = struct.Struct(">ihqqi")
+_ANSWER_5 = struct.Struct(">ihqqqi")
+_ANSWER_11 = struct.Struct(">ihqqqii")
+_ANSWER_12 = struct.Struct(">ihqqqBi")
+_RESPONSE_HEAD_4 = struct.Struct(">iiii")  # size, correlation, throttle, topics
+_RESPONSE_HEAD_7 = struct.Struct(">iiihii")  # ..., error, session, topics
+_RESPONSE_HEAD_12 = struct.Struct(">iibihi")  # ..., header tags, throttle, error, session
+
+
+class FetchPartition(NamedTuple):
+    """What a client wants of one partition. `topic` is a name up to version 12, an id from 13."""
+
+    topic: str | UUID
+    partition: int
+    fetch_offset: int
+    max_bytes: int
+    current_leader_epoch: int = -1
+    last_fetched_epoch: int = -1
+
+
+class FetchCall(NamedTuple):
+    """A Fetch request."""
+
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    partitions: list[FetchPartition]
+    forgotten: list[tuple[str | UUID, int]]
+
+
+class PartitionAnswer(NamedTuple):
+    """What one partition is answered. `size` is the number of bytes in `buffers`."""
+
+    partition: int
+    error_code: int = 0
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    buffers: Sequence[bytes | bytearray | memoryview] = ()
+    size: int = 0
+
+
+def parse(body: memoryview, version: int) -> FetchCall:
+    """Parse the body of a request."""
+    try:
+        return _parse(body, version)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise DecodeError(f"Fetch v{version}: {error}") from None
+
+
+def _parse(body: memoryview, version: int) -> FetchCall:
+    end = len(body)
+    flexible = version >= 12
+    head = _HEAD[version <= 14, version >= 7]
+    values = head.unpack_from(body, 0)
+    pos = head.size
+    replica_id = -1
+    if version <= 14:
+        replica_id, *rest = values
+    else:
+        rest = list(values)
+    max_wait, min_bytes, max_bytes, isolation = rest[:4]
+    session_id, session_epoch = (rest[4], rest[5]) if version >= 7 else (0, -1)
+    layout = _PARTITION[12 if version >= 12 else 9 if version >= 9 else 5 if version >= 5 else 4]
+    unpack, size = layout.unpack_from, layout.size
+    partitions: list[FetchPartition] = []
+    count, pos = compact_count(body, pos, end) if flexible else old_count(body, pos, end)
+    for _ in range(count):
+        topic, pos = _topic(body, pos, end, version)
+        inner, pos = compact_count(body, pos, end) if flexible else old_count(body, pos, end)
+        for _ in range(inner):
+            row = unpack(body, pos)
+            pos += size
+            if flexible:
+                pos = pos + 1 if body[pos] == 0 else skip_tags(body, pos, end)
+                partitions.append(FetchPartition(topic, row[0], row[2], row[5], row[1], row[3]))
+            elif version >= 9:
+                partitions.append(FetchPartition(topic, row[0], row[2], row[4], row[1]))
+            else:
+                partitions.append(FetchPartition(topic, row[0], row[1], row[-1]))
+        if flexible:
+            pos = pos + 1 if body[pos] == 0 else skip_tags(body, pos, end)
+    forgotten: list[tuple[str | UUID, int]] = []
+    if version >= 7:
+        count, pos = compact_count(body, pos, end) if flexible else old_count(body, pos, end)
+        for _ in range(count):
+            topic, pos = _topic(body, pos, end, version)
+            inner, pos = compact_count(body, pos, end) if flexible else old_count(body, pos, end)
+            forgotten += [(topic, index) for index in struct.unpack_from(f">{inner}i", body, pos)]
+            pos += 4 * inner
+            if flexible:
+                pos = pos + 1 if body[pos] == 0 else skip_tags(body, pos, end)
+    if version >= 11:
+        if flexible:
+            length, pos = uvarint(body, pos)
+            _, pos = compact_string(body, pos, length, end)
+        else:
+            _, pos = nullable_string(body, pos, end)
+    if flexible:
+        pos, replica_id = _tail_tags(body, pos, end, replica_id)
+    if pos != end:
+        raise DecodeError(f"Fetch v{version}: {end - pos} bytes after its end")
+    return FetchCall(
+        replica_id, max_wait, min_bytes, max_bytes, isolation, session_id, session_epoch, partitions, forgotten
+    )
+
+
+def _topic(body: memoryview, pos: int, end: int, version: int) -> tuple[str | UUID, int]:
+    if version >= 13:
+        if pos + 16 > end:
+            raise DecodeError("a topic id reaches beyond the frame")
+        return UUID(bytes=bytes(body[pos : pos + 16])), pos + 16
+    if version >= 12:
+        length, pos = uvarint(body, pos)
+        name, pos = compact_string(body, pos, length, end)
+    else:
+        name, pos = nullable_string(body, pos, end)
+    if name is None:
+        raise DecodeError("a topic name is null")
+    return name, pos
+
+
+def _tail_tags(body: memoryview, pos: int, end: int, replica_id: int) -> tuple[int, int]:
+    """The request's own tags: 1 is the replica's state (KIP-903), the rest does not concern a gateway."""
+    count, pos = uvarint(body, pos)
+    for _ in range(count):
+        tag, pos = uvarint(body, pos)
+        size, pos = uvarint(body, pos)
+        if pos + size > end:
+            raise DecodeError("a tagged field reaches beyond the frame")
+        if tag == 1 and size >= 4:
+            (replica_id,) = _INT32.unpack_from(body, pos)
+        pos += size
+    return pos, replica_id
+
+
+def encode_response(
+    correlation_id: int,
+    version: int,
+    topics: Sequence[tuple[str | UUID, Sequence[PartitionAnswer]]],
+    *,
+    error_code: int = 0,
+    session_id: int = 0,
+) -> list[bytes | bytearray | memoryview]:
+    """Encode a whole response frame as buffers to be written one after the other; records are not copied."""
+    flexible = version >= 12
+    out: list[bytes | bytearray | memoryview] = []
+    head = bytearray()
+    if flexible:
+        head += _RESPONSE_HEAD_12.pack(0, correlation_id, 0, 0, error_code, session_id) + varint_bytes(len(topics) + 1)
+    elif version >= 7:
+        head += _RESPONSE_HEAD_7.pack(0, correlation_id, 0, error_code, session_id, len(topics))
+    else:
+        head += _RESPONSE_HEAD_4.pack(0, correlation_id, 0, len(topics))
+    first = part = head
+    total = 0
+    for topic, answers in topics:
+        if isinstance(topic, UUID):
+            part += topic.bytes
+        else:
+            name = topic.encode()
+            part += (varint_bytes(len(name) + 1) if flexible else len(name).to_bytes(2, "big")) + name
+        part += varint_bytes(len(answers) + 1) if flexible else _INT32.pack(len(answers))
+        for answer in answers:
+            index, error, high_watermark, stable, log_start, buffers, size = answer
+            if flexible:
+                # aborted transactions: an empty array; preferred read replica: none
+                part += _ANSWER_12.pack(index, error, high_watermark, stable, log_start, 1, -1) + varint_bytes(size + 1)
+            elif version >= 11:
+                part += _ANSWER_11.pack(index, error, high_watermark, stable, log_start, 0, -1) + _INT32.pack(size)
+            elif version >= 5:
+                part += _ANSWER_5.pack(index, error, high_watermark, stable, log_start, 0) + _INT32.pack(size)
+            else:
+                part += _ANSWER_4.pack(index, error, high_watermark, stable, 0) + _INT32.pack(size)
+            if buffers:
+                out.append(part)
+                out.extend(buffers)
+                total += len(part) + size
+                part = bytearray()
+            if flexible:
+                part += b"\0"
+        if flexible:
+            part += b"\0"
+    if flexible:
+        part += b"\0"
+    if part:
+        out.append(part)
+        total += len(part)
+    _INT32.pack_into(first, 0, total - 4)
+    return out

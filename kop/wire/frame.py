@@ -1,0 +1,77 @@
+"""Request headers: who calls what, in which version.
+
+Owns: the request header (v1 and v2) and what a first look at a wrong peer can tell.
+Must not know: which APIs are served.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from kop.wire.messages import REQUESTS
+from kop.wire.primitives import DecodeError, skip_tags
+
+_FIXED = struct.Struct(">hhih")
+API_VERSIONS = 18
+PRODUCE = 0
+FETCH = 1
+
+FLEXIBLE_FROM: dict[int, int] = {
+    key: cls._flexible_versions[0] if cls._flexible_versions else 0x7FFF for key, cls in REQUESTS.items()
+}
+"""API key to the first version with request header v2."""
+
+
+class RequestHeader(NamedTuple):
+    """A request's header and where its body begins."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body: int
+
+
+def parse_header(frame: memoryview) -> RequestHeader:
+    """Parse the header of a frame (without its size).
+
+    An API that we do not know has its header read as v1, which is enough to name it. ApiVersions above our
+    newest keeps header v2, as KIP-511 promises.
+    """
+    try:
+        api_key, version, correlation_id, length = _FIXED.unpack_from(frame, 0)
+        pos = 10
+        if length < 0:
+            if length < -1:
+                raise DecodeError("the client id has a negative length")
+            client_id = None
+        else:
+            pos += length
+            if pos > len(frame):
+                raise DecodeError("the client id reaches beyond the frame")
+            client_id = str(frame[10:pos], "utf-8")
+        if version >= FLEXIBLE_FROM.get(api_key, 0x7FFF):
+            if frame[pos] == 0:
+                pos += 1
+            else:
+                pos = skip_tags(frame, pos, len(frame))
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise DecodeError(f"the request header is not readable: {error}") from None
+    return RequestHeader(api_key, version, correlation_id, client_id, pos)
+
+
+def foreign_protocol(start: bytes) -> str | None:
+    """The name of another protocol that begins with these bytes, or None.
+
+    The first four bytes of a Kafka frame are its size; of a TLS hello or an HTTP request they are a size that no
+    Kafka client sends.
+    """
+    if start[:2] == b"\x16\x03":
+        return "a TLS hello (is the client set to security.protocol=SSL? this listener is plaintext)"
+    word = start[:4]
+    if word in {b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN", b"PRI "}:
+        return "an HTTP request (the metrics and health pages have a port of their own, see --http)"
+    if word == b"SSH-":
+        return "an SSH hello"
+    return None

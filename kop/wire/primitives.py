@@ -1,0 +1,114 @@
+"""Primitive types of the protocol, for the paths written by hand and for the compiled decoders.
+
+Owns: bounds. Every reader checks a length against the bytes that are left before it makes anything of it.
+Must not know: messages.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from kop.errors import FrameError
+
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+
+
+class DecodeError(FrameError):
+    """The bytes are not a message of the API and version that their header names."""
+
+
+def uvarint(data: memoryview, pos: int) -> tuple[int, int]:
+    """Read an unsigned varint of at most five bytes; returns the value and the position after it."""
+    byte = data[pos]
+    if byte < 0x80:
+        return byte, pos + 1
+    value = byte & 0x7F
+    for shift in (7, 14, 21, 28):
+        pos += 1
+        byte = data[pos]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > 0xFFFFFFFF:
+                break
+            return value, pos + 1
+    raise DecodeError("a varint of more than 32 bits")
+
+
+def skip_tags(data: memoryview, pos: int, end: int) -> int:
+    """Step over a section of tagged fields; returns the position after it."""
+    count, pos = uvarint(data, pos)
+    for _ in range(count):
+        _, pos = uvarint(data, pos)
+        size, pos = uvarint(data, pos)
+        pos += size
+        if pos > end:
+            raise DecodeError("a tagged field reaches beyond the frame")
+    return pos
+
+
+def compact_string(data: memoryview, pos: int, length: int, end: int) -> tuple[str | None, int]:
+    """Read a compact string whose length varint was read already; returns it and the position after it."""
+    if length == 0:
+        return None, pos
+    stop = pos + length - 1
+    if stop > end:
+        raise DecodeError("a string reaches beyond the frame")
+    return str(data[pos:stop], "utf-8"), stop
+
+
+def nullable_string(data: memoryview, pos: int, end: int) -> tuple[str | None, int]:
+    """Read a string with an int16 length, null included; returns it and the position after it."""
+    (length,) = _INT16.unpack_from(data, pos)
+    pos += 2
+    if length < 0:
+        if length != -1:
+            raise DecodeError("a string has a negative length")
+        return None, pos
+    if pos + length > end:
+        raise DecodeError("a string reaches beyond the frame")
+    return str(data[pos : pos + length], "utf-8"), pos + length
+
+
+def compact_count(data: memoryview, pos: int, end: int) -> tuple[int, int]:
+    """Read the count of a compact array that may not be null; never more than bytes are left."""
+    count, pos = uvarint(data, pos)
+    if count == 0:
+        raise DecodeError("an array is null")
+    if count - 1 > end - pos:
+        raise DecodeError("an array has more elements than bytes")
+    return count - 1, pos
+
+
+def old_count(data: memoryview, pos: int, end: int) -> tuple[int, int]:
+    """Read the int32 count of an array that may not be null; never more than bytes are left."""
+    (count,) = _INT32.unpack_from(data, pos)
+    pos += 4
+    if count < 0:
+        raise DecodeError("an array is null or has a negative size")
+    if count > end - pos:
+        raise DecodeError("an array has more elements than bytes")
+    return count, pos
+
+
+def varint_bytes(value: int) -> bytes:
+    """An unsigned varint."""
+    if value < 0x80:
+        return _ONE_BYTE[value]
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_ONE_BYTE = [bytes((value,)) for value in range(128)]
+
+
+def encode_nullable(text: str | None, flexible: bool) -> bytes:
+    """A nullable string, cut at 32,767 bytes."""
+    if text is None:
+        return b"\0" if flexible else b"\xff\xff"
+    raw = text.encode()[:32767]
+    return (varint_bytes(len(raw) + 1) if flexible else _INT16.pack(len(raw))) + raw
