@@ -1,1 +1,1 @@
-"""cluster"""
+"""Topics, brokers and their configs, in Kafka's words."""

@@ -7,8 +7,8 @@ Must not know: sockets, engines.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from kop.cluster.catalog import Catalog
     from kop.config import Config
     from kop.groups.coordinator import GroupCoordinator
+    from kop.handlers.fetch_sessions import FetchSessions
+    from kop.handlers.metadata import MetadataCache
+    from kop.handlers.producer_ids import ProducerIds
     from kop.metrics import Metrics
     from kop.storage.base import Engine
 
@@ -51,6 +54,10 @@ class Context:
     now_ms: int
     """Wall clock, milliseconds since the epoch."""
     conn: ConnectionInfo
+    correlation_id: int = 0
+    """For raw handlers, which encode their own frames."""
+    owned: bool = False
+    """For raw handlers: the body's memory is this request's own and may be kept; else it must be copied."""
 
 
 @dataclass(slots=True)
@@ -65,9 +72,16 @@ class Gateway:
     """Effective broker settings: configured ones under those altered at run time."""
     groups: GroupCoordinator
     metrics: Metrics
+    metadata_cache: MetadataCache
+    fetch_sessions: FetchSessions
+    producer_ids: ProducerIds
+    apis: Mapping[int, Api] = field(default_factory=dict)
+    """What is served, by key (`handlers.registry`)."""
 
 
 Handler: TypeAlias = Callable[[Gateway, Context, Any], Any | Awaitable[Any]]
+Frame: TypeAlias = "Sequence[bytes | bytearray | memoryview]"
+"""An encoded response, size included, as buffers to be written one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +92,6 @@ class Api:
     min_version: int
     max_version: int
     handler: Handler
+    raw: bool = False
+    """The handler takes the undecoded body (a memoryview) and returns a `Frame`, a Future of one, or None where the
+    client expects no answer. An error on a Future closes the connection."""

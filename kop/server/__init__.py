@@ -1,1 +1,1 @@
-"""server"""
+"""Sockets: listeners, connections, dispatch, and the HTTP pages for operators."""

@@ -1,0 +1,42 @@
+"""ApiVersions (18), versions 0 to 4.
+
+- Answers the registry's ranges, nothing else. The one exception is Produce, advertised from version 0 although 0 to 2
+  are refused, as Kafka 4 does: librdkafka before 2.11 stops compressing in silence otherwise (KAFKA-18659).
+- A version above ours is answered in version 0 with UNSUPPORTED_VERSION and ApiVersions' own range as the only entry
+  (KIP-511); the dispatcher calls `unsupported` for that.
+- No features are finalized yet: transactions of the second kind (KIP-890) come with transactions.
+- Client software names are checked as KIP-511 says: INVALID_REQUEST where they are not legal.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kop.errors import ErrorCode
+from kop.handlers.base import Api, Context, Gateway
+from kop.wire.messages import ApiVersionsResponse
+
+KEY = 18
+MAX_VERSION = 4
+_PRODUCE = 0
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
+
+
+def api_versions(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Answer the table, and note the client's software."""
+    if ctx.version >= 3:
+        name, version = request.client_software_name, request.client_software_version
+        if not (_SOFTWARE.match(name) and _SOFTWARE.match(version)):
+            return ApiVersionsResponse(version=ctx.version, error_code=ErrorCode.INVALID_REQUEST)
+        ctx.conn.software_name, ctx.conn.software_version = name, version
+    rows = [(api.key, 0 if api.key == _PRODUCE else api.min_version, api.max_version) for api in gw.apis.values()]
+    return ApiVersionsResponse(version=ctx.version, error_code=ErrorCode.NONE, api_keys=rows)
+
+
+def unsupported() -> Any:
+    """The answer to a version that we do not know, in version 0 (KIP-511)."""
+    return ApiVersionsResponse(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[(KEY, 0, MAX_VERSION)])
+
+
+APIS = (Api(KEY, 0, MAX_VERSION, api_versions),)

@@ -1,0 +1,141 @@
+"""Incremental fetch sessions (KIP-227): what a consumer asked for last time need not be asked again.
+
+Owns: sessions, their epochs and their eviction.
+Must not know: logs, sockets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from uuid import UUID
+
+from kop.errors import ErrorCode, PeerError
+from kop.metrics import Metrics
+from kop.wire.fetch import FetchCall, FetchPartition, PartitionAnswer
+
+Key = tuple[str | UUID, int]
+
+_INVALID_SESSION_ID = 0
+_INITIAL_EPOCH = 0
+_FINAL_EPOCH = -1
+_MAX_EPOCH = 0x7FFFFFFF
+_EVICT_AFTER_MS = 120_000
+"""A session that was not used for so long makes room for a new one (min.incremental.fetch.session.eviction.ms)."""
+
+
+class SessionPartition:
+    """One partition of a session: what is asked, and what was answered last."""
+
+    __slots__ = ("high_watermark", "log_start_offset", "wanted")
+
+    def __init__(self, wanted: FetchPartition) -> None:
+        self.wanted = wanted
+        self.high_watermark = -1
+        self.log_start_offset = -1
+
+    def news(self, answer: PartitionAnswer) -> bool:
+        """True when the answer has something that the client does not know; remembers it."""
+        changed = bool(
+            answer.size
+            or answer.error_code
+            or answer.high_watermark != self.high_watermark
+            or answer.log_start_offset != self.log_start_offset
+        )
+        self.high_watermark = -1 if answer.error_code else answer.high_watermark
+        self.log_start_offset = answer.log_start_offset
+        return changed
+
+
+class FetchSession:
+    """A client's set of partitions, in the order in which they get their turn."""
+
+    __slots__ = ("by_id", "epoch", "last_used_ms", "partitions", "session_id")
+
+    def __init__(self, session_id: int, by_id: bool, now_ms: int) -> None:
+        self.session_id = session_id
+        self.by_id = by_id
+        self.epoch = 1
+        self.last_used_ms = now_ms
+        self.partitions: dict[Key, SessionPartition] = {}
+
+    def update(self, call: FetchCall) -> None:
+        """Take added, changed and forgotten partitions."""
+        for wanted in call.partitions:
+            key = (wanted.topic, wanted.partition)
+            known = self.partitions.get(key)
+            if known is None:
+                self.partitions[key] = SessionPartition(wanted)
+            else:
+                known.wanted = wanted
+        for key in call.forgotten:
+            self.partitions.pop(key, None)
+
+    def rotate(self, served: list[Key]) -> None:
+        """Put the partitions that gave records last, so that the others come first next time."""
+        for key in served:
+            partition = self.partitions.pop(key, None)
+            if partition is not None:
+                self.partitions[key] = partition
+
+
+class FetchSessions:
+    """The sessions of this gateway; `slots` at most."""
+
+    def __init__(self, slots: int, metrics: Metrics) -> None:
+        self._slots = slots
+        self._metrics = metrics
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def resolve(self, call: FetchCall, *, by_id: bool, now_ms: int) -> FetchSession | None:
+        """The session that a request belongs to, updated by it; None for a fetch without one.
+
+        FETCH_SESSION_ID_NOT_FOUND where it was evicted, INVALID_FETCH_SESSION_EPOCH where requests got lost,
+        FETCH_SESSION_TOPIC_ID_ERROR where names and ids are mixed in one session.
+        """
+        if call.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
+            if call.session_id != _INVALID_SESSION_ID:
+                self._drop(call.session_id)
+            if call.session_epoch == _FINAL_EPOCH:
+                return None
+            return self._create(call, by_id, now_ms)
+        session = self._sessions.get(call.session_id)
+        if session is None:
+            raise PeerError("no such fetch session", ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != call.session_epoch:
+            raise PeerError(
+                f"fetch session epoch {call.session_epoch} where {session.epoch} was expected",
+                ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+            )
+        if session.by_id != by_id:
+            raise PeerError("a fetch session goes by names or by ids", ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        session.update(call)
+        session.epoch = 1 if session.epoch == _MAX_EPOCH else session.epoch + 1
+        session.last_used_ms = now_ms
+        self._sessions.move_to_end(session.session_id)
+        return session
+
+    def _create(self, call: FetchCall, by_id: bool, now_ms: int) -> FetchSession | None:
+        if not call.partitions:
+            return None
+        if len(self._sessions) >= self._slots:
+            oldest = next(iter(self._sessions.values()), None)
+            if oldest is None or now_ms - oldest.last_used_ms < _EVICT_AFTER_MS:
+                return None
+            self._drop(oldest.session_id)
+            self._metrics.fetch_sessions_evicted.inc()
+        session_id = random.randint(1, 0x7FFFFFFF)
+        while session_id in self._sessions:
+            session_id = random.randint(1, 0x7FFFFFFF)
+        session = FetchSession(session_id, by_id, now_ms)
+        session.update(call)
+        self._sessions[session_id] = session
+        self._metrics.fetch_sessions.set(len(self._sessions))
+        return session
+
+    def _drop(self, session_id: int) -> None:
+        self._sessions.pop(session_id, None)
+        self._metrics.fetch_sessions.set(len(self._sessions))

@@ -1,0 +1,130 @@
+"""ListOffsets (2) versions 1 to 11, OffsetForLeaderEpoch (23) versions 2 to 4.
+
+ListOffsets, by what is asked as a timestamp:
+- -1 latest (the high watermark) and -2 earliest answer timestamp -1; -3 the record with the largest timestamp (KIP-734)
+  and a time answer that record's true timestamp; a time beyond the last record's answers offset -1.
+- -4 earliest local (KIP-405): the log start, all of the log is local. -5 latest tiered and -6 (KIP-1005, KIP-1023)
+  answer offset -1: nothing is tiered.
+- leader_epoch is 0; one asked for above that is UNKNOWN_LEADER_EPOCH.
+
+OffsetForLeaderEpoch: epoch 0 ends at the high watermark; a later one is unknown (-1, -1).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kop.errors import ErrorCode, KopError
+from kop.handlers.base import Api, Context, Gateway
+from kop.storage.base import PartitionLog
+from kop.wire.messages import ListOffsetsResponse, OffsetForLeaderEpochResponse
+
+_LATEST = -1
+_EARLIEST = -2
+_MAX_TIMESTAMP = -3
+_EARLIEST_LOCAL = -4
+_LATEST_TIERED = -5
+_EARLIEST_PENDING_UPLOAD = -6
+_OLDEST_VERSION_OF = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
+
+log = logging.getLogger(__name__)
+
+
+async def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Answer each partition on its own; the same partition twice in one request is INVALID_REQUEST for it."""
+    topic_class = ListOffsetsResponse.ListOffsetsTopicResponse
+    partition_class = topic_class.ListOffsetsPartitionResponse
+    seen: dict[tuple[str, int], int] = {}
+    for topic in request.topics:
+        for part in topic.partitions:
+            key = (topic.name, part.partition_index)
+            seen[key] = seen.get(key, 0) + 1
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for part in topic.partitions:
+            code, timestamp, offset, epoch = ErrorCode.INVALID_REQUEST, -1, -1, -1
+            if seen[topic.name, part.partition_index] == 1:
+                code, timestamp, offset = await _look_up(gw, ctx, topic.name, part)
+                epoch = 0 if code == ErrorCode.NONE and offset >= 0 else -1
+            answers.append(
+                partition_class(
+                    version=ctx.version,
+                    partition_index=part.partition_index,
+                    error_code=code,
+                    timestamp=timestamp,
+                    offset=offset,
+                    leader_epoch=epoch,
+                )
+            )
+        topics.append(topic_class(version=ctx.version, name=topic.name, partitions=answers))
+    return ListOffsetsResponse(version=ctx.version, topics=topics)
+
+
+async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any) -> tuple[ErrorCode, int, int]:
+    """Error code, timestamp, offset."""
+    topic = gw.catalog.get(name)
+    partition_log = None if topic is None else gw.catalog.log(topic.topic_id, part.partition_index)
+    if partition_log is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+    if ctx.version >= 4 and part.current_leader_epoch > 0:
+        return ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1
+    if ctx.version < _OLDEST_VERSION_OF.get(part.timestamp, 0):
+        return ErrorCode.UNSUPPORTED_VERSION, -1, -1
+    try:
+        await partition_log.attach()
+        timestamp, offset = await _find(partition_log, part.timestamp)
+    except KopError as error:
+        log.warning("cannot look up offsets of %s-%d: %s", name, part.partition_index, error)
+        return error.code, -1, -1
+    return ErrorCode.NONE, timestamp, offset
+
+
+async def _find(partition_log: PartitionLog, asked: int) -> tuple[int, int]:
+    if asked == _LATEST:
+        return -1, partition_log.high_watermark
+    if asked in (_EARLIEST, _EARLIEST_LOCAL):
+        return -1, partition_log.log_start_offset
+    if asked in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
+        return -1, -1
+    if asked == _MAX_TIMESTAMP:
+        found = await partition_log.max_timestamp()
+    elif asked < 0:
+        raise KopError(f"timestamp {asked} has no meaning", ErrorCode.UNSUPPORTED_VERSION)
+    else:
+        found = await partition_log.find_by_time(asked)
+    return (-1, -1) if found is None else (found.timestamp, found.offset)
+
+
+async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Answer where an epoch ends (KIP-320): there is one, 0."""
+    topic_class = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+    partition_class = topic_class.EpochEndOffset
+    topics = []
+    for asked in request.topics:
+        topic = gw.catalog.get(asked.topic)
+        answers = []
+        for part in asked.partitions:
+            partition_log = None if topic is None else gw.catalog.log(topic.topic_id, part.partition)
+            code, epoch, end = ErrorCode.NONE, -1, -1
+            if partition_log is None:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif part.current_leader_epoch > 0:
+                code = ErrorCode.UNKNOWN_LEADER_EPOCH
+            elif part.leader_epoch == 0:
+                await partition_log.attach()
+                epoch, end = 0, partition_log.high_watermark
+            answers.append(
+                partition_class(
+                    version=ctx.version, error_code=code, partition=part.partition, leader_epoch=epoch, end_offset=end
+                )
+            )
+        topics.append(topic_class(version=ctx.version, topic=asked.topic, partitions=answers))
+    return OffsetForLeaderEpochResponse(version=ctx.version, topics=topics)
+
+
+APIS = (
+    Api(2, 1, 11, list_offsets),
+    Api(23, 2, 4, offset_for_leader_epoch),
+)

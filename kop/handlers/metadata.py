@@ -1,0 +1,247 @@
+"""Metadata (3) versions 0 to 13, DescribeTopicPartitions (75) version 0.
+
+Metadata
+- Version 0 takes an empty list for all topics; from 1 on null is all and an empty list none.
+- Topic ids are answered from version 10 and accepted from 12: an unknown id is UNKNOWN_TOPIC_ID, a name together with
+  an id is INVALID_REQUEST (as Kafka: only one of the two).
+- A topic that is missing is made where auto.create.topics.enable and, from version 4, the request allow it, and is
+  answered in the same response.
+- One broker: ours, under the address that this client can reach. Partitions have one replica and leader_epoch 0.
+- Authorized operations are -2147483648 unless asked for; without an authorizer all of Kafka's operations are allowed.
+- Answers are kept encoded, by version, address and topics, until a topic changes: Spark and Connect ask all the time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from kop.cluster.catalog import RESERVED, check_name
+from kop.errors import ErrorCode, KopError
+from kop.handlers.base import Api, Context, Frame, Gateway
+from kop.storage.base import TopicInfo
+from kop.wire import codec
+from kop.wire.messages import (
+    DescribeTopicPartitionsResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+
+_TOPIC_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
+"""READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS"""
+_CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
+"""CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE"""
+_CACHE_ENTRIES = 256
+_CACHE_BYTES = 16 * 1024 * 1024
+_CACHE_LARGEST = 4 * 1024 * 1024
+
+
+class MetadataCache:
+    """Encoded answers, without size and correlation id, of one version of the catalogue."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._version = -1
+        self._bytes = 0
+
+    def get(self, version: int, key: tuple[Any, ...]) -> bytes | None:
+        """The answer kept for `key` while the catalogue is at `version`."""
+        if version != self._version:
+            self._answers.clear()
+            self._version, self._bytes = version, 0
+            return None
+        return self._answers.get(key)
+
+    def put(self, version: int, key: tuple[Any, ...], answer: bytes) -> None:
+        """Keep an answer; the oldest go when there are too many."""
+        if version != self._version or len(answer) > _CACHE_LARGEST or key in self._answers:
+            return
+        self._answers[key] = answer
+        self._bytes += len(answer)
+        while len(self._answers) > _CACHE_ENTRIES or self._bytes > _CACHE_BYTES:
+            _, old = self._answers.popitem(last=False)
+            self._bytes -= len(old)
+
+
+def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
+    """Answer from the cache where the same was asked before, else look up, making topics where that is allowed."""
+    key = (ctx.version, ctx.conn.broker_address, bytes(body))
+    version = gw.catalog.version
+    kept = gw.metadata_cache.get(version, key)
+    if kept is not None:
+        return _framed(ctx.correlation_id, kept)
+    request = codec.decode(MetadataRequest, ctx.version, body)
+    missing = _to_create(gw, ctx, request)
+    if missing:
+        return _create_and_answer(gw, ctx, request, missing)
+    answer = codec.encode_response(0, _answer(gw, ctx, request))[8:]
+    gw.metadata_cache.put(version, key, answer)
+    return _framed(ctx.correlation_id, answer)
+
+
+def _framed(correlation_id: int, rest: bytes) -> Frame:
+    return ((len(rest) + 4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big", signed=True), rest)
+
+
+def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
+    if not gw.config.auto_create_topics_enable or not request.topics:
+        return []
+    if ctx.version >= 4 and not request.allow_auto_topic_creation:
+        return []
+    names = dict.fromkeys(topic.name for topic in request.topics if topic.name is not None and topic.topic_id is None)
+    return [name for name in names if name not in RESERVED and gw.catalog.get(name) is None and _legal(name)]
+
+
+def _legal(name: str) -> bool:
+    try:
+        check_name(name)
+    except KopError:
+        return False
+    return True
+
+
+async def _create_and_answer(gw: Gateway, ctx: Context, request: Any, missing: list[str]) -> Frame:
+    failed: dict[str, ErrorCode] = {}
+    for name in missing:
+        try:
+            await gw.engine.topics.create(name, gw.brokers.num_partitions, {})
+        except KopError as error:
+            if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                failed[name] = error.code
+    return _framed(ctx.correlation_id, codec.encode_response(0, _answer(gw, ctx, request, failed))[8:])
+
+
+def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode] | None = None) -> Any:
+    version = ctx.version
+    node = gw.config.node_id
+    host, port = ctx.conn.broker_address
+    topic_operations = _TOPIC_OPERATIONS if version >= 8 and request.include_topic_authorized_operations else None
+    rows = [
+        (code, name, topic_id, internal, partitions, topic_operations if code == 0 else None)
+        for code, name, topic_id, internal, partitions in _topics(gw, version, request, failed or {})
+    ]
+    response = MetadataResponse(
+        version=version,
+        brokers=[(node, host, port, None)],
+        cluster_id=gw.engine.cluster_id,
+        controller_id=node,
+    )
+    response.topics = [_row(version, row) for row in rows]
+    wanted = 8 <= version <= 10 and request.include_cluster_authorized_operations
+    response.authorized_operations = _CLUSTER_OPERATIONS if wanted else None
+    return response
+
+
+def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A topic in the field order of `version`, as kafka-python's encoder takes tuples."""
+    code, name, topic_id, internal, partitions, operations = row
+    fields: list[Any] = [code, name]
+    if version >= 10:
+        fields.append(topic_id)
+    if version >= 1:
+        fields.append(internal)
+    fields.append(partitions)
+    if version >= 8:
+        fields.append(operations)
+    return tuple(fields)
+
+
+def _topics(
+    gw: Gateway, version: int, request: Any, failed: dict[str, ErrorCode]
+) -> Iterable[tuple[int, str | None, UUID | None, bool, list[tuple[Any, ...]]]]:
+    """Error code, name, id, internal, partitions of each topic asked for."""
+    node = gw.config.node_id
+    wanted = request.topics
+    if wanted is None or (version == 0 and not wanted):
+        for topic in gw.catalog.all():
+            yield 0, topic.name, topic.topic_id, topic.internal, _partitions(version, node, topic.partitions)
+        return
+    for asked in wanted:
+        if asked.name is None and asked.topic_id is None:
+            yield ErrorCode.INVALID_REQUEST, None if version >= 12 else "", None, False, []
+            continue
+        by_id = asked.topic_id is not None
+        found: TopicInfo | None = gw.catalog.by_id(asked.topic_id) if by_id else gw.catalog.get(asked.name)
+        if found is not None and (not by_id or asked.name is None or asked.name == found.name):
+            yield 0, found.name, found.topic_id, found.internal, _partitions(version, node, found.partitions)
+        elif by_id:
+            yield ErrorCode.UNKNOWN_TOPIC_ID, None if version >= 12 else "", asked.topic_id, False, []
+        else:
+            code = failed.get(asked.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if not _legal(asked.name):
+                code = ErrorCode.INVALID_TOPIC_EXCEPTION
+            yield code, asked.name, None, False, []
+
+
+def _partitions(version: int, node: int, count: int) -> list[tuple[Any, ...]]:
+    me = [node]
+    if version >= 7:
+        return [(0, index, node, 0, me, me, []) for index in range(count)]
+    if version >= 5:
+        return [(0, index, node, me, me, []) for index in range(count)]
+    return [(0, index, node, me, me) for index in range(count)]
+
+
+def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Topics in the order of their names, cut at the partition limit; the cursor says where to go on (KIP-966)."""
+    limit = max(1, min(request.response_partition_limit, 2000))
+    names = sorted({topic.name for topic in request.topics}) or [topic.name for topic in gw.catalog.all()]
+    cursor, first = request.cursor, 0
+    response = DescribeTopicPartitionsResponse(version=ctx.version, topics=[], next_cursor=None)
+    row_class = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+    partition_class = row_class.DescribeTopicPartitionsResponsePartition
+    if cursor is not None:
+        names = [name for name in names if name >= cursor.topic_name]
+        first = cursor.partition_index if names and names[0] == cursor.topic_name else 0
+    node = gw.config.node_id
+    for name in names:
+        if limit == 0:
+            response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
+            break
+        topic = gw.catalog.get(name)
+        if topic is None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if _legal(name) else ErrorCode.INVALID_TOPIC_EXCEPTION
+            response.topics.append(row_class(version=0, error_code=code, name=name, topic_id=None, partitions=[]))
+            continue
+        stop = min(topic.partitions, first + limit)
+        response.topics.append(
+            row_class(
+                version=0,
+                error_code=0,
+                name=name,
+                topic_id=topic.topic_id,
+                is_internal=topic.internal,
+                partitions=[
+                    partition_class(
+                        version=0,
+                        error_code=0,
+                        partition_index=index,
+                        leader_id=node,
+                        leader_epoch=0,
+                        replica_nodes=[node],
+                        isr_nodes=[node],
+                        eligible_leader_replicas=[],
+                        last_known_elr=[],
+                        offline_replicas=[],
+                    )
+                    for index in range(first, stop)
+                ],
+                topic_authorized_operations=_TOPIC_OPERATION_BITS,
+            )
+        )
+        limit -= max(0, stop - first)
+        if stop < topic.partitions:
+            response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=stop)
+            break
+        first = 0
+    return response
+
+
+_TOPIC_OPERATION_BITS = sum(1 << bit for bit in _TOPIC_OPERATIONS)
+
+APIS = (
+    Api(3, 0, 13, metadata, raw=True),
+    Api(75, 0, 0, describe_topic_partitions),
+)

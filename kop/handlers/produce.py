@@ -1,0 +1,160 @@
+"""Produce (0), versions 3 to 13; 0 to 2 are answered UNSUPPORTED_VERSION (see api_versions.py).
+
+- One record batch of magic 2 a partition, checked without walking its records unless the topic needs it (compacted
+  topics refuse null keys). CRC, sizes, counts, codec, timestamps as Kafka checks them.
+- acks -1 and 1 are both answered when the batch is durable; acks 0 is not answered at all, and an error on it closes
+  the connection; other values are INVALID_REQUIRED_ACKS.
+- From version 13 topics go by id: UNKNOWN_TOPIC_ID. Internal topics are INVALID_TOPIC_EXCEPTION.
+- Versions below 7 may not carry zstd: UNSUPPORTED_COMPRESSION_TYPE.
+- A transactional id is TRANSACTIONAL_ID_AUTHORIZATION_FAILED until transactions exist.
+- No task and no object per record: the answer is put together by the appends' own callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from kop.errors import ErrorCode, FrameError, KopError, PeerError
+from kop.handlers.base import Api, Context, Frame, Gateway
+from kop.records.batch import check_produced, check_records
+from kop.storage.base import AppendResult, PartitionLog, TopicInfo
+from kop.wire.produce import PartitionAnswer, ProduceCall, ProducePartition, encode_response, parse
+
+KEY = 0
+
+log = logging.getLogger(__name__)
+
+
+class _Pending:
+    """A Produce request whose appends are under way; `done` ends with the frame, or None for acks=0."""
+
+    __slots__ = ("answers", "call", "ctx", "done", "gw", "waiting")
+
+    def __init__(self, gw: Gateway, ctx: Context, call: ProduceCall) -> None:
+        self.gw = gw
+        self.ctx = ctx
+        self.call = call
+        self.answers: list[list[PartitionAnswer]] = []
+        self.waiting = 0
+        self.done: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
+
+    def on_append(self, row: list[PartitionAnswer], index: int, partition: int) -> Callable[[Any], None]:
+        """A callback that puts the append's result in its place."""
+
+        def finish(future: asyncio.Future[AppendResult]) -> None:
+            error = future.exception()
+            if error is None:
+                result = future.result()
+                row[index] = PartitionAnswer(
+                    partition, 0, result.base_offset, result.log_append_time, result.log_start_offset
+                )
+            else:
+                row[index] = _refusal(self.gw, partition, error)
+            self.one_less()
+
+        return finish
+
+    def one_less(self) -> None:
+        """One wait less; the last one answers. A connection that is gone has cancelled `done`."""
+        self.waiting -= 1
+        if self.waiting or self.done.done():
+            return
+        try:
+            self.done.set_result(self.frame())
+        except FrameError as error:
+            self.done.set_exception(error)
+
+    def frame(self) -> Frame | None:
+        """The answer: None where the client expects none."""
+        errors = {answer.error_code for row in self.answers for answer in row if answer.error_code}
+        for code in errors:
+            self.gw.metrics.errors.labels("Produce", ErrorCode(code).name).inc()
+        if self.call.acks == 0:
+            if errors:
+                names = ", ".join(sorted(ErrorCode(code).name for code in errors))
+                raise FrameError(f"a Produce with acks=0 failed with {names}; closing is the only way to tell")
+            return None
+        topics = [(topic.topic, row) for topic, row in zip(self.call.topics, self.answers, strict=True)]
+        return (encode_response(self.ctx.correlation_id, self.ctx.version, topics),)
+
+
+def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | asyncio.Future[Frame | None] | None:
+    """Check each partition's batch, hand it to its log, and answer when all are durable."""
+    call = parse(body, ctx.version)
+    refusal = _refuse_whole(ctx, call)
+    pending = _Pending(gw, ctx, call)
+    for topic_data in call.topics:
+        row: list[PartitionAnswer] = []
+        pending.answers.append(row)
+        if refusal is not None:
+            row += [PartitionAnswer(part.partition, refusal) for part in topic_data.partitions]
+            continue
+        topic, code = _find(gw, topic_data.topic)
+        for part in topic_data.partitions:
+            index = len(row)
+            row.append(PartitionAnswer(part.partition, code))
+            if topic is None:
+                continue
+            try:
+                future = _append(gw, ctx, topic, part)
+            except KopError as error:
+                row[index] = _refusal(gw, part.partition, error)
+                continue
+            pending.waiting += 1
+            future.add_done_callback(pending.on_append(row, index, part.partition))
+    # Callbacks of futures never run inside add_done_callback, so the count is whole by now.
+    return pending.done if pending.waiting else pending.frame()
+
+
+def _refuse_whole(ctx: Context, call: ProduceCall) -> ErrorCode | None:
+    if ctx.version < 3:
+        return ErrorCode.UNSUPPORTED_VERSION
+    if call.acks not in (-1, 0, 1):
+        return ErrorCode.INVALID_REQUIRED_ACKS
+    if call.transactional_id is not None:
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    return None
+
+
+def _find(gw: Gateway, asked: str | UUID) -> tuple[TopicInfo | None, ErrorCode]:
+    if isinstance(asked, UUID):
+        topic = gw.catalog.by_id(asked)
+        missing = ErrorCode.UNKNOWN_TOPIC_ID
+    else:
+        topic = gw.catalog.get(asked)
+        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if topic is None:
+        return None, missing
+    if topic.internal:
+        return None, ErrorCode.INVALID_TOPIC_EXCEPTION
+    return topic, ErrorCode.NONE
+
+
+def _append(gw: Gateway, ctx: Context, topic: TopicInfo, part: ProducePartition) -> asyncio.Future[AppendResult]:
+    partition_log: PartitionLog | None = gw.catalog.log(topic.topic_id, part.partition)
+    if partition_log is None:
+        raise PeerError(f"{topic.name} has no partition {part.partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    rules = gw.topic_configs.produce_rules(topic)
+    records = part.records if part.records is not None else memoryview(b"")
+    header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
+    rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
+    if rules.compact:
+        check_records(records, header, reject_null_keys=True, max_bytes=rules.max_uncompressed_bytes)
+    gw.metrics.produced_bytes.inc(header.size)
+    gw.metrics.produced_records.inc(header.record_count)
+    return partition_log.append(records if ctx.owned else bytearray(records), header, now_ms=ctx.now_ms)
+
+
+def _refusal(gw: Gateway, partition: int, error: BaseException) -> PartitionAnswer:
+    if isinstance(error, KopError):
+        return PartitionAnswer(partition, error.code, message=error.message or None)
+    log.error("an append to partition %d failed", partition, exc_info=error)
+    gw.metrics.internal_errors.labels("Produce").inc()
+    return PartitionAnswer(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+APIS = (Api(KEY, 3, 13, produce, raw=True),)

@@ -1,0 +1,47 @@
+"""Which APIs are served, in which versions, by whom: the only source of ApiVersions.
+
+Owns: the table, put together from the modules of this package.
+Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+from kop.handlers import (
+    api_versions,
+    cluster,
+    configs,
+    fetch,
+    group_offsets,
+    groups,
+    list_offsets,
+    metadata,
+    produce,
+    producer_ids,
+    topics,
+)
+from kop.handlers.base import Api
+
+_MODULES = (
+    produce,
+    fetch,
+    list_offsets,
+    metadata,
+    group_offsets,
+    groups,
+    api_versions,
+    topics,
+    producer_ids,
+    configs,
+    cluster,
+)
+
+
+def build() -> dict[int, Api]:
+    """The served APIs by key. Two modules with the same key are a programming error."""
+    served: dict[int, Api] = {}
+    for module in _MODULES:
+        for api in module.APIS:
+            if api.key in served:
+                raise ValueError(f"API {api.key} is registered twice")
+            served[api.key] = api
+    return dict(sorted(served.items()))

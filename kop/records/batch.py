@@ -1,0 +1,492 @@
+"""RecordBatch v2 (magic 2), Kafka's only format for records since 4.0: read, checked, stamped, built, compacted.
+
+Owns: the 61-byte header, the checks that a produced batch must pass, and the walk over the records in a batch.
+Must not know: partitions, storage, requests, clocks.
+
+A batch is never changed but for the first twelve bytes and the leader epoch, which lie outside the checksum, and for
+LogAppendTime, which has to write a new checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from crc32c import crc32c
+
+from kop.errors import ErrorCode, InternalError, PeerError
+from kop.records.compression import Codec, compress, decompress
+from kop.records.record import Record, content_of, frames, headers_of, key_and_value, put_record
+
+__all__ = [
+    "CODEC_MASK",
+    "CONTROL_BIT",
+    "DELETE_HORIZON_BIT",
+    "HEADER_SIZE",
+    "LOG_APPEND_TIME_BIT",
+    "LOG_OVERHEAD",
+    "MAGIC",
+    "MAX_SEQUENCE",
+    "MIN_RECORD_SIZE",
+    "NO_LEADER_EPOCH",
+    "NO_PRODUCER_EPOCH",
+    "NO_PRODUCER_ID",
+    "NO_SEQUENCE",
+    "NO_TIMESTAMP",
+    "TRANSACTIONAL_BIT",
+    "BatchHeader",
+    "Buffer",
+    "Codec",
+    "Record",
+    "RecordsRejectedError",
+    "add_sequence",
+    "build",
+    "check_produced",
+    "check_records",
+    "first_at_or_after",
+    "iter_batches",
+    "iter_records",
+    "max_timestamp_record",
+    "read_header",
+    "records_of",
+    "rewrite",
+    "stamp",
+    "stamp_log_append_time",
+]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+LOG_OVERHEAD: Final = 12
+"""Bytes before the part that `batch_length` counts: base offset and length."""
+HEADER_SIZE: Final = 61
+"""Bytes of a batch without its records."""
+MAGIC: Final = 2
+NO_TIMESTAMP: Final = -1
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+NO_LEADER_EPOCH: Final = -1
+MAX_SEQUENCE: Final = 2**31 - 1
+MIN_RECORD_SIZE: Final = 7
+"""Bytes of the smallest record: length, attributes, two deltas, null key, null value, no headers."""
+
+CODEC_MASK: Final = 0x07
+LOG_APPEND_TIME_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
+CONTROL_BIT: Final = 0x20
+DELETE_HORIZON_BIT: Final = 0x40
+
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_CRC: Final = struct.Struct(">I")
+_SHORT: Final = struct.Struct(">h")
+_LONG: Final = struct.Struct(">q")
+_unpack_header = _HEADER.unpack_from
+
+_MAGIC_AT: Final = 16
+_CRC_AT: Final = 17
+_CRC_FROM: Final = 21
+_ATTRIBUTES_AT: Final = 21
+_BASE_TIMESTAMP_AT: Final = 27
+_MAX_TIMESTAMP_AT: Final = 35
+_SMALLEST_V0: Final = 14  # Kafka reads lengths below a v0 record's as damage, before it looks at the magic
+
+
+class BatchHeader(NamedTuple):
+    """The 61 bytes before the records, as they are on the wire (KIP-98); times in milliseconds since the epoch."""
+
+    base_offset: int
+    batch_length: int
+    """Bytes after this field: the batch's size without its first twelve bytes."""
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    """What the records' timestamps count from; with `delete_horizon`, the time at which tombstones may go."""
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return self.batch_length + LOG_OVERHEAD
+
+    @property
+    def codec(self) -> int:
+        """The compression's number; 5 to 7 are no codec."""
+        return self.attributes & CODEC_MASK
+
+    @property
+    def log_append_time(self) -> bool:
+        """True when every record's timestamp is `max_timestamp`."""
+        return self.attributes & LOG_APPEND_TIME_BIT != 0
+
+    @property
+    def transactional(self) -> bool:
+        """True for a batch that belongs to a transaction."""
+        return self.attributes & TRANSACTIONAL_BIT != 0
+
+    @property
+    def control(self) -> bool:
+        """True for a batch of markers, which only a broker writes."""
+        return self.attributes & CONTROL_BIT != 0
+
+    @property
+    def delete_horizon(self) -> bool:
+        """True when `base_timestamp` holds the delete horizon (KIP-534)."""
+        return self.attributes & DELETE_HORIZON_BIT != 0
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, also where compaction took that record."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset after the batch."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def has_producer(self) -> bool:
+        """True for a batch of an idempotent producer."""
+        return self.producer_id >= 0
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record; -1 without one. Sequences go from 2147483647 to 0."""
+        if self.base_sequence < 0:
+            return NO_SEQUENCE
+        return add_sequence(self.base_sequence, self.last_offset_delta)
+
+
+def add_sequence(sequence: int, count: int) -> int:
+    """The sequence `count` places after `sequence`; 2147483647 is followed by 0."""
+    return (sequence + count) & MAX_SEQUENCE
+
+
+def _corrupt(text: str) -> PeerError:
+    return PeerError(text, ErrorCode.CORRUPT_MESSAGE)
+
+
+def _invalid(text: str) -> PeerError:
+    return PeerError(text, ErrorCode.INVALID_RECORD)
+
+
+def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
+    """The header of the batch that starts at `pos`. Only what is needed to go on is checked, not the checksum.
+
+    CORRUPT_MESSAGE where the buffer ends before the header, the magic is not 2 or the length cannot hold a header.
+    """
+    try:
+        header = BatchHeader._make(_unpack_header(buf, pos))
+    except struct.error:
+        raise _corrupt(f"{len(buf) - pos} bytes cannot hold a record batch") from None
+    if header.magic != MAGIC:
+        raise _corrupt(f"record batch with magic {header.magic}")
+    if header.batch_length < HEADER_SIZE - LOG_OVERHEAD:
+        raise _corrupt(f"record batch with a length of {header.batch_length}")
+    return header
+
+
+def iter_batches(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each batch in `buf`, which holds whole batches; CORRUPT_MESSAGE where it does not."""
+    pos, end = 0, len(buf)
+    while pos < end:
+        header = read_header(buf, pos)
+        if header.batch_length + LOG_OVERHEAD > end - pos:
+            raise _corrupt(f"record batch of {header.size} bytes is cut off after {end - pos}")
+        yield pos, header
+        pos += header.batch_length + LOG_OVERHEAD
+
+
+def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) -> BatchHeader:
+    """Check one partition's records of a Produce request, records not walked, in Kafka 4.3's order and with its codes.
+
+    `max_message_bytes` bounds the whole batch. `zstd_allowed`: the request's version is 7 or newer (KIP-110).
+    Raises PeerError: INVALID_RECORD (not exactly one batch of magic 2, counts or sequences that cannot be, control
+    batch, base offset other than 0), CORRUPT_MESSAGE (length, checksum), MESSAGE_TOO_LARGE, INVALID_TIMESTAMP
+    (LogAppendTime set by a client), UNSUPPORTED_COMPRESSION_TYPE (zstd too early, or no codec at all).
+    """
+    size = len(data)
+    if size < HEADER_SIZE:
+        raise _misfit(data)
+    header = BatchHeader._make(_unpack_header(data))
+    (base_offset, length, _, magic, crc, attributes, last_offset_delta, _, _, producer_id, _, base_sequence, count) = (
+        header
+    )
+    if length + LOG_OVERHEAD != size or magic != MAGIC:
+        raise _misfit(data)
+    codec = attributes & CODEC_MASK
+    if codec >= Codec.ZSTD and (codec > Codec.ZSTD or not zstd_allowed):
+        raise PeerError(
+            "zstd needs Produce version 7" if codec == Codec.ZSTD else f"unknown compression type {codec}",
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+        )
+    if base_offset != 0:
+        raise _invalid(f"base offset {base_offset} in a produced batch, it has to be 0")
+    if size > max_message_bytes:
+        raise PeerError(f"batch of {size} bytes, the limit is {max_message_bytes}", ErrorCode.MESSAGE_TOO_LARGE)
+    if crc32c(memoryview(data)[_CRC_FROM:]) != crc:
+        raise _corrupt("the checksum does not fit the batch")
+    if count <= 0 or last_offset_delta + 1 != count:
+        raise _invalid(f"{count} records with a last offset delta of {last_offset_delta}")
+    if attributes & ~(CODEC_MASK | TRANSACTIONAL_BIT):
+        _refuse_attributes(attributes)
+    if codec == 0 and count * MIN_RECORD_SIZE > size - HEADER_SIZE:
+        raise _invalid(f"{size - HEADER_SIZE} bytes cannot hold {count} records")
+    if producer_id >= 0:
+        if base_sequence < 0:
+            raise _invalid(f"sequence {base_sequence} with producer id {producer_id}")
+    elif attributes & TRANSACTIONAL_BIT:
+        raise _invalid("a transactional batch without a producer id")
+    return header
+
+
+def _refuse_attributes(attributes: int) -> None:
+    if attributes & CONTROL_BIT:
+        raise _invalid("clients may not write control batches")
+    if attributes & LOG_APPEND_TIME_BIT:
+        raise PeerError("clients may not set LogAppendTime", ErrorCode.INVALID_TIMESTAMP)
+
+
+def _misfit(data: Buffer) -> PeerError:
+    """What is wrong with bytes that are not one whole batch of magic 2: Kafka's answers, in its order."""
+    size = len(data)
+    if size < LOG_OVERHEAD:
+        return _invalid("no record batch")
+    _, length = struct.unpack_from(">qi", data)
+    if length < _SMALLEST_V0:
+        return _corrupt(f"record batch with a length of {length}")
+    if size <= _MAGIC_AT:
+        return _invalid("no whole record batch")
+    magic = data[_MAGIC_AT]
+    if magic > MAGIC:
+        return _corrupt(f"record batch with magic {magic}")
+    if length + LOG_OVERHEAD > size:
+        return _invalid("no whole record batch")
+    if magic != MAGIC:
+        return _invalid(f"record batch with magic {magic}, only 2 is taken")
+    if length < HEADER_SIZE - LOG_OVERHEAD:
+        return _corrupt(f"record batch with a length of {length}")
+    return _invalid("more than one record batch")
+
+
+def stamp(buf: bytearray | memoryview, base_offset: int, leader_epoch: int = 0) -> None:
+    """Write the base offset and leader epoch of the batch at the start of `buf`; its checksum does not cover them."""
+    _LONG.pack_into(buf, 0, base_offset)
+    struct.pack_into(">i", buf, LOG_OVERHEAD, leader_epoch)
+
+
+def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:
+    """Make `now_ms` the timestamp of every record of the batch that fills `buf`, and renew the checksum."""
+    (attributes,) = _SHORT.unpack_from(buf, _ATTRIBUTES_AT)
+    _SHORT.pack_into(buf, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_BIT)
+    _LONG.pack_into(buf, _MAX_TIMESTAMP_AT, now_ms)
+    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[_CRC_FROM:]))
+
+
+class RecordsRejectedError(PeerError):
+    """Single records of a produced batch are refused, so the batch is (KIP-467)."""
+
+    def __init__(self, code: ErrorCode, records: Sequence[tuple[int, str]]) -> None:
+        super().__init__(f"{len(records)} record(s) rejected, the first at index {records[0][0]}", code)
+        self.records = tuple(records)
+        """Index in the batch and reason, as Produce 8 and newer answers them in `record_errors`."""
+
+
+def records_of(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: int) -> bytes:
+    """The records' bytes without compression; CORRUPT_MESSAGE where they are damaged or more than `max_bytes`."""
+    if header is None:
+        header = read_header(batch)
+    body = memoryview(batch)[HEADER_SIZE : header.size]
+    if len(body) + HEADER_SIZE != header.size:
+        raise _corrupt(f"record batch of {header.size} bytes is cut off after {len(batch)}")
+    return bytes(decompress(header.codec, body, max_bytes))
+
+
+def iter_records(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: int) -> Iterator[Record]:
+    """The records of the batch at the start of `batch`; inflates at most `max_bytes`. The checksum is not looked at.
+
+    On LogAppendTime every timestamp is the batch's `max_timestamp`. INVALID_RECORD for a malformed record,
+    CORRUPT_MESSAGE for a body that cannot be decompressed.
+    """
+    if header is None:
+        header = read_header(batch)
+    body = records_of(batch, header, max_bytes=max_bytes)
+    for offset, timestamp, start, end in _walk(body, header):
+        key, value, pos = key_and_value(body, start, end)
+        # 0: no headers, which end the record
+        headers = () if pos + 1 == end and not body[pos] else tuple(headers_of(body, pos, end))
+        yield Record(offset, timestamp, key, value, headers)
+
+
+def check_records(data: Buffer, header: BatchHeader, *, reject_null_keys: bool, max_bytes: int) -> None:
+    """Walk the records of a produced batch: whole, as many as the header says, offset deltas 0, 1, 2, ...
+
+    With `reject_null_keys` (compacted topics) records without a key are collected into a RecordsRejectedError. All
+    is INVALID_RECORD, also a body that cannot be decompressed: the checksum fits, so sending it again cannot help,
+    and CORRUPT_MESSAGE would make clients do that. (Kafka answers UNKNOWN_SERVER_ERROR there.)
+    """
+    try:
+        body = records_of(data, header, max_bytes=max_bytes)
+    except PeerError as error:
+        raise _invalid(error.message) from None
+    without_key: list[tuple[int, str]] = []
+    # offsets ascend and end within the batch, and there are as many as it has places: so they are 0, 1, 2, ...
+    for index, (_, _, start, end) in enumerate(_walk(body, header)):
+        key, _, pos = key_and_value(body, start, end)
+        for _ in headers_of(body, pos, end):
+            pass
+        if key is None and reject_null_keys:
+            without_key.append((index, "Compacted topic cannot accept message without key"))
+    if without_key:
+        raise RecordsRejectedError(ErrorCode.INVALID_RECORD, without_key)
+
+
+def first_at_or_after(
+    batch: Buffer, header: BatchHeader, timestamp: int, *, max_bytes: int, from_offset: int = 0
+) -> tuple[int, int] | None:
+    """Offset and timestamp of the first record at or after `timestamp` (ms), not looking before `from_offset`."""
+    for offset, found, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
+        if found >= timestamp and offset >= from_offset:
+            return offset, found
+    return None
+
+
+def max_timestamp_record(
+    batch: Buffer, header: BatchHeader, *, max_bytes: int, from_offset: int = 0
+) -> tuple[int, int] | None:
+    """Offset and timestamp of the first record with the largest timestamp, not looking before `from_offset`."""
+    best: tuple[int, int] | None = None
+    for offset, found, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
+        if offset >= from_offset and (best is None or found > best[1]):
+            best = offset, found
+    return best
+
+
+def build(
+    records: Iterable[Record],
+    *,
+    base_offset: int | None = None,
+    codec: int = Codec.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    log_append_time: bool = False,
+    transactional: bool = False,
+    control: bool = False,
+    leader_epoch: int = 0,
+    last_offset: int | None = None,
+) -> bytearray:
+    """A batch of `records`, whose offsets ascend and may have gaps.
+
+    `base_offset` is the first record's unless given, `last_offset` the last one's. With `log_append_time` the
+    largest timestamp becomes every record's. Without records both offsets have to be given: the empty batch by
+    which compaction keeps a producer's last sequence.
+    """
+    frames = bytearray()
+    base = base_offset
+    base_timestamp = max_timestamp = NO_TIMESTAMP
+    count = last = 0
+    for offset, timestamp, key, value, headers in records:
+        if not count:
+            base = offset if base is None else base
+            base_timestamp = max_timestamp = timestamp
+            last = base - 1
+        if base is None or offset <= last:
+            raise InternalError(f"offset {offset} after {last} in a batch")
+        content = content_of(key, value, headers)
+        put_record(frames, timestamp - base_timestamp, offset - base, content)
+        max_timestamp = max(max_timestamp, timestamp)
+        last = offset
+        count += 1
+    if last_offset is None:
+        last_offset = last
+    if base is None or last_offset < last or (not count and last_offset < base):
+        raise InternalError(f"a batch of {count} records from offset {base} to {last_offset}")
+    attributes = (
+        (codec if count else 0)
+        | (LOG_APPEND_TIME_BIT if log_append_time else 0)
+        | (TRANSACTIONAL_BIT if transactional else 0)
+        | (CONTROL_BIT if control else 0)
+    )
+    return _seal(
+        BatchHeader(
+            base, 0, leader_epoch, MAGIC, 0, attributes, last_offset - base,
+            base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, count,
+        ),
+        frames,
+    )  # fmt: skip
+
+
+def rewrite(
+    batch: Buffer,
+    header: BatchHeader,
+    keep: Callable[[Record], bool],
+    *,
+    max_bytes: int,
+    delete_horizon: int | None = None,
+    keep_empty: bool = False,
+) -> Buffer | None:
+    """The batch with only the records that `keep` wants, as Kafka's log cleaner writes it.
+
+    Offsets, last offset, producer fields, record timestamps and codec stay. `batch` itself comes back where nothing
+    changes, None where no record is left; with `keep_empty` that is a header alone, which keeps the last sequence
+    of a producer. `delete_horizon` (ms, now + delete.retention.ms) is set where a tombstone stays in a batch that
+    has no horizon yet: it takes the place of `base_timestamp` (KIP-534), and `header.delete_horizon` tells.
+    """
+    body = records_of(batch, header, max_bytes=max_bytes)
+    kept: list[tuple[int, int, int, int, int]] = []
+    tombstone = False
+    position = 0
+    for offset, timestamp, start, end in _walk(body, header):
+        key, value, _ = key_and_value(body, start, end)
+        if keep(Record(offset, timestamp, key, value)):
+            kept.append((position, offset, timestamp, start, end))
+            tombstone = tombstone or value is None
+        position = end
+    if not kept:
+        if not keep_empty:
+            return None
+        attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
+        empty = header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0)
+        return _seal(empty, b"")
+    horizon = delete_horizon if tombstone and not header.delete_horizon else None
+    if horizon is None and len(kept) == header.record_count:
+        return batch
+    changed = header._replace(record_count=len(kept), max_timestamp=max(timestamp for _, _, timestamp, _, _ in kept))
+    frames = bytearray()
+    if horizon is None:
+        for position, _, _, _, end in kept:
+            frames += body[position:end]
+    else:
+        changed = changed._replace(base_timestamp=horizon, attributes=header.attributes | DELETE_HORIZON_BIT)
+        for _, offset, timestamp, start, end in kept:
+            put_record(frames, timestamp - horizon, offset - header.base_offset, body[start:end])
+    return _seal(changed, frames)
+
+
+def _seal(header: BatchHeader, records: Buffer) -> bytearray:
+    """A batch of `records` (not compressed yet): the length and the checksum are filled in."""
+    body = compress(header.codec, records)
+    batch = bytearray(HEADER_SIZE)
+    batch += body
+    _HEADER.pack_into(batch, 0, *header._replace(batch_length=len(batch) - LOG_OVERHEAD))
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
+    return batch
+
+
+def _walk(body: bytes, header: BatchHeader) -> Iterator[tuple[int, int, int, int]]:
+    return frames(
+        body,
+        header.record_count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp,
+        header.max_timestamp if header.log_append_time else None,
+    )
