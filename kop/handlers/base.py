@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from kop.cluster.brokers import BrokerConfigs
     from kop.cluster.catalog import Catalog
+    from kop.cluster.topic_configs import TopicConfigs
     from kop.config import Config
     from kop.groups.coordinator import GroupCoordinator
     from kop.handlers.fetch_sessions import FetchSessions
@@ -75,6 +76,7 @@ class Gateway:
     metadata_cache: MetadataCache
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
+    topic_configs: TopicConfigs
     apis: Mapping[int, Api] = field(default_factory=dict)
     """What is served, by key (`handlers.registry`)."""
 

@@ -1,0 +1,171 @@
+"""The load: confluent-kafka (librdkafka) in a process of its own. One JSON object on stdout says what was seen.
+
+    python client.py produce BOOTSTRAP TOPIC RECORDS BATCH_BYTES
+    python client.py consume BOOTSTRAP TOPIC RECORDS
+    python client.py latency BOOTSTRAP TOPIC SECONDS RATE
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+RECORD_BYTES = 1024
+
+
+def create(bootstrap: str, topic: str, partitions: int) -> None:
+    """Make the topic, and wait until it is there."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+
+
+def produce(bootstrap: str, topic: str, records: int, batch_bytes: int) -> dict[str, float]:
+    """Produce as fast as the client can, acks=all; seconds to the last acknowledgement."""
+    failed = 0
+
+    def delivered(error: object, _message: object) -> None:
+        nonlocal failed
+        failed += error is not None
+
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "linger.ms": 5,
+            "batch.size": batch_bytes,
+            "batch.num.messages": 100_000,
+            "message.max.bytes": max(1_000_000, batch_bytes),
+            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.kbytes": 262_144,
+            "delivery.report.only.error": True,
+            "on_delivery": delivered,
+        }
+    )
+    value = os.urandom(RECORD_BYTES)
+    # One record first, so that connecting and metadata are not in the figure.
+    producer.produce(topic, value)
+    producer.flush(30)
+    began = time.perf_counter()
+    for i in range(records - 1):
+        while True:
+            try:
+                producer.produce(topic, value)
+                break
+            except BufferError:
+                producer.poll(0.005)
+        if i & 1023 == 0:
+            producer.poll(0)
+    left = producer.flush(120)
+    seconds = time.perf_counter() - began
+    if failed or left:
+        raise SystemExit(f"{failed} records failed, {left} were never answered")
+    return {"seconds": seconds, "mib_s": records * RECORD_BYTES / seconds / 2**20}
+
+
+def consume(bootstrap: str, topic: str, records: int) -> dict[str, float]:
+    """Read the whole topic; timed from the first batch to the last record."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"bench-{os.getpid()}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 100,
+            "queued.max.messages.kbytes": 131_072,
+            "fetch.message.max.bytes": 4 * 2**20,
+        }
+    )
+    count = len(consumer.list_topics(topic, 30).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(count)])
+    seen = 0
+    began = 0.0
+    first = 0
+    deadline = time.monotonic() + 180
+    while seen < records:
+        messages = consumer.consume(10_000, 1.0)
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{seen} of {records} records after 180 s")
+        for message in messages[:1]:
+            if message.error():
+                raise KafkaException(message.error())
+        seen += len(messages)
+        if not began and messages:
+            began, first = time.perf_counter(), seen
+    seconds = time.perf_counter() - began
+    consumer.close()
+    return {"seconds": seconds, "mib_s": (records - first) * RECORD_BYTES / seconds / 2**20}
+
+
+def latency(bootstrap: str, topic: str, seconds: float, rate: int) -> dict[str, float]:
+    """From the produce call to the record in the consumer's hands, ms, at a steady rate; the first 2 s do not count."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"latency-{os.getpid()}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "latest",
+            "fetch.wait.max.ms": 500,
+        }
+    )
+    consumer.list_topics(topic, 30)
+    end = consumer.get_watermark_offsets(TopicPartition(topic, 0), 30)[1]
+    consumer.assign([TopicPartition(topic, 0, end)])
+    seen: list[float] = []
+    total = int(seconds * rate)
+    done = threading.Event()
+
+    def read() -> None:
+        while len(seen) < total and not done.is_set():
+            message = consumer.poll(0.5)  # consume() would wait until it has as many as it was asked for
+            if message is not None and message.error() is None:
+                seen.append((time.perf_counter() - float(message.value()[:24])) * 1000)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
+    filler = b"x" * (RECORD_BYTES - 24)
+    start = time.perf_counter()
+    for i in range(total):
+        ahead = start + i / rate - time.perf_counter()
+        if ahead > 0:
+            time.sleep(ahead)
+        producer.produce(topic, f"{time.perf_counter():<24.9f}".encode() + filler)
+        producer.poll(0)
+    producer.flush(30)
+    reader.join(10)
+    done.set()
+    reader.join()
+    consumer.close()
+    if len(seen) < total:
+        raise SystemExit(f"{len(seen)} of {total} records arrived")
+    steady = sorted(seen[2 * rate :])
+    return {
+        "p50_ms": steady[len(steady) // 2],
+        "p99_ms": steady[len(steady) * 99 // 100],
+        "max_ms": steady[-1],
+    }
+
+
+def main() -> None:
+    """Run one load."""
+    what, bootstrap, topic, *rest = sys.argv[1:]
+    if what == "create":
+        create(bootstrap, topic, int(rest[0]))
+        result: dict[str, float] = {}
+    elif what == "produce":
+        result = produce(bootstrap, topic, int(rest[0]), int(rest[1]))
+    elif what == "consume":
+        result = consume(bootstrap, topic, int(rest[0]))
+    else:
+        result = latency(bootstrap, topic, float(rest[0]), int(rest[1]))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
