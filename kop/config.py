@@ -210,6 +210,9 @@ class Config(BaseModel):
     default_replication_factor: Int = _kafka(
         "default.replication.factor", 1, "Accepted from clients' configurations; every partition has one replica.", ge=1
     )
+    kop_max_partitions: Int = _own(
+        "kop.max.partitions", 100_000, "Partitions of all topics together that clients may ask for.", ge=1
+    )
     auto_create_topics_enable: bool = _kafka(
         "auto.create.topics.enable", True, "Create a topic when a client asks for its metadata and allows it."
     )

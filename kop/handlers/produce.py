@@ -20,7 +20,7 @@ from uuid import UUID
 
 from kop.errors import ErrorCode, FrameError, KopError, PeerError
 from kop.handlers.base import Api, Context, Frame, Gateway
-from kop.records.batch import check_produced, check_records
+from kop.records.batch import RecordsRejectedError, check_produced, check_records
 from kop.storage.base import AppendResult, PartitionLog, TopicInfo
 from kop.wire.produce import PartitionAnswer, ProduceCall, ProducePartition, encode_response, parse
 
@@ -151,7 +151,8 @@ def _append(gw: Gateway, ctx: Context, topic: TopicInfo, part: ProducePartition)
 
 def _refusal(gw: Gateway, partition: int, error: BaseException) -> PartitionAnswer:
     if isinstance(error, KopError):
-        return PartitionAnswer(partition, error.code, message=error.message or None)
+        rejected = error.records if isinstance(error, RecordsRejectedError) else ()
+        return PartitionAnswer(partition, error.code, message=error.message or None, record_errors=rejected)
     log.error("an append to partition %d failed", partition, exc_info=error)
     gw.metrics.internal_errors.labels("Produce").inc()
     return PartitionAnswer(partition, ErrorCode.UNKNOWN_SERVER_ERROR)

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kop.metrics import Metrics
+from kop.server import memory
 from kop.server.connection import Connection
 from kop.server.dispatch import Dispatcher
 
@@ -20,6 +21,8 @@ _SWEEP_SECONDS = 1.0
 _SLOW_SECONDS = 30.0
 """A frame or an answer that takes longer makes room for others when memory is short."""
 _LINES_A_SECOND = 10
+_QUIET_BYTES = 1024 * 1024
+_QUIET_SECONDS = 10
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ class Server:
         self._by_host: Counter[str] = Counter()
         self._listeners: list[asyncio.Server] = []
         self._draining = False
+        self._traffic = 0
+        self._quiet_seconds = 0
         self._lines = 0
         self._suppressed = 0
         self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
@@ -113,10 +118,12 @@ class Server:
 
     def count_in(self, nbytes: int) -> None:
         """Count bytes received."""
+        self._traffic += nbytes
         self._metrics.bytes_in.inc(nbytes)
 
     def count_out(self, nbytes: int) -> None:
         """Count bytes sent."""
+        self._traffic += nbytes
         self._metrics.bytes_out.inc(nbytes)
 
     def memory_is_short(self) -> bool:
@@ -144,6 +151,7 @@ class Server:
         if self._suppressed:
             log.warning("%d more lines like these in the last second were left out", self._suppressed)
         self._lines = self._suppressed = 0
+        self._give_back_when_quiet()
         now = self.loop.time()
         unsent = 0
         for connection in list(self._connections):
@@ -156,6 +164,16 @@ class Server:
             self._close_slow(now, lambda c: c.unread_since, "leaves its answers unread")
         if self.frame_memory > self.limits.memory_bytes // 2:
             self._close_slow(now, lambda c: c.frame_since, "sends a request too slowly")
+
+    def _give_back_when_quiet(self) -> None:
+        """After a while without much traffic, return what the allocator kept from the busy time before."""
+        if self._traffic > _QUIET_BYTES:
+            self._quiet_seconds = _QUIET_SECONDS
+        elif self._quiet_seconds:
+            self._quiet_seconds -= 1
+            if not self._quiet_seconds:
+                memory.give_back()
+        self._traffic = 0
 
     def _close_slow(self, now: float, since: object, what: str) -> None:
         assert callable(since)

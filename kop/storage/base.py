@@ -117,7 +117,10 @@ class PartitionLog(Protocol):
 
     @property
     def attached(self) -> bool:
-        """True when the synchronous methods may be used. Always true of the embedded engine."""
+        """True when bounds and `read_cached` may be used. Always true of the embedded engine.
+
+        `append` needs no attaching: an engine that has to attach first keeps the order of the calls.
+        """
 
     async def attach(self) -> None:
         """Make the log ready to serve. Cheap to call again."""
@@ -128,7 +131,7 @@ class PartitionLog(Protocol):
         The order of calls is the order in the log. The engine keeps `batch` (no view into a buffer that is used
         again), writes the base offset and leader epoch 0 into it or into a copy, and on a LogAppendTime topic
         the append time. Idempotent producers are checked here (`kop.records.producer_state`): a duplicate ends
-        with the original's result once that is durable, or with DUPLICATE_SEQUENCE_NUMBER where it is not known.
+        with the original's result once that is durable.
         Errors (on the future): OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR, ...
         """
 
@@ -198,9 +201,13 @@ class Topics(Protocol):
 class Engine(Protocol):
     """A storage engine. Made by its `open(url, settings)`; one for the process."""
 
-    topics: Topics
-    cluster_id: str
-    """22 characters, stable for the life of the data."""
+    @property
+    def topics(self) -> Topics:
+        """The catalogue."""
+
+    @property
+    def cluster_id(self) -> str:
+        """22 characters, stable for the life of the data."""
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
         """The log of a partition, or None where there is no such partition. The same object each time."""

@@ -1,1 +1,14 @@
-"""sqlite"""
+"""The embedded engine: one SQLite database in WAL mode, `synchronous=FULL`, record batches as rows.
+
+What is where
+- `schema`: tables, pragmas, the lock on the file.
+- `writer`: the one thread that writes; group commit.
+- `reader`: reading threads and the queries on batches. `lookup`: look-ups by time.
+- `cache`: the newest batches in memory.
+- `log`: one partition. `topics`: the catalogue. `engine`: all of it together.
+- `maintenance`: retention, deletes, snapshots of producers, checkpoints, vacuum. `compaction`: the log cleaner.
+"""
+
+from kop.storage.sqlite.engine import Settings, SqliteEngine, open_engine
+
+__all__ = ["Settings", "SqliteEngine", "open_engine"]

@@ -1,0 +1,135 @@
+"""`python -m conformance`: drives clients of others against a bootstrap address and counts what works.
+
+Needs Python 3.11 and nothing else; installs the clients under conformance/.cache. See conformance/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+from conformance.protocol import Result
+from conformance.report import TARGETS, Gaps, Report
+from conformance.runner import run, run_all
+from conformance.servers import Kafka, Kop, StartFailed
+from conformance.suites import SUITES, Suite
+
+
+def main() -> int:
+    """Parse the command line, run, print; 1 when a case failed that is no known gap, 2 when nothing could run."""
+    options = _options()
+    by_name = {suite.name: suite for suite in SUITES}
+    chosen = [by_name[name] for name in options.client] or [s for s in SUITES if s.fast or not options.fast]
+    arguments = ["--fast"] if options.fast else []
+    for case in options.case:
+        arguments += ["--case", case]
+    if options.list:
+        return _list(chosen, arguments)
+    with contextlib.ExitStack() as stack:
+        try:
+            bootstrap, target = _server(options, stack)
+            print(f"{bootstrap} ({target}): {', '.join(suite.name for suite in chosen)}", flush=True)
+            begun = time.monotonic()
+            report = Report(bootstrap, target, Gaps(target))
+            report.collectors = run_all(
+                chosen, ["--bootstrap", bootstrap, *arguments], options.jobs, _Progress(report, options.verbose)
+            )
+            if options.control is not None and report.failed:
+                _ask_control(report, by_name, options, stack)
+        except StartFailed as error:
+            print(error, file=sys.stderr)
+            return 2
+        if options.json:
+            Path(options.json).write_text(json.dumps(report.json(), indent=1) + "\n")
+        print(f"{time.monotonic() - begun:.0f} s", file=sys.stderr)
+        print(report.text(), flush=True)
+    return 1 if report.failed else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__.partition("\n\n")[0])
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--bootstrap", metavar="HOST:PORT", help="the server to drive (127.0.0.1:9092)")
+    where.add_argument("--start-kop", action="store_true", help="start `kop serve` of this checkout and drive that")
+    where.add_argument("--start-kafka", action="store_true", help="start an Apache Kafka and drive that")
+    parser.add_argument("--target", choices=TARGETS, help="whose known gaps count (kafka with --start-kafka, else kop)")
+    parser.add_argument(
+        "--control",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="run what failed against an Apache Kafka too (a started one without an address): "
+        "what fails there as well is the client's own",
+    )
+    parser.add_argument("--client", action="append", default=[], choices=[s.name for s in SUITES], metavar="NAME")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case of each client")
+    parser.add_argument("--fast", action="store_true", help="leave out slow cases and clients that need a long build")
+    parser.add_argument("--list", action="store_true", help="print the cases and leave")
+    parser.add_argument("--json", metavar="FILE", help="write the results there too")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="clients at a time (2)")
+    parser.add_argument("--verbose", action="store_true", help="print every case as it ends, not only what failed")
+    return parser.parse_args()
+
+
+def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[str, str]:
+    if options.start_kafka:
+        return stack.enter_context(Kafka()), options.target or "kafka"
+    if options.start_kop:
+        return stack.enter_context(Kop()), options.target or "kop"
+    return options.bootstrap or "127.0.0.1:9092", options.target or "kop"
+
+
+def _ask_control(
+    report: Report, by_name: dict[str, Suite], options: argparse.Namespace, stack: contextlib.ExitStack
+) -> None:
+    bootstrap = options.control or stack.enter_context(Kafka())
+    failed: dict[str, list[str]] = {}
+    for result in report.results("failed"):
+        failed.setdefault(result.client, []).append(result.case)
+    print(f"control {bootstrap}: {sum(map(len, failed.values()))} cases", flush=True)
+    for client, cases in failed.items():
+        arguments = ["--bootstrap", bootstrap]
+        for case in cases:
+            arguments += ["--case", case]
+        for result in run(by_name[client], arguments, lambda _: None).results.values():
+            report.control[result.id] = result
+
+
+def _list(chosen: list[Suite], arguments: list[str]) -> int:
+    for suite in chosen:
+        collector = run(suite, ["--list", *arguments], lambda _: None)
+        if collector.missing is not None:
+            print(f"{suite.name}: missing: {collector.missing}")
+        for case in collector.plan:
+            print(f"{suite.name}: {case}")
+    return 0
+
+
+class _Progress:
+    """Says at once what failed; on a terminal also how far it is."""
+
+    def __init__(self, report: Report, verbose: bool) -> None:
+        self._report = report
+        self._verbose = verbose
+        self._lock = threading.Lock()
+        self._done = 0
+
+    def __call__(self, result: Result) -> None:
+        with self._lock:
+            self._done += 1
+            verdict = self._report.verdict(result)
+            if sys.stderr.isatty():
+                print(f"\r\x1b[K{self._done} cases  {result.id}"[:100], end="", file=sys.stderr, flush=True)
+            if verdict == "failed" or self._verbose:
+                if sys.stderr.isatty():
+                    print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+                print(f"{verdict:7} {result.seconds:6.1f} s  {result.id}  {result.detail}".rstrip(), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

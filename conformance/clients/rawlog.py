@@ -1,0 +1,119 @@
+"""Reads stored record batches off a partition with nothing but a socket: Fetch version 4, written out by hand.
+
+Owns: an independent look at what the server stored (codec bits, timestamp type, producer id, sequences), so that a
+client that quietly stops compressing is noticed although it reads its own records back happily.
+
+Must not know: any client library.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+_FETCH = 1
+
+
+@dataclass(slots=True, frozen=True)
+class Batch:
+    """The header of one stored batch."""
+
+    base_offset: int
+    length: int
+    magic: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def codec(self) -> str:
+        return CODECS[self.attributes & 7]
+
+    @property
+    def log_append_time(self) -> bool:
+        return bool(self.attributes & 8)
+
+    @property
+    def transactional(self) -> bool:
+        return bool(self.attributes & 16)
+
+
+class FetchError(Exception):
+    """The partition answered with an error code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"Fetch answered error code {code}")
+        self.code = code
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack(">h", len(raw)) + raw
+
+
+def call(host: str, port: int, api_key: int, version: int, body: bytes, timeout: float = 10) -> bytes:
+    """One request with header version 1 on a connection of its own; the body of its answer."""
+    frame = struct.pack(">hhi", api_key, version, 7) + _string("conformance-rawlog") + body
+    with socket.create_connection((host, port), timeout) as sock:
+        sock.sendall(struct.pack(">i", len(frame)) + frame)
+        size = struct.unpack(">i", _exactly(sock, 4))[0]
+        answer = _exactly(sock, size)
+    if struct.unpack(">i", answer[:4])[0] != 7:
+        raise FetchError(-1)
+    return answer[4:]
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        chunk = sock.recv(size - len(parts))
+        if not chunk:
+            raise ConnectionError("closed in the middle of an answer")
+        parts += chunk
+    return bytes(parts)
+
+
+def fetch_records(host: str, port: int, topic: str, partition: int, offset: int, max_bytes: int = 8 << 20) -> bytes:
+    """The raw records of one Fetch at `offset`."""
+    body = struct.pack(">iiiibi", -1, 500, 1, max_bytes, 0, 1) + _string(topic)
+    body += struct.pack(">iiqi", 1, partition, offset, max_bytes)
+    answer = call(host, port, _FETCH, 4, body)
+    at = 8  # throttle time, number of topics
+    at += 2 + struct.unpack_from(">h", answer, at)[0] + 4
+    _, error, _, _, aborted = struct.unpack_from(">ihqqi", answer, at)
+    if error:
+        raise FetchError(error)
+    at += 26 + max(aborted, 0) * 16
+    size = struct.unpack_from(">i", answer, at)[0]
+    return answer[at + 4 : at + 4 + max(size, 0)]
+
+
+def batches(host: str, port: int, topic: str, partition: int = 0, offset: int = 0) -> list[Batch]:
+    """Every batch stored from `offset` to the end of the partition."""
+    found: list[Batch] = []
+    while True:
+        raw = fetch_records(host, port, topic, partition, offset)
+        before, at = offset, 0
+        while at + 61 <= len(raw):
+            batch = _header(raw, at)
+            if at + 12 + batch.length > len(raw):
+                break
+            found.append(batch)
+            at += 12 + batch.length
+            offset = batch.base_offset + batch.last_offset_delta + 1
+        if offset == before:
+            return found
+
+
+def _header(raw: bytes, at: int) -> Batch:
+    base_offset, length, _, magic, _, attributes, last_delta, base_ts, max_ts, pid, epoch, sequence, count = (
+        struct.unpack_from(">qiibIhiqqqhii", raw, at)
+    )
+    return Batch(base_offset, length, magic, attributes, last_delta, base_ts, max_ts, pid, epoch, sequence, count)

@@ -1,0 +1,118 @@
+"""Servers that the harness starts itself and stops again: a `kop serve` of this checkout, an Apache Kafka.
+
+Must not know: the suites.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+# What makes waiting short: the cases about retention, compaction and first rebalances would pass without, later.
+SETTINGS = {
+    "num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+    "log.retention.check.interval.ms": "500",
+    "log.cleaner.backoff.ms": "500",
+}
+
+
+class StartFailed(Exception):
+    """The server did not come up; the text says why."""
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Kop:
+    """`kop serve` of this checkout on a free port with a store of its own, as a context manager: HOST:PORT."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="kop-conformance-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "serve.log"
+
+    @staticmethod
+    def _command() -> list[str]:
+        beside = HERE.parent / ".venv" / "bin" / "kop"
+        if beside.exists():
+            return [str(beside)]
+        found = shutil.which("kop")
+        return [found] if found else [sys.executable, "-m", "kop.cli.main"]
+
+    def __enter__(self) -> str:
+        address = f"127.0.0.1:{_free_port()}"
+        command = [*self._command(), "serve", "--listen", address, "--store", f"sqlite:{self._folder / 'kop.db'}"]
+        command += ["--http", ""]
+        for name, value in SETTINGS.items():
+            command += ["--set", f"{name}={value}"]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=HERE.parent, start_new_session=True
+            )
+        host, port = address.split(":")
+        end = time.monotonic() + 20
+        while True:
+            if self._process.poll() is not None or time.monotonic() > end:
+                tail = self.log.read_text(errors="replace").splitlines()[-15:]
+                self.__exit__()
+                raise StartFailed("kop serve did not come up:\n  " + "\n  ".join(tail))
+            try:
+                socket.create_connection((host, int(port)), 1).close()
+                return address
+            except OSError:
+                time.sleep(0.1)
+
+    def __exit__(self, *_: object) -> None:
+        if self._process and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                print("kop serve did not end within 15 s of SIGTERM", file=sys.stderr)
+        if not os.environ.get("KEEP_LOGS"):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Kafka:
+    """The Apache Kafka of kafka_server.sh, as a context manager: HOST:PORT."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="kafka-conformance-")
+        self._environment = os.environ | {"KAFKA_DIR": self._folder}
+
+    def _call(self, what: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(HERE / "kafka_server.sh"), what],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    def __enter__(self) -> str:
+        done = self._call("start")
+        if done.returncode:
+            self.__exit__()
+            raise StartFailed("Apache Kafka did not come up (see above)")
+        return done.stdout.split()[-1]
+
+    def __exit__(self, *_: object) -> None:
+        self._call("stop")
+        shutil.rmtree(self._folder, ignore_errors=True)

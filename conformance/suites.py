@@ -1,0 +1,114 @@
+"""The suites there are, and what each needs before it can run.
+
+Owns: the table of suites, the venv of the Python clients, the npm packages. Everything installed goes under
+conformance/.cache and is left there for the next run.
+
+Must not know: the server under test, or how results are judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE / ".cache"
+
+
+class Missing(Exception):
+    """A client that cannot be installed here; the text says why."""
+
+
+@dataclass(slots=True, frozen=True)
+class Suite:
+    """A client: `prepare` installs it and returns the command to which the suite's arguments are added.
+
+    A suite that is not `fast` needs a long build or a long run: --fast leaves it out unless it is named.
+    """
+
+    name: str
+    prepare: Callable[[], list[str]]
+    fast: bool = True
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def _installed(mark: Path, source: Path) -> bool:
+    return mark.exists() and mark.read_text() == hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+def _mark(mark: Path, source: Path) -> None:
+    mark.write_text(hashlib.sha256(source.read_bytes()).hexdigest())
+
+
+def _install(command: list[str], cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise Missing(f"{' '.join(command[:3])} failed: {lines[-1] if lines else done.returncode}")
+
+
+def python_clients() -> Path:
+    """The interpreter of the venv that holds every Python client."""
+    home, wanted = CACHE / "venv", HERE / "requirements.txt"
+    python = home / "bin" / "python"
+    if not _installed(home / "installed", wanted):
+        try:
+            venv.create(home, with_pip=True, clear=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise Missing(f"no venv: {error}") from error
+        _install([str(python), "-m", "pip", "install", "--quiet", "-r", str(wanted)], HERE)
+        _mark(home / "installed", wanted)
+    return python
+
+
+def _python(script: str) -> Callable[[], list[str]]:
+    return lambda: [str(python_clients()), str(HERE / "clients" / script)]
+
+
+def _kcat() -> list[str]:
+    if not shutil.which("kcat") and not shutil.which("kafkacat"):
+        raise Missing("no kcat on PATH (Debian and Ubuntu: apt-get install kcat)")
+    return [sys.executable, str(HERE / "clients" / "kcat_suite.py")]
+
+
+def _kafkajs() -> list[str]:
+    for tool in ("node", "npm"):
+        if not shutil.which(tool):
+            raise Missing(f"no {tool} on PATH")
+    home, wanted = CACHE / "kafkajs", HERE / "clients" / "kafkajs" / "package.json"
+    if not _installed(home / "installed", wanted):
+        home.mkdir(parents=True, exist_ok=True)
+        shutil.copy(wanted, home / "package.json")
+        _install(["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"], home)
+        _mark(home / "installed", wanted)
+    return ["node", str(HERE / "clients" / "kafkajs" / "suite.js")]
+
+
+def _executable(folder: str) -> Callable[[], list[str]]:
+    """A suite of its own folder: an executable named `suite` there, which installs what it needs itself."""
+
+    def prepare() -> list[str]:
+        path = HERE / folder / "suite"
+        if not os.access(path, os.X_OK):
+            raise Missing(f"no executable conformance/{folder}/suite in this checkout")
+        return [str(path)]
+
+    return prepare
+
+
+SUITES = (
+    Suite("aiokafka", _python("aiokafka_suite.py")),
+    Suite("kafka-python", _python("kafka_python_suite.py")),
+    Suite("confluent-kafka", _python("confluent_suite.py")),
+    Suite("kcat", _kcat),
+    Suite("kafkajs", _kafkajs, environment={"NODE_PATH": str(CACHE / "kafkajs" / "node_modules")}),
+    Suite("java", _executable("java"), fast=False),
+    Suite("librdkafka", _executable("librdkafka"), fast=False),
+)

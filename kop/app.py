@@ -1,0 +1,281 @@
+"""The composition root: settings in, a serving gateway out. The only file that knows all the others.
+
+Owns: the order in which the parts start and stop, signals, logging, the banner, what is collected at a scrape.
+Must not know: how any part does its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import uvloop
+from prometheus_client.core import Metric
+
+from kop import __version__
+from kop.cluster.brokers import BrokerConfigs
+from kop.cluster.catalog import Catalog
+from kop.cluster.topic_configs import TopicConfigs
+from kop.config import Address, Config
+from kop.groups.coordinator import GroupCoordinator
+from kop.groups.settings import GroupSettings
+from kop.handlers import registry
+from kop.handlers.base import Gateway
+from kop.handlers.fetch_sessions import FetchSessions
+from kop.handlers.metadata import MetadataCache
+from kop.handlers.producer_ids import ProducerIds
+from kop.metrics import Metrics, gauge_family
+from kop.server import memory
+from kop.server.dispatch import Dispatcher
+from kop.server.http import serve_http
+from kop.server.listener import Limits, Server
+from kop.storage.sqlite import Settings as SqliteSettings
+from kop.storage.sqlite import SqliteEngine, open_engine
+
+_MOST_PARTITIONS_A_SCRAPE = 10_000
+
+log = logging.getLogger("kop")
+
+
+def run(config: Config) -> None:
+    """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced.
+
+    KopError where storage cannot be opened, OSError where an address cannot be bound.
+    """
+    logging.basicConfig(
+        level=config.kop_log_level.upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    memory.tune()
+    _raise_file_limit()
+    uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
+    async with AsyncExitStack() as stack:
+        serving = await start(config, stack)
+        _banner(config, serving)
+        await stop.wait()
+        log.info("stopping: requests under way may end, then data is synced")
+    log.info("stopped")
+
+
+class Serving:
+    """What runs, for the banner and for tests that run a gateway in their own process."""
+
+    def __init__(
+        self, gateway: Gateway, server: Server, listeners: list[tuple[str, int]], http_port: int | None
+    ) -> None:
+        self.gateway = gateway
+        self.server = server
+        self.listeners = listeners
+        self.http_port = http_port
+
+
+async def start(config: Config, stack: AsyncExitStack) -> Serving:
+    """Start every part; `stack` stops them in the reverse order: listeners drain, groups, storage."""
+    brokers = BrokerConfigs(config)
+    topic_configs = TopicConfigs(brokers)
+    engine = await _open_engine(config, topic_configs)
+    stack.push_async_callback(engine.close)
+    await brokers.load(engine)
+    brokers.on_change(engine.policies_changed)
+    engine.policies_changed()
+
+    catalog = Catalog(engine)
+    metrics = Metrics()
+    groups = GroupCoordinator(engine, _group_settings(config))
+    await groups.start()
+    stack.push_async_callback(groups.stop)
+    gateway = Gateway(
+        config=config,
+        engine=engine,
+        catalog=catalog,
+        brokers=brokers,
+        topic_configs=topic_configs,
+        groups=groups,
+        metrics=metrics,
+        metadata_cache=MetadataCache(),
+        fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),
+        producer_ids=ProducerIds(engine),
+        apis=registry.build(),
+    )
+    metrics.collect_with(lambda: _scrape(gateway))
+    http_port = None
+    if config.http is not None:
+        runner, http_port = await serve_http(
+            config.http.host, config.http.port, metrics.registry, lambda: engine.healthy
+        )
+        stack.push_async_callback(runner.cleanup)
+    server = Server(Dispatcher(gateway), metrics, _limits(config))
+    stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
+    listeners = await _listen(config, server)
+    return Serving(gateway, server, listeners, http_port)
+
+
+async def _open_engine(config: Config, topic_configs: TopicConfigs) -> SqliteEngine:
+    path = _store_path(config)
+    return await open_engine(
+        path,
+        policy=topic_configs.policy,
+        settings=SqliteSettings(
+            cache_bytes=config.kop_cache_bytes,
+            wal_bytes=config.kop_wal_bytes,
+            retention_check_interval_ms=config.log_retention_check_interval_ms,
+            cleaner_interval_ms=config.log_cleaner_backoff_ms,
+            producer_id_expiration_ms=config.producer_id_expiration_ms,
+        ),
+    )
+
+
+def _store_path(config: Config) -> Path:
+    path = Path(config.store.removeprefix("sqlite:")).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+async def _listen(config: Config, server: Server) -> list[tuple[str, int]]:
+    bound = []
+    for index, address in enumerate(config.listen):
+        advertised = _advertised(config, index)
+        try:
+            bound.append(await server.listen(address.host, address.port, advertised))
+        except OSError as error:
+            # A machine without IPv6 still serves on its IPv4 address, and the other way round.
+            last = index + 1 == len(config.listen)
+            if error.errno != errno.EADDRNOTAVAIL or (last and not bound):
+                raise
+            log.warning("not listening on %s: this machine has no such address", address)
+    return bound
+
+
+def _advertised(config: Config, index: int) -> tuple[str, int] | None:
+    if not config.advertise:
+        return None
+    address = config.advertise[index if len(config.advertise) > 1 else 0]
+    return address.host, address.port
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(
+        request_bytes=config.socket_request_max_bytes,
+        max_connections=config.max_connections,
+        max_connections_per_ip=config.max_connections_per_ip,
+        max_idle_ms=config.connections_max_idle_ms,
+        unread_bytes=config.kop_connection_unread_bytes,
+        memory_bytes=config.kop_request_memory_bytes,
+    )
+
+
+def _group_settings(config: Config) -> GroupSettings:
+    return GroupSettings(
+        offsets_topic_num_partitions=config.offsets_topic_num_partitions,
+        offsets_retention_minutes=config.offsets_retention_minutes,
+        offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+        group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+        group_min_session_timeout_ms=config.group_min_session_timeout_ms,
+        group_max_session_timeout_ms=config.group_max_session_timeout_ms,
+        group_max_size=config.group_max_size,
+    )
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file: take as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            log.warning("only %d connections are possible: the limit of open files could not be raised", soft)
+
+
+def _banner(config: Config, serving: Serving) -> None:
+    def shown(address: tuple[str, int] | Address) -> str:
+        host, port = address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    first = serving.listeners[0]
+    reachable = ("127.0.0.1" if first[0] in {"0.0.0.0", "::"} else first[0], first[1])
+    lines = [
+        f"kop {__version__} serves Kafka clients.",
+        "",
+        f"  listening   {', '.join(shown(address) for address in serving.listeners)}",
+        f"  data        {config.store}",
+    ]
+    if serving.http_port is not None and config.http is not None:
+        lines.append(f"  metrics     http://{shown((config.http.host, serving.http_port))}/metrics")
+    lines += [
+        "",
+        "Try, in another terminal:",
+        f"  kop check --bootstrap {shown(reachable)}",
+        f"  kcat -b {shown(reachable)} -L",
+        "",
+        "Ctrl-C stops; data stays.",
+    ]
+    print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
+
+
+# --- what is read off at a scrape
+
+
+def _scrape(gw: Gateway) -> Iterator[Metric]:
+    groups = gauge_family("kop_groups", "Consumer groups by state.", ["state"])
+    for state, count in gw.groups.stats().items():
+        groups.add_metric([state], count)
+    yield groups
+    yield from _scrape_logs(gw)
+    yield from _scrape_lag(gw)
+    ready = gauge_family("kop_storage_writable", "1 while records can be written.", [])
+    ready.add_metric([], gw.engine.healthy is None)
+    yield ready
+
+
+def _scrape_logs(gw: Gateway) -> Iterable[Metric]:
+    labels = ["topic", "partition"]
+    size = gauge_family("kop_log_size_bytes", "Bytes of stored batches.", labels)
+    start = gauge_family("kop_log_start_offset", "First offset that may be read.", labels)
+    end = gauge_family("kop_log_high_watermark", "Offset after the last durable record.", labels)
+    total = 0
+    for topic in gw.catalog.all():
+        for index in range(topic.partitions):
+            partition_log = gw.catalog.log(topic.topic_id, index)
+            total += 1
+            if partition_log is None or total > _MOST_PARTITIONS_A_SCRAPE:
+                continue
+            if topic.internal and partition_log.high_watermark == 0:
+                continue
+            values = [topic.name, str(index)]
+            size.add_metric(values, partition_log.size_bytes)
+            start.add_metric(values, partition_log.log_start_offset)
+            end.add_metric(values, partition_log.high_watermark)
+    count = gauge_family("kop_partitions", "Partitions of all topics.", [])
+    count.add_metric([], total)
+    return size, start, end, count
+
+
+def _scrape_lag(gw: Gateway) -> Iterable[Metric]:
+    labels = ["group", "topic", "partition"]
+    committed = gauge_family("kop_group_committed_offset", "Committed offset.", labels)
+    lag = gauge_family("kop_group_lag", "Records between the committed offset and the high watermark.", labels)
+    for group, name, index, offset in gw.groups.committed():
+        topic = gw.catalog.get(name)
+        partition_log = None if topic is None else gw.catalog.log(topic.topic_id, index)
+        if partition_log is None:
+            continue
+        values = [group, name, str(index)]
+        committed.add_metric(values, offset)
+        lag.add_metric(values, max(0, partition_log.high_watermark - offset))
+    return committed, lag

@@ -1,0 +1,296 @@
+"""`kop check`: a round trip against any Kafka server, each step said in words.
+
+Owns: the steps and what each proves.
+Must not know: what kind of server it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import click
+
+from kop.cli.common import (
+    CliError,
+    admin,
+    bootstrap_option,
+    brokers,
+    client,
+    explain,
+    fail,
+    misadvertised,
+    named,
+    one_line,
+    quiet_client,
+    reach,
+    reason,
+    retrying,
+    unreachable,
+)
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+RECORDS = 50
+STEP_SECONDS = 20.0
+
+Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
+"""Name, what to do, and the names of the steps that have to have worked."""
+
+EPILOG = """\b
+It makes a topic `kop-check-...` and a group of that name, and deletes both.
+
+\b
+Examples:
+  kop check
+  kop check --bootstrap broker.example:9092"""
+
+
+@click.command("check", epilog=EPILOG)
+@bootstrap_option
+def command(bootstrap: str) -> None:
+    """Run a round trip against a server and say what works: exit code 0 if all of it does, else 1.
+
+    It speaks without encryption or login.
+    """
+    quiet_client()
+    trip = RoundTrip(bootstrap)
+    steps: list[Step] = [
+        ("connect", trip.connect, ()),
+        ("addresses", trip.addresses, ("connect",)),
+        ("create topic", trip.create_topic, ("addresses",)),
+        ("change config", trip.change_config, ("create topic",)),
+        *((f"records, {codec}", _bound(trip.produce_and_fetch, codec), ("create topic",)) for codec in CODECS),
+        ("find offsets", trip.find_offsets, ("records, none",)),
+        ("consumer group", trip.consumer_group, ("records, none",)),
+        ("committed offset", trip.committed_offset, ("consumer group",)),
+        ("delete group", trip.delete_group, ("consumer group",)),
+        ("delete topic", trip.delete_topic, ("create topic",)),
+    ]
+    worked: set[str] = set()
+    failed: list[str] = []
+    with trip.cleaning_up(worked):
+        _run(steps, worked, failed)
+    if failed:
+        untried = len(steps) - len(worked) - len(failed)
+        rest = f"; {untried} not tried" if untried else ""
+        fail(f"{len(failed)} of {len(steps)} steps failed: {', '.join(failed)}{rest}")
+    click.echo(f"Everything works: all {len(steps)} steps against {bootstrap}.")
+
+
+def _run(steps: Sequence[Step], worked: set[str], failed: list[str]) -> None:
+    """Try each step whose needs worked, and say how it went."""
+    width = max(len(name) for name, _, _ in steps)
+    for name, step, needs in steps:
+        missing = [need for need in needs if need not in worked]
+        if missing:
+            _say("-", name, width, f"not tried: {missing[0]} did not work")
+            continue
+        begin = time.monotonic()
+        try:
+            detail = step()
+        except Exception as error:
+            if click.get_current_context().find_root().meta.get("kop.debug"):
+                raise
+            failed.append(name)
+            _say("FAIL", name, width, _words(error))
+            if name in {"connect", "addresses"}:
+                break
+        else:
+            worked.add(name)
+            _say("ok", name, width, f"{detail} ({time.monotonic() - begin:.2f} s)")
+
+
+def _bound(step: Callable[[str], str], codec: str) -> Callable[[], str]:
+    return lambda: step(codec)
+
+
+def _say(mark: str, name: str, width: int, detail: str) -> None:
+    color = {"ok": "green", "FAIL": "red"}.get(mark)
+    click.echo(f"{click.style(mark.ljust(4), fg=color)}  {name.ljust(width)}  {detail}")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, CliError):
+        return one_line(error.message)
+    return explain(error) or one_line(f"{type(error).__name__}: {error}")
+
+
+class RoundTrip:
+    """The steps. Each returns what it found, in words, or raises."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.name = f"kop-check-{uuid.uuid4().hex[:12]}"
+        self.end = 0
+        """Records in partition 0 so far."""
+
+    def connect(self) -> str:
+        """TCP, ApiVersions, Metadata."""
+        reach(self.bootstrap)
+        with admin(self.bootstrap) as server:
+            count = len(brokers(server))
+        return f"{self.bootstrap} answers and names {count} {'broker' if count == 1 else 'brokers'}"
+
+    def addresses(self) -> str:
+        """Every broker can be reached at the address that the server gives for it, and says what it serves."""
+        with admin(self.bootstrap) as server:
+            named_brokers = brokers(server)
+            for broker, address in named_brokers:
+                if problem := unreachable(address):
+                    fail(misadvertised(broker, address, problem))
+            cluster = server.describe_cluster()["cluster_id"]
+            versions = [server.get_broker_version_data(broker) for broker, _ in named_brokers]
+        shown = ", ".join(str(address) for _, address in named_brokers[:3])
+        served = f"{len(versions[0].api_versions)} APIs, as Kafka {versions[0].broker_version_str}"
+        return f"{shown}: {served}; cluster {cluster}"
+
+    def create_topic(self) -> str:
+        """CreateTopics, and Metadata that shows it."""
+        with admin(self.bootstrap) as server:
+            wanted = {self.name: {"num_partitions": 2, "configs": {"retention.ms": "3600000"}}}
+            result = server.create_topics(wanted, raise_errors=False)["topics"][0]
+            if result["error_code"]:
+                fail(reason(result["error_code"], result["error_message"]))
+            server.wait_for_topics([self.name])
+        return f"{self.name} with 2 partitions"
+
+    def change_config(self) -> str:
+        """IncrementalAlterConfigs, read back by DescribeConfigs."""
+        from kafka.admin import ConfigResource, ConfigResourceType
+
+        with admin(self.bootstrap) as server:
+            change = ConfigResource(ConfigResourceType.TOPIC, self.name, {"retention.ms": "7200000"})
+            answer = str(server.alter_configs([change], raise_on_unknown=False)["topic"][self.name])
+            if answer != "OK":
+                fail(named(answer))
+            end = time.monotonic() + STEP_SECONDS
+            while True:
+                asked = ConfigResource(ConfigResourceType.TOPIC, self.name)
+                found = server.describe_configs([asked])["topic"][self.name].get("retention.ms", {}).get("value")
+                if found == "7200000":
+                    return "retention.ms set and read back"
+                if time.monotonic() > end:
+                    fail(f"retention.ms was set to 7200000 and reads {found}")
+                time.sleep(0.2)
+
+    def produce_and_fetch(self, codec: str) -> str:
+        """Produce with acks=all, idempotent, then Fetch and compare every byte."""
+        from kafka import TopicPartition
+
+        sent = [
+            (b"key-%d" % number, b"%s record %d " % (codec.encode(), number) * 20, [("codec", codec.encode())])
+            for number in range(RECORDS)
+        ]
+        compression = None if codec == "none" else codec
+        with client("KafkaProducer", self.bootstrap, compression_type=compression, linger_ms=20) as producer:
+            futures = [producer.send(self.name, value, key, headers, 0) for key, value, headers in sent]
+            offsets = [future.get(timeout=STEP_SECONDS).offset for future in futures]
+        self.end = offsets[-1] + 1
+        if offsets != list(range(offsets[0], offsets[0] + RECORDS)):
+            fail(f"offsets are not one after the other: {offsets[:5]}...")
+        partition = TopicPartition(self.name, 0)
+        with client("KafkaConsumer", self.bootstrap, enable_auto_commit=False) as consumer:
+            consumer.assign([partition])
+            consumer.seek(partition, offsets[0])
+            got = self._read(consumer, RECORDS)
+        if [record.offset for record in got] != offsets:
+            fail(f"sent offsets {offsets[0]} to {offsets[-1]}, read {[record.offset for record in got][:5]}...")
+        for record, (key, value, headers) in zip(got, sent, strict=True):
+            if (record.key, record.value, list(record.headers)) != (key, value, headers):
+                fail(f"the record at offset {record.offset} is not what was sent")
+        return f"{RECORDS} produced, fetched and equal"
+
+    def find_offsets(self) -> str:
+        """ListOffsets: first, end, by time."""
+        from kafka import TopicPartition
+        from kafka.protocol.consumer import OffsetSpec, OffsetTimestamp
+
+        partition = TopicPartition(self.name, 0)
+        with admin(self.bootstrap) as server:
+            found = [
+                server.list_partition_offsets({partition: spec})[partition].offset
+                for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST, OffsetTimestamp(1))
+            ]
+        if found != [0, self.end, 0]:
+            fail(f"first, end and by time should be 0, {self.end}, 0 and are {', '.join(map(str, found))}")
+        return f"first 0, end {self.end}, by time 0"
+
+    def consumer_group(self) -> str:
+        """JoinGroup, SyncGroup, Fetch as a member, OffsetCommit, OffsetFetch, LeaveGroup."""
+        from kafka import TopicPartition
+
+        settings = {"group_id": self.name, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
+        with client("KafkaConsumer", self.bootstrap, **settings) as consumer:
+            consumer.subscribe([self.name])
+            got = self._read(consumer, self.end)
+            assigned = len(consumer.assignment())
+            consumer.commit()
+            committed = consumer.committed(TopicPartition(self.name, 0))
+        if len(got) != self.end or assigned != 2:
+            fail(f"a member alone should get 2 partitions and {self.end} records, and got {assigned} and {len(got)}")
+        if committed != self.end:
+            fail(f"offset {self.end} was committed and {committed} came back")
+        return f"joined, read {len(got)} records, committed"
+
+    def committed_offset(self) -> str:
+        """DescribeGroups and OffsetFetch, asked from outside of the group."""
+        from kafka import TopicPartition
+
+        with admin(self.bootstrap) as server:
+            described = retrying(server.describe_groups, [self.name])[self.name]
+            if described["error"]:
+                fail(named(described["error"]))
+            offsets = retrying(server.list_group_offsets, {self.name: None})[self.name]
+        found = offsets.get(TopicPartition(self.name, 0))
+        if found is None or found.offset != self.end:
+            fail(f"should be {self.end} and is {found.offset if found else 'not there'}")
+        if described["group_state"] != "Empty":
+            fail(f"its member has left, so the group should be Empty; it is {described['group_state']}")
+        return f"{found.offset} kept after the member left"
+
+    def delete_group(self) -> str:
+        """DeleteGroups."""
+        from kafka import errors
+
+        with admin(self.bootstrap) as server:
+            answer = dict(retrying(server.delete_groups, [self.name]))[self.name]
+            if answer != "OK":
+                fail(reason(getattr(errors, answer).errno))
+        return "gone"
+
+    def delete_topic(self) -> str:
+        """DeleteTopics, and Metadata that does not show it any more."""
+        with admin(self.bootstrap) as server:
+            result = server.delete_topics([self.name], raise_errors=False)["topics"][0]
+            if result["error_code"]:
+                fail(reason(result["error_code"], result["error_message"]))
+            end = time.monotonic() + STEP_SECONDS
+            while self.name in server.list_topics():
+                if time.monotonic() > end:
+                    fail(f"{self.name} was deleted and is still listed")
+                time.sleep(0.2)
+        return "gone"
+
+    @contextlib.contextmanager
+    def cleaning_up(self, worked: set[str]) -> Iterator[None]:
+        """Delete the topic at an early end (Ctrl-C) too."""
+        try:
+            yield
+        except BaseException:
+            if "create topic" in worked and "delete topic" not in worked:
+                with contextlib.suppress(Exception):
+                    self.delete_topic()
+            raise
+
+    @staticmethod
+    def _read(consumer: Any, count: int) -> Sequence[Any]:
+        """Poll until `count` records are there or STEP_SECONDS have passed."""
+        got: list[Any] = []
+        end = time.monotonic() + STEP_SECONDS
+        while len(got) < count and time.monotonic() < end:
+            for records in consumer.poll(timeout_ms=500).values():
+                got += records
+        return got

@@ -1,0 +1,335 @@
+"""What the commands share: options, the connection to a server, tables, and errors of one line.
+
+Owns: exit codes (0 done, 1 failed, 2 wrong use or settings) and how things look, on a terminal and in a pipe.
+Must not know: kop's server side; commands talk to a server through kafka-python's clients only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from kop.config import Address, ConfigError, parse_address
+from kop.errors import ErrorCode
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+CONNECT_SECONDS = 3.0
+BOOTSTRAP_MS = 10_000
+"""How long a server may take to answer the first requests."""
+LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class CliError(click.ClickException):
+    """A failure that the user reads as one line; exit code 1."""
+
+    exit_code = 1
+
+    def show(self, file: Any = None) -> None:
+        """Print the line, or lines, to stderr."""
+        for line in self.message.splitlines():
+            click.echo(f"kop: {line}", err=True, file=file)
+
+
+class CliUsageError(CliError):
+    """Wrong use or settings: exit code 2."""
+
+    exit_code = 2
+
+
+def fail(message: str) -> NoReturn:
+    """End the command with exit code 1 and this line."""
+    raise CliError(message)
+
+
+def note(message: str) -> None:
+    """Say something that is not the result: to stderr, so that a pipe gets results only."""
+    click.echo(message, err=True)
+
+
+class Ordered(click.Group):
+    """A group that lists its commands in the order of their definition."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command."""
+        return list(self.commands)
+
+
+# -- options
+
+
+def bootstrap_option(command: Command) -> Command:
+    """Add `--bootstrap` and `--debug`."""
+    command = click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember_debug,
+        help="Show tracebacks and the client's log.",
+    )(command)
+    return click.option(
+        "-b",
+        "--bootstrap",
+        metavar="HOST:PORT",
+        envvar="KOP_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        show_envvar=True,
+        callback=_check_bootstrap,
+        help="Server to talk to; several with commas.",
+    )(command)
+
+
+def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.find_root().meta["kop.debug"] = True
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+def _check_bootstrap(_: click.Context, __: click.Parameter, value: str) -> str:
+    for item in value.split(","):
+        try:
+            address = parse_address(item)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+        if not address.host or not address.port:
+            raise click.BadParameter(f"needs a host and a port: {item}")
+    return value
+
+
+def pairs(values: Sequence[str], option: str) -> dict[str, str]:
+    """Read repeated NAME=VALUE options."""
+    result: dict[str, str] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name.strip():
+            raise click.BadParameter(f"must be NAME=VALUE, got {value!r}", param_hint=option)
+        if name.strip() in result:
+            raise click.BadParameter(f"{name.strip()} is given twice", param_hint=option)
+        result[name.strip()] = text.strip()
+    return result
+
+
+# -- errors
+
+
+def quiet_client() -> None:
+    """Keep kafka-python's log to itself unless --debug asks for it: errors reach the user as our own lines."""
+    root = click.get_current_context().find_root()
+    logging.getLogger("kafka").setLevel(logging.INFO if root.meta.get("kop.debug") else logging.CRITICAL + 1)
+
+
+def reason(code: int, message: str | None = None) -> str:
+    """Kafka's name of an error code and the server's words, or kafka-python's where the server has none."""
+    try:
+        name = ErrorCode(code).name
+    except ValueError:
+        name = f"error {code}"
+    if not message:
+        from kafka import errors
+
+        message = getattr(errors.for_code(code), "description", "") or ""
+    return f"{name}: {one_line(message)}" if message else name
+
+
+def named(text: str) -> str:
+    """The error text of an admin call, `[Error 40] InvalidConfigurationError: words`, with Kafka's name of the code."""
+    match = re.match(r"\[Error (-?\d+)\] \w+:?\s*(.*)", text, re.DOTALL)
+    if match is None:
+        return one_line(text)
+    # Some of kafka-python's messages are the whole request and response: Kafka's own words say more.
+    return reason(int(match[1]), None if match[2].startswith("Request '") else match[2])
+
+
+def explain(error: BaseException) -> str | None:
+    """An exception as one line for people, or None for one that is nobody's fault but ours."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, BrokenPipeError):
+        return None
+    if "kafka.errors" in sys.modules:
+        from kafka import errors
+
+        if isinstance(error, errors.BrokerResponseError):
+            return named(str(error))
+        if isinstance(error, errors.KafkaTimeoutError):
+            return f"the server did not answer in time ({one_line(_bare(error))})"
+        if isinstance(error, errors.KafkaConnectionError | errors.NodeNotReadyError):
+            return f"the connection to the server failed ({one_line(_bare(error))})"
+        if isinstance(error, errors.KafkaError):
+            return one_line(_bare(error))
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    return None
+
+
+def _bare(error: BaseException) -> str:
+    return str(error).removeprefix(f"{type(error).__name__}: ").strip() or type(error).__name__
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """`text` on one line, shortened where it is long."""
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+# -- connection
+
+
+def addresses(bootstrap: str) -> list[Address]:
+    """The addresses of a --bootstrap value."""
+    return [parse_address(item) for item in bootstrap.split(",")]
+
+
+def reach(bootstrap: str) -> None:
+    """End with a clear line where nothing accepts connections: kafka-python would try on in silence."""
+    problems = []
+    for address in addresses(bootstrap):
+        problem = unreachable(address)
+        if problem is None:
+            return
+        problems.append(f"{address} ({problem})")
+    hint = "; start a server with: kop serve" if all(a.host in LOCAL_HOSTS for a in addresses(bootstrap)) else ""
+    fail(f"cannot connect to {', '.join(problems)}{hint}")
+
+
+def unreachable(address: Address) -> str | None:
+    """Why no TCP connection to `address` can be made, or None."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS):
+            return None
+    except TimeoutError:
+        return f"no answer within {CONNECT_SECONDS:.0f} s"
+    except socket.gaierror:
+        return "no such host"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+
+
+@contextlib.contextmanager
+def client(kind: str, bootstrap: str, **settings: Any) -> Iterator[Any]:
+    """A kafka-python client (`KafkaAdminClient`, `KafkaProducer`, `KafkaConsumer`), connected, closed at the end."""
+    quiet_client()
+    reach(bootstrap)
+    import kafka
+
+    from kop.cli import codecs
+
+    codecs.install()
+    settings = {"client_id": f"kop-{os.getpid()}", "reconnect_backoff_max_ms": 1000} | settings
+    servers = [f"[{a.host}]:{a.port}" if ":" in a.host else f"{a.host}:{a.port}" for a in addresses(bootstrap)]
+    try:
+        made = getattr(kafka, kind)(bootstrap_servers=servers, bootstrap_timeout_ms=BOOTSTRAP_MS, **settings)
+    except kafka.errors.KafkaTimeoutError:
+        fail(f"{bootstrap} accepts connections but does not answer as a Kafka server ({BOOTSTRAP_MS // 1000} s)")
+    try:
+        yield made
+    except (kafka.errors.KafkaConnectionError, kafka.errors.KafkaTimeoutError):
+        for broker, address in brokers(made):
+            if problem := unreachable(address):
+                fail(misadvertised(broker, address, problem))
+        raise
+    finally:
+        with contextlib.suppress(Exception):
+            made.close()
+
+
+def brokers(made: Any) -> list[tuple[int, Address]]:
+    """Id and address of each broker, as the server named them when the client connected."""
+    cluster = made._metadata if hasattr(made, "_metadata") else made._client.cluster
+    return [(broker.node_id, Address(broker.host, broker.port)) for broker in cluster.brokers()]
+
+
+def misadvertised(broker: int, address: Address, problem: str) -> str:
+    """The line for a server that answers, and then sends its clients somewhere that they cannot reach."""
+    return (
+        f"broker {broker} tells clients to connect to {address}, which does not work from here ({problem}); "
+        "it has to advertise another address"
+    )
+
+
+@contextlib.contextmanager
+def admin(bootstrap: str) -> Iterator[Any]:
+    """A KafkaAdminClient."""
+    with client("KafkaAdminClient", bootstrap) as made:
+        yield made
+
+
+def retrying(ask: Callable[..., T], *args: Any, seconds: float = 15.0, **kwargs: Any) -> T:
+    """Ask again while a coordinator is being found or is loading, as the admin client does not by itself."""
+    from kafka import errors
+
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return ask(*args, **kwargs)
+        except (errors.CoordinatorNotAvailableError, errors.CoordinatorLoadInProgressError, errors.NotCoordinatorError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+
+
+# -- output
+
+
+def is_terminal() -> bool:
+    """Results go to a terminal, not to a pipe or file."""
+    return sys.stdout.isatty()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print aligned columns: plain in a pipe, one line a row; on a terminal with a bold head, folded to its width.
+
+    A column whose name begins with ">" is aligned to the right.
+    """
+    heads = [column.lstrip(">") for column in columns]
+    right = [column.startswith(">") for column in columns]
+    body = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    if is_terminal():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for head, to_right in zip(heads, right, strict=True):
+            table.add_column(head, justify="right" if to_right else "left", overflow="fold", no_wrap=to_right)
+        for row in body:
+            table.add_row(*(Text(cell) for cell in row))
+        Console(highlight=False).print(table)
+        return
+    widths = [max(len(line[i]) for line in [heads, *body]) for i in range(len(heads))]
+    for line in [heads, *body]:
+        cells = (
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        )
+        click.echo("  ".join(cells).rstrip())
+
+
+def bold(text: str) -> str:
+    """`text` for a terminal; click takes the codes out again in a pipe."""
+    return click.style(text, bold=True)
+
+
+def size(count: int | None) -> str | None:
+    """Bytes for people: 512 B, 1.4 MiB."""
+    if count is None:
+        return None
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,59 @@
+"""`kop config`: every setting with its value, default and meaning."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import click
+
+from kop.cli.common import CliUsageError, bold
+from kop.cli.settings import load, settings_options
+from kop.config import SettingRow, suggest
+
+EPILOG = """\b
+Examples:
+  kop config                        every setting; changed ones begin with *
+  kop config log.retention.ms       one of them
+  kop config --config kop.toml      what `kop serve` would use with that file
+  kop config --changed              only what differs from the defaults"""
+
+
+@click.command("config", epilog=EPILOG)
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--changed", is_flag=True, help="Only the settings that are not at their default.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON array, one object a setting.")
+@settings_options
+def command(names: tuple[str, ...], changed: bool, as_json: bool, **flags: Any) -> None:
+    """Show each setting with its value and meaning, as `kop serve` with the same flags would use it.
+
+    Names without `kop.` that have a dot are Kafka's own, and mean what they mean there.
+    """
+    rows = list(load(**flags).table())
+    known = {row.name for row in rows}
+    for name in names:
+        if name not in known:
+            raise CliUsageError(f"unknown setting {name}{suggest(name)}")
+    rows = [row for row in rows if (not names or row.name in names) and (not changed or _is_changed(row))]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        return
+    for row in rows:
+        _show(row)
+
+
+def _is_changed(row: SettingRow) -> bool:
+    return row.origin != "default" and row.current != row.default
+
+
+def _show(row: SettingRow) -> None:
+    mark = "*" if _is_changed(row) else " "
+    click.echo(f"{mark} {bold(row.name)} = {row.current}".rstrip())
+    if row.origin != "default":
+        click.echo(f"      set by {_origin(row)}; the default is {row.default or 'empty'}")
+    click.echo(click.wrap_text(f"{row.doc} ({row.type}, {row.env})", 78, "      ", "      "))
+
+
+def _origin(row: SettingRow) -> str:
+    return "a flag" if row.origin == "flag" else row.origin

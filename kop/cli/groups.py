@@ -1,0 +1,291 @@
+"""`kop groups`: list, describe, reset-offsets, delete, through kafka-python's admin client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from kop.cli.common import (
+    CliUsageError,
+    Ordered,
+    admin,
+    bold,
+    bootstrap_option,
+    fail,
+    named,
+    note,
+    print_table,
+    reason,
+    retrying,
+)
+from kop.cli.times import parse_datetime, parse_duration
+
+EPILOG = """\b
+Examples:
+  kop groups describe billing
+  kop groups reset-offsets billing --topic orders --to-earliest
+  kop groups reset-offsets billing --topic orders:0 --shift-by -9 --execute
+  kop groups reset-offsets billing --all-topics --by-duration PT1H
+  kop groups delete billing"""
+
+INACTIVE = {"Empty", "Dead"}
+
+
+@click.group("groups", cls=Ordered, epilog=EPILOG)
+def command() -> None:
+    """List, describe, reset and delete consumer groups."""
+
+
+@command.command("list")
+@bootstrap_option
+def list_groups(bootstrap: str) -> None:
+    """List groups with their state and type."""
+    with admin(bootstrap) as client:
+        groups = retrying(client.list_groups)
+    if not groups:
+        note("there are no groups")
+        return
+    rows = sorted((g["group_id"], g.get("group_state"), g.get("group_type"), g["protocol_type"]) for g in groups)
+    print_table(["GROUP", "STATE", "TYPE", "PROTOCOL"], [[cell or None for cell in row] for row in rows])
+
+
+@command.command("describe")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@bootstrap_option
+def describe(bootstrap: str, names: tuple[str, ...]) -> None:
+    """Show state, members, committed offsets and lag of groups.
+
+    LAG is the end of the partition minus the committed offset: what is left to read.
+    """
+    failures = []
+    with admin(bootstrap) as client:
+        for number, name in enumerate(names):
+            group, committed = _group(client, name)
+            if group is None:
+                failures.append(f"{name}: {reason(69)}")
+                continue
+            if number:
+                click.echo()
+            _show(client, group, committed)
+    if failures:
+        fail("\n".join(failures))
+
+
+def _group(client: Any, name: str) -> tuple[Mapping[str, Any] | None, dict[Any, Any]]:
+    """A group's description, None where there is none, and its committed offsets by partition."""
+    from kafka import errors
+
+    described = retrying(client.describe_groups, [name])[name]
+    try:
+        committed = retrying(client.list_group_offsets, {name: None})[name]
+    except errors.GroupIdNotFoundError:
+        committed = {}
+    if described["error"]:
+        text = str(described["error"])
+        if not text.startswith("[Error 69]"):
+            fail(f"{name}: {named(text)}")
+        listed = [g for g in retrying(client.list_groups) if g["group_id"] == name]
+        if not listed:
+            return None, {}
+        # There, but of a type (KIP-848, KIP-932) whose members kafka-python cannot ask for.
+        described = listed[0] | {"members": None, "protocol_data": ""}
+    elif described["group_state"] == "Dead" and not committed:
+        return None, {}
+    return described, {key: value for key, value in committed.items() if value.offset >= 0}
+
+
+def _show(client: Any, group: Mapping[str, Any], committed: Mapping[Any, Any]) -> None:
+    members = group["members"]
+    facts = [f"state {group['group_state']}"]
+    if members is None:
+        facts.append(f"type {group.get('group_type')}; members of this type cannot be shown")
+    else:
+        facts.append(f"{len(members)} {'member' if len(members) == 1 else 'members'}")
+    if group.get("protocol_data"):
+        facts.append(f"assignor {group['protocol_data']}")
+    click.echo(f"{bold(group['group_id'])}: {', '.join(facts)}")
+    owners = _owners(members or [])
+    keys = sorted({*committed, *owners})
+    ends = _offsets(client, keys, "LATEST")
+    rows = []
+    for key in keys:
+        offset = committed[key].offset if key in committed else None
+        end = ends.get(key)
+        lag = max(end - offset, 0) if end is not None and offset is not None else None
+        rows.append((key.topic, key.partition, offset, end, lag, owners.get(key)))
+    if rows:
+        print_table(["TOPIC", ">PARTITION", ">COMMITTED", ">END", ">LAG", "MEMBER"], rows)
+    idle = [m for m in members or [] if _label(m) not in owners.values()]
+    if idle:
+        click.echo(f"without partitions: {', '.join(_label(member) for member in idle)}")
+
+
+def _label(member: Mapping[str, Any]) -> str:
+    name = member.get("group_instance_id") or member["member_id"]
+    return f"{name} ({str(member['client_host']).lstrip('/')})"
+
+
+def _owners(members: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
+    from kafka import TopicPartition
+
+    owners = {}
+    for member in members:
+        assignment = member["member_assignment"]
+        if not isinstance(assignment, Mapping):  # not a consumer's (Connect), or not assigned yet
+            continue
+        for topic in assignment["assigned_partitions"]:
+            for partition in topic["partitions"]:
+                owners[TopicPartition(topic["topic"], partition)] = _label(member)
+    return owners
+
+
+def _offsets(client: Any, keys: Sequence[Any], which: str) -> dict[Any, int]:
+    """First (`EARLIEST`) or end (`LATEST`) offsets; partitions that are gone are not in it."""
+    from kafka.protocol.consumer import OffsetSpec
+
+    if not keys:
+        return {}
+    present = {
+        (t["name"], p["partition_index"])
+        for t in client.describe_topics(sorted({key.topic for key in keys}))
+        for p in t["partitions"]
+    }
+    specs = {key: OffsetSpec[which] for key in keys if tuple(key) in present}
+    return {key: found.offset for key, found in client.list_partition_offsets(specs).items()} if specs else {}
+
+
+@command.command("delete")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@bootstrap_option
+def delete(bootstrap: str, names: tuple[str, ...]) -> None:
+    """Delete groups without members, and their committed offsets."""
+    from kafka import errors
+
+    failures = []
+    with admin(bootstrap) as client:
+        for name, answer in dict(retrying(client.delete_groups, list(names))).items():
+            if answer == "OK":
+                click.echo(f"{name}: deleted")
+            else:
+                failures.append(f"{name}: {reason(getattr(errors, answer).errno)}")
+    if failures:
+        fail("\n".join(failures))
+
+
+@command.command("reset-offsets", short_help="Move committed offsets (with --execute).")
+@click.argument("name")
+@click.option("--topic", "topics", metavar="NAME[:P,...]", multiple=True, help="Topic, or some partitions of it.")
+@click.option("--all-topics", is_flag=True, help="Every topic that the group has committed offsets for.")
+@click.option("--to-earliest", is_flag=True, help="To the first record.")
+@click.option("--to-latest", is_flag=True, help="To the end.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset.")
+@click.option("--to-datetime", metavar="TIME", help="To the first record at or after 2026-01-31T12:00[:00][Z|+01:00].")
+@click.option("--by-duration", metavar="PnDTnHnMnS", help="To the first record of the last e.g. PT1H30M.")
+@click.option("--shift-by", type=int, metavar="N", help="Forward by N records, back where N is negative.")
+@click.option("--execute", is_flag=True, help="Do it; without this nothing changes.")
+@bootstrap_option
+def reset_offsets(
+    bootstrap: str, name: str, topics: tuple[str, ...], all_topics: bool, execute: bool, **targets: Any
+) -> None:
+    """Move the committed offsets of a group that has no members.
+
+    A target outside of a partition becomes its first or end offset; a time after the last record, the end.
+    Without --execute it only shows what would happen. Times without a zone are UTC.
+    """
+    from kafka import TopicPartition
+    from kafka.structs import OffsetAndMetadata
+
+    chosen = {key: value for key, value in targets.items() if value is not None and value is not False}
+    if len(chosen) != 1:
+        raise click.UsageError("give one of " + ", ".join("--" + key.replace("_", "-") for key in targets))
+    if bool(topics) == all_topics:
+        raise click.UsageError("give --topic or --all-topics")
+    ((target, value),) = chosen.items()
+    timestamp = _timestamp(target, value)
+    with admin(bootstrap) as client:
+        group, committed = _group(client, name)
+        if group is not None and group["group_state"] not in INACTIVE:
+            state = group["group_state"]
+            fail(f"{name} is in state {state}: its consumers have to stop before its offsets can be moved")
+        keys = sorted(committed) if all_topics else _chosen(client, topics)
+        if not keys:
+            fail(f"{name} has no committed offsets")
+        starts, ends = _offsets(client, keys, "EARLIEST"), _offsets(client, keys, "LATEST")
+        times = _times(client, sorted(ends), timestamp) if timestamp is not None else {}
+        moves: dict[TopicPartition, tuple[int | None, int]] = {}
+        for key in keys:
+            old = committed[key].offset if key in committed else None
+            if key not in ends:
+                note(f"{key.topic}-{key.partition} is not there any more; left as it is")
+            elif target == "shift_by" and old is None:
+                note(f"{key.topic}-{key.partition} has no committed offset to shift; left as it is")
+            else:
+                wish = {
+                    "to_earliest": starts[key],
+                    "to_latest": ends[key],
+                    "to_offset": value,
+                    "shift_by": (old or 0) + (value if target == "shift_by" else 0),
+                }.get(target, times.get(key, -1))
+                moves[key] = (
+                    old,
+                    ends[key] if wish < 0 and timestamp is not None else min(max(wish, starts[key]), ends[key]),
+                )
+        results = {}
+        if execute and moves:
+            offsets = {key: OffsetAndMetadata(new, "", -1) for key, (_, new) in moves.items()}
+            results = retrying(client.alter_group_offsets, name, offsets)
+    rows = [(key.topic, key.partition, old, new, ends[key] - new) for key, (old, new) in moves.items()]
+    print_table(["TOPIC", ">PARTITION", ">COMMITTED", ">NEW", ">LAG"], rows)
+    bad = [f"{key.topic}-{key.partition}: {reason(error.errno)}" for key, error in results.items() if error.errno]
+    if bad:
+        fail("\n".join(bad))
+    note("done" if execute else "nothing has changed yet; add --execute to do it")
+
+
+def _timestamp(target: str, value: Any) -> int | None:
+    """The time that a target means, in ms, or None for one that is no time."""
+    try:
+        if target == "to_datetime":
+            return parse_datetime(value)
+        if target == "by_duration":
+            return parse_duration(value)
+    except ValueError as error:
+        raise CliUsageError(f"--{target.replace('_', '-')}: {error}") from None
+    return None
+
+
+def _chosen(client: Any, topics: Sequence[str]) -> list[Any]:
+    """The partitions that `--topic NAME[:P,...]` names."""
+    from kafka import TopicPartition
+
+    wanted: dict[str, set[int] | None] = {}
+    for text in topics:
+        topic, colon, numbers = text.partition(":")
+        if not colon:
+            wanted[topic] = None
+            continue
+        if not all(number.strip().isdigit() for number in numbers.split(",")):
+            raise CliUsageError(f"--topic {text}: partitions must be numbers, as in {topic}:0,2")
+        if (before := wanted.setdefault(topic, set())) is not None:
+            before.update(int(number) for number in numbers.split(","))
+    keys = []
+    for topic in client.describe_topics(list(wanted)):
+        if topic["error_code"]:
+            fail(f"{topic['name']}: {reason(topic['error_code'])}")
+        present = {partition["partition_index"] for partition in topic["partitions"]}
+        some = wanted[topic["name"]]
+        if some is not None and some - present:
+            fail(f"{topic['name']} has no partition {', '.join(map(str, sorted(some - present)))}")
+        keys += [TopicPartition(topic["name"], number) for number in present if some is None or number in some]
+    return sorted(keys)
+
+
+def _times(client: Any, keys: Sequence[Any], timestamp: int) -> dict[Any, int]:
+    from kafka.protocol.consumer import OffsetTimestamp
+
+    if not keys:
+        return {}
+    found = client.list_partition_offsets(dict.fromkeys(keys, OffsetTimestamp(timestamp)))
+    return {key: answer.offset for key, answer in found.items()}

@@ -1,0 +1,98 @@
+"""`kop`: finds the sub-command, loads only its module, and turns every failure into one line.
+
+Owns: the list of commands and the last word on errors.
+Must not know: what a command does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+import kop
+from kop.cli.common import CliError, CliUsageError, explain
+from kop.config import ConfigError
+
+COMMANDS = {
+    "serve": "Serve Kafka clients.",
+    "config": "Show each setting with its value and meaning.",
+    "topics": "List, create, describe, alter and delete topics.",
+    "groups": "List, describe, reset and delete consumer groups.",
+    "produce": "Send lines of stdin or a file as records.",
+    "consume": "Print records.",
+    "check": "Run a round trip against a server and say what works.",
+}
+
+EPILOG = """\b
+Examples:
+  kop serve
+  kop topics create orders --partitions 3
+  echo hello | kop produce orders
+  kop consume orders --from-beginning
+  kop groups describe billing
+  kop check --bootstrap broker.example:9092
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong use or settings.
+`kop COMMAND --help` says more."""
+
+
+class Commands(click.Group):
+    """A group whose members are modules `kop.cli.NAME` with a `command`, imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"kop.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. What it raises becomes one line and an exit code, a traceback only with --debug."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except BrokenPipeError:  # the reader of our output has gone (`| head`): that is a way to end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return ctx.exit(0)
+        except Exception as error:
+            if ctx.meta.get("kop.debug"):
+                raise
+            text = explain(error)
+            if text is None:
+                text = f"{type(error).__name__}: {error}; this is a bug of kop, --debug shows where"
+            raise (CliUsageError if isinstance(error, ConfigError) else CliError)(text) from None
+
+
+@click.group(
+    cls=Commands,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    subcommand_metavar="COMMAND [ARGS]...",
+)
+@click.version_option(kop.__version__, "--version", message="kop %(version)s")
+def cli() -> None:
+    """Serve unmodified Kafka clients from one durable file, and talk to any Kafka server."""
+
+
+def main() -> None:
+    """Entry point of the `kop` script."""
+    cli(prog_name="kop")
+
+
+if __name__ == "__main__":
+    main()

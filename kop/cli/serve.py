@@ -1,0 +1,48 @@
+"""`kop serve`: settings in, then the server. The only command that loads it."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import click
+
+from kop.cli.common import fail
+from kop.cli.settings import load, settings_options
+from kop.errors import KopError
+
+EPILOG = """\b
+Flags win over KOP_* variables, those over the file.
+`kop config` lists every setting.
+
+\b
+Examples:
+  kop serve
+  kop serve --listen 0.0.0.0:9092 --advertise kafka.example:9092
+  kop serve --store sqlite:/var/lib/kop/kop.db --set num.partitions=3
+  KOP_LOG_RETENTION_HOURS=24 kop serve --config kop.toml"""
+
+
+@click.command("serve", epilog=EPILOG)
+@settings_options
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.pass_context
+def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
+    """Serve Kafka clients until Ctrl-C or SIGTERM; both let requests in flight end and sync data.
+
+    Data is kept in one durable file in your data directory unless --store says otherwise.
+    """
+    context.find_root().meta["kop.debug"] = debug
+    config = load(**flags)
+    from kop.app import run
+
+    try:
+        run(config)
+    except KopError as error:
+        if debug:
+            raise
+        fail(str(error))
+    except OSError as error:
+        if debug or error.errno != errno.EADDRINUSE:
+            raise
+        fail(f"{error.strerror or error}; choose another address with --listen HOST:PORT (and --http for metrics)")

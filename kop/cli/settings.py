@@ -1,0 +1,66 @@
+"""The options that make a Config, shared by `kop serve` and `kop config`.
+
+Owns: the named flags and --set.
+Must not know: which settings there are, beyond the four with a flag of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from kop.cli.common import pairs
+from kop.config import Config
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def settings_options(command: Command) -> Command:
+    """Add the flags of the settings; the command gets them as keyword arguments for `load`."""
+    options = (
+        click.option(
+            "--listen", metavar="HOST:PORT", multiple=True, help="Where Kafka clients connect; may be repeated."
+        ),
+        click.option(
+            "--advertise",
+            metavar="HOST:PORT",
+            multiple=True,
+            help="What clients are told to connect to, if it differs.",
+        ),
+        click.option("--store", metavar="sqlite:PATH", help="Where data is kept."),
+        click.option("--http", metavar="HOST:PORT", help='Where /metrics, /healthz and /readyz are; "" for nowhere.'),
+        click.option(
+            "--config",
+            "file",
+            metavar="FILE",
+            envvar="KOP_CONFIG",
+            show_envvar=True,
+            help="TOML file of settings.",
+        ),
+        click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Any setting; may be repeated."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def load(
+    file: str | None,
+    sets: Sequence[str],
+    listen: Sequence[str],
+    advertise: Sequence[str],
+    store: str | None,
+    http: str | None,
+) -> Config:
+    """The Config of these flags, the environment and the file. Raises ConfigError."""
+    overrides: dict[str, Any] = dict(pairs(sets, "--set"))
+    named = {"listen": listen or None, "advertise": advertise or None, "store": store, "http": http}
+    for name, value in named.items():
+        if value is None:
+            continue
+        if name in overrides:
+            raise click.UsageError(f"--{name} and --set {name}=... are both given")
+        overrides[name] = value
+    return Config.load(file, overrides)

@@ -1,0 +1,35 @@
+"""Times as people write them: ISO 8601 dates and durations, to milliseconds since the epoch."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+
+_DURATION = re.compile(
+    r"P(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+)D)?"
+    r"(?:T(?=\d)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?",
+    re.IGNORECASE,
+)
+_SECONDS = {"weeks": 604_800, "days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
+
+
+def parse_datetime(text: str) -> int:
+    """An ISO 8601 date or date and time in ms since the epoch; UTC where it names no zone. Raises ValueError."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"{text!r} is no time such as 2026-01-31T12:00:00Z") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1000)
+
+
+def parse_duration(text: str, now_ms: int | None = None) -> int:
+    """The time, in ms since the epoch, that lies an ISO 8601 duration (PT1H30M, P7D) before now. Raises ValueError."""
+    match = _DURATION.fullmatch(text.strip())
+    parts = {name: float(value) for name, value in match.groupdict().items() if value} if match else {}
+    if not parts:
+        raise ValueError(f"{text!r} is no duration such as PT1H30M or P7D")
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    return now - round(sum(_SECONDS[name] * value for name, value in parts.items()) * 1000)

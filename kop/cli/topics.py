@@ -1,0 +1,199 @@
+"""`kop topics`: list, create, describe, alter, delete, through kafka-python's admin client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from kop.cli.common import Ordered, admin, bold, bootstrap_option, fail, named, note, pairs, print_table, reason, size
+
+EPILOG = """\b
+Examples:
+  kop topics create orders --partitions 3 --config cleanup.policy=compact
+  kop topics describe orders
+  kop topics alter orders --partitions 6 --config retention.ms=86400000
+  kop topics alter orders --delete-config retention.ms
+  kop topics delete orders"""
+
+
+@click.group("topics", cls=Ordered, epilog=EPILOG)
+def command() -> None:
+    """List, create, describe, alter and delete topics."""
+
+
+@command.command("list")
+@click.option("--internal", is_flag=True, help="Internal topics too.")
+@bootstrap_option
+def list_topics(bootstrap: str, internal: bool) -> None:
+    """List topics with their number of partitions."""
+    with admin(bootstrap) as client:
+        topics = [t for t in client.describe_topics() if internal or not t["is_internal"]]
+    if not topics:
+        note("there are no topics; make one with: kop topics create NAME")
+        return
+    topics.sort(key=lambda t: str(t["name"]))
+    print_table(["TOPIC", ">PARTITIONS"], [(t["name"], len(t["partitions"])) for t in topics])
+
+
+@command.command("create")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option(
+    "-p", "--partitions", type=click.IntRange(1), metavar="N", help="Number of partitions; else the server's default."
+)
+@click.option("--replication-factor", type=click.IntRange(1), metavar="N", help="Replicas; else the server's default.")
+@click.option("-c", "--config", "configs", metavar="NAME=VALUE", multiple=True, help="Topic config; may be repeated.")
+@click.option("--if-not-exists", is_flag=True, help="A topic that is there already is no error.")
+@click.option("--validate-only", is_flag=True, help="Only say whether the server would do it.")
+@bootstrap_option
+def create(
+    bootstrap: str,
+    names: tuple[str, ...],
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: tuple[str, ...],
+    if_not_exists: bool,
+    validate_only: bool,
+) -> None:
+    """Create topics."""
+    wanted = {
+        "num_partitions": partitions or -1,
+        "replication_factor": replication_factor or -1,
+        "configs": pairs(configs, "--config"),
+    }
+    with admin(bootstrap) as client:
+        results = client.create_topics(dict.fromkeys(names, wanted), validate_only=validate_only, raise_errors=False)[
+            "topics"
+        ]
+    done = "could be created" if validate_only else "created"
+    _report(results, done, ignored={36: "exists already"} if if_not_exists else {})
+
+
+@command.command("delete")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@bootstrap_option
+def delete(bootstrap: str, names: tuple[str, ...]) -> None:
+    """Delete topics and all their records."""
+    with admin(bootstrap) as client:
+        _report(client.delete_topics(list(names), raise_errors=False)["topics"], "deleted", ignored={})
+
+
+@command.command("alter")
+@click.argument("name")
+@click.option(
+    "-p", "--partitions", type=click.IntRange(1), metavar="N", help="New number of partitions; it can only grow."
+)
+@click.option("-c", "--config", "configs", metavar="NAME=VALUE", multiple=True, help="Set a config; may be repeated.")
+@click.option("--delete-config", "removed", metavar="NAME", multiple=True, help="Back to the default; may be repeated.")
+@bootstrap_option
+def alter(
+    bootstrap: str, name: str, partitions: int | None, configs: tuple[str, ...], removed: tuple[str, ...]
+) -> None:
+    """Change a topic's configs or add partitions."""
+    from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
+
+    changes: dict[str, tuple[Any, str | None]] = {
+        key: (AlterConfigOp.SET, value) for key, value in pairs(configs, "--config").items()
+    }
+    for key in removed:
+        if key in changes:
+            raise click.UsageError(f"{key} is both set and deleted")
+        changes[key] = (AlterConfigOp.DELETE, None)
+    if partitions is None and not changes:
+        raise click.UsageError("nothing to change: give --partitions, --config or --delete-config")
+    with admin(bootstrap) as client:
+        if changes:
+            resource = ConfigResource(ConfigResourceType.TOPIC, name, changes)
+            answer = client.alter_configs([resource], raise_on_unknown=False)["topic"][name]
+            if answer != "OK":
+                fail(f"{name}: {named(str(answer))}")
+            click.echo(f"{name}: configs changed")
+        if partitions is not None:
+            results = client.create_partitions({name: partitions}, raise_errors=False)
+            _report(results.to_dict()["results"], f"has {partitions} partitions now", ignored={})
+
+
+@command.command("describe", short_help="Show configs, partitions, offsets and sizes.")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--all-configs", is_flag=True, help="Configs at their default too.")
+@bootstrap_option
+def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool) -> None:
+    """Show configs, partitions, first and end offset and size of topics; all but internal ones if none is named."""
+    from kafka import TopicPartition
+    from kafka.admin import ConfigResource, ConfigResourceType
+    from kafka.protocol.consumer import OffsetSpec
+
+    with admin(bootstrap) as client:
+        topics = client.describe_topics(list(names) or None)
+        if not names:
+            topics = [topic for topic in topics if not topic["is_internal"]]
+        missing = [f"{t['name']}: {reason(t['error_code'])}" for t in topics if t["error_code"]]
+        found = sorted((t for t in topics if not t["error_code"]), key=lambda t: str(t["name"]))
+        if found:
+            resources = [ConfigResource(ConfigResourceType.TOPIC, t["name"]) for t in found]
+            which = "all" if all_configs else "modified"
+            configs = client.describe_configs(resources, config_filter=which).get("topic", {})
+            led = [
+                TopicPartition(t["name"], p["partition_index"])
+                for t in found
+                for p in t["partitions"]
+                if p["leader_id"] >= 0
+            ]
+            starts = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.EARLIEST))
+            ends = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.LATEST))
+            sizes = _sizes(client, [t["name"] for t in found])
+    for number, topic in enumerate(found):
+        if number:
+            click.echo()
+        rows = []
+        for partition in sorted(topic["partitions"], key=lambda p: int(p["partition_index"])):
+            key = TopicPartition(topic["name"], partition["partition_index"])
+            start, end = (offsets[key].offset if key in offsets else None for offsets in (starts, ends))
+            leader = partition["leader_id"]
+            rows.append((key.partition, leader if leader >= 0 else "none", start, end, size(sizes.get(tuple(key)))))
+        _show(topic, configs.get(topic["name"], {}), rows)
+    if missing:
+        fail("\n".join(missing))
+    if not found:
+        note("there are no topics; make one with: kop topics create NAME")
+
+
+def _show(topic: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], rows: Sequence[Sequence[object]]) -> None:
+    replicas = {len(partition["replica_nodes"]) for partition in topic["partitions"]}
+    click.echo(bold(str(topic["name"])) + (" (internal)" if topic["is_internal"] else ""))
+    click.echo(f"  id {topic['topic_id']}, replicas {'/'.join(map(str, sorted(replicas)))}")
+    for name, entry in sorted(configs.items()):
+        click.echo(f"  {name} = {entry['value']}")
+    print_table([">PARTITION", ">LEADER", ">START", ">END", ">SIZE"], rows)
+
+
+def _sizes(client: Any, names: Sequence[str]) -> dict[tuple[str, int], int]:
+    """Bytes by topic and partition; nothing for servers that do not tell (managed ones often forbid it)."""
+    from kafka import errors
+
+    try:
+        brokers = client.describe_log_dirs()
+    except errors.KafkaError:
+        return {}
+    return {
+        (topic["name"], partition["partition_index"]): partition["partition_size"]
+        for broker in brokers
+        for directory in broker["log_dirs"]
+        for topic in directory["topics"]
+        if topic["name"] in names
+        for partition in topic["partitions"]
+    }
+
+
+def _report(results: Sequence[Mapping[str, Any]], done: str, ignored: Mapping[int, str]) -> None:
+    """Say for each topic what came of it; fail if anything did not work."""
+    failures = []
+    for result in results:
+        code = result["error_code"]
+        if code == 0 or code in ignored:
+            click.echo(f"{result['name']}: {ignored.get(code, done)}")
+        else:
+            failures.append(f"{result['name']}: {reason(code, result.get('error_message'))}")
+    if failures:
+        fail("\n".join(failures))

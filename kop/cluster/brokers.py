@@ -1,0 +1,206 @@
+"""Effective broker settings: configured ones, under those that were altered at run time and are kept by the engine.
+
+Owns: which broker settings may be altered at run time, at which level, their checks, and where they are kept.
+Must not know: the wire, what a setting does.
+
+Two levels may be altered, as in Kafka: the whole cluster (resource name "") and this broker (its id); the broker's
+wins. Only settings that take effect at once may be: the defaults of topics. Everything else is refused as Kafka refuses
+its static settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
+from kop.config import Config, ConfigError
+from kop.errors import ErrorCode, InternalError, KopError, PeerError
+from kop.storage.base import Engine
+
+_STATE_KEY: Final = "broker.configs"
+_log = logging.getLogger(__name__)
+
+DYNAMIC: Final[Mapping[str, ConfigSpec]] = {
+    spec.broker: spec for spec in TOPIC_CONFIGS.values() if spec.acts and spec.broker and spec.refused is None
+}
+"""Broker settings that may be altered at run time, with the topic config whose type and limits are theirs."""
+
+
+class BrokerConfigs:
+    """Settings of this broker. Reads are from memory; `load` brings in what was altered before the last stop.
+
+    The engine that keeps them needs topics' policies, which need these settings: so it comes with `load`, later.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Raise ConfigError where the configured default of a topic config cannot be kept."""
+        self._config = config
+        self._engine: Engine | None = None
+        self._altered: dict[str, dict[str, str]] = {}
+        """By resource name: "" and the broker's id."""
+        self._rows = {row.name: row for row in config.table()}
+        self._listeners: list[Callable[[], None]] = []
+        self._lock = asyncio.Lock()
+        self.version = 0
+        """Grows with every change."""
+        self.loaded = False
+        """True when altered settings are in."""
+
+        refusals = [
+            _refusal(spec, row.current)
+            for spec in TOPIC_CONFIGS.values()
+            for row in self._rows.values()
+            if spec.refused is not None and row.name == spec.broker
+        ]
+        if any(refusals):
+            raise ConfigError([refusal for refusal in refusals if refusal])
+
+    async def load(self, engine: Engine) -> None:
+        """Bring in the altered settings that `engine` keeps, and keep changes there from now on.
+
+        What is not understood is left out and logged. Listeners are called in any case: policies are known now.
+        """
+        self._engine = engine
+        kept = json.loads(await engine.get_state(_STATE_KEY) or "{}")
+        for resource, configs in kept.items():
+            for name, text in configs.items():
+                try:
+                    _check(name, text)
+                except KopError as error:
+                    _log.warning("an altered broker setting is ignored: %s", error.message)
+                else:
+                    self._altered.setdefault(resource, {})[name] = text
+        self.loaded = True
+        self._changed()
+
+    @property
+    def num_partitions(self) -> int:
+        """Partitions of a topic that does not say how many."""
+        return self._config.num_partitions
+
+    @property
+    def node(self) -> str:
+        """This broker's resource name: its id."""
+        return str(self._config.node_id)
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change of a setting."""
+        self._listeners.append(callback)
+
+    def altered(self, resource: str) -> Mapping[str, str]:
+        """What was altered on one level: "" or this broker's id."""
+        return self._altered.get(resource, {})
+
+    def origins(self, name: str) -> tuple[Origin, ...]:
+        """Every place that sets `name`, the winner first: altered here, altered for all, configured, the default."""
+        row = self._rows.get(name)
+        if row is None:
+            return ()
+        found = []
+        for resource, source in ((self.node, Source.DYNAMIC_BROKER), ("", Source.DYNAMIC_DEFAULT_BROKER)):
+            text = self.altered(resource).get(name)
+            if text is not None:
+                found.append(Origin(name, text, source))
+        if row.origin != "default":
+            found.append(Origin(name, self._null(name, row.current), Source.STATIC_BROKER))
+        found.append(Origin(name, self._null(name, row.default), Source.DEFAULT))
+        return tuple(found)
+
+    def text(self, name: str) -> str:
+        """The effective value of a setting that may be altered, as text; "" where there is none."""
+        return self.origins(name)[0].value or ""
+
+    def rows(self) -> Iterable[ConfigRow]:
+        """Every setting of this broker."""
+        for row in self._rows.values():
+            origins = self.origins(row.name)
+            kind = ConfigType[row.type.upper()] if row.type.upper() in ConfigType.__members__ else ConfigType.STRING
+            synonyms = tuple(origin for origin in origins if origin.value is not None)
+            yield ConfigRow(
+                row.name, origins[0].value, row.name not in DYNAMIC, origins[0].source, kind, row.doc, synonyms
+            )
+
+    def cluster_rows(self) -> Iterable[ConfigRow]:
+        """The settings that were altered for the whole cluster."""
+        for name, text in sorted(self.altered("").items()):
+            origin = Origin(name, text, Source.DYNAMIC_DEFAULT_BROKER)
+            yield ConfigRow(name, text, False, origin.source, DYNAMIC[name].type, self._rows[name].doc, (origin,))
+
+    def check_resource(self, resource: str) -> None:
+        """Raise INVALID_REQUEST unless `resource` is "" or this broker's id."""
+        if resource in {"", self.node}:
+            return
+        if not resource.lstrip("+-").isdecimal():
+            raise PeerError(f"Node id must be an integer, but it is: {resource}")
+        raise PeerError(f"Unexpected broker id, expected {self.node}, but received {resource}")
+
+    async def alter(
+        self,
+        resource: str,
+        change: Callable[[Mapping[str, str]], dict[str, str]],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Replace the altered settings of a level by what `change` makes of them; durable and in force on return.
+
+        INVALID_REQUEST for another broker, a setting that cannot be altered at run time, or a bad value.
+        """
+        self.check_resource(resource)
+        async with self._lock:
+            wanted = change(self.altered(resource))
+            refused = sorted(name for name in wanted if name not in DYNAMIC)
+            if refused:
+                raise PeerError(f"Cannot update these configs dynamically: [{', '.join(refused)}]{_nearest(refused)}")
+            for name, text in wanted.items():
+                _check(name, text)
+            if validate_only or wanted == self.altered(resource):
+                return
+            altered = {key: value for key, value in {**self._altered, resource: wanted}.items() if value}
+            if self._engine is None:
+                raise InternalError("broker settings are altered before `load`")
+            await self._engine.put_state(_STATE_KEY, json.dumps(altered) if altered else None)
+            self._altered = altered
+            self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        for callback in self._listeners:
+            callback()
+
+    def _null(self, name: str, text: str) -> str | None:
+        """Tell "not set" from an empty text: only numbers can be not set."""
+        row = self._rows[name]
+        return None if text == "" and row.type in {"int", "long", "double"} else text
+
+
+def _check(name: str, text: str) -> None:
+    spec = DYNAMIC.get(name)
+    if spec is None:
+        raise PeerError(f"Cannot update these configs dynamically: [{name}]")
+    try:
+        spec.parse(text)
+    except PeerError as error:
+        raise PeerError(error.message.replace(spec.name, name), ErrorCode.INVALID_REQUEST) from None
+
+
+def _refusal(spec: ConfigSpec, text: str) -> str | None:
+    try:
+        spec.parse_wanted(text)
+    except PeerError as error:
+        return error.message
+    return None
+
+
+def _nearest(names: Iterable[str]) -> str:
+    """A hint for names that look like a setting that can be altered, such as a topic's."""
+    near = {
+        (TOPIC_CONFIGS[name].broker if name in TOPIC_CONFIGS else None)
+        or next(iter(difflib.get_close_matches(name, DYNAMIC, 1, 0.85)), "")
+        for name in names
+    } & set(DYNAMIC)
+    return f"; did you mean {', '.join(sorted(near))}?" if near else ""

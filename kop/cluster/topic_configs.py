@@ -1,0 +1,514 @@
+"""Topic configs: the one table for creating, altering and describing topics, and what follows from it for a topic.
+
+Owns: every topic config of Kafka 4.3 with type, default, limits, meaning and the broker setting behind it; which of
+them act here; their checks; and a topic's effective values, worked out once and kept until the topic or a broker
+setting changes.
+Must not know: the wire, who asks, where configs are kept.
+
+Three kinds of configs
+- Those that act: `acts` is true.
+- Those that have nothing to act on: there are no segment files, indexes, replicas or a remote tier, every
+  acknowledged batch is synced. They are checked as Kafka checks them, kept and read back, and change nothing.
+- Those whose promise could not be kept are refused with INVALID_CONFIG and the reason: min.insync.replicas above 1 (a
+  record is kept once) and remote.storage.enable=true.
+
+Values are kept as the client wrote them, spaces included, and read back so, as Kafka does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+from kop.errors import ErrorCode, PeerError
+from kop.records.batch import BatchHeader, Codec
+from kop.records.recompress import recompress
+from kop.storage.base import Buffer, LogPolicy, TopicInfo
+
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+
+
+class ConfigType(IntEnum):
+    """Types as DescribeConfigs numbers them (KIP-569)."""
+
+    UNKNOWN = 0
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    CLASS = 8
+    PASSWORD = 9
+
+
+class Source(IntEnum):
+    """Where a value comes from, as DescribeConfigs numbers it (KIP-226)."""
+
+    UNKNOWN = 0
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    DYNAMIC_BROKER_LOGGER = 6
+
+
+class Origin(NamedTuple):
+    """A value and where it comes from; `name` is the config's own at that place. No value: not set, not sensitive."""
+
+    name: str
+    value: str | None
+    source: Source
+
+
+class ConfigRow(NamedTuple):
+    """A config as DescribeConfigs shows it."""
+
+    name: str
+    value: str | None
+    read_only: bool
+    source: Source
+    type: ConfigType
+    doc: str
+    synonyms: tuple[Origin, ...]
+    """Every place that has a value, the winner first."""
+
+
+Check: TypeAlias = Callable[[Any], str | None]
+"""What is wrong with a parsed value, or None."""
+
+
+def _within(low: float | None, high: float | None = None) -> Check:
+    def check(value: float) -> str | None:
+        if low is not None and value < low:
+            return f"Value must be at least {low}"
+        if high is not None and value > high:
+            return f"Value must be no more than {high}"
+        return None
+
+    return check
+
+
+def _one_of(*allowed: str) -> Check:
+    def check(value: str | list[str]) -> str | None:
+        for item in [value] if isinstance(value, str) else value:
+            if item not in allowed:
+                return f"String must be one of: {', '.join(allowed)}"
+        return None
+
+    return check
+
+
+def _gzip_level(value: int) -> str | None:
+    return None if value == -1 or 1 <= value <= 9 else "Value must be between 1 and 9 or equal to -1"
+
+
+_REPLICA = re.compile(r"[0-9]+:[0-9]+")
+
+
+def _throttled(value: list[str]) -> str | None:
+    if value == ["*"] or all(_REPLICA.fullmatch(item) for item in value):
+        return None
+    return "must be the literal '*' or a list of replicas in the following format: [partitionId]:[brokerId],..."
+
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_DOUBLE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+_BITS = {ConfigType.INT: 32, ConfigType.LONG: 64}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSpec:
+    """A config of a topic."""
+
+    name: str
+    type: ConfigType
+    default: str
+    doc: str
+    broker: str | None = None
+    """The broker setting that holds the default for all topics (Kafka's synonym), or None."""
+    acts: bool = False
+    """False: checked, kept and read back, but there is nothing here that it could change."""
+    check: Check | None = None
+    refused: Check | None = None
+    """Why a legal value cannot be had here, or None."""
+
+    def parse(self, text: str) -> Any:
+        """The value of `text`: bool, int, float, str, or list of str. INVALID_CONFIG with Kafka's wording."""
+        value = self._read(text.strip())
+        if self.check is not None and (reason := self.check(value)) is not None:
+            raise self._invalid(text, reason)
+        return value
+
+    def parse_wanted(self, text: str) -> Any:
+        """As `parse`, for a value that somebody asks for: what cannot be kept here is INVALID_CONFIG, too."""
+        value = self.parse(text)
+        if self.refused is not None and (reason := self.refused(value)) is not None:
+            raise PeerError(f"{self.name}={text.strip()} is not possible here: {reason}", ErrorCode.INVALID_CONFIG)
+        return value
+
+    def _read(self, text: str) -> Any:
+        match self.type:
+            case ConfigType.INT | ConfigType.LONG:
+                half = 1 << _BITS[self.type] - 1
+                if not _INTEGER.fullmatch(text) or not -half <= int(text) < half:
+                    raise self._invalid(text, f"Not a number of type {self.type.name}")
+                return int(text)
+            case ConfigType.DOUBLE:
+                if not _DOUBLE.fullmatch(text):
+                    raise self._invalid(text, "Not a number of type DOUBLE")
+                return float(text)
+            case ConfigType.BOOLEAN:
+                if text.lower() not in {"true", "false"}:
+                    raise self._invalid(text, "Expected value to be either true or false")
+                return text.lower() == "true"
+            case ConfigType.LIST:
+                items = split_list(text)
+                if "" in items:
+                    raise PeerError(f"Configuration '{self.name}' values must not be empty.", ErrorCode.INVALID_CONFIG)
+                return items
+            case _:
+                return text
+
+    def _invalid(self, text: str, reason: str) -> PeerError:
+        return PeerError(f"Invalid value {text} for configuration {self.name}: {reason}", ErrorCode.INVALID_CONFIG)
+
+
+def split_list(text: str) -> list[str]:
+    """The items of a LIST value, spaces around them dropped; none for an empty text."""
+    text = text.strip()
+    return [item.strip() for item in text.split(",")] if text else []
+
+
+def _only_one_replica(value: int) -> str | None:
+    return None if value == 1 else "a record is kept once, synced before it is acknowledged; there are no replicas"
+
+
+def _no_remote_tier(value: bool) -> str | None:
+    return "there is no remote tier" if value else None
+
+
+def _table() -> Iterable[ConfigSpec]:
+    boolean, string, integer = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
+    long, double, list_ = ConfigType.LONG, ConfigType.DOUBLE, ConfigType.LIST
+    # -- retention and compaction
+    yield ConfigSpec(
+        "cleanup.policy", list_, "delete",
+        "What happens to old records: delete (by retention.ms and retention.bytes), compact (the newest record of each "
+        "key stays), both, or, when empty, nothing.",
+        "log.cleanup.policy", True, _one_of("compact", "delete"),
+    )  # fmt: skip
+    yield ConfigSpec(
+        "retention.ms", long, "604800000",
+        "Milliseconds that records are kept under cleanup.policy delete; -1: for ever.",
+        "log.retention.ms", True, _within(-1),
+    )  # fmt: skip
+    yield ConfigSpec(
+        "retention.bytes", long, "-1",
+        "Bytes of a partition that are kept under cleanup.policy delete; -1: no limit.",
+        "log.retention.bytes", True,
+    )  # fmt: skip
+    yield ConfigSpec(
+        "delete.retention.ms", long, "86400000",
+        "Milliseconds that a tombstone stays readable after compaction has seen it.",
+        "log.cleaner.delete.retention.ms", True, _within(0),
+    )  # fmt: skip
+    yield ConfigSpec(
+        "min.cleanable.dirty.ratio", double, "0.5",
+        "Share of a log, 0 to 1, that must be new before compaction runs.",
+        "log.cleaner.min.cleanable.ratio", True, _within(0, 1),
+    )  # fmt: skip
+    yield ConfigSpec(
+        "min.compaction.lag.ms", long, "0",
+        "Milliseconds that a record stays as it is before compaction may take it.",
+        "log.cleaner.min.compaction.lag.ms", True, _within(0),
+    )  # fmt: skip
+    yield ConfigSpec(
+        "max.compaction.lag.ms", long, str(LONG_MAX),
+        "Milliseconds after which a record is compacted whatever the share of new ones.",
+        "log.cleaner.max.compaction.lag.ms", True, _within(1),
+    )  # fmt: skip
+    # -- what producers may write
+    yield ConfigSpec(
+        "max.message.bytes", integer, "1048588",
+        "Largest record batch in bytes, as sent (compressed).",
+        "message.max.bytes", True, _within(0),
+    )  # fmt: skip
+    yield ConfigSpec(
+        "message.timestamp.type", string, "CreateTime",
+        "CreateTime: records keep the producer's time. LogAppendTime: they get the broker's.",
+        "log.message.timestamp.type", True, _one_of("CreateTime", "LogAppendTime"),
+    )  # fmt: skip
+    yield ConfigSpec(
+        "message.timestamp.before.max.ms", long, str(LONG_MAX),
+        "Milliseconds that a CreateTime may lie behind the broker's clock; a batch beyond is refused.",
+        "log.message.timestamp.before.max.ms", True, _within(0),
+    )  # fmt: skip
+    yield ConfigSpec(
+        "message.timestamp.after.max.ms", long, "3600000",
+        "Milliseconds that a CreateTime may lie ahead of the broker's clock; a batch beyond is refused.",
+        "log.message.timestamp.after.max.ms", True, _within(0),
+    )  # fmt: skip
+    yield ConfigSpec(
+        "compression.type", string, "producer",
+        "Codec of stored batches: one of gzip, snappy, lz4, zstd, uncompressed, or producer: as they came.",
+        "compression.type", True,
+        _one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+    )  # fmt: skip
+    # -- refused unless they ask for what is so anyway
+    yield ConfigSpec(
+        "min.insync.replicas", integer, "1",
+        "Replicas that must have a record before it is acknowledged. Only 1: every partition has one replica.",
+        None, True, _within(1), _only_one_replica,
+    )  # fmt: skip
+    yield ConfigSpec(
+        "remote.storage.enable", boolean, "false", "Tiered storage. Only false: there is none.",
+        None, True, None, _no_remote_tier,
+    )  # fmt: skip
+    # -- nothing here to act on
+    level = "Level of the codec where compression.type asks for one. Without effect: the codec's usual level is used."
+    yield ConfigSpec("compression.gzip.level", integer, "-1", level, check=_gzip_level)
+    yield ConfigSpec("compression.lz4.level", integer, "9", level, check=_within(1, 17))
+    yield ConfigSpec("compression.zstd.level", integer, "3", level, check=_within(-131072, 22))
+    segment = "Without effect: a log is not made of segment files."
+    yield ConfigSpec("segment.bytes", integer, "1073741824", segment, check=_within(1048576))
+    yield ConfigSpec("segment.ms", long, "604800000", segment, check=_within(1))
+    yield ConfigSpec("segment.jitter.ms", long, "0", segment, check=_within(0))
+    yield ConfigSpec("segment.index.bytes", integer, "10485760", segment, check=_within(4))
+    yield ConfigSpec("index.interval.bytes", integer, "4096", segment, check=_within(0))
+    yield ConfigSpec("file.delete.delay.ms", long, "60000", segment, check=_within(0))
+    yield ConfigSpec("preallocate", boolean, "false", segment)
+    flush = "Without effect: every batch is synced before it is acknowledged."
+    yield ConfigSpec("flush.messages", long, str(LONG_MAX), flush, check=_within(1))
+    yield ConfigSpec("flush.ms", long, str(LONG_MAX), flush, check=_within(0))
+    replica = "Without effect: every partition has one replica."
+    yield ConfigSpec("unclean.leader.election.enable", boolean, "false", replica)
+    yield ConfigSpec("leader.replication.throttled.replicas", list_, "", replica, check=_throttled)
+    yield ConfigSpec("follower.replication.throttled.replicas", list_, "", replica, check=_throttled)
+    remote = "Without effect: there is no remote tier."
+    yield ConfigSpec("local.retention.ms", long, "-2", remote, check=_within(-2))
+    yield ConfigSpec("local.retention.bytes", long, "-2", remote, check=_within(-2))
+    yield ConfigSpec("remote.log.copy.disable", boolean, "false", remote)
+    yield ConfigSpec("remote.log.delete.on.disable", boolean, "false", remote)
+
+
+TOPIC_CONFIGS: Final[Mapping[str, ConfigSpec]] = {
+    spec.name: spec for spec in sorted(_table(), key=lambda spec: spec.name)
+}
+"""Every topic config, ordered by name."""
+
+
+def spec_of(name: str) -> ConfigSpec:
+    """The config of that name; INVALID_CONFIG that names the nearest where there is none."""
+    spec = TOPIC_CONFIGS.get(name)
+    if spec is None:
+        near = difflib.get_close_matches(name.lower().replace("_", "."), TOPIC_CONFIGS, 1, 0.6)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise PeerError(f"Unknown topic config name: {name}{hint}", ErrorCode.INVALID_CONFIG)
+    return spec
+
+
+def check_configs(configs: Mapping[str, str | None], *, internal: bool = False) -> dict[str, str]:
+    """Check what a topic is to have as its own configs, all of them; returns them. Raises INVALID_CONFIG.
+
+    `internal`: the topic holds the state of groups, which only compaction may take records from.
+    """
+    checked: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for name, text in configs.items():
+        spec = spec_of(name)
+        if text is None:
+            raise PeerError(f"Null value not supported for topic configs: {name}", ErrorCode.INVALID_CONFIG)
+        values[name] = spec.parse_wanted(text)
+        checked[name] = text
+    shortest = values.get("min.compaction.lag.ms", 0)
+    longest = values.get("max.compaction.lag.ms", LONG_MAX)
+    if shortest > longest:
+        raise PeerError(
+            f"conflict topic config setting min.compaction.lag.ms ({shortest}) > max.compaction.lag.ms ({longest})",
+            ErrorCode.INVALID_CONFIG,
+        )
+    if internal and values.get("cleanup.policy") != ["compact"]:
+        raise PeerError(
+            "cleanup.policy of an internal topic has to be compact: anything else would lose committed offsets",
+            ErrorCode.INVALID_CONFIG,
+        )
+    return checked
+
+
+class BrokerDefaults(Protocol):
+    """Broker settings as topics need them (`kop.cluster.brokers.BrokerConfigs`)."""
+
+    @property
+    def loaded(self) -> bool:
+        """True when settings altered in an earlier run are known."""
+
+    def origins(self, name: str) -> tuple[Origin, ...]:
+        """Every place that sets the broker setting `name`, the winner first; empty for an unknown one."""
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change of a setting."""
+
+
+_SYNONYMS: Final = {
+    "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
+}
+"""Broker settings of one config in falling precedence, with their unit in the config's."""
+_WALK_AT_LEAST: Final = 64 * 1024 * 1024
+_WALK_RATIO: Final = 16
+_MOST_KEPT: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRules:
+    """What a produced batch has to keep to on one topic."""
+
+    max_message_bytes: int
+    compact: bool
+    """cleanup.policy holds `compact`: records need keys."""
+    max_uncompressed_bytes: int
+    """Where records have to be walked: the most that they may decompress to."""
+    log_append_time: bool
+    before_max_ms: int
+    after_max_ms: int
+    codec: Codec | None
+    """compression.type; None: as the producer sent them."""
+
+    def check_timestamp(self, base_timestamp: int, max_timestamp: int, now_ms: int) -> None:
+        """Raise INVALID_TIMESTAMP where a batch's CreateTime is too far from `now_ms`; -1 is no time and passes."""
+        if self.log_append_time:
+            return
+        if (base_timestamp >= 0 and now_ms - base_timestamp > self.before_max_ms) or (
+            max_timestamp >= 0 and max_timestamp - now_ms > self.after_max_ms
+        ):
+            early, late = now_ms - self.before_max_ms, now_ms + self.after_max_ms
+            raise PeerError(
+                f"timestamps {base_timestamp} to {max_timestamp} are out of range: allowed is {early} to {late}",
+                ErrorCode.INVALID_TIMESTAMP,
+            )
+
+    def stored(self, batch: Buffer, header: BatchHeader) -> tuple[Buffer, BatchHeader]:
+        """A checked batch as it is to be stored, and its header: `batch` itself unless its codec has to change.
+
+        CORRUPT_MESSAGE where it cannot be decompressed, MESSAGE_TOO_LARGE where it is too large in the other codec.
+        """
+        if self.codec is None or header.codec == self.codec:
+            return batch, header
+        batch, header = recompress(batch, header, self.codec, max_bytes=self.max_uncompressed_bytes)
+        if header.size > self.max_message_bytes:
+            raise PeerError(
+                f"batch of {header.size} bytes in {self.codec.name.lower()}, the limit is {self.max_message_bytes}",
+                ErrorCode.MESSAGE_TOO_LARGE,
+            )
+        return batch, header
+
+
+_CODECS: Final = {
+    "producer": None,
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+
+
+class TopicConfigs:
+    """Effective configs of topics: their own, then the broker's, then the defaults. Look-ups are cheap."""
+
+    def __init__(self, brokers: BrokerDefaults) -> None:
+        self._brokers = brokers
+        self._rules: dict[UUID, tuple[TopicInfo, ProduceRules]] = {}
+        self._defaults: dict[str, tuple[Origin, ...]] = {}
+        self.lock = asyncio.Lock()
+        """Held while a topic's own configs are read, changed and written."""
+        brokers.on_change(self._forget)
+
+    def _forget(self) -> None:
+        self._rules.clear()
+        self._defaults.clear()
+
+    def value(self, topic: TopicInfo, name: str) -> Any:
+        """The effective value of a config, parsed."""
+        spec = TOPIC_CONFIGS[name]
+        text = topic.configs.get(name)
+        return spec.parse(self._inherited(spec)[0].value or "" if text is None else text)
+
+    def text(self, configs: Mapping[str, str], name: str) -> str:
+        """The effective value of a config on a topic with these of its own, as text."""
+        own = configs.get(name)
+        return own if own is not None else self._inherited(TOPIC_CONFIGS[name])[0].value or ""
+
+    def policy(self, topic: TopicInfo) -> LogPolicy:
+        """What an engine has to do with the topic's old records, and which timestamps it writes.
+
+        Until the broker's altered settings are loaded nothing may be deleted: one of them may say so.
+        """
+        cleanup = self.value(topic, "cleanup.policy") if self._brokers.loaded else []
+        return LogPolicy(
+            delete="delete" in cleanup,
+            compact="compact" in cleanup,
+            retention_ms=self.value(topic, "retention.ms"),
+            retention_bytes=max(self.value(topic, "retention.bytes"), -1),
+            log_append_time=self.value(topic, "message.timestamp.type") == "LogAppendTime",
+            delete_retention_ms=self.value(topic, "delete.retention.ms"),
+            min_compaction_lag_ms=self.value(topic, "min.compaction.lag.ms"),
+            max_compaction_lag_ms=self.value(topic, "max.compaction.lag.ms"),
+            min_cleanable_dirty_ratio=self.value(topic, "min.cleanable.dirty.ratio"),
+        )
+
+    def produce_rules(self, topic: TopicInfo) -> ProduceRules:
+        """What a produced batch has to keep to; kept as long as `topic` is the newest value of the topic."""
+        kept = self._rules.get(topic.topic_id)
+        if kept is not None and kept[0] is topic:
+            return kept[1]
+        max_message_bytes = self.value(topic, "max.message.bytes")
+        rules = ProduceRules(
+            max_message_bytes=max_message_bytes,
+            compact="compact" in self.value(topic, "cleanup.policy"),
+            max_uncompressed_bytes=max(_WALK_AT_LEAST, _WALK_RATIO * max_message_bytes),
+            log_append_time=self.value(topic, "message.timestamp.type") == "LogAppendTime",
+            before_max_ms=self.value(topic, "message.timestamp.before.max.ms"),
+            after_max_ms=self.value(topic, "message.timestamp.after.max.ms"),
+            codec=_CODECS[self.value(topic, "compression.type")],
+        )
+        if len(self._rules) >= _MOST_KEPT:  # topics that are gone leave theirs behind
+            self._rules.clear()
+        self._rules[topic.topic_id] = (topic, rules)
+        return rules
+
+    def max_message_bytes(self, topic: TopicInfo) -> int:
+        """Largest record batch of the topic in bytes."""
+        return self.produce_rules(topic).max_message_bytes
+
+    def rows(self, configs: Mapping[str, str]) -> Iterable[ConfigRow]:
+        """Every config of a topic with these of its own, ordered by name."""
+        for spec in TOPIC_CONFIGS.values():
+            inherited = self._inherited(spec)
+            own = configs.get(spec.name)
+            synonyms = inherited if own is None else (Origin(spec.name, own, Source.DYNAMIC_TOPIC), *inherited)
+            value, source = synonyms[0].value, synonyms[0].source
+            yield ConfigRow(spec.name, value, False, source, spec.type, spec.doc, synonyms)
+
+    def _inherited(self, spec: ConfigSpec) -> tuple[Origin, ...]:
+        """The broker's values and the default of a config, in its own unit, the winner first; never empty."""
+        found = self._defaults.get(spec.name)
+        if found is None:
+            names = _SYNONYMS.get(spec.name, ((spec.broker, 1),) if spec.broker else ())
+            found = tuple(
+                origin if unit == 1 else origin._replace(value=str(max(int(origin.value) * unit, -1)))
+                for name, unit in names
+                for origin in self._brokers.origins(name)
+                if origin.value is not None
+            )
+            self._defaults[spec.name] = found = found or (Origin(spec.name, spec.default, Source.DEFAULT),)
+        return found

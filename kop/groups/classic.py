@@ -1,0 +1,606 @@
+"""One group of the classic protocol: a pure machine after Kafka 4.3's `GroupMetadataManager`.
+
+Owns: states, generations, timeouts, and who is answered what (KIP-62, 134, 345, 389, 394, 559, 800, 814).
+Must not know: clocks, sockets, futures, storage, committed offsets.
+
+Rules
+- Every method takes `now`, milliseconds that never go back, and returns effects for the caller to carry out in order.
+- A token that came with `join` or `sync` is answered by exactly one Reply, at once or later.
+- A `Persist` is in force only once `persisted` says so; until then no answer depends on it.
+- `next_deadline` is never later than what has to be done; calling `tick` early does nothing.
+- A heartbeat only moves a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from kop.errors import ErrorCode, InternalError
+from kop.groups.messages import (
+    Description,
+    Effect,
+    JoinRequest,
+    JoinResult,
+    Leaving,
+    Left,
+    Persist,
+    Reply,
+    SyncRequest,
+    SyncResult,
+    Token,
+)
+from kop.groups.roster import NEVER, Member, Roster, new_member_id
+from kop.groups.settings import GroupSettings
+from kop.groups.states import State, answer_for, check_step
+from kop.wire.state import GroupMetadataValue
+
+
+class ClassicGroup:
+    """A group of the classic protocol."""
+
+    def __init__(self, group_id: str, settings: GroupSettings, now: int) -> None:
+        self.group_id = group_id
+        self.settings = settings
+        self.state = State.EMPTY
+        self.previous_state = State.EMPTY
+        self.state_since = now
+        """When the state was entered; -1 where an old record did not say."""
+        self.generation = 0
+        self.protocol: str | None = None
+        self.roster = Roster()
+        self.next_deadline = NEVER
+        self._joined_meanwhile = False  # a member joined during the initial delay
+        self._join_deadline = NEVER
+        self._initial_delay: tuple[int, int] | None = None  # how long the present delay is, what may still be added
+        self._sync_deadline = NEVER
+        self._to_sync: set[str] = set()
+        self._tickets = 0
+        self._writes: dict[int, Callable[[ErrorCode, int], None]] = {}
+        self._effects: list[Effect] = []
+
+    @classmethod
+    def load(cls, group_id: str, value: GroupMetadataValue, settings: GroupSettings, now: int) -> ClassicGroup:
+        """The group that a record describes. Call `resume` when everything is loaded."""
+        group = cls(group_id, settings, now)
+        group.generation = value.generation
+        group.protocol = value.protocol
+        group.state_since = value.current_state_timestamp
+        group.roster.protocol_type = value.protocol_type or None
+        for stored in value.members:
+            member = Member.loaded(stored, value.protocol or "")
+            group.roster.add(member, None, value.protocol_type)
+        if value.leader is not None and value.leader in group.roster:
+            group.roster.leader = value.leader
+        if value.members:
+            group.state = group.previous_state = State.STABLE
+        group.roster.learn_subscriptions(group.protocol)
+        return group
+
+    # -- what is asked
+
+    @property
+    def protocol_type(self) -> str | None:
+        """`consumer`, `connect` or the like; None for a group that only holds offsets."""
+        return self.roster.protocol_type
+
+    @property
+    def untouched(self) -> bool:
+        """True while nothing of the group is worth keeping: no generation, no member, none expected."""
+        return self.state is State.EMPTY and not self.generation and not self.roster.pending
+
+    def describe(self) -> Description:
+        """The group as DescribeGroups shows it: metadata and protocol only while it is stable."""
+        protocol = self.protocol if self.state is State.STABLE else None
+        members = self.roster.describe(protocol)
+        return Description(self.group_id, self.state.value, self.protocol_type or "", protocol or "", members)
+
+    def check_commit(self, member_id: str, instance_id: str | None, generation: int, now: int) -> ErrorCode:
+        """May this member commit offsets? A commit by a member keeps its session alive."""
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and self.state is State.EMPTY:
+            return ErrorCode.NONE
+        if generation < 0 and not member_id and instance_id is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = self.roster.check(member_id, instance_id)
+        if error:
+            return error
+        if generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if self.state is State.COMPLETING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        self._beat(self.roster.members[member_id], now)
+        return ErrorCode.NONE
+
+    # -- what is done
+
+    def join(self, token: Token, request: JoinRequest, now: int) -> list[Effect]:
+        """Handle a JoinGroup request; session timeout and group id were checked."""
+        if not self._accepts(request.member_id):
+            self._drop(request.member_id)
+            self._answer_join(token, ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+            self._maybe_complete_join(now)
+        elif self.state is State.DEAD:
+            self._answer_join(token, ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id)
+        elif not self._supports(request):
+            self._answer_join(token, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
+        elif request.member_id:
+            self._join_known(token, request, now)
+        else:
+            self._join_unknown(token, request, now)
+        return self._take()
+
+    def sync(self, token: Token, request: SyncRequest, now: int) -> list[Effect]:
+        """Handle a SyncGroup request."""
+        error = self._check_sync(request)
+        if error:
+            self._effects.append(Reply(token, SyncResult(error)))
+            return self._take()
+        member = self.roster.members[request.member_id]
+        if self.state is State.STABLE:
+            self._synced(member)
+            self._effects.append(Reply(token, self._assignment_of(member)))
+            return self._take()
+        self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)  # an older request of the same member
+        member.sync_token = token
+        self._synced(member)
+        if self.roster.leader == member.member_id:
+            assignment = dict(request.assignments)
+            self._persist(assignment, partial(self._assigned, self.generation, assignment))
+        return self._take()
+
+    def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now: int) -> ErrorCode:
+        """Handle a Heartbeat request: nothing but a check and a new deadline."""
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        error = self.roster.check(member_id, instance_id)
+        if error:
+            return error
+        if generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        self._beat(self.roster.members[member_id], now)
+        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING_REBALANCE else ErrorCode.NONE
+
+    def leave(self, leaving: Iterable[Leaving], now: int) -> tuple[tuple[Left, ...], list[Effect]]:
+        """Handle a LeaveGroup request; its answer waits for a Persist among the effects."""
+        left = tuple(Left(one.member_id, one.instance_id, self._leave(one)) for one in leaving)
+        if any(not one.error for one in left):
+            if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
+                self._prepare_rebalance(now)
+            else:
+                self._maybe_complete_join(now)
+        return left, self._take()
+
+    def persisted(self, ticket: int, error: ErrorCode, now: int) -> list[Effect]:
+        """The write of `ticket` has ended, with NONE if it is durable."""
+        self._writes.pop(ticket)(error, now)
+        return self._take()
+
+    def tick(self, now: int) -> list[Effect]:
+        """Do what is due."""
+        while self.next_deadline <= now:
+            self._expire(now)
+            self._find_next_deadline()
+        return self._take()
+
+    def resume(self, now: int) -> list[Effect]:
+        """After `load`: sessions start anew; a group above the size limit rebalances."""
+        for member in self.roster:
+            self._beat(member, now)
+        if self.state is State.STABLE and len(self.roster) > self.settings.group_max_size:
+            self._prepare_rebalance(now)
+        return self._take()
+
+    def kill(self) -> None:
+        """The group, which is empty, is deleted: whoever still holds it is told to look for the coordinator."""
+        if self.state is not State.EMPTY:
+            raise InternalError(f"group {self.group_id} is {self.state.value} and cannot be deleted")
+        self.state = State.DEAD
+        self.roster.pending.clear()
+        self.next_deadline = NEVER
+
+    def revive(self) -> None:
+        """The deletion could not be written: the group is back as it was."""
+        self.state = State.EMPTY
+
+    def unload(self) -> list[Effect]:
+        """The coordinator stops: who waits is sent to look for another."""
+        for member in self.roster:
+            self._answer_join_of(member, ErrorCode.NOT_COORDINATOR)
+            self._answer_sync(member, ErrorCode.NOT_COORDINATOR)
+        return self._take()
+
+    # -- joining
+
+    def _accepts(self, member_id: str) -> bool:
+        limit = self.settings.group_max_size
+        if self.state is State.PREPARING_REBALANCE:
+            member = self.roster.members.get(member_id)
+            if member is not None and member.join_token is not None:
+                return True
+            return self.roster.waiting_to_join < limit
+        if self.state in (State.COMPLETING_REBALANCE, State.STABLE):
+            return member_id in self.roster or len(self.roster) < limit
+        return True
+
+    def _supports(self, request: JoinRequest) -> bool:
+        if self.state is State.EMPTY:
+            return bool(request.protocol_type and request.protocols)
+        return self.roster.supports(request.protocol_type, request.protocols)
+
+    def _join_unknown(self, token: Token, request: JoinRequest, now: int) -> None:
+        member_id = new_member_id(request.client_id, request.instance_id)
+        if request.instance_id is not None:
+            existing = self.roster.static.get(request.instance_id)
+            if existing is not None:
+                self._replace_static(token, request, request.instance_id, existing, member_id, now)
+                return
+        elif request.needs_known_member_id:
+            deadline = now + request.session_timeout_ms
+            self.roster.pending[member_id] = deadline
+            self._arm(deadline)
+            self._answer_join(token, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+            return
+        self._add(token, request, member_id, now)
+
+    def _join_known(self, token: Token, request: JoinRequest, now: int) -> None:
+        member_id = request.member_id
+        if member_id in self.roster.pending:
+            if request.instance_id is not None:  # a pending member is never static: this cannot be its own request
+                self._answer_join(token, ErrorCode.UNKNOWN_SERVER_ERROR, "")
+            else:
+                self._add(token, request, member_id, now)
+            return
+        error = self.roster.check(member_id, request.instance_id)
+        if error:
+            self._answer_join(token, error, member_id)
+            return
+        member = self.roster.members[member_id]
+        same = member.protocols == request.protocols
+        leads = self.roster.leader == member_id
+        if same and (self.state is State.COMPLETING_REBALANCE or (self.state is State.STABLE and not leads)):
+            # It may not have had its answer, or it only asks again: nothing changes for the others.
+            self._effects.append(Reply(token, self._current(member_id)))
+            return
+        self._rejoin(member, token, request)
+        self._prepare_or_complete(now)
+
+    def _rejoin(self, member: Member, token: Token, request: JoinRequest) -> None:
+        self._answer_join_of(member, ErrorCode.REBALANCE_IN_PROGRESS)  # an older request of the same member
+        self.roster.update(member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
+        self.roster.set_join_token(member, token)
+
+    def _add(self, token: Token, request: JoinRequest, member_id: str, now: int) -> None:
+        member = Member.of(member_id, request)
+        member.is_new = True
+        if self.state is State.PREPARING_REBALANCE and self.previous_state is State.EMPTY:
+            self._joined_meanwhile = True
+        self.roster.add(member, token, request.protocol_type)
+        self._beat(member, now, self.settings.new_member_join_timeout_ms)
+        self._prepare_or_complete(now)
+
+    def _replace_static(
+        self, token: Token, request: JoinRequest, instance_id: str, old_id: str, new_id: str, now: int
+    ) -> None:
+        """A static member came back without its id: it takes its own place (KIP-345)."""
+        old_leader = self.roster.leader or ""
+        old = self.roster.members[old_id]
+        before = (old.protocols, old.rebalance_timeout_ms, old.session_timeout_ms)
+        self._answer_join_of(old, ErrorCode.FENCED_INSTANCE_ID)
+        self._answer_sync(old, ErrorCode.FENCED_INSTANCE_ID)
+        member = self.roster.replace_static(instance_id, old_id, new_id)
+        if old_id in self._to_sync:
+            self._to_sync.remove(old_id)
+            self._to_sync.add(new_id)
+        self._beat(member, now)
+        self._rejoin(member, token, request)
+        if self.state is State.COMPLETING_REBALANCE:
+            self._prepare_rebalance(now)  # the leader may already be assigning to the old id
+        elif self.state is not State.STABLE:
+            self._maybe_complete_join(now)
+        elif self.roster.select_protocol() != self.protocol:
+            self._prepare_rebalance(now)
+        else:
+
+            def stored(error: ErrorCode, now: int) -> None:
+                self._static_stored(error, member, token, before, old_id, old_leader, request.can_skip_assignment, now)
+
+            self._persist({m.member_id: m.assignment for m in self.roster}, stored)
+
+    def _static_stored(
+        self,
+        error: ErrorCode,
+        member: Member,
+        token: Token,
+        before: tuple[tuple[tuple[str, bytes], ...], int, int],
+        old_id: str,
+        old_leader: str,
+        can_skip_assignment: bool,
+        now: int,
+    ) -> None:
+        if self.state is not State.STABLE or member.join_token is not token:
+            return  # a rebalance began meanwhile and answers, or the member was replaced again
+        new_id = member.member_id
+        self.roster.set_join_token(member, None)
+        self._beat(member, now)
+        if error:
+            self.roster.update(member, *before)
+            self.roster.replace_static(member.instance_id or "", new_id, old_id)
+            result = JoinResult(answer_for(error), "", self.generation, self.protocol_type, self.protocol, old_leader)
+        elif can_skip_assignment:
+            result = self._current(new_id, skip_assignment=self.roster.leader == new_id)
+        else:
+            # Old clients take whoever is named leader for the one that assigns: they are named the former id, so
+            # that a returning leader does not assign to members that do not ask (KIP-345).
+            result = JoinResult(ErrorCode.NONE, new_id, self.generation, self.protocol_type, self.protocol, old_leader)
+        self._effects.append(Reply(token, result))
+
+    # -- rebalancing
+
+    def _prepare_or_complete(self, now: int) -> None:
+        if self.state is State.PREPARING_REBALANCE:
+            self._maybe_complete_join(now)
+        else:
+            self._prepare_rebalance(now)
+
+    def _prepare_rebalance(self, now: int) -> None:
+        if self.state is State.COMPLETING_REBALANCE:
+            self._reset_assignments(ErrorCode.REBALANCE_IN_PROGRESS, now)
+        self._to_sync.clear()
+        self._sync_deadline = NEVER
+        first = self.state is State.EMPTY
+        self._enter(State.PREPARING_REBALANCE, now)
+        if first:
+            delay = self.settings.group_initial_rebalance_delay_ms
+            self._joined_meanwhile = False
+            self._delay_first_join(now, delay, max(self.roster.rebalance_timeout_ms - delay, 0))
+        elif self.roster.all_joined:
+            self._complete_join(now)
+        else:
+            self._initial_delay = None
+            self._join_deadline = now + self.roster.rebalance_timeout_ms
+            self._arm(self._join_deadline)
+
+    def _delay_first_join(self, now: int, delay: int, remaining: int) -> None:
+        self._initial_delay = (delay, remaining)
+        self._join_deadline = now + delay
+        self._arm(self._join_deadline)
+
+    def _maybe_complete_join(self, now: int) -> None:
+        """Go on if nobody is missing: but the first rebalance of a group always waits its delay."""
+        if (
+            self.state is State.PREPARING_REBALANCE
+            and self.previous_state is not State.EMPTY
+            and self.roster.all_joined
+        ):
+            self._complete_join(now)
+
+    def _complete_join(self, now: int) -> None:
+        self._join_deadline = NEVER
+        self._initial_delay = None
+        for member in [m for m in self.roster if m.join_token is None and not m.is_static]:
+            self.roster.remove(member.member_id)
+        if len(self.roster) and not self.roster.elect_joined_leader():
+            # Only static members are left and none came: wait until their sessions end.
+            self._join_deadline = now + max(self.roster.rebalance_timeout_ms, 1)
+            self._arm(self._join_deadline)
+            return
+        self.generation = (self.generation + 1) & 0x7FFFFFFF
+        self._to_sync.clear()
+        if not len(self.roster):
+            self.protocol = None
+            self.roster.learn_subscriptions(None)
+            self._enter(State.EMPTY, now)
+            self._persist({}, _ignore)
+            return
+        self.protocol = self.roster.select_protocol()
+        self.roster.learn_subscriptions(self.protocol)
+        self._enter(State.COMPLETING_REBALANCE, now)
+        for member in self.roster:
+            token = member.join_token
+            if token is not None:
+                self.roster.set_join_token(member, None)
+                self._effects.append(Reply(token, self._current(member.member_id)))
+            self._beat(member, now)
+            member.is_new = False
+            self._to_sync.add(member.member_id)
+        self._sync_deadline = now + self.roster.rebalance_timeout_ms
+        self._arm(self._sync_deadline)
+
+    def _check_sync(self, request: SyncRequest) -> ErrorCode:
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if self.state is State.EMPTY:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = self.roster.check(request.member_id, request.instance_id)
+        if error:
+            return error
+        if request.generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if _differ(request.protocol_type, self.protocol_type) or _differ(request.protocol, self.protocol):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if self.state is State.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def _synced(self, member: Member) -> None:
+        self._to_sync.discard(member.member_id)
+        if not self._to_sync:
+            self._sync_deadline = NEVER
+
+    def _assigned(self, generation: int, assignment: dict[str, bytes], error: ErrorCode, now: int) -> None:
+        """The leader's assignment is stored, or could not be."""
+        if self.state is not State.COMPLETING_REBALANCE or self.generation != generation:
+            return  # members joined or left meanwhile: the rebalance that they began goes on
+        if error:
+            self._reset_assignments(answer_for(error), now)
+            self._prepare_rebalance(now)
+            return
+        for member in self.roster:
+            member.assignment = assignment.get(member.member_id, b"")
+            if self._answer_sync(member, ErrorCode.NONE):
+                self._beat(member, now)
+        self._enter(State.STABLE, now)
+
+    def _reset_assignments(self, error: ErrorCode, now: int) -> None:
+        for member in self.roster:
+            member.assignment = b""
+            if self._answer_sync(member, error):
+                self._beat(member, now)
+
+    # -- leaving and expiring
+
+    def _leave(self, leaving: Leaving) -> ErrorCode:
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        member_id = leaving.member_id
+        if not member_id:
+            known = self.roster.static.get(leaving.instance_id) if leaving.instance_id is not None else None
+            if known is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            member_id = known
+        elif member_id not in self.roster.pending:
+            error = self.roster.check(member_id, leaving.instance_id)
+            if error:
+                return error
+        self._drop(member_id)
+        return ErrorCode.NONE
+
+    def _drop(self, member_id: str) -> None:
+        """Take a member out; what it waits for ends with UNKNOWN_MEMBER_ID, so that it joins anew if it is alive."""
+        member = self.roster.members.get(member_id)
+        if member is not None:
+            token = member.join_token
+            if token is not None:
+                self.roster.set_join_token(member, None)
+                self._answer_join(token, ErrorCode.UNKNOWN_MEMBER_ID, "")
+            self._answer_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        self.roster.remove(member_id)
+        self._to_sync.discard(member_id)
+
+    def _expire(self, now: int) -> None:
+        if self._join_deadline <= now:
+            self._join_deadline = NEVER
+            self._join_timed_out(now)
+        if self._sync_deadline <= now:
+            self._sync_deadline = NEVER
+            self._sync_timed_out(now)
+        for member_id in [name for name, deadline in self.roster.pending.items() if deadline <= now]:
+            if member_id in self.roster.pending:
+                self._drop(member_id)
+                if self.state is State.PREPARING_REBALANCE and self.roster.all_joined:
+                    self._complete_join(now)
+        for member in [m for m in self.roster if m.deadline <= now]:
+            if self.roster.members.get(member.member_id) is member and member.deadline <= now:
+                member.deadline = NEVER
+                if not member.keeps_itself_alive:
+                    self._session_ended(member, now)
+
+    def _join_timed_out(self, now: int) -> None:
+        if self.state is not State.PREPARING_REBALANCE:
+            return
+        if self._initial_delay is not None:
+            delay, remaining = self._initial_delay
+            if self._joined_meanwhile and remaining:
+                self._joined_meanwhile = False
+                more = min(self.settings.group_initial_rebalance_delay_ms, remaining)
+                self._delay_first_join(now, more, max(remaining - delay, 0))
+                return
+        self._complete_join(now)
+
+    def _sync_timed_out(self, now: int) -> None:
+        if self.state not in (State.COMPLETING_REBALANCE, State.STABLE) or not self._to_sync:
+            return
+        for member_id in list(self._to_sync):
+            self._drop(member_id)
+        self._prepare_rebalance(now)
+
+    def _session_ended(self, member: Member, now: int) -> None:
+        self._drop(member.member_id)
+        if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
+            self._prepare_rebalance(now)
+        elif self.state is State.PREPARING_REBALANCE and self.roster.all_joined:
+            self._complete_join(now)
+
+    # -- small parts
+
+    def _enter(self, state: State, now: int) -> None:
+        check_step(self.group_id, self.state, state)
+        self.previous_state = self.state
+        self.state = state
+        self.state_since = now
+
+    def _beat(self, member: Member, now: int, timeout_ms: int | None = None) -> None:
+        member.deadline = now + (member.session_timeout_ms if timeout_ms is None else timeout_ms)
+        self.next_deadline = min(self.next_deadline, member.deadline)
+
+    def _arm(self, deadline: int) -> None:
+        self.next_deadline = min(self.next_deadline, deadline)
+
+    def _find_next_deadline(self) -> None:
+        self.next_deadline = min(
+            self._join_deadline,
+            self._sync_deadline,
+            min(self.roster.pending.values(), default=NEVER),
+            min((member.deadline for member in self.roster), default=NEVER),
+        )
+
+    def _current(self, member_id: str, *, skip_assignment: bool = False) -> JoinResult:
+        leads = self.roster.leader == member_id
+        return JoinResult(
+            ErrorCode.NONE,
+            member_id,
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            self.roster.leader or "",
+            skip_assignment,
+            self.roster.seen_by_leader(self.protocol or "") if leads else (),
+        )
+
+    def _answer_join(self, token: Token, error: ErrorCode, member_id: str) -> None:
+        self._effects.append(Reply(token, JoinResult(error, member_id)))
+
+    def _answer_join_of(self, member: Member, error: ErrorCode) -> None:
+        token = member.join_token
+        if token is not None:
+            self.roster.set_join_token(member, None)
+            self._answer_join(token, error, member.member_id)
+
+    def _answer_sync(self, member: Member, error: ErrorCode) -> bool:
+        token = member.sync_token
+        if token is None:
+            return False
+        member.sync_token = None
+        self._effects.append(Reply(token, SyncResult(error) if error else self._assignment_of(member)))
+        return True
+
+    def _assignment_of(self, member: Member) -> SyncResult:
+        return SyncResult(ErrorCode.NONE, self.protocol_type, self.protocol, member.assignment)
+
+    def _persist(self, assignment: dict[str, bytes], then: Callable[[ErrorCode, int], None]) -> None:
+        members = tuple(m.stored(self.protocol or "", assignment.get(m.member_id, b"")) for m in self.roster)
+        value = GroupMetadataValue(
+            self.protocol_type or "",
+            self.generation,
+            self.protocol,
+            self.roster.leader,
+            self.state_since,
+            members,
+        )
+        self._tickets += 1
+        self._writes[self._tickets] = then
+        self._effects.append(Persist(self._tickets, value))
+
+    def _take(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+
+def _differ(asked: str | None, current: str | None) -> bool:
+    return asked is not None and current is not None and asked != current
+
+
+def _ignore(error: ErrorCode, now: int) -> None:
+    """An empty generation that could not be written: after a restart the one before is back and times out."""

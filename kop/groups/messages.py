@@ -1,0 +1,149 @@
+"""What goes into and comes out of the group coordinator, in plain values.
+
+Owns: the questions and answers of the classic protocol, without versions and encodings.
+Must not know: the wire, the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kop.errors import ErrorCode
+from kop.wire.state import GroupMetadataValue
+
+Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
+"""Names and metadata of the protocols that a member supports, the one it likes most first."""
+Token: TypeAlias = Hashable
+"""Stands for one request that waits for an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """A JoinGroup request. Times are in milliseconds."""
+
+    member_id: str
+    """Empty for a member that has no id yet."""
+    instance_id: str | None
+    """group.instance.id of a static member (KIP-345)."""
+    client_id: str
+    client_host: str
+    protocol_type: str
+    protocols: Protocols
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    needs_known_member_id: bool = True
+    """From version 4 on a new member is first told its id (KIP-394)."""
+    can_skip_assignment: bool = True
+    """From version 9 on a leader may be told to leave the assignment as it is (KIP-814)."""
+    reason: str | None = None
+    """For the log (KIP-800)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedMember:
+    """A member as the leader sees it."""
+
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JoinResult:
+    """The answer to a JoinGroup request."""
+
+    error: ErrorCode
+    member_id: str
+    generation: int = -1
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+    """For the leader only."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """A SyncGroup request."""
+
+    member_id: str
+    instance_id: str | None
+    generation: int
+    protocol_type: str | None
+    """None below version 5: not compared."""
+    protocol: str | None
+    assignments: tuple[tuple[str, bytes], ...]
+    """From the leader: what each member is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """The answer to a SyncGroup request."""
+
+    error: ErrorCode
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """One member of a LeaveGroup request; an empty member id with an instance id is an administrator's removal."""
+
+    member_id: str
+    instance_id: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The answer for one member of a LeaveGroup request."""
+
+    member_id: str
+    instance_id: str | None
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMember:
+    """A member as DescribeGroups shows it."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A group as DescribeGroups shows it."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+    protocol: str
+    members: tuple[DescribedMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Effect: answer the request of `token`. A token is answered once."""
+
+    token: Token
+    result: JoinResult | SyncResult
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Effect: write `value` as the group's metadata, then tell the machine by `persisted(ticket, ...)`."""
+
+    ticket: int
+    value: GroupMetadataValue
+
+
+Effect: TypeAlias = Reply | Persist

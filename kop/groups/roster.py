@@ -1,0 +1,267 @@
+"""Who is in a group: members, static members, pending ones, the leader, and what protocol all of them speak.
+
+Owns: the bookkeeping that `org.apache.kafka.coordinator.group.classic.ClassicGroup` does, without states and timers.
+Must not know: generations, deadlines' meaning, requests' versions.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from kop.errors import ErrorCode, InternalError
+from kop.groups.messages import DescribedMember, JoinedMember, JoinRequest, Protocols, Token
+from kop.groups.subscription import CONSUMER_PROTOCOL_TYPE, topics_of
+from kop.wire.state import MemberMetadata
+
+NEVER: Final = 2**63 - 1
+"""A deadline that does not come."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A member of a group. `deadline` is when it is taken for dead, in the machine's milliseconds."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    protocols: Protocols
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    assignment: bytes = b""
+    is_new: bool = False
+    """Its first JoinGroup waits: it does not know its id, so it cannot send heartbeats."""
+    join_token: Token | None = None
+    sync_token: Token | None = None
+    deadline: int = NEVER
+
+    @classmethod
+    def of(cls, member_id: str, request: JoinRequest) -> Member:
+        """The member that `request` asks to become."""
+        return cls(
+            member_id,
+            request.instance_id,
+            request.client_id,
+            request.client_host,
+            request.protocols,
+            request.session_timeout_ms,
+            request.rebalance_timeout_ms,
+        )
+
+    @classmethod
+    def loaded(cls, stored: MemberMetadata, protocol: str) -> Member:
+        """The member that a record holds: of its protocols only the chosen one is known."""
+        rebalance_timeout_ms = stored.rebalance_timeout_ms
+        return cls(
+            stored.member_id,
+            stored.instance_id,
+            stored.client_id,
+            stored.client_host,
+            ((protocol, stored.subscription),),
+            stored.session_timeout_ms,
+            stored.session_timeout_ms if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
+            stored.assignment,
+        )
+
+    @property
+    def is_static(self) -> bool:
+        """True for a member with a group.instance.id (KIP-345)."""
+        return self.instance_id is not None
+
+    @property
+    def keeps_itself_alive(self) -> bool:
+        """True while a request of the member waits, which stands for heartbeats: but not a new member's JoinGroup."""
+        return not self.is_new and (self.join_token is not None or self.sync_token is not None)
+
+    def metadata(self, protocol: str) -> bytes:
+        """What the member sent for `protocol`."""
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        raise InternalError(f"member {self.member_id} does not support protocol {protocol!r}")
+
+    def stored(self, protocol: str, assignment: bytes) -> MemberMetadata:
+        """The member as a record holds it."""
+        return MemberMetadata(
+            self.member_id,
+            self.instance_id,
+            self.client_id,
+            self.client_host,
+            self.rebalance_timeout_ms,
+            self.session_timeout_ms,
+            self.metadata(protocol),
+            assignment,
+        )
+
+
+@dataclass(slots=True)
+class Roster:
+    """The members. Order is that of their joining; the leader is always one of them."""
+
+    protocol_type: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    static: dict[str, str] = field(default_factory=dict)
+    """From group.instance.id to member id."""
+    pending: dict[str, int] = field(default_factory=dict)
+    """Member ids that were handed out and not yet used (KIP-394), with their deadlines."""
+    waiting_to_join: int = 0
+    """Members whose JoinGroup waits."""
+    subscribed: frozenset[str] | None = None
+    """The topics that consumers subscribe to; None where that is not known."""
+    _support: Counter[str] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.members.values())
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __contains__(self, member_id: str) -> bool:
+        return member_id in self.members
+
+    @property
+    def all_joined(self) -> bool:
+        """True when every member's JoinGroup waits and no pending member is expected."""
+        return self.waiting_to_join == len(self.members) and not self.pending
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest of the members'."""
+        return max(0, max((member.rebalance_timeout_ms for member in self), default=0))
+
+    def add(self, member: Member, token: Token | None, protocol_type: str) -> None:
+        """Take a member in, waiting for a JoinGroup answer if there is a token; the first one leads."""
+        if member.instance_id is not None:
+            if member.instance_id in self.static:
+                raise InternalError(f"static member {member.instance_id} is in the group already")
+            self.static[member.instance_id] = member.member_id
+        if not self.members:
+            self.protocol_type = protocol_type
+        self.members[member.member_id] = member
+        self._support.update({name for name, _ in member.protocols})
+        self.set_join_token(member, token)
+        self.pending.pop(member.member_id, None)
+        if self.leader is None:
+            self.leader = member.member_id
+
+    def remove(self, member_id: str) -> Member | None:
+        """Take a member or a pending one out; returns the member, with the tokens that are still to be answered."""
+        self.pending.pop(member_id, None)
+        member = self.members.pop(member_id, None)
+        if member is None:
+            return None
+        self._support.subtract({name for name, _ in member.protocols})
+        if member.join_token is not None:
+            self.waiting_to_join -= 1
+        if member.instance_id is not None:
+            self.static.pop(member.instance_id, None)
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        return member
+
+    def replace_static(self, instance_id: str, old_id: str, new_id: str) -> Member:
+        """Give the static member a new id and keep all else, its place in the order too; its tokens go."""
+        member = self.members[old_id]
+        self.set_join_token(member, None)
+        member.sync_token = None
+        member.member_id = new_id
+        member.is_new = False
+        self.members = {m.member_id: m for m in self.members.values()}
+        self.static[instance_id] = new_id
+        if self.leader == old_id:
+            self.leader = new_id
+        return member
+
+    def update(self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int) -> None:
+        """Take what a member says on joining again."""
+        self._support.subtract({name for name, _ in member.protocols})
+        self._support.update({name for name, _ in protocols})
+        member.protocols = protocols
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+        member.session_timeout_ms = session_timeout_ms
+
+    def set_join_token(self, member: Member, token: Token | None) -> None:
+        """Set or clear what waits for the member's JoinGroup answer."""
+        self.waiting_to_join += (token is not None) - (member.join_token is not None)
+        member.join_token = token
+
+    def elect_joined_leader(self) -> bool:
+        """Keep the leader if it joined, else take the first member that did; False where there is none."""
+        if self.leader is None:
+            return False
+        if self.members[self.leader].join_token is not None:
+            return True
+        for member in self:
+            if member.join_token is not None:
+                self.leader = member.member_id
+                return True
+        return False
+
+    def supports(self, protocol_type: str, protocols: Protocols) -> bool:
+        """True when a member like this could join those that are here: same type, one protocol that all support."""
+        return self.protocol_type == protocol_type and any(
+            self._support[name] == len(self.members) for name, _ in protocols
+        )
+
+    def select_protocol(self) -> str:
+        """The protocol that most members like best among those that all support."""
+        common = {name for name, count in self._support.items() if count == len(self.members)}
+        votes = Counter(next(name for name, _ in member.protocols if name in common) for member in self)
+        return votes.most_common(1)[0][0]
+
+    def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Is this a member, and the instance's present one?"""
+        if instance_id is not None:
+            current = self.static.get(instance_id)
+            if current is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if current != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def seen_by_leader(self, protocol: str) -> tuple[JoinedMember, ...]:
+        """The members with their metadata for `protocol`."""
+        return tuple(JoinedMember(m.member_id, m.instance_id, m.metadata(protocol)) for m in self)
+
+    def describe(self, protocol: str | None) -> tuple[DescribedMember, ...]:
+        """The members for DescribeGroups, with their metadata for `protocol` if there is one."""
+        return tuple(
+            DescribedMember(
+                m.member_id,
+                m.instance_id,
+                m.client_id,
+                m.client_host,
+                b"" if protocol is None else m.metadata(protocol),
+                m.assignment,
+            )
+            for m in self
+        )
+
+    def learn_subscriptions(self, protocol: str | None) -> None:
+        """Read the topics that consumers subscribe to out of their metadata for `protocol`."""
+        self.subscribed = None
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE or (self.members and protocol is None):
+            return
+        topics: set[str] = set()
+        for member in self:
+            found = topics_of(member.metadata(protocol or ""))
+            if found is None:
+                return
+            topics |= found
+        self.subscribed = frozenset(topics)
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """True when members consume `topic`, or may do so as far as can be known."""
+        if self.subscribed is None:
+            return self.protocol_type == CONSUMER_PROTOCOL_TYPE
+        return topic in self.subscribed
+
+
+def new_member_id(client_id: str, instance_id: str | None) -> str:
+    """An id as Kafka makes them: the instance's or client's id, a dash, a random UUID."""
+    return f"{client_id if instance_id is None else instance_id}-{uuid.uuid4()}"

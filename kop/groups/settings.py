@@ -1,0 +1,26 @@
+"""What the group coordinator can be told, with Kafka 4.3's defaults.
+
+Owns: the values. Must not know: where they come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Kafka's settings of the same names, dots for underscores."""
+
+    offsets_topic_num_partitions: int = 50
+    offsets_topic_segment_bytes: int = 104_857_600
+    offsets_retention_minutes: int = 10_080
+    offsets_retention_check_interval_ms: int = 600_000
+    offset_metadata_max_bytes: int = 4096
+    """Counted in UTF-16 units, as Kafka does."""
+    group_initial_rebalance_delay_ms: int = 3000
+    group_min_session_timeout_ms: int = 6000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_max_size: int = 2_147_483_647
+    new_member_join_timeout_ms: int = 300_000
+    """How long a JoinGroup of a member that never had an id waits; fixed in Kafka (KIP-394)."""

@@ -1,0 +1,331 @@
+"""The cluster as it is: one broker, one replica of everything, no authorizer.
+
+- DescribeCluster (60) 0 to 2: this broker, under the address that the client can reach. Endpoint type 2 (controllers)
+  is MISMATCHED_ENDPOINT_TYPE, others than 1 are UNSUPPORTED_ENDPOINT_TYPE. Operations as Kafka's without an authorizer.
+- DescribeLogDirs (35) 1 to 5: one directory, the engine's, with its partitions' sizes and the room on its disk.
+- DescribeProducers (61) 0: the idempotent producers that a partition remembers.
+- DescribeQuorum (55) 0 to 2: one voter, us. The metadata log's end is the catalogue's version.
+- ElectLeaders (43) 0 to 2: ELECTION_NOT_NEEDED for every partition that there is.
+- ListPartitionReassignments (46) 0: none.
+- DescribeAcls (29), CreateAcls (30), DeleteAcls (31) 1 to 3: SECURITY_DISABLED, as Kafka without an authorizer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from kop.cluster.catalog import check_name
+from kop.errors import ErrorCode, KopError
+from kop.handlers.base import Api, Context, Gateway
+from kop.wire.messages import (
+    CreateAclsResponse,
+    DeleteAclsResponse,
+    DescribeAclsResponse,
+    DescribeClusterResponse,
+    DescribeLogDirsResponse,
+    DescribeProducersResponse,
+    DescribeQuorumResponse,
+    ElectLeadersResponse,
+    ListPartitionReassignmentsResponse,
+    Message,
+)
+
+_CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
+"""CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE: all that a cluster has."""
+_BROKERS, _CONTROLLERS = 1, 2
+_METADATA_TOPIC = "__cluster_metadata"
+_PREFERRED, _UNCLEAN = 0, 1
+_NO_AUTHORIZER = "No Authorizer is configured."
+_UNKNOWN_PARTITION = "This server does not host this topic-partition."
+
+
+def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Name this broker, which is the controller for clients, too."""
+    kind = request.endpoint_type if ctx.version >= 1 else _BROKERS
+    if kind != _BROKERS:
+        code, message = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}"
+        if kind == _CONTROLLERS:
+            code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+            message = "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"
+        return DescribeClusterResponse(
+            version=ctx.version, error_code=code, error_message=message, cluster_id="", controller_id=-1, brokers=[]
+        )
+    host, port = ctx.conn.broker_address
+    node = gw.config.node_id
+    broker = DescribeClusterResponse.DescribeClusterBroker(
+        version=ctx.version, broker_id=node, host=host, port=port, rack=None, is_fenced=False
+    )
+    return DescribeClusterResponse(
+        version=ctx.version,
+        error_code=0,
+        error_message=None,
+        endpoint_type=_BROKERS,
+        cluster_id=gw.engine.cluster_id,
+        controller_id=node,
+        brokers=[broker],
+        authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
+    )
+
+
+# --- DescribeLogDirs
+
+
+def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Show the sizes of the partitions asked for; those that are not there are left out, as Kafka does."""
+    result = DescribeLogDirsResponse.DescribeLogDirsResult
+    topic_row = result.DescribeLogDirsTopic
+    row = topic_row.DescribeLogDirsPartition
+    topics = [
+        topic_row(
+            version=ctx.version,
+            name=name,
+            partitions=[
+                row(version=ctx.version, partition_index=index, partition_size=size, offset_lag=0, is_future_key=False)
+                for index, size in sizes
+            ],
+        )
+        for name, sizes in _sizes(gw, request.topics)
+        if sizes
+    ]
+    place = getattr(gw.engine, "path", None)
+    directory = os.path.dirname(os.fspath(place)) if place is not None else ""
+    code, total, usable = ErrorCode.NONE, -1, -1
+    if directory:
+        try:
+            disk = os.statvfs(directory)
+        except OSError:
+            code = ErrorCode.KAFKA_STORAGE_ERROR
+        else:
+            total, usable = disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail
+    return DescribeLogDirsResponse(
+        version=ctx.version,
+        error_code=0,
+        results=[
+            result(
+                version=ctx.version,
+                error_code=code,
+                log_dir=directory,
+                topics=topics if code == ErrorCode.NONE else [],
+                total_bytes=total,
+                usable_bytes=usable,
+                is_cordoned=False,
+            )
+        ],
+    )
+
+
+def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> Iterable[tuple[str, list[tuple[int, int]]]]:
+    """Name, and index and bytes of each partition, of the topics asked for; None asks for all."""
+    if wanted is None:
+        asked: dict[str, Iterable[int]] = {topic.name: range(topic.partitions) for topic in gw.catalog.all()}
+    else:
+        asked = {topic.topic: dict.fromkeys(topic.partitions) for topic in wanted}
+    for name, indexes in asked.items():
+        topic = gw.catalog.get(name)
+        if topic is None:
+            continue
+        logs = ((index, gw.catalog.log(topic.topic_id, index)) for index in indexes)
+        yield name, [(index, log.size_bytes) for index, log in logs if log is not None]
+
+
+# --- DescribeProducers
+
+
+def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Show the producers of each partition."""
+    topic_row = DescribeProducersResponse.TopicResponse
+    return DescribeProducersResponse(
+        version=ctx.version,
+        topics=[
+            topic_row(
+                version=ctx.version,
+                name=topic.name,
+                partitions=[_producers(gw, ctx, topic.name, index) for index in topic.partition_indexes],
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+def _producers(gw: Gateway, ctx: Context, name: str, index: int) -> Any:
+    row = DescribeProducersResponse.TopicResponse.PartitionResponse
+    code, message = ErrorCode.NONE, None
+    topic = gw.catalog.get(name)
+    log = gw.catalog.log(topic.topic_id, index) if topic is not None else None
+    if log is None:
+        code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION
+        try:
+            check_name(name)
+        except KopError as error:
+            code, message = error.code, error.message
+    return row(
+        version=ctx.version,
+        partition_index=index,
+        error_code=code,
+        error_message=message,
+        active_producers=[
+            row.ProducerState(
+                version=ctx.version,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                last_sequence=producer.last_sequence,
+                last_timestamp=producer.last_timestamp,
+                coordinator_epoch=producer.coordinator_epoch,
+                current_txn_start_offset=producer.current_txn_start_offset,
+            )
+            for producer in (log.producers() if log is not None else ())
+        ],
+    )
+
+
+# --- DescribeQuorum
+
+
+def describe_quorum(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Show the quorum of the metadata topic's one partition; Kafka knows no other, and then answers none of them."""
+    asked = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
+    known = asked == [(_METADATA_TOPIC, 0)]
+    topic_row = DescribeQuorumResponse.TopicData
+    return DescribeQuorumResponse(
+        version=ctx.version,
+        error_code=0,
+        error_message="",
+        topics=[
+            topic_row(
+                version=ctx.version,
+                topic_name=topic.topic_name,
+                partitions=[_quorum(gw, ctx, part.partition_index, known) for part in topic.partitions],
+            )
+            for topic in request.topics
+        ],
+        nodes=[_node(gw, ctx)] if known and ctx.version >= 2 else [],
+    )
+
+
+def _node(gw: Gateway, ctx: Context) -> Any:
+    row = DescribeQuorumResponse.Node
+    host, port = ctx.conn.broker_address
+    listener = row.Listener(version=ctx.version, name="PLAINTEXT", host=host, port=port)
+    return row(version=ctx.version, node_id=gw.config.node_id, listeners=[listener])
+
+
+def _quorum(gw: Gateway, ctx: Context, index: int, known: bool) -> Any:
+    row = DescribeQuorumResponse.TopicData.PartitionData
+    if not known:
+        return row(
+            version=ctx.version,
+            partition_index=index,
+            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            error_message=_UNKNOWN_PARTITION,
+            leader_id=0,
+            leader_epoch=0,
+            high_watermark=0,
+            current_voters=[],
+            observers=[],
+        )
+    end = gw.catalog.version
+    voter = row.ReplicaState(
+        version=ctx.version,
+        replica_id=gw.config.node_id,
+        replica_directory_id=None,
+        log_end_offset=end,
+        last_fetch_timestamp=ctx.now_ms,
+        last_caught_up_timestamp=ctx.now_ms,
+    )
+    return row(
+        version=ctx.version,
+        partition_index=index,
+        error_code=0,
+        error_message="",
+        leader_id=gw.config.node_id,
+        leader_epoch=0,
+        high_watermark=end,
+        current_voters=[voter],
+        observers=[],
+    )
+
+
+# --- ElectLeaders, ListPartitionReassignments
+
+
+def elect_leaders(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Say of every partition that it has its leader. Asked for all, only the topics are named, as Kafka does."""
+    kind = request.election_type if ctx.version >= 1 else _PREFERRED
+    known = kind in {_PREFERRED, _UNCLEAN}
+    if request.topic_partitions is None:
+        asked: dict[str, list[int]] = {topic.name: [] for topic in gw.catalog.all()}
+    else:
+        asked = {}
+        for topic in request.topic_partitions:
+            asked.setdefault(topic.topic, []).extend(topic.partitions)
+    topic_row = ElectLeadersResponse.ReplicaElectionResult
+    row = topic_row.PartitionResult
+    results = []
+    for name, partitions in asked.items():
+        rows = []
+        for index in partitions:
+            code, message = _election(gw, name, index)
+            if not known:
+                code, message = ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}"
+            rows.append(row(version=ctx.version, partition_id=index, error_code=code, error_message=message))
+        results.append(topic_row(version=ctx.version, topic=name, partition_result=rows))
+    return ElectLeadersResponse(
+        version=ctx.version,
+        error_code=ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST,
+        replica_election_results=results,
+    )
+
+
+def _election(gw: Gateway, name: str, index: int) -> tuple[ErrorCode, str]:
+    topic = gw.catalog.get(name)
+    if topic is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}"
+    if not 0 <= index < topic.partitions:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}"
+    return ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
+
+
+def list_partition_reassignments(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """There are none: no partition has anywhere to go."""
+    return ListPartitionReassignmentsResponse(version=ctx.version, error_code=0, error_message=None, topics=[])
+
+
+# --- ACLs
+
+
+def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """There is no authorizer that could hold any."""
+    return DescribeAclsResponse(
+        version=ctx.version, error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[]
+    )
+
+
+def create_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Refuse each: a client that believes in an ACL that is not enforced would be worse off."""
+    row = CreateAclsResponse.AclCreationResult
+    refusal = row(version=ctx.version, error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
+    return CreateAclsResponse(version=ctx.version, results=[refusal for _ in request.creations])
+
+
+def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Refuse each filter."""
+    row = DeleteAclsResponse.DeleteAclsFilterResult
+    refusal = row(
+        version=ctx.version, error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, matching_acls=[]
+    )
+    return DeleteAclsResponse(version=ctx.version, filter_results=[refusal for _ in request.filters])
+
+
+APIS: tuple[Api, ...] = (
+    Api(29, 1, 3, describe_acls),
+    Api(30, 1, 3, create_acls),
+    Api(31, 1, 3, delete_acls),
+    Api(35, 1, 5, describe_log_dirs),
+    Api(43, 0, 2, elect_leaders),
+    Api(46, 0, 0, list_partition_reassignments),
+    Api(55, 0, 2, describe_quorum),
+    Api(60, 0, 2, describe_cluster),
+    Api(61, 0, 0, describe_producers),
+)

@@ -1,0 +1,374 @@
+"""DescribeConfigs (32) 1 to 4, AlterConfigs (33) 0 to 2, IncrementalAlterConfigs (44) 0 and 1, ListConfigResources (74)
+0 and 1.
+
+Resources
+- TOPIC: every config of `kop.cluster.topic_configs`, with its source and synonyms.
+- BROKER: "1" (this broker's id) shows every setting, "" what was altered for the whole cluster. Only the defaults of
+  topics can be altered at run time (`kop.cluster.brokers`); the rest is INVALID_REQUEST "Cannot update these configs
+  dynamically", as Kafka's static settings are.
+- BROKER_LOGGER: the levels of this process's loggers, until it ends; only with IncrementalAlterConfigs, as in Kafka.
+  "root" is Python's root logger. Kafka's level names; OFF is above every level.
+- CLIENT_METRICS and GROUP: there are no such configs here. Described they are empty; every name to be altered is
+  unknown: INVALID_REQUEST and INVALID_CONFIG, Kafka's codes for an unknown name.
+
+AlterConfigs replaces: what is not named goes back to the default. IncrementalAlterConfigs sets, deletes, appends and
+subtracts, the last two on lists only, from the effective value where the resource has none of its own.
+A resource stands for itself, and changes wholly or not at all. One that is named twice, a config named twice within a
+resource and a null value are INVALID_REQUEST. Changes are durable and in force when answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import Any
+
+from kop.cluster.brokers import DYNAMIC
+from kop.cluster.catalog import check_name
+from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Source, check_configs, split_list
+from kop.errors import ErrorCode, KopError, PeerError
+from kop.handlers.base import Api, Context, Gateway
+from kop.storage.base import TopicInfo
+from kop.wire.messages import (
+    AlterConfigsResponse,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsResponse,
+    ListConfigResourcesResponse,
+    Message,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Resource(IntEnum):
+    """Resource types (`org.apache.kafka.common.config.ConfigResource.Type`)."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does with a value (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+# --- DescribeConfigs
+
+
+async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Show the configs of each resource, or those that are asked for by name."""
+    result = DescribeConfigsResponse.DescribeConfigsResult
+    results = []
+    for asked in request.resources:
+        error: KopError | None = None
+        rows: list[ConfigRow] = []
+        try:
+            rows = list(_describe(gw, asked.resource_type, asked.resource_name))
+        except KopError as failure:
+            error = failure
+        keys = set(asked.configuration_keys or ())
+        results.append(
+            result(
+                version=ctx.version,
+                error_code=error.code if error is not None else 0,
+                error_message=error.message if error is not None else "",
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+                configs=[_row(ctx.version, request, row) for row in rows if not keys or row.name in keys],
+            )
+        )
+        if len(results) % 50 == 0:  # a tool may ask for thousands of topics
+            await asyncio.sleep(0)
+    return DescribeConfigsResponse(version=ctx.version, results=results)
+
+
+def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:
+    match kind:
+        case Resource.TOPIC:
+            return gw.topic_configs.rows(_topic(gw, name).configs)
+        case Resource.BROKER:
+            _check_described_broker(gw, name)
+            return sorted(gw.brokers.rows()) if name else gw.brokers.cluster_rows()
+        case Resource.BROKER_LOGGER:
+            if not name:
+                raise PeerError("Broker id must not be empty")
+            if name != gw.brokers.node:
+                raise PeerError(f"Unexpected broker id, expected {gw.brokers.node} but received {name}")
+            return _logger_rows()
+        case Resource.CLIENT_METRICS:
+            if not name:
+                raise PeerError("Client metrics subscription name must not be empty")
+            return ()
+        case Resource.GROUP:
+            if not name:
+                raise PeerError("Group name must not be empty")
+            return ()
+    raise PeerError(f"Unknown resource type {kind}")
+
+
+def _topic(gw: Gateway, name: str) -> TopicInfo:
+    topic = gw.catalog.get(name)
+    if topic is None:
+        check_name(name)
+        raise PeerError(f"The topic '{name}' does not exist.", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return topic
+
+
+def _check_described_broker(gw: Gateway, name: str) -> None:
+    if name in {"", gw.brokers.node}:
+        return
+    if not name.lstrip("+-").isdecimal():
+        raise PeerError(f"Broker id must be an integer, but it is: {name}")
+    raise PeerError(f"Unexpected broker id, expected {gw.brokers.node} or empty string, but received {name}")
+
+
+def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
+    """A config in the schema's field order, as the encoder takes tuples: a topic has 33 of them."""
+    synonyms = [tuple(synonym) for synonym in row.synonyms] if request.include_synonyms else []
+    fields = (row.name, row.value, row.read_only, row.source, False, synonyms)
+    if version < 3:
+        return fields
+    return (*fields, row.type, row.doc if request.include_documentation else None)
+
+
+# --- AlterConfigs and IncrementalAlterConfigs
+
+
+async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Replace the configs of each resource."""
+
+    async def alter(asked: Any) -> None:
+        _check_values(asked)
+        wanted = {config.name: config.value for config in asked.configs}
+        await _alter(gw, asked, lambda _: dict(wanted), validate_only=request.validate_only)
+
+    return await _answer_each(ctx, request, AlterConfigsResponse, alter)
+
+
+async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Change some of the configs of each resource."""
+
+    async def alter(asked: Any) -> None:
+        for config in asked.configs:
+            if config.config_operation not in set(Operation):
+                raise PeerError(f"Unknown operation {config.config_operation} for {config.name}")
+        _check_values(asked)
+        if asked.resource_type == Resource.BROKER_LOGGER:
+            _alter_loggers(gw, asked, validate_only=request.validate_only)
+            return
+        effective = _effective(gw, asked)
+
+        def change(own: Mapping[str, str]) -> dict[str, str]:
+            wanted = dict(own)
+            for config in asked.configs:
+                _apply(wanted, config, effective)
+            return wanted
+
+        await _alter(gw, asked, change, validate_only=request.validate_only)
+
+    return await _answer_each(ctx, request, IncrementalAlterConfigsResponse, alter)
+
+
+async def _answer_each(ctx: Context, request: Message, response: Any, alter: Callable[[Any], Any]) -> Message:
+    """Run `alter` for each resource; the response has a row for each."""
+    counts = Counter((asked.resource_type, asked.resource_name) for asked in request.resources)
+    row = response.AlterConfigsResourceResponse
+    rows = []
+    for asked in request.resources:
+        error: KopError | None = None
+        try:
+            if counts[asked.resource_type, asked.resource_name] > 1:
+                raise PeerError("Each resource must appear at most once.")
+            await alter(asked)
+        except KopError as failure:
+            error = failure
+        rows.append(
+            row(
+                version=ctx.version,
+                error_code=error.code if error is not None else 0,
+                error_message=error.message if error is not None else None,
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+            )
+        )
+    return response(version=ctx.version, responses=rows)
+
+
+def _check_values(asked: Any) -> None:
+    names = Counter(config.name for config in asked.configs)
+    if any(count > 1 for count in names.values()):
+        raise PeerError("Error due to duplicate config keys")
+    nulls = [
+        config.name
+        for config in asked.configs
+        if config.value is None and getattr(config, "config_operation", Operation.SET) != Operation.DELETE
+    ]
+    if nulls:
+        raise PeerError(f"Null value not supported for : {', '.join(nulls)}")
+
+
+async def _alter(
+    gw: Gateway, asked: Any, change: Callable[[Mapping[str, str]], dict[str, str]], *, validate_only: bool
+) -> None:
+    """Give a resource the configs that `change` makes of its own."""
+    name = asked.resource_name
+    match asked.resource_type:
+        case Resource.TOPIC:
+            # One change at a time: the next one has to see what this one makes.
+            async with gw.topic_configs.lock:
+                topic = _topic(gw, name)
+                wanted = check_configs(change(topic.configs), internal=topic.internal)
+                if validate_only or wanted == topic.configs:
+                    return
+                try:
+                    await gw.engine.topics.set_configs(topic.topic_id, wanted)
+                except KopError as error:
+                    if error.code == ErrorCode.UNKNOWN_TOPIC_ID:
+                        raise PeerError(error.message, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from None
+                    raise
+            _log.info("topic %s has the configs %s now", name, wanted)
+        case Resource.BROKER:
+            await gw.brokers.alter(name, change, validate_only=validate_only)
+            if not validate_only:
+                _log.info("altered settings of broker %r are %s now", name, dict(gw.brokers.altered(name)))
+        case Resource.CLIENT_METRICS:
+            if unknown := change({}):
+                raise PeerError(f"Unknown client metrics configuration: {next(iter(unknown))}")
+        case Resource.GROUP:
+            if not name:
+                raise PeerError("Default group resources are not allowed.")
+            if unknown := change({}):
+                raise PeerError(f"Unknown group config name: {next(iter(unknown))}", ErrorCode.INVALID_CONFIG)
+        case _:
+            raise PeerError(f"Unknown resource type {asked.resource_type}")
+
+
+def _effective(gw: Gateway, asked: Any) -> Callable[[str], tuple[ConfigType, str]]:
+    """A look-up of type and effective value, for APPEND and SUBTRACT."""
+
+    def look_up(name: str) -> tuple[ConfigType, str]:
+        if asked.resource_type == Resource.TOPIC and name in TOPIC_CONFIGS:
+            return TOPIC_CONFIGS[name].type, gw.topic_configs.text({}, name)
+        if asked.resource_type == Resource.BROKER and name in DYNAMIC:
+            return DYNAMIC[name].type, gw.brokers.text(name)
+        return ConfigType.LIST, ""  # unknown: refused when the result is checked
+
+    return look_up
+
+
+def _apply(wanted: dict[str, str], config: Any, effective: Callable[[str], tuple[ConfigType, str]]) -> None:
+    """Apply one operation to a resource's own configs."""
+    operation = Operation(config.config_operation)
+    if operation == Operation.DELETE:
+        wanted.pop(config.name, None)
+        return
+    if operation == Operation.SET:
+        wanted[config.name] = config.value
+        return
+    kind, inherited = effective(config.name)
+    if kind != ConfigType.LIST:
+        raise PeerError(
+            f"Can't {operation.name} to key {config.name} because its type is not LIST.", ErrorCode.INVALID_CONFIG
+        )
+    present = split_list(wanted.get(config.name, inherited))
+    items = split_list(config.value)
+    if operation == Operation.APPEND:
+        present += [item for item in items if item not in present]
+    else:
+        present = [item for item in present if item not in items]
+    wanted[config.name] = ",".join(present)
+
+
+# --- loggers
+
+_LEVELS = {"TRACE": 5, "DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40, "FATAL": 50, "OFF": 60}
+"""Kafka's level names with Python's numbers."""
+_ROOT = "root"
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    """Every logger there is, by Kafka's name."""
+    found = {
+        name: entry for name, entry in logging.root.manager.loggerDict.items() if isinstance(entry, logging.Logger)
+    }
+    return dict(sorted(found.items())) | {_ROOT: logging.root}
+
+
+def _level_name(logger: logging.Logger) -> str:
+    level = logger.getEffectiveLevel()
+    return next((name for name, number in _LEVELS.items() if level <= number), "OFF")
+
+
+def _logger_rows() -> Iterable[ConfigRow]:
+    for name, logger in _loggers().items():
+        yield ConfigRow(name, _level_name(logger), False, Source.DYNAMIC_BROKER_LOGGER, ConfigType.UNKNOWN, "", ())
+
+
+def _alter_loggers(gw: Gateway, asked: Any, *, validate_only: bool) -> None:
+    if asked.resource_name != gw.brokers.node:
+        raise PeerError(f"Unexpected node id. Expected {gw.brokers.node}, but received {asked.resource_name}")
+    loggers = _loggers()
+    for config in asked.configs:
+        if config.config_operation not in {Operation.SET, Operation.DELETE}:
+            operation = Operation(config.config_operation).name
+            raise PeerError(f"{operation} operation is not allowed for the BROKER_LOGGER resource")
+        if config.name not in loggers:
+            raise PeerError(f"Logger {config.name} does not exist!", ErrorCode.INVALID_CONFIG)
+        if config.config_operation == Operation.SET and config.value not in _LEVELS:
+            raise PeerError(
+                f"Cannot set the log level of {config.name} to {config.value} as it is not a supported log level. "
+                f"Valid log levels are {', '.join(_LEVELS)}",
+                ErrorCode.INVALID_CONFIG,
+            )
+        if config.config_operation == Operation.DELETE and config.name == _ROOT:
+            raise PeerError("Removing the log level of the root logger is not allowed")
+    if validate_only:
+        return
+    for config in asked.configs:
+        unset = config.config_operation == Operation.DELETE
+        loggers[config.name].setLevel(logging.NOTSET if unset else _LEVELS[config.value])
+
+
+# --- ListConfigResources
+
+
+def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Name the resources that can be described (KIP-1142). Version 0 asks for CLIENT_METRICS: there are none."""
+    response = ListConfigResourcesResponse(version=ctx.version, error_code=0, config_resources=[])
+    if ctx.version == 0:
+        return response
+    wanted = set(request.resource_types) or set(Resource)
+    if not wanted <= set(Resource):
+        response.error_code = ErrorCode.UNSUPPORTED_VERSION
+        return response
+    names = {
+        Resource.TOPIC: [topic.name for topic in gw.catalog.all()],
+        Resource.BROKER: [gw.brokers.node],
+        Resource.BROKER_LOGGER: [gw.brokers.node],
+    }
+    row = ListConfigResourcesResponse.ConfigResource
+    response.config_resources = [
+        row(version=ctx.version, resource_name=name, resource_type=kind)
+        for kind in Resource
+        if kind in wanted
+        for name in names.get(kind, ())
+    ]
+    return response
+
+
+APIS: tuple[Api, ...] = (
+    Api(32, 1, 4, describe_configs),
+    Api(33, 0, 2, alter_configs),
+    Api(44, 0, 1, incremental_alter_configs),
+    Api(74, 0, 1, list_config_resources),
+)

@@ -1,0 +1,241 @@
+"""OffsetCommit (8) 2 to 10, OffsetFetch (9) 1 to 10, OffsetDelete (47) 0: committed offsets.
+
+OffsetCommit
+- Topics and partitions that are not there are UNKNOWN_TOPIC_OR_PARTITION, an id that is not is UNKNOWN_TOPIC_ID (from
+  version 10 topics go by id); if none is left the group is not looked at. An error of the group is that of every other
+  partition; then metadata over offset.metadata.max.bytes is OFFSET_METADATA_TOO_LARGE.
+- retention_time_ms of versions 2 to 4 is kept; -1 is the broker's retention.
+- A group that is not there but for a generation: ILLEGAL_GENERATION below version 9, GROUP_ID_NOT_FOUND from it on.
+
+OffsetFetch
+- What was not committed is offset -1, epoch -1, metadata "" without an error, unknown topics and groups included; only
+  an unknown id is UNKNOWN_TOPIC_ID. Null topics (version 2 and up) are all that were committed.
+- Versions 8 and up ask for several groups. Member ids and epochs of version 9 do not matter to classic groups.
+- require_stable is taken: without transactions every offset is stable.
+
+OffsetDelete: errors of the group are the request's; topics that members subscribe to are GROUP_SUBSCRIBED_TO_TOPIC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from kop.errors import ErrorCode
+from kop.groups.coordinator import Commit
+from kop.handlers.base import Api, Context, Gateway
+from kop.storage.base import TopicInfo
+from kop.wire.messages import OffsetCommitResponse, OffsetDeleteResponse, OffsetFetchResponse
+from kop.wire.state import OffsetCommitValue
+
+_NO_OFFSET = OffsetCommitValue(-1)
+
+
+def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
+    """Check what is to be committed, and answer when it is durable."""
+    version = ctx.version
+    codes: list[list[ErrorCode]] = []
+    good: list[tuple[int, int, TopicInfo, Any]] = []
+    for row, asked in enumerate(request.topics):
+        topic = gw.catalog.get(asked.name) if version < 10 else _by_id(gw, asked.topic_id)
+        known = 0 if topic is None else topic.partitions
+        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if topic is None and version >= 10:
+            missing = ErrorCode.UNKNOWN_TOPIC_ID
+        codes.append([missing] * len(asked.partitions))
+        if topic is None:
+            continue
+        for column, partition in enumerate(asked.partitions):
+            if 0 <= partition.partition_index < known:
+                good.append((row, column, topic, partition))
+    if not good:
+        return _committed(version, request, codes)
+    error = gw.groups.check_commit(
+        request.group_id,
+        request.member_id,
+        request.group_instance_id if version >= 7 else None,
+        request.generation_id_or_member_epoch,
+        says_not_found=version >= 9,
+    )
+    limit = gw.groups.settings.offset_metadata_max_bytes
+    commits: list[Commit] = []
+    for row, column, topic, partition in good:
+        metadata = partition.committed_metadata or ""
+        if error:
+            codes[row][column] = error
+        elif _too_large(metadata, limit):
+            codes[row][column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+        else:
+            codes[row][column] = ErrorCode.NONE
+            epoch = partition.committed_leader_epoch if version >= 6 else -1
+            commits.append(
+                Commit(
+                    topic.name, topic.topic_id, partition.partition_index, partition.committed_offset, epoch, metadata
+                )
+            )
+    if not commits:
+        return _committed(version, request, codes)
+    retention_ms = request.retention_time_ms if version <= 4 else -1
+    durable = gw.groups.commit(request.group_id, commits, retention_ms)
+    return _commit_later(version, request, codes, durable)
+
+
+async def _commit_later(
+    version: int, request: Any, codes: list[list[ErrorCode]], durable: asyncio.Future[ErrorCode]
+) -> Any:
+    error = await durable
+    if error:
+        codes = [[code or error for code in row] for row in codes]
+    return _committed(version, request, codes)
+
+
+def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
+    topic_class = OffsetCommitResponse.OffsetCommitResponseTopic
+    partition_class = topic_class.OffsetCommitResponsePartition
+    topics = []
+    for asked, row in zip(request.topics, codes, strict=True):
+        partitions = [
+            partition_class(version=version, partition_index=partition.partition_index, error_code=code)
+            for partition, code in zip(asked.partitions, row, strict=True)
+        ]
+        if version >= 10:
+            topics.append(topic_class(version=version, topic_id=asked.topic_id, partitions=partitions))
+        else:
+            topics.append(topic_class(version=version, name=asked.name, partitions=partitions))
+    return OffsetCommitResponse(version=version, topics=topics)
+
+
+def _too_large(metadata: str, limit: int) -> bool:
+    """Kafka counts Java's characters: two for those beyond the first 65,536."""
+    return len(metadata) > limit or (len(metadata) * 2 > limit and len(metadata.encode("utf-16-le")) // 2 > limit)
+
+
+def _by_id(gw: Gateway, topic_id: Any) -> TopicInfo | None:
+    return None if topic_id is None else gw.catalog.by_id(topic_id)
+
+
+def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Answer from memory: what is there is durable."""
+    version = ctx.version
+    error = gw.groups.refusal
+    if version < 8:
+        topic_class = OffsetFetchResponse.OffsetFetchResponseTopic
+        if error and version >= 2:
+            return OffsetFetchResponse(version=version, error_code=error, topics=[])
+        topics = _fetched(
+            gw, version, topic_class, topic_class.OffsetFetchResponsePartition, request.group_id, request.topics, error
+        )
+        return OffsetFetchResponse(version=version, error_code=0, topics=topics)
+    group_class = OffsetFetchResponse.OffsetFetchResponseGroup
+    topic_class = group_class.OffsetFetchResponseTopics
+    return OffsetFetchResponse(
+        version=version,
+        groups=[
+            group_class(
+                version=version,
+                group_id=asked.group_id,
+                error_code=error,
+                topics=[]
+                if error
+                else _fetched(
+                    gw,
+                    version,
+                    topic_class,
+                    topic_class.OffsetFetchResponsePartitions,
+                    asked.group_id,
+                    asked.topics,
+                    ErrorCode.NONE,
+                ),
+            )
+            for asked in request.groups
+        ],
+    )
+
+
+def _fetched(
+    gw: Gateway, version: int, topic_class: Any, partition_class: Any, group_id: str, asked: Any, error: ErrorCode
+) -> list[Any]:
+    """The rows of one group. `error` is that of every partition (version 1 knows no other)."""
+    offsets = None if error else gw.groups.offsets(group_id)
+
+    def row(partition: int, value: OffsetCommitValue | None, code: ErrorCode) -> Any:
+        found = value or _NO_OFFSET
+        return partition_class(
+            version=version,
+            partition_index=partition,
+            committed_offset=found.offset,
+            committed_leader_epoch=found.leader_epoch,
+            metadata=found.metadata,
+            error_code=code,
+        )
+
+    topics = []
+    if asked is None:
+        for name, partitions in () if offsets is None else sorted(offsets.by_topic.items()):
+            rows = [row(partition, value, ErrorCode.NONE) for partition, value in sorted(partitions.items())]
+            if version < 10:
+                topics.append(topic_class(version=version, name=name, partitions=rows))
+                continue
+            topic = gw.catalog.get(name)
+            if topic is not None:
+                topics.append(topic_class(version=version, topic_id=topic.topic_id, partitions=rows))
+        return topics
+    for one in asked:
+        if version < 10:
+            rows = [
+                row(partition, None if offsets is None else offsets.get(one.name, partition), error)
+                for partition in one.partition_indexes
+            ]
+            topics.append(topic_class(version=version, name=one.name, partitions=rows))
+            continue
+        topic = _by_id(gw, one.topic_id)
+        rows = []
+        for partition in one.partition_indexes:
+            value = None if topic is None or offsets is None else offsets.get(topic.name, partition)
+            if value is not None and value.topic_id not in (None, one.topic_id):
+                value = None  # committed for a topic of that name which is gone
+            rows.append(row(partition, value, ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE))
+        topics.append(topic_class(version=version, topic_id=one.topic_id, partitions=rows))
+    return topics
+
+
+async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Delete committed offsets of topics that the group does not subscribe to."""
+    if not request.group_id:
+        return OffsetDeleteResponse(version=ctx.version, error_code=ErrorCode.INVALID_GROUP_ID, topics=[])
+    asked = {
+        (topic.name, partition.partition_index): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        for topic in request.topics
+        for partition in topic.partitions
+    }
+    known = [key for key in asked if _exists(gw, *key)]
+    answer = gw.groups.delete_offsets(request.group_id, known)
+    code, codes = await answer if isinstance(answer, asyncio.Future) else answer
+    if code:
+        return OffsetDeleteResponse(version=ctx.version, error_code=code, topics=[])
+    asked.update(codes)
+    topic_class = OffsetDeleteResponse.OffsetDeleteResponseTopic
+    partition_class = topic_class.OffsetDeleteResponsePartition
+    rows: dict[str, list[Any]] = {}
+    for (name, partition), code in asked.items():
+        rows.setdefault(name, []).append(
+            partition_class(version=ctx.version, partition_index=partition, error_code=code)
+        )
+    return OffsetDeleteResponse(
+        version=ctx.version,
+        error_code=0,
+        topics=[topic_class(version=ctx.version, name=name, partitions=parts) for name, parts in rows.items()],
+    )
+
+
+def _exists(gw: Gateway, name: str, partition: int) -> bool:
+    topic = gw.catalog.get(name)
+    return topic is not None and 0 <= partition < topic.partitions
+
+
+APIS = (
+    Api(8, 2, 10, offset_commit),
+    Api(9, 1, 10, offset_fetch),
+    Api(47, 0, 0, offset_delete),
+)

@@ -1,0 +1,470 @@
+"""CreateTopics (19) 2 to 7, DeleteTopics (20) 1 to 6, DeleteRecords (21) 0 to 2, CreatePartitions (37) 0 to 3.
+
+Checks, their order, codes and texts are Kafka 4.3's; where ours differ it is said here.
+
+CreateTopics
+- num_partitions -1 is num.partitions; replication factor -1 and anything from 1 up is taken and answered as 1 replica.
+- Manual assignments name partitions 0 to n-1 and this broker; num_partitions and replication factor are then -1.
+- Own configs are checked by `kop.cluster.topic_configs`. From version 5 the answer holds every effective config,
+  from 7 the topic id. validate_only checks everything and makes nothing.
+- A name that another differs from only in '.' and '_' is INVALID_TOPIC_EXCEPTION, as are the reserved names: the
+  coordinator makes those itself (Kafka lets clients make them). One that is there already is TOPIC_ALREADY_EXISTS.
+- More than 10,000 partitions in one request, or above kop.max.partitions in all: POLICY_VIOLATION.
+
+DeleteTopics: by name, from version 6 by id, too. delete.topic.enable=false is TOPIC_DELETION_DISABLED, below version 3
+INVALID_REQUEST. Reserved names are INVALID_TOPIC_EXCEPTION: committed offsets live there.
+
+CreatePartitions: the number only grows; assignments as above; internal topics are INVALID_TOPIC_EXCEPTION, because
+groups are spread by their number of partitions (Kafka lets that happen, and loses committed offsets).
+
+DeleteRecords: -1 is the high watermark; beyond it OFFSET_OUT_OF_RANGE. Internal topics are INVALID_TOPIC_EXCEPTION,
+topics that are only compacted POLICY_VIOLATION.
+
+Each topic of a request stands for itself: one that fails does not keep the others. Everything is durable when answered;
+the requests' timeouts are therefore not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from kop.cluster.catalog import RESERVED, check_name
+from kop.cluster.topic_configs import check_configs
+from kop.errors import ErrorCode, KopError, PeerError
+from kop.handlers.base import Api, Context, Gateway
+from kop.storage.base import TopicInfo
+from kop.wire.messages import (
+    CreatePartitionsResponse,
+    CreateTopicsResponse,
+    DeleteRecordsResponse,
+    DeleteTopicsResponse,
+    Message,
+)
+
+_MOST_PARTITIONS = 10_000
+"""In one request, as Kafka."""
+_METADATA_TOPIC = "__cluster_metadata"
+
+_log = logging.getLogger(__name__)
+
+
+# --- CreateTopics
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A topic that is to be made."""
+
+    name: str
+    partitions: int = 0
+    configs: dict[str, str] = field(default_factory=dict)
+    topic: TopicInfo | None = None
+    error: KopError | None = None
+
+
+async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Check each topic, make those that are right, and answer in the order of the request."""
+    counts = Counter(topic.name for topic in request.topics)
+    names = _Names(gw)
+    plans: dict[str, _Plan] = {}
+    room = _Room(gw)
+    for asked in request.topics:
+        if asked.name in plans:
+            continue
+        plan = plans[asked.name] = _Plan(asked.name)
+        try:
+            if counts[asked.name] > 1:
+                raise PeerError("Duplicate topic name.")
+            names.check(asked.name)
+            plan.configs = check_configs({config.name: config.value for config in asked.configs})
+            plan.partitions = _partitions_of(gw, asked)
+            room.take(plan.partitions)
+            names.take(asked.name)
+        except KopError as error:
+            plan.error = error
+    if not request.validate_only:
+        await asyncio.gather(*(_create(gw, plan) for plan in plans.values() if plan.error is None))
+    return CreateTopicsResponse(version=ctx.version, topics=[_created(gw, ctx, plan) for plan in plans.values()])
+
+
+class _Names:
+    """Which names are free, topics of the same request included."""
+
+    def __init__(self, gw: Gateway) -> None:
+        self._gw = gw
+        self._alike: dict[str, str] | None = None
+
+    def check(self, name: str) -> None:
+        """Raise where no topic of that name may be made."""
+        if name == _METADATA_TOPIC:
+            raise PeerError(f"Creation of internal topic {name} is prohibited.")
+        check_name(name)
+        if self._gw.catalog.get(name) is not None:
+            raise PeerError(f"Topic '{name}' already exists.", ErrorCode.TOPIC_ALREADY_EXISTS)
+        if name in RESERVED:
+            raise PeerError(f"Creation of internal topic {name} is prohibited.", ErrorCode.INVALID_TOPIC_EXCEPTION)
+        other = self._known().get(_folded(name)) if _folds(name) else None
+        if other is not None:
+            raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
+
+    def take(self, name: str) -> None:
+        """Count a topic that is about to be made."""
+        if _folds(name):
+            self._known()[_folded(name)] = name
+
+    def _known(self) -> dict[str, str]:
+        if self._alike is None:
+            self._alike = {_folded(topic.name): topic.name for topic in self._gw.catalog.all() if _folds(topic.name)}
+        return self._alike
+
+
+def _folds(name: str) -> bool:
+    return "." in name or "_" in name
+
+
+def _folded(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _partitions_of(gw: Gateway, asked: Any) -> int:
+    """The number of partitions that a topic of a request shall have."""
+    if asked.assignments:
+        if asked.replication_factor != -1:
+            raise PeerError("A manual partition assignment was specified, but replication factor was not set to -1.")
+        if asked.num_partitions != -1:
+            raise PeerError("A manual partition assignment was specified, but numPartitions was not set to -1.")
+        seen: set[int] = set()
+        for assignment in asked.assignments:
+            if assignment.partition_index in seen:
+                raise PeerError(
+                    f"Found multiple manual partition assignments for partition {assignment.partition_index}",
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                )
+            seen.add(assignment.partition_index)
+            _check_replicas(gw, assignment.broker_ids)
+        if seen != set(range(len(seen))):
+            raise PeerError(
+                "partitions should be a consecutive 0-based integer sequence", ErrorCode.INVALID_REPLICA_ASSIGNMENT
+            )
+        return len(seen)
+    if asked.replication_factor < -1 or asked.replication_factor == 0:
+        raise PeerError(
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
+    if asked.num_partitions == -1:
+        return gw.brokers.num_partitions
+    if asked.num_partitions < 1:
+        raise PeerError("Number of partitions was set to an invalid non-positive value.", ErrorCode.INVALID_PARTITIONS)
+    return int(asked.num_partitions)
+
+
+def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
+    """Raise INVALID_REPLICA_ASSIGNMENT unless one partition's replicas are this broker, once."""
+    reason = ""
+    if not brokers:
+        reason = "an empty replica list."
+    elif unknown := [broker for broker in brokers if broker != gw.config.node_id]:
+        reason = f"broker {unknown[0]}, but no such broker is registered."
+    elif len(brokers) > 1:
+        reason = f"the broker {brokers[0]} more than once."
+    if reason:
+        raise PeerError(f"The manual partition assignment includes {reason}", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+
+
+class _Room:
+    """How many partitions a request may still ask for."""
+
+    def __init__(self, gw: Gateway) -> None:
+        self._limit = gw.config.kop_max_partitions
+        self._in_all = self._limit - sum(topic.partitions for topic in gw.catalog.all())
+        self._in_request = _MOST_PARTITIONS
+
+    def take(self, wanted: int) -> None:
+        """Count partitions that are about to be made; POLICY_VIOLATION where they are too many."""
+        if wanted > self._in_request:
+            raise PeerError("Excessively large number of partitions per request.", ErrorCode.POLICY_VIOLATION)
+        if wanted > self._in_all:
+            raise PeerError(f"kop.max.partitions allows {self._limit} in all.", ErrorCode.POLICY_VIOLATION)
+        self._in_request -= wanted
+        self._in_all -= wanted
+
+
+async def _create(gw: Gateway, plan: _Plan) -> None:
+    try:
+        plan.topic = await gw.engine.topics.create(plan.name, plan.partitions, plan.configs)
+    except KopError as error:
+        plan.error = error
+    else:
+        _log.info("topic %s is made with %d partitions %s", plan.name, plan.partitions, plan.configs or "")
+
+
+def _created(gw: Gateway, ctx: Context, plan: _Plan) -> Any:
+    row = CreateTopicsResponse.CreatableTopicResult
+    if plan.error is not None:
+        return row(
+            version=ctx.version,
+            name=plan.name,
+            topic_id=None,
+            error_code=plan.error.code,
+            error_message=plan.error.message or None,
+            topic_config_error_code=0,
+            num_partitions=-1,
+            replication_factor=-1,
+            configs=[],
+        )
+    configs = gw.topic_configs.rows(plan.configs) if ctx.version >= 5 else ()
+    return row(
+        version=ctx.version,
+        name=plan.name,
+        topic_id=plan.topic.topic_id if plan.topic is not None else None,
+        error_code=0,
+        error_message=None,
+        topic_config_error_code=0,
+        num_partitions=plan.partitions,
+        replication_factor=1,
+        configs=[(config.name, config.value, config.read_only, config.source, False) for config in configs],
+    )
+
+
+# --- DeleteTopics
+
+
+@dataclass(slots=True)
+class _Doomed:
+    """A topic that is to be deleted, as its row of the answer."""
+
+    name: str | None
+    topic_id: UUID | None = None
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+    def refuse(self, code: ErrorCode, message: str) -> None:
+        self.code, self.message = code, message
+
+
+async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Delete each topic that is named well, and answer for every one that was named, once."""
+    if ctx.version >= 6:
+        rows = [_Doomed(topic.name, topic.topic_id) for topic in request.topics]
+    else:
+        rows = [_Doomed(name) for name in request.topic_names]
+    if not gw.config.delete_topic_enable:
+        code = ErrorCode.INVALID_REQUEST if ctx.version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
+        for row in rows:
+            row.refuse(code, "Topic deletion is disabled.")
+    else:
+        rows = _resolve(gw, rows)
+        await asyncio.gather(*(_delete(gw, row) for row in rows if row.code == ErrorCode.NONE))
+    result = DeleteTopicsResponse.DeletableTopicResult
+    return DeleteTopicsResponse(
+        version=ctx.version,
+        responses=[
+            result(
+                version=ctx.version,
+                name=row.name,
+                topic_id=row.topic_id,
+                error_code=row.code,
+                error_message=row.message,
+            )
+            for row in rows
+        ],
+    )
+
+
+def _resolve(gw: Gateway, rows: list[_Doomed]) -> list[_Doomed]:
+    """Find the topics; what is named twice is refused, and answered once."""
+    names = Counter(row.name for row in rows if row.topic_id is None)
+    ids = Counter(row.topic_id for row in rows if row.name is None)
+    answer: dict[tuple[str | None, UUID | None], _Doomed] = {(row.name, row.topic_id): row for row in rows}
+    for row in answer.values():
+        if row.name is None and row.topic_id is None:
+            row.refuse(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+        elif row.name is not None and row.topic_id is not None:
+            row.refuse(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+        elif row.topic_id is not None:
+            if ids[row.topic_id] > 1:
+                row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
+                continue
+            found = gw.catalog.by_id(row.topic_id)
+            if found is None:
+                row.refuse(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+            else:
+                row.name = found.name
+                _refuse_reserved(row)
+        elif names[row.name] > 1:
+            row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+        else:
+            assert row.name is not None
+            found = gw.catalog.get(row.name)
+            if row.name not in RESERVED and found is None:
+                row.refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+                continue
+            row.topic_id = found.topic_id if found is not None else None
+            _refuse_reserved(row)
+    return _without_both(list(answer.values()))
+
+
+def _refuse_reserved(row: _Doomed) -> None:
+    if row.name in RESERVED:
+        row.refuse(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Deletion of internal topic {row.name} is prohibited.")
+
+
+def _without_both(rows: list[_Doomed]) -> list[_Doomed]:
+    """A topic that was named by its name and by its id is refused once."""
+    seen: dict[UUID, _Doomed] = {}
+    kept: list[_Doomed] = []
+    for row in rows:
+        if row.code == ErrorCode.NONE and row.topic_id is not None:
+            if row.topic_id in seen:
+                seen[row.topic_id].refuse(
+                    ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
+                )
+                continue
+            seen[row.topic_id] = row
+        kept.append(row)
+    return kept
+
+
+async def _delete(gw: Gateway, row: _Doomed) -> None:
+    assert row.topic_id is not None
+    try:
+        await gw.engine.topics.delete(row.topic_id)
+    except KopError as error:
+        row.refuse(error.code, error.message)
+    else:
+        _log.info("topic %s (%s) is deleted", row.name, row.topic_id)
+
+
+# --- CreatePartitions
+
+
+async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Raise the number of partitions of each topic."""
+    counts = Counter(topic.name for topic in request.topics)
+    asked = {topic.name: topic for topic in request.topics}
+    room = _Room(gw)
+    answers: dict[str, KopError | None] = {}
+    grown: list[tuple[TopicInfo, int]] = []
+    for name, wanted in asked.items():
+        try:
+            if counts[name] > 1:
+                raise PeerError("Duplicate topic name.")
+            topic = _check_growth(gw, wanted)
+            room.take(wanted.count - topic.partitions)
+            grown.append((topic, wanted.count))
+            answers[name] = None
+        except KopError as error:
+            answers[name] = error
+    if not request.validate_only:
+        results = await asyncio.gather(*(_grow(gw, topic, count) for topic, count in grown))
+        answers |= {topic.name: error for (topic, _), error in zip(grown, results, strict=True)}
+    result = CreatePartitionsResponse.CreatePartitionsTopicResult
+    return CreatePartitionsResponse(
+        version=ctx.version,
+        results=[
+            result(
+                version=ctx.version,
+                name=name,
+                error_code=error.code if error is not None else 0,
+                error_message=error.message or None if error is not None else None,
+            )
+            for name, error in answers.items()
+        ],
+    )
+
+
+def _check_growth(gw: Gateway, wanted: Any) -> TopicInfo:
+    topic = gw.catalog.get(wanted.name)
+    if topic is None:
+        raise PeerError("This server does not host this topic-partition.", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if topic.internal:
+        raise PeerError(
+            f"The number of partitions of internal topic {topic.name} is fixed.", ErrorCode.INVALID_TOPIC_EXCEPTION
+        )
+    if wanted.count == topic.partitions:
+        raise PeerError(f"Topic already has {topic.partitions} partition(s).", ErrorCode.INVALID_PARTITIONS)
+    if wanted.count < topic.partitions:
+        raise PeerError(
+            f"The topic {topic.name} currently has {topic.partitions} partition(s); "
+            f"{wanted.count} would not be an increase.",
+            ErrorCode.INVALID_PARTITIONS,
+        )
+    if wanted.assignments is not None:
+        added = wanted.count - topic.partitions
+        if len(wanted.assignments) != added:
+            raise PeerError(
+                f"Attempted to add {added} additional partition(s), but only {len(wanted.assignments)} assignment(s) "
+                "were specified.",
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            )
+        for assignment in wanted.assignments:
+            _check_replicas(gw, assignment.broker_ids)
+    return topic
+
+
+async def _grow(gw: Gateway, topic: TopicInfo, count: int) -> KopError | None:
+    try:
+        await gw.engine.topics.grow(topic.topic_id, count)
+    except KopError as error:
+        if error.code == ErrorCode.UNKNOWN_TOPIC_ID:
+            return PeerError(error.message, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return error
+    _log.info("topic %s has %d partitions now", topic.name, count)
+    return None
+
+
+# --- DeleteRecords
+
+
+async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Move the log start of each partition, and answer where it is now."""
+    asked: dict[str, dict[int, int]] = {}
+    for topic in request.topics:
+        offsets = asked.setdefault(topic.name, {})
+        offsets.update({partition.partition_index: partition.offset for partition in topic.partitions})
+    places = [(name, index, offset) for name, offsets in asked.items() for index, offset in offsets.items()]
+    results = await asyncio.gather(*(_truncate(gw, *place) for place in places))
+    topic_row = DeleteRecordsResponse.DeleteRecordsTopicResult
+    row = topic_row.DeleteRecordsPartitionResult
+    rows: dict[str, list[Any]] = {name: [] for name in asked}
+    for (name, index, _), (code, low_watermark) in zip(places, results, strict=True):
+        rows[name].append(row(version=ctx.version, partition_index=index, low_watermark=low_watermark, error_code=code))
+    return DeleteRecordsResponse(
+        version=ctx.version,
+        topics=[topic_row(version=ctx.version, name=name, partitions=partitions) for name, partitions in rows.items()],
+    )
+
+
+async def _truncate(gw: Gateway, name: str, index: int, offset: int) -> tuple[ErrorCode, int]:
+    """The error and the low watermark, -1 with an error."""
+    topic = gw.catalog.get(name)
+    log = gw.catalog.log(topic.topic_id, index) if topic is not None else None
+    if topic is None or log is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
+    if topic.internal:
+        return ErrorCode.INVALID_TOPIC_EXCEPTION, -1
+    policy = gw.topic_configs.policy(topic)
+    if policy.compact and not policy.delete:
+        return ErrorCode.POLICY_VIOLATION, -1
+    if offset < -1:
+        return ErrorCode.OFFSET_OUT_OF_RANGE, -1
+    try:
+        await log.attach()
+        return ErrorCode.NONE, await log.delete_records(offset)
+    except KopError as error:
+        return error.code, -1
+
+
+APIS: tuple[Api, ...] = (
+    Api(19, 2, 7, create_topics),
+    Api(20, 1, 6, delete_topics),
+    Api(21, 0, 2, delete_records),
+    Api(37, 0, 3, create_partitions),
+)

@@ -1,0 +1,92 @@
+"""The tail cache: the newest durable batches of every log, bounded in bytes over all of them, oldest out first.
+
+Owns: what is kept and what goes. Must not know: SQLite, Kafka's errors, the high watermark.
+
+Commits write it, nothing else does; so what is kept of a log is always the end of it, without holes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+
+from kop.storage.base import Buffer
+
+_ENTRY_BYTES = 200
+"""What a kept batch costs beside its bytes: its objects and its places in the lists."""
+_TRIM_AT = 64
+
+
+class Tail:
+    """The cached end of one log. Changed by its `TailCache` only."""
+
+    __slots__ = ("buffers", "first", "lasts", "stale", "start")
+
+    def __init__(self) -> None:
+        self.lasts: list[int] = []
+        self.buffers: list[Buffer] = []
+        self.first = 0
+        """Index of the oldest batch kept; the places before it are cut off now and then."""
+        self.start = 0
+        """Base offset of that batch."""
+        self.stale = 0
+        """Batches that were dropped before their turn, still counted in the cache's queue."""
+
+    def get(self, offset: int, max_bytes: int, min_one: bool) -> tuple[list[Buffer], int] | None:
+        """Batches from the one that holds `offset` on, and their bytes; None where what is kept begins after it."""
+        lasts, buffers = self.lasts, self.buffers
+        if self.first == len(lasts) or offset < self.start:
+            return None
+        found: list[Buffer] = []
+        size = 0
+        for i in range(bisect_left(lasts, offset, self.first), len(lasts)):
+            buffer = buffers[i]
+            total = size + len(buffer)
+            if total > max_bytes and (found or not min_one):
+                break
+            found.append(buffer)
+            size = total
+        return found, size
+
+    def pop(self) -> int:
+        """Drop the oldest batch; returns what it cost."""
+        i = self.first
+        cost = len(self.buffers[i]) + _ENTRY_BYTES
+        self.buffers[i] = b""
+        self.start = self.lasts[i] + 1
+        self.first = i = i + 1
+        if i == len(self.lasts) or (i >= _TRIM_AT and i * 2 >= len(self.lasts)):
+            del self.lasts[:i], self.buffers[:i]
+            self.first = 0
+        return cost
+
+
+class TailCache:
+    """All tails and the bound on them."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._order: deque[Tail] = deque()
+        self.size = 0
+        """Bytes kept, with an allowance for each batch."""
+
+    def push(self, tail: Tail, base: int, last: int, data: Buffer) -> None:
+        """Add the batch that follows in a log; the oldest ones of any log go where there is no room."""
+        if tail.first == len(tail.lasts):
+            tail.start = base
+        tail.lasts.append(last)
+        tail.buffers.append(data)
+        self._order.append(tail)
+        self.size += len(data) + _ENTRY_BYTES
+        while self.size > self._max_bytes:
+            oldest = self._order.popleft()
+            if oldest.stale:
+                oldest.stale -= 1
+            else:
+                self.size -= oldest.pop()
+
+    def drop(self, tail: Tail, before: int | None = None) -> None:
+        """Forget the batches of a log that end before offset `before`, or all."""
+        while tail.first < len(tail.lasts) and (before is None or tail.lasts[tail.first] < before):
+            self.size -= tail.pop()
+            tail.stale += 1

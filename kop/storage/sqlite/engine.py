@@ -1,0 +1,373 @@
+"""The embedded engine: puts writer, readers, cache, catalogue and maintenance together; opens and closes them.
+
+Owns: `open_engine`, the settings, the logs by topic, producer ids, the gateway's own small values.
+Must not know: what a batch holds, how a commit goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import logging
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar
+from uuid import UUID
+
+from kop.errors import BackendError, KopError
+from kop.records.batch import read_header
+from kop.records.producer_state import ProducerStates
+from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.sqlite import reader, schema
+from kop.storage.sqlite import topics as catalogue
+from kop.storage.sqlite.cache import TailCache
+from kop.storage.sqlite.log import SqliteLog
+from kop.storage.sqlite.maintenance import Maintenance
+from kop.storage.sqlite.reader import Readers
+from kop.storage.sqlite.topics import SqliteTopics
+from kop.storage.sqlite.writer import Entry, Writer
+
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SWITCH_INTERVAL = 0.0002
+"""Seconds. With CPython's 5 ms the writer thread waits that long for the GIL, several times a commit, while the loop is
+busy: a twentieth of the throughput."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What can be set of the embedded engine. Sizes in bytes, times in milliseconds."""
+
+    cache_bytes: int = 64 << 20
+    """Newest batches kept in memory, over all partitions."""
+    max_queued_bytes: int = 256 << 20
+    """Batches taken and not committed; beyond it appends fail with KAFKA_STORAGE_ERROR, which clients retry."""
+    max_batch_bytes: int = 64 << 20
+    """What a batch may inflate to where its records are walked (look-up by time, compaction)."""
+    wal_bytes: int = 64 << 20
+    """Size of the write-ahead log from which it is brought into the database."""
+    min_free_bytes: int = 128 << 20
+    """Room on the disk that appends leave to deletes, commits of offsets and checkpoints."""
+    reader_threads: int = 3
+    retention_check_interval_ms: int = 300_000
+    cleaner_interval_ms: int = 15_000
+    """Time between looks for logs to compact."""
+    cleaner_keys: int = 200_000
+    """Keys that one pass of the cleaner holds in memory, some 150 bytes each."""
+    producer_id_expiration_ms: int = 86_400_000
+    maintain: bool = True
+    """Run retention, compaction and the like in the background; without it only `maintain()` does."""
+
+
+class SqliteEngine:
+    """An `Engine` on one SQLite file. Made by `open_engine`."""
+
+    topics: SqliteTopics
+
+    def __init__(
+        self,
+        path: Path,
+        lock: IO[str],
+        conn: sqlite3.Connection,
+        policy: Callable[[TopicInfo], LogPolicy],
+        settings: Settings,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.path = path
+        self.settings = settings
+        self.cluster_id = ""
+        self.max_batch_bytes = settings.max_batch_bytes
+        self.cache = TailCache(settings.cache_bytes)
+        self.readers = Readers(self.loop, path, settings.reader_threads, "reader")
+        self.writer = Writer(
+            self.loop,
+            conn,
+            path,
+            min_free_bytes=settings.min_free_bytes,
+            on_committed=self._on_committed,
+            on_failed=self._on_failed,
+        )
+        self.maintenance = Maintenance(self)
+        self._policy = policy
+        self._lock = lock
+        self._logs: dict[UUID, list[SqliteLog]] = {}
+        self._closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # For handlers and coordinators: see kop.storage.base.Engine.
+
+    def log(self, topic_id: UUID, partition: int) -> SqliteLog | None:
+        """The log of a partition, or None; the same object each time."""
+        logs = self._logs.get(topic_id)
+        return logs[partition] if logs is not None and 0 <= partition < len(logs) else None
+
+    async def allocate_producer_ids(self, count: int) -> int:
+        """Reserve `count` producer ids; returns the first."""
+
+        def write(conn: sqlite3.Connection) -> int:
+            end: int = conn.execute(
+                "UPDATE meta SET value = value + ? WHERE key = 'producer_id.next' RETURNING value", (count,)
+            ).fetchone()[0]
+            return end - count
+
+        return await self.writer.run(write)
+
+    async def get_state(self, key: str) -> str | None:
+        """A small durable value, or None."""
+        return await self.readers.run(reader.get_state, key)
+
+    async def put_state(self, key: str, value: str | None) -> None:
+        """Set or remove such a value."""
+        if value is None:
+            await self.writer.execute("DELETE FROM state WHERE key = ?", (key,))
+        else:
+            await self.writer.execute("REPLACE INTO state (key, value) VALUES (?, ?)", (key, value))
+
+    @property
+    def healthy(self) -> str | None:
+        """None when the last commit succeeded, else what made it fail."""
+        return "the storage engine is closed" if self._closed else self.writer.failure
+
+    async def close(self) -> None:
+        """Commit what was taken, store the producers' windows, bring the write-ahead log in, let go of the file."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            await self.maintenance.close()
+            await self.writer.stop()
+            await self.readers.close()
+        finally:
+            self._lock.close()
+
+    # For tests and the application.
+
+    async def maintain(self, now_ms: int) -> None:
+        """Do all that is due at `now_ms`: retention, deletes, compaction, expiry of producers, snapshots, vacuum."""
+        await self.maintenance.run(now_ms)
+
+    def policies_changed(self) -> None:
+        """Ask for every topic's policy again: a broker default was altered."""
+        for topic in self.topics.all():
+            self.update_logs(topic)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of batches taken and not yet durable: a server may stop reading where they grow."""
+        return self.writer.queued_bytes
+
+    # For the other parts of the engine.
+
+    def logs(self) -> list[SqliteLog]:
+        """Every log of every topic."""
+        return list(itertools.chain.from_iterable(self._logs.values()))
+
+    def refusal(self, size: int) -> KopError | None:
+        """Why a batch of `size` bytes cannot be taken now, or None."""
+        if self._closed:
+            return BackendError("the storage engine is closed")
+        if self.writer.queued_bytes + size > self.settings.max_queued_bytes:
+            return BackendError(f"{self.writer.queued_bytes >> 20} MiB wait for the disk already")
+        return None
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end even where the caller is cancelled."""
+        if self._closed:
+            work.close()
+            raise BackendError("the storage engine is closed")
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; where nobody is left it is not a stray
+
+    def add_logs(self, topic: TopicInfo, log_ids: Sequence[int]) -> None:
+        """Make the logs of new partitions, the last ones of `topic`."""
+        logs = self._logs.setdefault(topic.topic_id, [])
+        policy = self._policy(topic)
+        logs.extend(SqliteLog(self, topic, index, log_id, policy) for index, log_id in enumerate(log_ids, len(logs)))
+
+    def update_logs(self, topic: TopicInfo) -> None:
+        """Give the logs of a topic its new value."""
+        policy = self._policy(topic)
+        for log in self._logs[topic.topic_id]:
+            log.topic = topic
+            log.policy = policy
+
+    def remove_logs(self, topic_id: UUID) -> None:
+        """Let go of the logs of a deleted topic."""
+        for log in self._logs.pop(topic_id):
+            log.remove()
+        self.maintenance.wake()
+
+    def restore(self, state: _State) -> None:
+        """Take what was read from the file."""
+        self.cluster_id = state.cluster_id
+        self.topics = SqliteTopics(self, state.version, state.topics)
+        topics = dict(state.topics)
+        for row, rows in itertools.groupby(state.logs, key=lambda log: log.topic):
+            topic = topics[row]
+            of_topic = list(rows)
+            self.add_logs(topic, [stored.log_id for stored in of_topic])
+            for log, stored in zip(self._logs[topic.topic_id], of_topic, strict=True):
+                log.log_start_offset = stored.log_start
+                log.high_watermark = log.end_offset = stored.end
+                log.size_bytes = stored.size
+                log.clean_offset = stored.clean_offset
+                log.snapshot_offset = stored.snapshot_offset
+                log.producer_states = stored.producers
+
+    def _on_committed(self, group: Sequence[Entry]) -> None:
+        size = 0
+        for entry in group:
+            entry.log.committed(entry)
+            size += entry.size
+        logs = dict.fromkeys(entry.log for entry in group)
+        for log in logs:
+            log.tell()
+        self.maintenance.on_committed(len(group), len(logs), size)
+
+    def _on_failed(self, lost: Sequence[Entry], error: BackendError) -> None:
+        _logger.error("%d batch(es) could not be stored: %s", len(lost), error.message)
+        by_log: dict[SqliteLog, list[Entry]] = {}
+        for entry in lost:
+            by_log.setdefault(entry.log, []).append(entry)
+        for log, entries in by_log.items():
+            log.failed(entries, error)
+
+
+@dataclass(slots=True)
+class _StoredLog:
+    topic: int
+    log_id: int
+    log_start: int
+    end: int
+    size: int
+    clean_offset: int
+    snapshot_offset: int
+    producers: ProducerStates | None
+
+
+@dataclass(slots=True)
+class _State:
+    cluster_id: str
+    version: int
+    topics: list[tuple[int, TopicInfo]]
+    logs: list[_StoredLog]
+
+
+def _new_cluster_id() -> str:
+    return base64.urlsafe_b64encode(catalogue.new_uuid().bytes).decode().rstrip("=")
+
+
+def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
+    conn.execute("BEGIN IMMEDIATE")
+    conn.executemany(
+        "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
+        [("cluster.id", _new_cluster_id()), ("producer_id.next", 0), ("topics.version", 0)],
+    )
+    conn.execute("COMMIT")
+    meta = dict(conn.execute("SELECT key, value FROM meta").fetchall())
+    logs = [
+        _load_log(conn, now_ms, *row)
+        for row in conn.execute(
+            "SELECT topic, id, log_start, clean_offset, snapshot_offset, snapshot_size, producers FROM log"
+            " WHERE topic IS NOT NULL ORDER BY topic, partition"
+        ).fetchall()
+    ]
+    return _State(str(meta["cluster.id"]), int(meta["topics.version"]), catalogue.load(conn), logs)
+
+
+def _load_log(
+    conn: sqlite3.Connection,
+    now_ms: int,
+    topic: int,
+    log_id: int,
+    log_start: int,
+    clean_offset: int,
+    snapshot_offset: int,
+    size: int,
+    snapshot: str | None,
+) -> _StoredLog:
+    end, behind = conn.execute(
+        "SELECT max(last) + 1, sum(size) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ?",
+        (log_id, snapshot_offset),
+    ).fetchone()
+    producers = None if snapshot is None else ProducerStates.restore(json.loads(snapshot))
+    if end is not None:
+        for (head,) in conn.execute(
+            "SELECT head FROM batch INDEXED BY batch_of_log"
+            " WHERE log = ? AND last >= ? AND head IS NOT NULL ORDER BY last",
+            (log_id, snapshot_offset),
+        ):
+            header = read_header(head)
+            producers = producers or ProducerStates()
+            producers.replay(header, header.base_offset, now_ms)
+    return _StoredLog(
+        topic,
+        log_id,
+        log_start,
+        max(log_start, snapshot_offset, end or 0),
+        size + (behind or 0),
+        clean_offset,
+        snapshot_offset,
+        producers,
+    )
+
+
+async def open_engine(
+    path: str | Path,
+    *,
+    policy: Callable[[TopicInfo], LogPolicy],
+    settings: Settings | None = None,
+    **changes: Any,
+) -> SqliteEngine:
+    """Open the database at `path`, making it where there is none, and start the engine on the running loop.
+
+    `policy` gives a topic's effective configs and is asked again after each change of the topic. `changes` are
+    fields of `Settings`. Sets the process's thread switch interval to `SWITCH_INTERVAL`.
+
+    Raises BackendError where the file is in use, is not ours, has another schema version or cannot be written.
+    """
+    settings = Settings(**changes) if settings is None else settings
+    file = Path(os.path.abspath(path))  # noqa: ASYNC240 - touches no disk
+    loop = asyncio.get_running_loop()
+    lock = await loop.run_in_executor(None, _lock, file)
+    conn: sqlite3.Connection | None = None
+    try:
+        conn = await loop.run_in_executor(None, schema.prepare, file)
+        state = await loop.run_in_executor(None, _load, conn, time.time_ns() // 1_000_000)
+    except BaseException as error:
+        if conn is not None:
+            conn.close()
+        lock.close()
+        if isinstance(error, sqlite3.Error):
+            raise BackendError(f"cannot read {file}: {error}") from error
+        raise
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
+    engine = SqliteEngine(file, lock, conn, policy, settings)
+    engine.restore(state)
+    engine.maintenance.start()
+    return engine
+
+
+def _lock(path: Path) -> IO[str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return schema.lock(path)
+    except OSError as error:
+        raise BackendError(f"cannot write in {path.parent}: {error}") from error

@@ -1,0 +1,268 @@
+"""One partition's log on SQLite: what the loop knows of it, and the synchronous half of append and read.
+
+Owns: offsets, the order of appends, what a commit or its failure does to the log, listeners.
+Must not know: threads, transactions; those are the writer's and the readers'.
+
+`end_offset` runs ahead of `high_watermark` by what is queued. Everything here happens on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kop.errors import ErrorCode, KopError, PeerError
+from kop.records.batch import HEADER_SIZE, BatchHeader, stamp, stamp_log_append_time
+from kop.records.producer_state import Kind, ProducerStates
+from kop.storage.base import (
+    AppendResult,
+    Buffer,
+    LogPolicy,
+    ProducerView,
+    ReadResult,
+    TimestampOffset,
+    TopicInfo,
+)
+from kop.storage.sqlite import lookup, reader
+from kop.storage.sqlite.cache import Tail
+from kop.storage.sqlite.writer import Entry
+
+if TYPE_CHECKING:
+    from kop.storage.sqlite.engine import SqliteEngine
+
+_log = logging.getLogger(__name__)
+_EMPTY = ReadResult((), 0)
+
+
+class SqliteLog:
+    """A `PartitionLog`. One is made for every partition when the engine opens; it is light until it is used."""
+
+    __slots__ = (
+        "_engine",
+        "_listeners",
+        "attached",
+        "clean_offset",
+        "deleted",
+        "end_offset",
+        "high_watermark",
+        "index",
+        "log_id",
+        "log_start_offset",
+        "policy",
+        "producer_states",
+        "size_bytes",
+        "snapshot_offset",
+        "tail",
+        "topic",
+    )
+
+    def __init__(self, engine: SqliteEngine, topic: TopicInfo, index: int, log_id: int, policy: LogPolicy) -> None:
+        self._engine = engine
+        self._listeners: list[Callable[[], None]] | None = None
+        self.attached = True
+        self.topic = topic
+        self.index = index
+        self.log_id = log_id
+        self.policy = policy
+        self.deleted = False
+        self.log_start_offset = 0
+        self.high_watermark = 0
+        self.end_offset = 0
+        """The offset that the next append gets."""
+        self.size_bytes = 0
+        self.clean_offset = 0
+        """Compaction has seen what lies before it."""
+        self.snapshot_offset = 0
+        """What the stored size and producers cover; on start the rest is read from the batches."""
+        self.producer_states: ProducerStates | None = None
+        self.tail: Tail | None = None
+
+    async def attach(self) -> None:
+        """Nothing to do: the log is ready when the engine is open."""
+
+    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
+        """Queue a batch for the next commit; see `PartitionLog.append`. A duplicate gets its original's future."""
+        writer = self._engine.writer
+        future: asyncio.Future[AppendResult] = self._engine.loop.create_future()
+        token = None
+        refusal = self._engine.refusal(header.batch_length) if not self.deleted else self._gone()
+        if refusal is not None:
+            future.set_exception(refusal)
+            return future
+        append_time = -1
+        if self.policy.log_append_time:
+            append_time = now_ms
+            header = header._replace(max_timestamp=now_ms)
+        base = self.end_offset
+        states = self.producer_states
+        if header.producer_id >= 0:
+            if states is None:
+                states = self.producer_states = ProducerStates()
+            kind, original, error = states.check(header)
+            if error is not None:
+                future.set_exception(error)
+                return future
+            if original is not None and kind is Kind.DUPLICATE:
+                if original.pending:
+                    assert isinstance(original.owner, asyncio.Future)
+                    return original.owner
+                append_time = original.timestamp if append_time >= 0 else -1
+                future.set_result(AppendResult(original.base_offset, append_time, self.log_start_offset))
+                return future
+            token = states.append(header, base, now_ms)
+            if token is not None:
+                token.owner = future
+        if isinstance(batch, bytes) or (isinstance(batch, memoryview) and batch.readonly):
+            batch = bytearray(batch)
+        stamp(batch, base)
+        if append_time >= 0:
+            stamp_log_append_time(batch, now_ms)
+        self.end_offset = base + header.last_offset_delta + 1
+        timestamp = header.max_timestamp
+        writer.append(
+            Entry(
+                self,
+                batch,
+                base,
+                self.end_offset - 1,
+                timestamp if timestamp >= 0 else -now_ms,
+                len(batch),
+                None if token is None else bytes(batch[:HEADER_SIZE]),
+                append_time,
+                future,
+                token,
+            )
+        )
+        return future
+
+    def committed(self, entry: Entry) -> None:
+        """A batch is on disk: readers may have it, the caller's future ends."""
+        if entry.token is not None and self.producer_states is not None:
+            self.producer_states.commit(entry.token)
+            entry.token.owner = None
+        if self.deleted:
+            if not entry.future.done():
+                entry.future.set_exception(self._gone())
+            return
+        self.high_watermark = entry.last + 1
+        self.size_bytes += entry.size
+        tail = self.tail
+        if tail is None:
+            tail = self.tail = Tail()
+        self._engine.cache.push(tail, entry.base, entry.last, entry.data)
+        if not entry.future.done():
+            entry.future.set_result(AppendResult(entry.base, entry.log_append_time, self.log_start_offset))
+
+    def failed(self, entries: Sequence[Entry], error: KopError) -> None:
+        """All that is queued of the log, from the first batch of a failed commit on, did not happen."""
+        self.end_offset = entries[0].base
+        if self.producer_states is not None:
+            for token in self.producer_states.rollback(self.end_offset):
+                token.owner = None
+        for entry in entries:
+            if not entry.future.done():
+                entry.future.set_exception(self._gone() if self.deleted else type(error)(error.message, error.code))
+
+    def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
+        """What the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""
+        self._check(offset)
+        if offset == self.high_watermark:
+            return _EMPTY
+        found = None if self.tail is None else self.tail.get(offset, max_bytes, min_one)
+        return None if found is None else ReadResult(*found)
+
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+        """Batches from the database; see `PartitionLog.read`."""
+        self._check(offset)
+        if offset == self.high_watermark:
+            return _EMPTY
+        found = await self._engine.readers.run(
+            reader.read, self.log_id, offset, self.high_watermark, max_bytes, min_one
+        )
+        self._check(offset)  # retention or a delete may have come in between
+        return ReadResult(found, sum(map(len, found)))
+
+    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when the high watermark or the log start moves or the topic goes; returns the undo."""
+        if self._listeners is None:
+            self._listeners = []
+        self._listeners.append(callback)
+
+        def undo() -> None:
+            if self._listeners is not None and callback in self._listeners:
+                self._listeners.remove(callback)
+                if not self._listeners:
+                    self._listeners = None
+
+        return undo
+
+    def tell(self) -> None:
+        """Call the listeners."""
+        if self._listeners is None:
+            return
+        for callback in tuple(self._listeners):
+            try:
+                callback()
+            except Exception:
+                _log.exception("a listener on %s-%d failed", self.topic.name, self.index)
+
+    async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
+        """The first record at or after `timestamp` (ms), or None."""
+        return await self._look_up(lookup.by_time, timestamp)
+
+    async def max_timestamp(self) -> TimestampOffset | None:
+        """The first record with the largest timestamp, or None where no record has one."""
+        return await self._look_up(lookup.max_timestamp)
+
+    async def delete_records(self, before_offset: int) -> int:
+        """Move the log start to `before_offset` (-1: the high watermark); returns the new log start."""
+        if self.deleted:
+            raise self._gone()
+        if before_offset == -1:
+            before_offset = self.high_watermark
+        if not 0 <= before_offset <= self.high_watermark:
+            raise PeerError(
+                f"offset {before_offset} is not in 0 to {self.high_watermark}", ErrorCode.OFFSET_OUT_OF_RANGE
+            )
+        if before_offset > self.log_start_offset:
+            await self._engine.finish(self._engine.maintenance.move_start(self, before_offset))
+        return self.log_start_offset
+
+    def producers(self) -> Sequence[ProducerView]:
+        """Idempotent producers that the log remembers now."""
+        if self.producer_states is None:
+            return ()
+        return [ProducerView(*info) for info in self.producer_states.views()]
+
+    def remove(self) -> None:
+        """The topic was deleted: whoever waits is told, nothing works any more."""
+        self.deleted = True
+        if self.tail is not None:
+            self._engine.cache.drop(self.tail)
+        self.tell()
+        self._listeners = None
+
+    def _check(self, offset: int) -> None:
+        if self.log_start_offset <= offset <= self.high_watermark and not self.deleted:
+            return
+        if self.deleted:
+            raise self._gone()
+        raise PeerError(
+            f"offset {offset} is not in {self.log_start_offset} to {self.high_watermark}",
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+        )
+
+    async def _look_up(self, query: Callable[..., tuple[int, int] | None], *args: int) -> TimestampOffset | None:
+        if self.deleted:
+            raise self._gone()
+        found = await self._engine.readers.run(
+            query, self.log_id, self.log_start_offset, self.high_watermark, self._engine.max_batch_bytes, *args
+        )
+        if self.deleted:
+            raise self._gone()
+        return None if found is None else TimestampOffset(*found)
+
+    def _gone(self) -> PeerError:
+        return PeerError(f"topic {self.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

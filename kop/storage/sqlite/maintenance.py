@@ -1,0 +1,382 @@
+"""What happens beside the traffic: retention, removal of rows, snapshots of producers, checkpoints, vacuum, compaction.
+
+Owns: when each of these is due, their steps, the background task.
+Must not know: how appends go; a change here is an operation of the writer like any other.
+
+Everything goes in steps that keep the writer for some ten milliseconds, and one piece of work at a time, so that sizes
+and snapshots of a log agree. The log start moves first, durably; rows go afterwards, also after a restart.
+A snapshot of a log covers at least the rows that are removed or rewritten: what a restart needs of them is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+import time
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from kop.errors import BackendError, KopError
+from kop.storage.sqlite import compaction, reader
+from kop.storage.sqlite.reader import Readers
+from kop.storage.sqlite.schema import BUSY_TIMEOUT_MS, PAGE_SIZE
+
+if TYPE_CHECKING:
+    from kop.storage.sqlite.engine import SqliteEngine
+    from kop.storage.sqlite.log import SqliteLog
+
+_log = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+SNAPSHOT_BATCHES = 20_000
+"""Batches after which producers are stored again: what a start after a crash has to read at most, about."""
+_SNAPSHOT_LOGS = 200
+_REMOVE_BYTES = 32 << 20
+_REMOVE_ROWS = 1000
+_EXPIRE_ROWS = 20_000
+_VACUUM_PAGES = 256
+_VACUUM_STEPS = 64
+_VACUUM_FROM_PAGES = (64 << 20) // PAGE_SIZE
+_COMMIT_PAGES = 4
+"""Pages that a commit writes beside its batches, about."""
+
+
+class Limits(NamedTuple):
+    """A log and what may go of it."""
+
+    log_id: int
+    start: int
+    end: int
+    size: int
+    older_than: int | None
+    """Batches whose max timestamp lies before it go."""
+    max_size: int | None
+    """The oldest batches go while the others have as many bytes."""
+
+
+class Maintenance:
+    """The background work of one engine."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self._engine = engine
+        self._threads = Readers(engine.loop, engine.path, 1, "maintenance")
+        self._checkpointer = Readers(engine.loop, engine.path, 1, "checkpoint")
+        self._turn = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._checkpointing: asyncio.Task[None] | None = None
+        self._to_remove: dict[SqliteLog, None] = {}
+        self._dead_logs = True  # there may be some
+        self._batches = 0  # committed since the last snapshots
+        self._wal = 0  # bytes in the write-ahead log, about
+        self._wal_seen = 0
+        self._checkpoint_at = engine.settings.wal_bytes
+
+    def start(self) -> None:
+        """Start the background task; the first round looks for what an earlier process left to do."""
+        self._to_remove = dict.fromkeys(self._engine.logs())
+        if self._engine.settings.maintain:
+            self._task = self._engine.loop.create_task(self._rounds())
+
+    def wake(self) -> None:
+        """A topic was deleted or a log start has moved: rows can go now."""
+        self._dead_logs = True
+        self._wake.set()
+
+    def on_committed(self, batches: int, logs: int, size: int) -> None:
+        """Count what was committed; start what is due by it."""
+        self._batches += batches
+        self._count_wal(size + (_COMMIT_PAGES + logs) * PAGE_SIZE)  # each log has its place in the index
+
+    async def run(self, now_ms: int) -> None:
+        """Everything that is due at `now_ms`."""
+        async with self._turn:
+            await self._remove_due()
+            self._expire_producers(now_ms)
+            await self._retain(now_ms)
+            await self._compact(now_ms)
+            await self._snapshot(self._engine.logs())
+            await self._vacuum()
+
+    async def close(self) -> None:
+        """End the background work; store all snapshots and empty the write-ahead log."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        async with self._turn:
+            if self._checkpointing is not None:
+                await asyncio.wait([self._checkpointing])
+            await self._guarded("snapshots", self._final_snapshots())
+            await self._threads.close()
+            await self._checkpointer.close()
+
+    async def move_start(self, log: SqliteLog, offset: int) -> None:
+        """Move the log start of a log, durably; its rows go in the background."""
+        await self._move_starts([(log, offset)])
+        self._to_remove[log] = None
+        self.wake()
+
+    async def _final_snapshots(self) -> None:
+        await self._engine.writer.execute("SELECT 1")  # what was queued is counted in now
+        await self._snapshot(self._engine.logs())
+        await self._engine.writer.run(_checkpoint, "TRUNCATE", transaction=False)
+
+    # Rounds.
+
+    async def _rounds(self) -> None:
+        settings = self._engine.settings
+        retention = cleaner = time.monotonic()
+        while True:
+            try:
+                await asyncio.wait_for(self._wake.wait(), TICK_SECONDS)
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
+            async with self._turn:
+                if self._engine.writer.failure is not None:
+                    await self._guarded("a trial write", self._engine.writer.probe())
+                await self._guarded("removing batches", self._remove_due())
+                if now >= retention:
+                    retention = now + settings.retention_check_interval_ms / 1000
+                    self._expire_producers(now_ms)
+                    await self._guarded("retention", self._retain(now_ms))
+                    await self._guarded("vacuum", self._vacuum())
+                if now >= cleaner:
+                    cleaner = now + settings.cleaner_interval_ms / 1000
+                    await self._guarded("compaction", self._compact(now_ms))
+                if self._batches >= SNAPSHOT_BATCHES:
+                    await self._guarded("snapshots", self._snapshot(self._engine.logs()))
+            if self._wal and self._wal == self._wal_seen:
+                self._start_checkpoint()  # idle
+            self._wal_seen = self._wal
+
+    async def _guarded(self, what: str, work: Awaitable[None]) -> None:
+        """A piece of work that may fail (a full disk, say) without ending the others; it comes round again."""
+        try:
+            await work
+        except KopError as error:
+            _log.warning("%s failed, will be tried again: %s", what, error.message)
+        except Exception:
+            _log.exception("%s failed, will be tried again", what)
+
+    # Retention and removal.
+
+    async def _retain(self, now_ms: int) -> None:
+        logs = [log for log in self._engine.logs() if log.policy.delete and log.high_watermark > log.log_start_offset]
+        limits = []
+        for log in logs:
+            policy = log.policy
+            older_than = now_ms - policy.retention_ms if policy.retention_ms >= 0 else None
+            max_size = policy.retention_bytes if 0 <= policy.retention_bytes < log.size_bytes else None
+            limits.append(
+                Limits(log.log_id, log.log_start_offset, log.high_watermark, log.size_bytes, older_than, max_size)
+            )
+        starts = await self._threads.run(_expired, limits)
+        moves = [(log, start) for log, start in zip(logs, starts, strict=True) if start is not None]
+        for i in range(0, len(moves), _SNAPSHOT_LOGS):
+            await self._move_starts(moves[i : i + _SNAPSHOT_LOGS])
+        for log, _ in moves:
+            await self._remove(log)
+
+    async def _move_starts(self, moves: Sequence[tuple[SqliteLog, int]]) -> None:
+        rows = [(start, log.log_id) for log, start in moves]
+        await self._engine.writer.run(_store_starts, rows)
+        for log, start in moves:
+            if start > log.log_start_offset and not log.deleted:
+                log.log_start_offset = start
+                log.tell()
+
+    async def _remove_due(self) -> None:
+        logs = list(self._to_remove)
+        marked = await self._threads.run(_have_rows, [(log.log_id, log.log_start_offset) for log in logs])
+        for log, has_rows in zip(logs, marked, strict=True):
+            if has_rows:
+                await self._remove(log)
+            self._to_remove.pop(log, None)
+        if self._dead_logs:
+            self._dead_logs = False
+            try:
+                await self._remove_dead()
+            except BaseException:
+                self._dead_logs = True
+                raise
+
+    async def _remove(self, log: SqliteLog) -> None:
+        """Delete the rows before the log start."""
+        while not log.deleted:
+            start = log.log_start_offset
+            rows = await self._threads.run(reader.scan, log.log_id, 0, start, _REMOVE_ROWS)
+            if not rows:
+                return
+            if log.snapshot_offset < start:
+                await self._snapshot([log])
+            end, size = _step(rows)
+            await self._engine.writer.run(_delete, log.log_id, end, size)
+            log.size_bytes -= size
+            self._count_wal(_COMMIT_PAGES * PAGE_SIZE)
+
+    async def _remove_dead(self) -> None:
+        """Delete the batches of partitions whose topic is gone, then the partitions."""
+        while True:
+            await self._engine.writer.execute(_DELETE_EMPTY_DEAD)
+            dead = await self._threads.run(_dead)
+            if not dead:
+                return
+            for log_id in dead:
+                while rows := await self._threads.run(reader.scan, log_id, 0, _NO_END, _REMOVE_ROWS):
+                    end, size = _step(rows)
+                    await self._engine.writer.run(_delete, log_id, end, size)
+                    self._count_wal(_COMMIT_PAGES * PAGE_SIZE)
+
+    # Producers.
+
+    def _expire_producers(self, now_ms: int) -> None:
+        ttl = self._engine.settings.producer_id_expiration_ms
+        for log in self._engine.logs():
+            if log.producer_states is not None and log.producer_states.expire(now_ms, ttl):
+                log.snapshot_offset = -1  # the stored one is out of date
+
+    async def _snapshot(self, logs: Sequence[SqliteLog]) -> None:
+        """Store size and producers of the logs that have changed."""
+        changed = [log for log in logs if log.snapshot_offset != log.high_watermark and not log.deleted]
+        if len(logs) == len(self._engine.logs()):
+            self._batches = 0
+        for i in range(0, len(changed), _SNAPSHOT_LOGS):
+            part = changed[i : i + _SNAPSHOT_LOGS]
+            rows = [(log.high_watermark, log.size_bytes, _producers(log), log.log_id) for log in part]
+            await self._engine.writer.run(_store_snapshots, rows)
+            for log, row in zip(part, rows, strict=True):
+                log.snapshot_offset = row[0]
+
+    # Compaction.
+
+    async def _compact(self, now_ms: int) -> None:
+        for log in self._engine.logs():
+            if log.policy.compact and not log.deleted and log.high_watermark > log.clean_offset:
+                await compaction.clean(log, self._engine, self._threads, self._snapshot, now_ms)
+
+    # The file.
+
+    def _count_wal(self, size: int) -> None:
+        self._wal += size
+        if self._wal >= self._checkpoint_at:
+            self._start_checkpoint()
+
+    def _start_checkpoint(self) -> None:
+        if self._checkpointing is None or self._checkpointing.done():
+            self._checkpointing = self._engine.loop.create_task(self._guarded("a checkpoint", self._checkpoint()))
+
+    async def _checkpoint(self) -> None:
+        """Copy the write-ahead log into the database beside the commits, then the rest and start it anew in one."""
+        limit = self._engine.settings.wal_bytes
+        try:
+            for _ in range(4):
+                before = self._wal
+                _, pages = await self._checkpointer.run(_checkpoint, "PASSIVE")
+                behind = self._wal - before
+                self._wal = pages * PAGE_SIZE + behind  # the estimate made good
+                if behind <= limit // 8:
+                    break
+            busy, _ = await self._engine.writer.run(_checkpoint, "RESTART", transaction=False)
+        except BackendError:
+            self._checkpoint_at = self._wal + limit
+            raise
+        if busy:  # a reader was in the way
+            self._checkpoint_at = self._wal + limit // 8
+        else:
+            self._wal = self._wal_seen = 0
+            self._checkpoint_at = limit
+
+    async def _vacuum(self) -> None:
+        """Give free pages back to the file system where there are many; the rest is used again by appends."""
+        free, pages = await self._threads.run(_page_counts)
+        for _ in range(_VACUUM_STEPS):
+            if free < max(_VACUUM_FROM_PAGES, pages // 4):
+                return
+            await self._engine.writer.run(_vacuum, _VACUUM_PAGES, transaction=False)
+            self._count_wal(_VACUUM_PAGES * PAGE_SIZE)
+            free -= _VACUUM_PAGES
+            pages -= _VACUUM_PAGES
+
+
+_NO_END = 2**63 - 1
+_DELETE_EMPTY_DEAD = "DELETE FROM log WHERE topic IS NULL AND NOT EXISTS (SELECT 1 FROM batch WHERE batch.log = log.id)"
+
+
+def _expired(conn: sqlite3.Connection, limits: Sequence[Limits]) -> list[int | None]:
+    """The new log start of each log, None where it stays."""
+    return [_expired_of(conn, limit) for limit in limits]
+
+
+def _expired_of(conn: sqlite3.Connection, limit: Limits) -> int | None:
+    start, size, found = limit.start, limit.size, None
+    if limit.older_than is None and limit.max_size is None:
+        return None
+    while rows := reader.scan(conn, limit.log_id, start, limit.end, 1 if found is None else _REMOVE_ROWS):
+        for row in rows:
+            old = limit.older_than is not None and abs(row.timestamp) < limit.older_than
+            if not old and (limit.max_size is None or size - row.size < limit.max_size):
+                return found
+            size -= row.size
+            found = start = row.last + 1
+    return found
+
+
+def _have_rows(conn: sqlite3.Connection, logs: Sequence[tuple[int, int]]) -> list[bool]:
+    """Whether each log has rows before its log start."""
+    return [bool(reader.scan(conn, log_id, 0, start, 1)) for log_id, start in logs]
+
+
+def _step(rows: Sequence[reader.BatchRow]) -> tuple[int, int]:
+    """How far a removal goes in one step: offset after its last batch, and its bytes."""
+    size = 0
+    for row in rows:
+        size += row.size
+        if size >= _REMOVE_BYTES:
+            break
+    return row.last + 1, size
+
+
+def _delete(conn: sqlite3.Connection, log_id: int, before: int, size: int) -> None:
+    conn.execute("DELETE FROM batch WHERE log = ? AND last < ?", (log_id, before))
+    conn.execute("UPDATE log SET snapshot_size = snapshot_size - ? WHERE id = ?", (size, log_id))
+
+
+def _dead(conn: sqlite3.Connection) -> list[int]:
+    return [row[0] for row in conn.execute("SELECT id FROM log WHERE topic IS NULL LIMIT 1000")]
+
+
+def _producers(log: SqliteLog) -> str | None:
+    states = log.producer_states
+    return None if states is None or not len(states) else json.dumps(states.snapshot(), separators=(",", ":"))
+
+
+def _store_starts(conn: sqlite3.Connection, rows: Sequence[tuple[int, int]]) -> None:
+    conn.executemany("UPDATE log SET log_start = max(log_start, ?) WHERE id = ?", rows)
+
+
+def _store_snapshots(conn: sqlite3.Connection, rows: Sequence[tuple[int, int, str | None, int]]) -> None:
+    conn.executemany("UPDATE log SET snapshot_offset = ?, snapshot_size = ?, producers = ? WHERE id = ?", rows)
+
+
+def _checkpoint(conn: sqlite3.Connection, mode: str) -> tuple[bool, int]:
+    """Whether a reader was in the way (nobody waits for it), and the pages in the write-ahead log."""
+    conn.execute("PRAGMA busy_timeout = 0")
+    try:
+        busy, pages, _ = conn.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    finally:
+        conn.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    return bool(busy), pages
+
+
+def _vacuum(conn: sqlite3.Connection, pages: int) -> None:
+    conn.executescript(f"PRAGMA incremental_vacuum({pages})")  # execute() takes one step only, which is one page
+
+
+def _page_counts(conn: sqlite3.Connection) -> tuple[int, int]:
+    free: int = conn.execute("PRAGMA freelist_count").fetchone()[0]
+    pages: int = conn.execute("PRAGMA page_count").fetchone()[0]
+    return free, pages

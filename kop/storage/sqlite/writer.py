@@ -1,0 +1,329 @@
+"""The one thread that writes: group commit of appends, and every other change of the database.
+
+Owns: the queue between the event loop and the thread, the INSERT, the order of commits, what a failed commit means.
+Must not know: topics, producers, reads; a batch is an `Entry` here.
+
+How a commit goes
+1. `append` queues an entry on the loop. The thread is woken once for a whole round of the loop.
+2. The thread takes all that is queued (up to a bound) and writes it with ONE multi-row INSERT outside a transaction,
+   so that SQLite commits and syncs within that one call: each call that gives up the GIL may wait a switch interval
+   for it while the loop is busy.
+3. One `call_soon_threadsafe` brings the whole group back to the loop, where logs advance and futures end.
+Where a commit fails the thread stands still until the loop has rolled back its logs and taken everything queued behind
+the failed batches out of the queue; so no later batch of a log can be written over the hole.
+
+Where the disk runs short, appends of clients' topics fail while there is still room for what must go on: offsets of
+groups and other internal topics, deletes, checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from kop.errors import BackendError
+from kop.storage.base import AppendResult, Buffer
+
+if TYPE_CHECKING:
+    from kop.storage.sqlite.log import SqliteLog
+
+T = TypeVar("T")
+
+MAX_COMMIT_BYTES = 16 << 20
+MAX_COMMIT_ROWS = 2048
+ROWS_PER_INSERT = 256
+"""A prepared INSERT of so many rows is some 100 KB; more batches than that are more INSERTs in one transaction."""
+_ROW = "(?,?,?,?,?,?,?)"
+_SPACE_CHECK_BYTES = 32 << 20
+_SPACE_CHECK_SECONDS = 0.5
+
+
+class Entry:
+    """One append on its way to the disk."""
+
+    __slots__ = ("base", "data", "future", "head", "last", "log", "log_append_time", "size", "timestamp", "token")
+
+    def __init__(
+        self,
+        log: SqliteLog,
+        data: Buffer,
+        base: int,
+        last: int,
+        timestamp: int,
+        size: int,
+        head: bytes | None,
+        log_append_time: int,
+        future: asyncio.Future[AppendResult],
+        token: Any,
+    ) -> None:
+        self.log = log
+        self.data = data
+        self.base = base
+        self.last = last
+        self.timestamp = timestamp
+        self.size = size
+        self.head = head
+        self.log_append_time = log_append_time
+        self.future = future
+        self.token = token
+
+
+class _Op(NamedTuple):
+    """Another change of the database, or a command to it."""
+
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    transaction: bool
+    after: int
+    """It comes after so many batches."""
+    future: asyncio.Future[Any]
+
+
+def _execute(conn: sqlite3.Connection, sql: str, values: Sequence[Any]) -> None:
+    conn.execute(sql, values)
+
+
+def _insert_sql(rows: int) -> str:
+    return "INSERT INTO batch (log,base,last,timestamp,size,head,data) VALUES " + ",".join([_ROW] * rows)
+
+
+class Writer:
+    """The writer thread and its queue. All methods but the private ones of the thread run on the loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        conn: sqlite3.Connection,
+        path: Path,
+        *,
+        min_free_bytes: int,
+        on_committed: Callable[[Sequence[Entry]], None],
+        on_failed: Callable[[Sequence[Entry], BackendError], None],
+    ) -> None:
+        self._loop = loop
+        self._conn = conn
+        self._directory = path.parent
+        self._min_free_bytes = min_free_bytes
+        self._on_committed = on_committed
+        self._on_failed = on_failed
+        self._appends: deque[Entry] = deque()
+        self._ops: deque[_Op] = deque()
+        self._queued = 0  # batches ever queued: by the loop
+        self._taken = 0  # batches ever taken out of the queue: by the thread, or the loop while the thread stands still
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._kick_planned = False
+        self._stopping = False
+        self._next_space_check = 0.0
+        self._since_space_check = 0
+        self._sql = [_insert_sql(n) if n else "" for n in range(ROWS_PER_INSERT + 1)]
+        self._rows = min(ROWS_PER_INSERT, conn.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _ROW.count("?"))
+        self.failure: str | None = None
+        """What made the last commit fail; None once one succeeded again."""
+        self.queued_bytes = 0
+        """Bytes of batches taken and not yet committed."""
+        self._thread = threading.Thread(target=self._run, name="kop-sqlite-writer", daemon=True)
+        self._thread.start()
+
+    # On the loop.
+
+    def append(self, entry: Entry) -> None:
+        """Queue a batch."""
+        self.queued_bytes += entry.size
+        self._queued += 1
+        self._appends.append(entry)
+        if not self._kick_planned:
+            # At the end of this round of the loop: requests that came together share a commit.
+            self._kick_planned = True
+            self._loop.call_soon(self._kick)
+
+    def run(self, op: Callable[..., T], *args: Any, transaction: bool = True) -> asyncio.Future[T]:
+        """Run `op(connection, *args)` on the writer's connection, after what is queued.
+
+        It has a transaction of its own, durable at the end, unless `transaction` is false.
+
+        An sqlite3.Error ends the future with BackendError, a KopError of `op` as it is; both undo what `op` did.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        if self._stopping:
+            future.set_exception(BackendError("the storage engine is closed"))
+            return future
+        self._ops.append(_Op(op, args, transaction, self._queued, future))
+        self._kick()
+        return future
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> asyncio.Future[None]:
+        """Run one statement."""
+        return self.run(_execute, sql, values)
+
+    def probe(self) -> asyncio.Future[None]:
+        """Try whether a failing disk takes writes again; clears `failure` where it does."""
+
+        def write(conn: sqlite3.Connection) -> None:
+            shortage = self._shortage()
+            if shortage is not None:
+                raise shortage
+            conn.execute("REPLACE INTO meta (key, value) VALUES ('probe', 0)")
+
+        probe = self.run(write)
+        probe.add_done_callback(self._probed)
+        return probe
+
+    def _probed(self, probe: asyncio.Future[None]) -> None:
+        if not probe.cancelled() and probe.exception() is None:
+            self.failure = None
+
+    async def stop(self) -> None:
+        """Write what is queued, end the thread, close the connection."""
+        self._stopping = True
+        self._kick()
+        await self._loop.run_in_executor(None, self._thread.join)
+        self._conn.close()
+
+    def _kick(self) -> None:
+        self._kick_planned = False
+        if self._wake.locked():
+            self._wake.release()
+
+    def _committed(self, group: Sequence[Entry], size: int) -> None:
+        self.queued_bytes -= size
+        self.failure = None
+        self._on_committed(group)
+
+    def _failed(self, group: Sequence[Entry], error: BackendError, handled: threading.Event) -> None:
+        try:
+            self.failure = error.message
+            logs = {entry.log for entry in group}
+            lost = [*group, *(entry for entry in self._appends if entry.log in logs)]
+            kept = [entry for entry in self._appends if entry.log not in logs]
+            self._appends.clear()
+            self._appends.extend(kept)
+            self._taken += len(lost) - len(group)
+            self.queued_bytes -= sum(entry.size for entry in lost)
+            self._on_failed(lost, error)
+        finally:
+            handled.set()
+
+    # On the thread.
+
+    def _run(self) -> None:
+        while True:
+            self._wake.acquire()
+            while self._appends or self._ops:
+                if self._appends:
+                    self._commit(*self._take())
+                if self._ops and self._ops[0].after <= self._taken:
+                    self._operate(self._ops.popleft())
+            if self._stopping:
+                return
+
+    def _take(self) -> tuple[list[Entry], int]:
+        queue, size = self._appends, 0
+        group: list[Entry] = []
+        while queue and size < MAX_COMMIT_BYTES and len(group) < MAX_COMMIT_ROWS:
+            entry = queue.popleft()
+            size += entry.size
+            group.append(entry)
+        self._taken += len(group)
+        return group, size
+
+    def _commit(self, group: list[Entry], size: int) -> None:
+        self._since_space_check += size
+        if self._since_space_check >= _SPACE_CHECK_BYTES or time.monotonic() >= self._next_space_check:
+            shortage = self._shortage()
+            if shortage is not None:
+                self._lose([entry for entry in group if not entry.log.topic.internal], shortage)
+                group = [entry for entry in group if entry.log.topic.internal]
+                size = sum(entry.size for entry in group)
+                if not group:
+                    return
+        try:
+            if len(group) <= self._rows:
+                self._insert(group)
+            else:
+                self._begin()
+                for i in range(0, len(group), self._rows):
+                    self._insert(group[i : i + self._rows])
+                self._conn.execute("COMMIT")
+        except Exception as error:
+            self._roll_back()
+            self._lose(group, BackendError(f"cannot write: {error}"))
+        else:
+            self._to_loop(self._committed, group, size)
+
+    def _insert(self, group: Sequence[Entry]) -> None:
+        values: list[Any] = []
+        for e in group:
+            values += (e.log.log_id, e.base, e.last, e.timestamp, e.size, e.head, e.data)
+        self._conn.execute(self._sql[len(group)], values)
+
+    def _lose(self, group: Sequence[Entry], error: BackendError) -> None:
+        if not group:
+            return
+        handled = threading.Event()
+        self._to_loop(self._failed, group, error, handled)
+        while not handled.wait(0.5):
+            if self._loop.is_closed():
+                return
+
+    def _begin(self) -> None:
+        self._conn.execute("BEGIN IMMEDIATE")
+
+    def _roll_back(self) -> None:
+        if self._conn.in_transaction:
+            try:
+                self._conn.execute("ROLLBACK")
+            except sqlite3.Error:
+                pass  # SQLite has rolled back by itself
+
+    def _shortage(self) -> BackendError | None:
+        try:
+            disk = os.statvfs(self._directory)
+        except OSError as error:
+            return BackendError(f"cannot see how full the disk is: {error}")
+        free = disk.f_bavail * disk.f_frsize
+        if free < self._min_free_bytes:
+            self._next_space_check = 0.0  # look again at every commit
+            return BackendError(
+                f"the disk is full: {free >> 20} MiB left in {self._directory}, {self._min_free_bytes >> 20} are kept"
+            )
+        self._next_space_check = time.monotonic() + _SPACE_CHECK_SECONDS
+        self._since_space_check = 0
+        return None
+
+    def _operate(self, op: _Op) -> None:
+        try:
+            if op.transaction:
+                self._begin()
+            result = op.call(self._conn, *op.args)
+            if op.transaction:
+                self._conn.execute("COMMIT")
+        except BaseException as error:
+            self._roll_back()
+            failure = BackendError(f"cannot write: {error}") if isinstance(error, sqlite3.Error) else error
+            self._to_loop(_reject, op.future, failure)
+        else:
+            self._to_loop(_resolve, op.future, result)
+
+    def _to_loop(self, call: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            pass  # the loop was closed under us: nobody is left to be told
+
+
+def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _reject(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,62 @@
+"""Processes of `kop`, as a user starts them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a fresh user: none of our variables, 80 columns."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KOP_")}
+    return kept | {"COLUMNS": "80", "PYTHONPATH": str(REPOSITORY)} | extra
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Kop:
+    """Runs `kop COMMAND` against one server."""
+
+    bootstrap: str
+
+    def start(self, *arguments: str, **settings) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "kop.cli.main", *arguments],
+            env=environment(KOP_BOOTSTRAP=self.bootstrap),
+            stdin=settings.pop("stdin", subprocess.DEVNULL),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **settings,
+        )
+
+    def __call__(self, *arguments: str, given: bytes = b"") -> Outcome:
+        with self.start(*arguments, stdin=subprocess.PIPE) as process:
+            try:
+                out, err = process.communicate(given, timeout=45)
+            finally:
+                process.kill()
+        assert b"Traceback" not in err, err.decode()
+        return Outcome(process.returncode, out.decode(), err.decode())
+
+    def ok(self, *arguments: str, given: bytes = b"") -> str:
+        """Run, insist on exit code 0, return what it printed."""
+        outcome = self(*arguments, given=given)
+        assert outcome.code == 0, outcome
+        return outcome.out

@@ -1,0 +1,101 @@
+"""A server that is not there or is none: one line that says what to do, exit code 1, no traceback."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from kop.cli import common
+
+EVERY = [
+    ["topics", "list"],
+    ["topics", "create", "t"],
+    ["topics", "describe"],
+    ["topics", "delete", "t"],
+    ["topics", "alter", "t", "-p", "2"],
+    ["groups", "list"],
+    ["groups", "describe", "g"],
+    ["groups", "delete", "g"],
+    ["groups", "reset-offsets", "g", "--all-topics", "--to-latest"],
+    ["produce", "t"],
+    ["consume", "t"],
+]
+
+
+@pytest.fixture
+def closed() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("arguments", EVERY, ids=" ".join)
+def test_nobody_listens(invoke, closed, arguments):
+    result = invoke(*arguments, "--bootstrap", closed)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == f"kop: cannot connect to {closed} (connection refused); start a server with: kop serve\n"
+
+
+def test_check_stops_at_the_first_step(invoke, closed):
+    result = invoke("check", "--bootstrap", closed)
+    assert result.exit_code == 1
+    assert "FAIL  connect" in result.stdout
+    assert result.stderr == "kop: 1 of 14 steps failed: connect; 13 not tried\n"
+
+
+def test_bootstrap_comes_from_the_environment(invoke, closed):
+    result = invoke("topics", "list", env={"KOP_BOOTSTRAP": closed})
+    assert f"cannot connect to {closed}" in result.stderr
+
+
+def test_unknown_host_has_no_hint_about_a_server_here(invoke, monkeypatch):
+    def fails(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", fails)
+    result = invoke("topics", "list", "--bootstrap", "broker.invalid:9092")
+    assert result.stderr == "kop: cannot connect to broker.invalid:9092 (no such host)\n"
+
+
+def test_several_addresses_are_all_named(invoke, closed):
+    result = invoke("topics", "list", "--bootstrap", f"{closed},[::1]:1")
+    assert result.stderr.startswith(f"kop: cannot connect to {closed} (connection refused), [::1]:1 (")
+
+
+def test_something_else_listens(kop, monkeypatch):
+    """An HTTP server, say: it takes the connection and closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stop = threading.Event()
+        listener.settimeout(0.1)
+
+        def close_all():
+            while not stop.is_set():
+                try:
+                    listener.accept()[0].close()
+                except TimeoutError:
+                    pass
+
+        thread = threading.Thread(target=close_all)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            outcome = kop("topics", "list", "--bootstrap", address)
+        finally:
+            stop.set()
+            thread.join()
+    assert outcome.code == 1
+    assert outcome.err == f"kop: {address} accepts connections but does not answer as a Kafka server (10 s)\n"
+
+
+def test_our_own_mistake_is_called_one(invoke, monkeypatch):
+    def fails(_: str) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(common, "reach", fails)
+    result = invoke("topics", "list")
+    assert result.exit_code == 1
+    assert result.stderr == "kop: ZeroDivisionError: oh; this is a bug of kop, --debug shows where\n"
+    with pytest.raises(ZeroDivisionError):
+        invoke("topics", "list", "--debug", catch_exceptions=False)

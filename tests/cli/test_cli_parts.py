@@ -1,0 +1,148 @@
+"""The small parts under the commands: codecs against independent ones, times, tables."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from datetime import UTC, datetime
+
+import lz4.frame
+import pytest
+import snappy
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kop.cli import codecs, common
+from kop.cli.times import parse_datetime, parse_duration
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # its way to read its schemas
+    from kafka import codec
+
+payloads = st.one_of(
+    st.binary(max_size=2000),
+    st.builds(lambda seed, size: random.Random(seed).randbytes(size), st.integers(0, 99), st.integers(0, 200_000)),
+    st.builds(lambda unit, times: unit * times, st.binary(min_size=1, max_size=9), st.integers(0, 30_000)),
+)
+
+
+@given(payloads)
+def test_lz4_is_a_frame_of_independent_blocks(payload):
+    """Kafka's Java client refuses linked blocks."""
+    encoded = codecs.lz4_encode(payload)
+    assert lz4.frame.decompress(encoded) == payload
+    assert lz4.frame.get_frame_info(encoded)["block_linked"] is False
+    assert codecs.lz4_decode(encoded) == payload
+    assert codecs.lz4_decode(lz4.frame.compress(payload)) == payload
+
+
+@given(payloads)
+def test_zstd_agrees_with_zstandard(payload):
+    assert zstandard.ZstdDecompressor().decompress(codecs.zstd_encode(payload), max_output_size=1 << 20) == payload
+    assert codecs.zstd_decode(zstandard.ZstdCompressor().compress(payload)) == payload
+
+
+@given(payloads)
+def test_snappy_given_to_kafka_python_agrees_with_python_snappy(payload):
+    before = codec.snappy, codec.lz4, codec.zstd
+    try:
+        codecs.install()
+        if payload:  # kafka-python does not read back its own empty stream; a batch is never empty
+            assert codec.snappy_decode(codec.snappy_encode(payload)) == payload
+        assert (
+            codec.snappy.compress(payload) == bytes(snappy.compress(payload))
+            or snappy.decompress(codec.snappy.compress(payload)) == payload
+        )
+        assert codec.snappy.decompress(snappy.compress(payload)) == payload
+    finally:
+        codec.snappy, codec.lz4, codec.zstd = before
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+        ("2026-01-31T12:30", datetime(2026, 1, 31, 12, 30, tzinfo=UTC)),
+        ("2026-01-31T12:30:15.250Z", datetime(2026, 1, 31, 12, 30, 15, 250_000, tzinfo=UTC)),
+        ("2026-01-31T12:30:15+02:00", datetime(2026, 1, 31, 10, 30, 15, tzinfo=UTC)),
+        (" 1970-01-01T00:00:00.001 ", datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=UTC)),
+    ],
+)
+def test_datetime_is_utc_where_it_names_no_zone(text, moment):
+    assert parse_datetime(text) == round(moment.timestamp() * 1000)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "12:30"])
+def test_datetime_that_is_none(text):
+    with pytest.raises(ValueError, match="is no time such as 2026-01-31T12:00:00Z"):
+        parse_datetime(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("PT1S", 1),
+        ("PT0.5S", 0.5),
+        ("PT1H30M", 5400),
+        ("P7D", 604_800),
+        ("P1DT2H3M4S", 93_784),
+        ("P2W", 1_209_600),
+        ("pt5m", 300),
+    ],
+)
+def test_duration_counts_back_from_now(text, seconds):
+    assert parse_duration(text, now_ms=10**12) == 10**12 - seconds * 1000
+
+
+@pytest.mark.parametrize("text", ["", "P", "PT", "1H", "PT1", "P1H", "PT1D", "-PT1S", "PT1H "[:-1] + "x", "P1DT"])
+def test_duration_that_is_none(text):
+    with pytest.raises(ValueError, match="is no duration such as PT1H30M or P7D"):
+        parse_duration(text)
+
+
+def test_table_in_a_pipe_is_plain_and_aligned(capsys):
+    common.print_table(["NAME", ">COUNT", "NOTE"], [("a", 1, "x"), ("longer name " * 10, 1234, None)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "NAME".ljust(120) + "  COUNT  NOTE"
+    assert lines[1] == "a".ljust(120) + "      1  x"
+    assert lines[2].endswith("   1234  -")
+
+
+def test_table_on_a_terminal_keeps_to_its_width(capsys, monkeypatch):
+    monkeypatch.setattr(common, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    common.print_table(["NAME", ">COUNT"], [("[bold]" + "x" * 60, 123456)])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "[bold]" in lines[1], "a name is text, not markup"
+    assert "123456" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, None),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1_500_000, "1.4 MiB"),
+        (3 << 30, "3.0 GiB"),
+        (5 << 40, "5.0 TiB"),
+    ],
+)
+def test_size(count, text):
+    assert common.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[Error 40] InvalidConfigurationError: no\n such", "INVALID_CONFIG: no such"),
+        ("[Error -1] UnknownError", "UNKNOWN_SERVER_ERROR: Unexpected error."),
+        ("[Error 9999] X: y", "error 9999: y"),
+        ("words", "words"),
+    ],
+)
+def test_admin_errors_get_kafkas_names(text, line):
+    assert common.named(text).startswith(line.removesuffix("Unexpected error."))

@@ -1,0 +1,8 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `from support import ...` in every folder

@@ -1,0 +1,139 @@
+"""A gateway on a real engine without sockets: requests go through the codec both ways, as a client's would."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+from kop.cluster.brokers import BrokerConfigs
+from kop.cluster.catalog import Catalog
+from kop.cluster.topic_configs import TopicConfigs
+from kop.config import Config
+from kop.handlers import cluster, configs, topics
+from kop.handlers.base import ConnectionInfo, Context, Gateway
+from kop.records.batch import build, read_header
+from kop.records.record import Record
+from kop.storage.sqlite.engine import SqliteEngine, open_engine
+from kop.wire import codec
+from kop.wire.messages import REQUESTS, RESPONSES, CreateTopicsRequest
+
+APIS = {api.key: api for module in (topics, configs, cluster) for api in module.APIS}
+NOW = 1_700_000_000_000
+T = TypeVar("T")
+
+
+class Admin:
+    """The gateway and its event loop, for tests without `async`."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        self.settings = {name.replace("_", "."): value for name, value in settings.items()}
+        self.loop = asyncio.new_event_loop()
+        self.gw = self.run(self._open())
+
+    async def _open(self) -> Gateway:
+        config = Config.load(None, self.settings, {})
+        brokers = BrokerConfigs(config)
+        topic_configs = TopicConfigs(brokers)
+        engine = await open_engine(self.directory / "kop.db", policy=topic_configs.policy, maintain=False)
+        await brokers.load(engine)
+        brokers.on_change(engine.policies_changed)
+        engine.policies_changed()
+        unused: Any = None
+        return Gateway(
+            config=config,
+            engine=engine,
+            catalog=Catalog(engine),
+            brokers=brokers,
+            topic_configs=topic_configs,
+            groups=unused,
+            metrics=unused,
+            metadata_cache=unused,
+            fetch_sessions=unused,
+            producer_ids=unused,
+        )
+
+    @property
+    def engine(self) -> SqliteEngine:
+        assert isinstance(self.gw.engine, SqliteEngine)
+        return self.gw.engine
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def restart(self) -> None:
+        self.run(self.gw.engine.close())
+        self.gw = self.run(self._open())
+
+    def close(self) -> None:
+        self.run(self.gw.engine.close())
+        self.loop.close()
+
+    def call(self, request: Any) -> Any:
+        """The decoded answer to a request message."""
+        return self.run(self.answer(request))
+
+    async def answer(self, request: Any) -> Any:
+        key, version = request.API_KEY, request.API_VERSION
+        api = APIS[key]
+        assert api.min_version <= version <= api.max_version
+        message = codec.decode(REQUESTS[key], version, memoryview(codec.encode_body(request)))
+        context = Context(key, version, "test", NOW, ConnectionInfo("192.0.2.9", "192.0.2.1", 9092))
+        response = api.handler(self.gw, context, message)
+        if inspect.isawaitable(response):
+            response = await response
+        frame = memoryview(codec.encode_response(1, response))
+        flexible = RESPONSES[key].flexible_version_q(version)
+        return codec.decode(RESPONSES[key], version, frame, 9 if flexible else 8)
+
+    def create(self, name: str, partitions: int = 1, internal: bool = False, **configs: str) -> UUID:
+        """Make a topic behind the handlers' back; `_` in the names of configs stands for `.`."""
+        own = {key.replace("_", "."): value for key, value in configs.items()}
+        return self.run(self.gw.engine.topics.create(name, partitions, own, internal=internal)).topic_id
+
+    def append(self, topic: str, count: int, partition: int = 0, producer: int = -1) -> None:
+        """Append one batch of `count` records."""
+        found = self.gw.engine.topics.get(topic)
+        assert found is not None
+        log = self.gw.engine.log(found.topic_id, partition)
+        assert log is not None
+        batch = build(
+            [Record(index, NOW, b"k", b"v") for index in range(count)],
+            producer_id=producer,
+            producer_epoch=0 if producer >= 0 else -1,
+            base_sequence=0 if producer >= 0 else -1,
+        )
+
+        async def append() -> None:
+            await log.append(batch, read_header(batch), now_ms=NOW)
+
+        self.run(append())
+
+
+_Topic = CreateTopicsRequest.CreatableTopic
+
+
+def creatable(
+    name: str,
+    partitions: int = 1,
+    replicas: int = 1,
+    assignments: dict[int, list[int]] | list[tuple[int, list[int]]] | None = None,
+    configs: dict[str, str | None] | None = None,
+) -> Any:
+    """A topic of a CreateTopics request."""
+    pairs = assignments.items() if isinstance(assignments, dict) else assignments or []
+    return _Topic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=replicas,
+        assignments=[_Topic.CreatableReplicaAssignment(partition_index=i, broker_ids=list(b)) for i, b in pairs],
+        configs=[_Topic.CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()],
+    )
+
+
+def create_request(*topics: Any, version: int = 7, validate_only: bool = False) -> Any:
+    return CreateTopicsRequest(version=version, topics=list(topics), timeout_ms=1000, validate_only=validate_only)

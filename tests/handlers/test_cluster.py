@@ -1,0 +1,223 @@
+"""DescribeCluster, DescribeLogDirs, DescribeProducers, DescribeQuorum, ElectLeaders, reassignments, ACLs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from admin_gateway import NOW, Admin
+
+from kop.errors import ErrorCode
+from kop.wire.messages import (
+    CreateAclsRequest,
+    DeleteAclsRequest,
+    DescribeAclsRequest,
+    DescribeClusterRequest,
+    DescribeLogDirsRequest,
+    DescribeProducersRequest,
+    DescribeQuorumRequest,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+)
+
+E = ErrorCode
+
+
+@pytest.fixture
+def admin(tmp_path: Path) -> Iterator[Admin]:
+    admin = Admin(tmp_path, node_id=5)
+    yield admin
+    admin.close()
+
+
+# --- DescribeCluster
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_cluster_is_this_broker(admin: Admin, version: int) -> None:
+    answer = admin.call(DescribeClusterRequest(version=version))
+    assert (answer.error_code, answer.cluster_id, answer.controller_id) == (0, admin.gw.engine.cluster_id, 5)
+    [broker] = answer.brokers
+    assert (broker.broker_id, broker.host, broker.port, broker.rack) == (5, "192.0.2.1", 9092, None)
+    assert answer.authorized_operations is None
+
+
+def test_cluster_operations_only_when_asked_for(admin: Admin) -> None:
+    answer = admin.call(DescribeClusterRequest(version=2, include_cluster_authorized_operations=True))
+    assert answer.authorized_operations == {5, 7, 8, 9, 10, 11, 12}
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(0, E.UNSUPPORTED_ENDPOINT_TYPE), (2, E.MISMATCHED_ENDPOINT_TYPE), (7, E.UNSUPPORTED_ENDPOINT_TYPE)],
+)
+def test_cluster_refuses_other_endpoints(admin: Admin, kind: int, code: ErrorCode) -> None:
+    answer = admin.call(DescribeClusterRequest(version=2, endpoint_type=kind))
+    assert (answer.error_code, answer.cluster_id, answer.controller_id, answer.brokers) == (code, "", -1, [])
+
+
+# --- DescribeLogDirs
+
+
+def log_dirs(admin: Admin, topics: dict[str, list[int]] | None, version: int = 5) -> Any:
+    row = DescribeLogDirsRequest.DescribableLogDirTopic
+    asked = None if topics is None else [row(topic=name, partitions=parts) for name, parts in topics.items()]
+    answer = admin.call(DescribeLogDirsRequest(version=version, topics=asked))
+    [result] = answer.results
+    return result
+
+
+def sizes(result: Any) -> dict[str, dict[int, int]]:
+    assert all(part.offset_lag == 0 and not part.is_future_key for topic in result.topics for part in topic.partitions)
+    return {
+        topic.name: {part.partition_index: part.partition_size for part in topic.partitions} for topic in result.topics
+    }
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+def test_log_dirs_in_every_version(admin: Admin, tmp_path: Path, version: int) -> None:
+    topic_id = admin.create("t", 2)
+    admin.append("t", 3)
+    log = admin.gw.engine.log(topic_id, 0)
+    assert log is not None
+    assert log.size_bytes > 0
+    result = log_dirs(admin, {"t": [0, 7], "nope": [0]}, version)
+    assert (result.error_code, result.log_dir) == (0, str(tmp_path))
+    assert sizes(result) == {"t": {0: log.size_bytes}}
+    if version >= 4:
+        assert 0 < result.usable_bytes < result.total_bytes
+
+
+def test_log_dirs_all_none_and_empty(admin: Admin) -> None:
+    admin.create("t", 2)
+    admin.create("__offsets", internal=True)
+    assert sizes(log_dirs(admin, None)) == {"t": {0: 0, 1: 0}, "__consumer_offsets": {0: 0}}
+    assert sizes(log_dirs(admin, {})) == {}
+    assert sizes(log_dirs(admin, {"t": []})) == {}
+
+
+# --- DescribeProducers
+
+
+def test_producers(admin: Admin) -> None:
+    admin.create("t")
+    admin.append("t", 3, producer=42)
+    row = DescribeProducersRequest.TopicRequest
+    asked = [row(name="t", partition_indexes=[0, 5]), row(name="nope", partition_indexes=[0])]
+    asked.append(row(name="bad name", partition_indexes=[0]))
+    answer = admin.call(DescribeProducersRequest(version=0, topics=asked))
+    codes = {
+        (topic.name, part.partition_index): part.error_code for topic in answer.topics for part in topic.partitions
+    }
+    assert codes == {
+        ("t", 0): 0,
+        ("t", 5): E.UNKNOWN_TOPIC_OR_PARTITION,
+        ("nope", 0): E.UNKNOWN_TOPIC_OR_PARTITION,
+        ("bad name", 0): E.INVALID_TOPIC_EXCEPTION,
+    }
+    [producer] = answer.topics[0].partitions[0].active_producers
+    assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (42, 0, 2)
+    assert (producer.coordinator_epoch, producer.current_txn_start_offset) == (-1, -1)
+
+
+# --- DescribeQuorum
+
+
+def quorum(admin: Admin, *topics: tuple[str, int], version: int = 2) -> Any:
+    row = DescribeQuorumRequest.TopicData
+    asked = [row(topic_name=name, partitions=[row.PartitionData(partition_index=index)]) for name, index in topics]
+    return admin.call(DescribeQuorumRequest(version=version, topics=asked))
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_quorum_has_one_voter(admin: Admin, version: int) -> None:
+    admin.create("t")
+    answer = quorum(admin, ("__cluster_metadata", 0), version=version)
+    part = answer.topics[0].partitions[0]
+    assert (answer.error_code, part.error_code, part.leader_id, part.leader_epoch) == (0, 0, 5, 0)
+    [voter] = part.current_voters
+    assert (voter.replica_id, voter.log_end_offset, part.observers) == (5, part.high_watermark, [])
+    assert part.high_watermark == admin.gw.catalog.version > 0
+    if version >= 1:
+        assert voter.last_fetch_timestamp == NOW
+    if version >= 2:
+        [node] = answer.nodes
+        assert [(place.host, place.port) for place in node.listeners] == [("192.0.2.1", 9092)]
+
+
+@pytest.mark.parametrize("asked", [[("t", 0)], [("__cluster_metadata", 1)], [("__cluster_metadata", 0), ("t", 0)]])
+def test_quorum_of_anything_else_is_unknown(admin: Admin, asked: list[tuple[str, int]]) -> None:
+    answer = quorum(admin, *asked)
+    codes = [part.error_code for topic in answer.topics for part in topic.partitions]
+    assert codes == [E.UNKNOWN_TOPIC_OR_PARTITION] * len(asked)
+    assert answer.nodes == []
+
+
+# --- ElectLeaders, ListPartitionReassignments
+
+
+def elect(admin: Admin, topics: dict[str, list[int]] | None, version: int = 2, kind: int = 0) -> Any:
+    row = ElectLeadersRequest.TopicPartitions
+    asked = None if topics is None else [row(topic=name, partitions=parts) for name, parts in topics.items()]
+    return admin.call(ElectLeadersRequest(version=version, election_type=kind, topic_partitions=asked, timeout_ms=1000))
+
+
+def elected(answer: Any) -> dict[tuple[str, int], int]:
+    return {
+        (topic.topic, part.partition_id): part.error_code
+        for topic in answer.replica_election_results
+        for part in topic.partition_result
+    }
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_elections_are_not_needed(admin: Admin, version: int) -> None:
+    admin.create("t")
+    answer = elect(admin, {"t": [0, 9], "nope": [0]}, version)
+    assert elected(answer) == {
+        ("t", 0): E.ELECTION_NOT_NEEDED,
+        ("t", 9): E.UNKNOWN_TOPIC_OR_PARTITION,
+        ("nope", 0): E.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+
+
+def test_election_of_all_and_of_an_unknown_type(admin: Admin) -> None:
+    admin.create("t")
+    answer = elect(admin, None)
+    assert (answer.error_code, elected(answer)) == (0, {})
+    answer = elect(admin, {"t": [0]}, kind=5)
+    assert (answer.error_code, elected(answer)) == (E.INVALID_REQUEST, {("t", 0): E.INVALID_REQUEST})
+
+
+def test_no_partition_is_being_moved(admin: Admin) -> None:
+    admin.create("t")
+    row = ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
+    for topics in (None, [row(name="t", partition_indexes=[0])]):
+        answer = admin.call(ListPartitionReassignmentsRequest(version=0, topics=topics, timeout_ms=1000))
+        assert (answer.error_code, answer.topics) == (0, [])
+
+
+# --- ACLs
+
+
+@pytest.mark.parametrize("version", range(1, 4))
+def test_acls_need_an_authorizer(admin: Admin, version: int) -> None:
+    described = admin.call(
+        DescribeAclsRequest(
+            version=version, resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1
+        )
+    )
+    assert (described.error_code, described.resources) == (E.SECURITY_DISABLED, [])
+    acl = CreateAclsRequest.AclCreation(
+        resource_type=2, resource_name="t", resource_pattern_type=3, principal="User:a", host="*", operation=3,
+        permission_type=3,
+    )  # fmt: skip
+    created = admin.call(CreateAclsRequest(version=version, creations=[acl, acl]))
+    assert [row.error_code for row in created.results] == [E.SECURITY_DISABLED] * 2
+    some = DeleteAclsRequest.DeleteAclsFilter(
+        resource_type_filter=2, pattern_type_filter=1, operation=1, permission_type=1
+    )
+    deleted = admin.call(DeleteAclsRequest(version=version, filters=[some]))
+    assert [(row.error_code, row.matching_acls) for row in deleted.filter_results] == [(E.SECURITY_DISABLED, [])]

@@ -1,0 +1,210 @@
+"""Metadata and DescribeTopicPartitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from support.gateway import RawClient, gateway, run
+
+from kop.errors import ErrorCode
+from kop.wire.messages import MetadataRequest
+
+NOT_ASKED = None
+"""kafka-python's decoder gives None for -2147483648."""
+
+
+def asked(*names: str | None, version: int, topic_id: Any = None) -> list[Any]:
+    known = {"topic_id": topic_id} if version >= 10 else {}
+    return [MetadataRequest.MetadataRequestTopic(version=version, name=name, **known) for name in names]
+
+
+async def with_topics(serving: Any) -> RawClient:
+    for name, partitions in (("one", 1), ("two", 3)):
+        await serving.gateway.engine.topics.create(name, partitions, {})
+    return await RawClient.connect(serving)
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_all_topics_are_an_empty_list_in_version_0_and_null_from_1_on(tmp_path: Path, version: int) -> None:
+    async def main() -> tuple[Any, Any]:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            everything = await client.call(3, version, topics=[] if version == 0 else None)
+            return everything, await client.call(3, version, topics=[])
+
+    everything, empty = run(main())
+    assert [topic.name for topic in everything.topics] == ["__consumer_offsets", "one", "two"]
+    assert [len(topic.partitions) for topic in everything.topics] == [4, 1, 3]
+    assert len(empty.topics) == (3 if version == 0 else 0)
+    broker = everything.brokers[0]
+    assert (broker.node_id, broker.host) == (1, "127.0.0.1")
+    if version >= 1:
+        assert everything.controller_id == 1
+        assert [topic.is_internal for topic in everything.topics] == [True, False, False]
+    if version >= 2:
+        assert len(everything.cluster_id) == 22
+    if version >= 10:
+        assert all(topic.topic_id is not None for topic in everything.topics)
+    for part in everything.topics[2].partitions:
+        assert (part.error_code, part.leader_id, part.replica_nodes, part.isr_nodes) == (0, 1, [1], [1])
+        if version >= 7:
+            assert part.leader_epoch == 0
+    if version >= 8:
+        assert everything.topics[1].authorized_operations is NOT_ASKED
+    if 8 <= version <= 10:
+        assert everything.authorized_operations is NOT_ASKED
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_ids_are_accepted_and_an_unknown_one_is_unknown_topic_id(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            topic_id = serving.gateway.catalog.get("two").topic_id  # type: ignore[union-attr]
+            found = await client.call(3, version, topics=asked(None, version=version, topic_id=topic_id))
+            assert [(t.error_code, t.name, t.topic_id) for t in found.topics] == [(0, "two", topic_id)]
+            unknown = uuid4()
+            missing = await client.call(3, version, topics=asked(None, version=version, topic_id=unknown))
+            assert [(t.error_code, t.name, t.topic_id) for t in missing.topics] == [
+                (ErrorCode.UNKNOWN_TOPIC_ID, None, unknown)
+            ]
+
+    run(main())
+
+
+def test_a_deleted_and_recreated_topic_is_a_new_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            topics = serving.gateway.engine.topics
+            old = topics.get("one").topic_id  # type: ignore[union-attr]
+            await topics.delete(old)
+            new = (await topics.create("one", 2, {})).topic_id
+            answer = await client.call(3, 13, topics=asked("one", version=13))
+            assert (answer.topics[0].topic_id, len(answer.topics[0].partitions)) == (new, 2)
+            assert new != old
+            answer = await client.call(3, 13, topics=asked(None, version=13, topic_id=old))
+            assert answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("version", "allowed", "setting", "created"),
+    [
+        (1, None, "true", True),
+        (4, True, "true", True),
+        (4, False, "true", False),
+        (13, True, "true", True),
+        (13, True, "false", False),
+    ],
+)
+def test_auto_creation_asks_the_setting_and_from_version_4_the_request(
+    tmp_path: Path, version: int, allowed: bool | None, setting: str, created: bool
+) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path, auto_create_topics_enable=setting, num_partitions="3") as serving:
+            client = await RawClient.connect(serving)
+            wish = {} if allowed is None else {"allow_auto_topic_creation": allowed}
+            return await client.call(3, version, topics=asked("new", version=version), **wish)
+
+    topic = run(main()).topics[0]
+    if created:
+        assert (topic.error_code, len(topic.partitions)) == (0, 3)
+    else:
+        assert (topic.error_code, topic.partitions) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, [])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "x" * 250, "naïve"])
+def test_an_illegal_name_is_invalid_topic_and_not_made(tmp_path: Path, name: str) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await RawClient.connect(serving)
+            answer = await client.call(3, 9, topics=asked(name, version=9), allow_auto_topic_creation=True)
+            assert serving.gateway.catalog.get(name) is None
+            return answer
+
+    assert run(main()).topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_the_name_in_storage_of_the_offsets_topic_is_not_for_clients(tmp_path: Path) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await RawClient.connect(serving)
+            return await client.call(3, 9, topics=asked("__offsets", version=9), allow_auto_topic_creation=True)
+
+    assert run(main()).topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_authorized_operations_are_answered_when_asked_for(tmp_path: Path) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            return await client.call(
+                3,
+                10,
+                topics=asked("one", version=10),
+                include_topic_authorized_operations=True,
+                include_cluster_authorized_operations=True,
+            )
+
+    answer = run(main())
+    assert answer.topics[0].authorized_operations == {3, 4, 5, 6, 7, 8, 10, 11}
+    assert answer.authorized_operations == {5, 7, 8, 9, 10, 11, 12}
+
+
+def test_the_cluster_id_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    async def ask() -> str:
+        async with gateway(tmp_path) as serving:
+            client = await RawClient.connect(serving)
+            answer: str = (await client.call(3, 9, topics=[])).cluster_id
+            return answer
+
+    assert run(ask()) == run(ask())
+
+
+def test_advertise_wins_over_the_address_connected_to(tmp_path: Path) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path, advertise="kafka.example:19092") as serving:
+            client = await RawClient.connect(serving)
+            return await client.call(3, 9, topics=[])
+
+    broker = run(main()).brokers[0]
+    assert (broker.host, broker.port) == ("kafka.example", 19092)
+
+
+def test_a_wildcard_listener_answers_with_the_address_connected_to(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, listen="0.0.0.0:0") as serving:
+            port = serving.listeners[0][1]
+            for host in ("127.0.0.1", "127.0.0.2"):
+                serving.listeners[0] = (host, port)
+                client = await RawClient.connect(serving)
+                broker = (await client.call(3, 9, topics=[])).brokers[0]
+                assert (broker.host, broker.port) == (host, port)
+
+    run(main())
+
+
+def test_describe_topic_partitions_goes_page_by_page(tmp_path: Path) -> None:
+    async def main() -> list[tuple[str, int]]:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            cursor, seen = None, []
+            for _ in range(10):
+                answer = await client.call(75, 0, topics=[], response_partition_limit=2, cursor=cursor)
+                seen += [(t.name, p.partition_index) for t in answer.topics for p in t.partitions]
+                cursor = answer.next_cursor
+                if cursor is None:
+                    return seen
+            raise AssertionError("no end")
+
+    assert run(main()) == [("__consumer_offsets", i) for i in range(4)] + [
+        ("one", 0),
+        ("two", 0),
+        ("two", 1),
+        ("two", 2),
+    ]

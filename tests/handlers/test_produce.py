@@ -1,0 +1,306 @@
+"""Produce: what is taken, what is refused, and how."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
+
+from kop.errors import ErrorCode
+from kop.records.batch import HEADER_SIZE, iter_batches, iter_records, read_header
+from kop.records.compression import Codec
+
+NEWEST = 12
+"""The newest version that goes by name."""
+
+
+async def topic(serving: Any, name: str = "t", partitions: int = 1, **configs: str) -> Any:
+    return await serving.gateway.engine.topics.create(
+        name, partitions, {k.replace("_", "."): v for k, v in configs.items()}
+    )
+
+
+async def produce(
+    client: RawClient, records: bytes | None, *, version: int = NEWEST, name: Any = "t", **how: Any
+) -> Any:
+    answer = await client.call(0, version, **produce_fields(name, records, version=version, **how))
+    return answer.responses[0].partition_responses[0]
+
+
+async def fetched(client: RawClient, offset: int = 0, name: str = "t") -> bytes:
+    answer = await client.call(1, 12, **fetch_fields(name, offset, version=12))
+    records: bytes = answer.responses[0].partitions[0].records
+    return records
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_every_version_stores_and_answers_offsets(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            made = await topic(serving)
+            client = await RawClient.connect(serving)
+            name = made.topic_id if version >= 13 else "t"
+            for base in (0, 3):
+                answer = await produce(client, batch([b"a", b"b", b"c"]), version=version, name=name)
+                assert (answer.error_code, answer.base_offset) == (0, base)
+                if version >= 5:
+                    assert answer.log_start_offset == 0
+                assert answer.log_append_time_ms == -1
+            stored = await fetched(client)
+            batches = [stored[pos : pos + header.size] for pos, header in iter_batches(stored)]
+            values = [[record.value for record in iter_records(one, max_bytes=2**20)] for one in batches]
+            assert values == [[b"a", b"b", b"c"]] * 2
+            assert [h.base_offset for _, h in iter_batches(stored)] == [0, 3]
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_versions_0_to_2_are_unsupported_version(tmp_path: Path, version: int) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            return await produce(client, batch([b"a"]), version=version)
+
+    assert run(main()).error_code == ErrorCode.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize("acks", [-2, 2, 3, 32767])
+def test_other_acks_are_invalid_required_acks(tmp_path: Path, acks: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            assert (await produce(client, batch([b"a"]), acks=acks)).error_code == ErrorCode.INVALID_REQUIRED_ACKS
+            assert await fetched(client) == b""
+
+    run(main())
+
+
+def test_acks_0_is_not_answered_and_takes_effect_before_what_follows(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            for value in (b"a", b"b"):
+                client.send(0, NEWEST, **produce_fields("t", batch([value]), version=NEWEST, acks=0))
+            stored = await fetched(client)  # the first answer on this connection
+            assert [header.base_offset for _, header in iter_batches(stored)] == [0, 1]
+
+    run(main())
+
+
+def test_an_error_with_acks_0_closes_the_connection(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await RawClient.connect(serving)
+            client.send(0, NEWEST, **produce_fields("missing", batch([b"a"]), version=NEWEST, acks=0))
+            assert await client.closed()
+
+    run(main())
+
+
+def test_unknown_topics_and_partitions(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert (await produce(client, batch([b"a"]), name="x")).error_code == missing
+            assert (await produce(client, batch([b"a"]), partition=1)).error_code == missing
+            assert (await produce(client, batch([b"a"]), partition=-1)).error_code == missing
+            answer = await produce(client, batch([b"a"]), version=13, name=uuid4())
+            assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__offsets"])
+def test_internal_topics_are_refused(tmp_path: Path, name: str) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await RawClient.connect(serving)
+            return await produce(client, batch([b"a"]), name=name)
+
+    wanted = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name == "__offsets" else ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert run(main()).error_code == wanted
+
+
+def test_a_wrong_crc_is_corrupt_message_and_not_stored(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            good = batch([b"value"])
+            for index in range(17, len(good)):
+                bad = bytearray(good)
+                bad[index] ^= 0x40
+                answer = await produce(client, bytes(bad))
+                assert answer.error_code == ErrorCode.CORRUPT_MESSAGE, index
+            assert await fetched(client) == b""
+            assert (await produce(client, good)).base_offset == 0, "a refused batch takes no offset"
+
+    run(main())
+
+
+@pytest.mark.parametrize("magic", [0, 1, 3, -1])
+def test_another_magic_is_refused(tmp_path: Path, magic: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            bad = bytearray(batch([b"a"]))
+            struct.pack_into(">b", bad, 16, magic)
+            answer = await produce(client, bytes(bad))
+            assert answer.error_code in (ErrorCode.INVALID_RECORD, ErrorCode.CORRUPT_MESSAGE)
+            assert await fetched(client) == b""
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "records",
+    [None, b"", b"\0" * 10, batch([b"a"]) + batch([b"b"]), batch([b"a"])[:-1], batch([b"a"]) + b"\0"],
+    ids=["null", "empty", "short", "two batches", "truncated", "a byte too many"],
+)
+def test_anything_but_one_whole_batch_is_refused(tmp_path: Path, records: bytes | None) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            assert (await produce(client, records)).error_code in (ErrorCode.INVALID_RECORD, ErrorCode.CORRUPT_MESSAGE)
+            assert await fetched(client) == b""
+
+    run(main())
+
+
+def test_zstd_below_version_7_is_unsupported_compression_type(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            zstd = batch([b"a" * 100], codec=Codec.ZSTD)
+            assert (await produce(client, zstd, version=6)).error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+            assert (await produce(client, zstd, version=7)).error_code == 0
+            answer = await client.call(1, 9, **fetch_fields("t", 0, version=9))
+            assert answer.responses[0].partitions[0].error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+            answer = await client.call(1, 10, **fetch_fields("t", 0, version=10))
+            assert answer.responses[0].partitions[0].error_code == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_batches_are_stored_as_they_came(tmp_path: Path, codec: Codec) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            sent = batch([b"x" * 1000] * 10, codec=codec)
+            assert (await produce(client, sent)).error_code == 0
+            stored = await fetched(client)
+            assert stored[HEADER_SIZE - 40 :] == sent[HEADER_SIZE - 40 :]  # all that the CRC covers
+            assert read_header(stored).codec == codec
+
+    run(main())
+
+
+def test_a_batch_over_max_message_bytes_is_message_too_large(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving, max_message_bytes="1000")
+            client = await RawClient.connect(serving)
+            assert (await produce(client, batch([b"x" * 2000]))).error_code == ErrorCode.MESSAGE_TOO_LARGE
+            assert (await produce(client, batch([b"x" * 500]))).error_code == 0
+
+    run(main())
+
+
+def test_log_append_time_rewrites_attributes_timestamps_and_crc(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving, message_timestamp_type="LogAppendTime")
+            client = await RawClient.connect(serving)
+            answer = await produce(client, batch([b"a", b"b"], timestamp=5))
+            assert answer.log_append_time_ms > 1_700_000_000_000
+            stored = await fetched(client)
+            header = read_header(stored)  # the next line checks the CRC
+            assert [r.timestamp for r in iter_records(stored, max_bytes=2**20)] == [answer.log_append_time_ms] * 2
+            assert (header.log_append_time, header.max_timestamp) == (True, answer.log_append_time_ms)
+            (again,) = [h for _, h in iter_batches(stored)]
+            assert again == header
+
+    run(main())
+
+
+def test_null_keys_on_a_compacted_topic_are_invalid_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving, cleanup_policy="compact")
+            client = await RawClient.connect(serving)
+            assert (await produce(client, batch([b"a"]))).error_code == ErrorCode.INVALID_RECORD
+            assert (await produce(client, batch([b"a"], keys=[b"k"]))).error_code == 0
+
+    run(main())
+
+
+def test_a_transactional_id_is_refused_until_transactions_exist(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            fields = produce_fields("t", batch([b"a"]), version=9) | {"transactional_id": "tx"}
+            answer = await client.call(0, 9, **fields)
+            code = answer.responses[0].partition_responses[0].error_code
+            assert code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            answer = await client.call(22, 4, transactional_id="tx", transaction_timeout_ms=1000)
+            assert answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            answer = await client.call(10, 2, key="tx", key_type=1)
+            assert (answer.error_code, answer.node_id) == (0, 1)
+
+    run(main())
+
+
+def test_a_duplicate_of_an_idempotent_producer_gets_the_first_ones_offset(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            producer = (await client.call(22, 4, transactional_id=None, transaction_timeout_ms=0)).producer_id
+            sent = batch([b"a", b"b"], producer_id=producer, producer_epoch=0, base_sequence=0)
+            # A retry sent before the first copy is answered, and one after it.
+            first = client.send(0, NEWEST, **produce_fields("t", sent, version=NEWEST))
+            second = client.send(0, NEWEST, **produce_fields("t", sent, version=NEWEST))
+            for wanted in (first, second):
+                correlation, answer = await client.receive(0, NEWEST)
+                part = answer.responses[0].partition_responses[0]
+                assert (correlation, part.error_code, part.base_offset) == (wanted, 0, 0)
+            again = await produce(client, sent)
+            assert (again.error_code, again.base_offset) == (0, 0)
+            gap = batch([b"c"], producer_id=producer, producer_epoch=0, base_sequence=5)
+            assert (await produce(client, gap)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            after = batch([b"c"], producer_id=producer, producer_epoch=0, base_sequence=2)
+            assert (await produce(client, after)).base_offset == 2
+
+    run(main())
+
+
+def test_the_window_survives_a_restart(tmp_path: Path) -> None:
+    sent = batch([b"a"], producer_id=7, producer_epoch=0, base_sequence=0)
+
+    async def once(wanted: tuple[int, int]) -> None:
+        async with gateway(tmp_path) as serving:
+            if serving.gateway.catalog.get("t") is None:
+                await topic(serving)
+            client = await RawClient.connect(serving)
+            answer = await produce(client, sent)
+            assert (answer.error_code, answer.base_offset) == wanted
+            assert len([h for _, h in iter_batches(await fetched(client))]) == 1
+
+    run(once((0, 0)))
+    run(once((0, 0)))

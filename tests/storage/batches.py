@@ -1,0 +1,84 @@
+"""Small helpers of the storage tests: batches in, records out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from kop.records.batch import build, iter_batches, iter_records, read_header
+from kop.records.record import Record
+from kop.storage.base import AppendResult, Buffer, PartitionLog
+
+NOW = 1_700_000_000_000
+LIMIT = 1 << 30
+
+
+def batch(
+    values: Sequence[str | None],
+    *,
+    keys: Sequence[str] | None = None,
+    timestamp: int | Sequence[int] = NOW,
+    producer: int = -1,
+    epoch: int = 0,
+    sequence: int = 0,
+    codec: int = 0,
+) -> bytearray:
+    """A batch as a client would send it."""
+    times = [timestamp] * len(values) if isinstance(timestamp, int) else timestamp
+    return build(
+        [
+            Record(
+                i,
+                times[i],
+                None if keys is None else keys[i].encode(),
+                None if value is None else value.encode(),
+            )
+            for i, value in enumerate(values)
+        ],
+        codec=codec,
+        producer_id=producer,
+        producer_epoch=epoch if producer >= 0 else -1,
+        base_sequence=sequence if producer >= 0 else -1,
+    )
+
+
+def append(log: PartitionLog, data: Buffer, now_ms: int = NOW) -> asyncio.Future[AppendResult]:
+    return log.append(data, read_header(data), now_ms=now_ms)
+
+
+async def fill(log: PartitionLog, *values: str, timestamp: int = NOW) -> None:
+    """One batch of one record for each value."""
+    await asyncio.gather(*[append(log, batch([value], timestamp=timestamp)) for value in values])
+
+
+async def put(log: PartitionLog, key: str, value: str | None, timestamp: int = NOW) -> int:
+    """One record with a key in a batch of its own; returns its offset."""
+    return (await append(log, batch([value], keys=[key], timestamp=timestamp))).base_offset
+
+
+def records(buffers: Iterable[Buffer]) -> list[Record]:
+    return [
+        record
+        for buffer in buffers
+        for start, header in iter_batches(buffer)
+        for record in iter_records(memoryview(buffer)[start : start + header.size], max_bytes=LIMIT)
+    ]
+
+
+async def read_all(log: PartitionLog, *, max_bytes: int = LIMIT, cached: bool = False) -> list[Record]:
+    """Every record from the log start to the high watermark, from storage or, with `cached`, as a fetch would."""
+    found: list[Record] = []
+    offset = log.log_start_offset
+    while offset < log.high_watermark:
+        result = log.read_cached(offset, max_bytes, min_one=True) if cached else None
+        if result is None:
+            result = await log.read(offset, max_bytes, min_one=True)
+        assert result.buffers
+        assert result.size == sum(map(len, result.buffers))
+        found += [record for record in records(result.buffers) if record.offset >= offset]
+        offset = read_header(result.buffers[-1]).next_offset
+    return found
+
+
+async def read_values(log: PartitionLog, **how: bool) -> list[str | None]:
+    return [None if record.value is None else record.value.decode() for record in await read_all(log, **how)]  # type: ignore[arg-type]

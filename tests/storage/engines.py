@@ -1,0 +1,70 @@
+"""The engines that the behavioural suite runs over. A new engine is one class here and one line in `STORES`.
+
+A `Store` is an engine's data across restarts: it opens the engine again and again on the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from kop.storage.base import Engine, LogPolicy, TopicInfo
+from kop.storage.sqlite import SqliteEngine, open_engine
+
+
+def policy_of(topic: TopicInfo) -> LogPolicy:
+    """What the gateway makes of a topic's configs, as far as the tests set any."""
+    configs = topic.configs
+    cleanup = configs.get("cleanup.policy", "delete").split(",")
+    return LogPolicy(
+        delete="delete" in cleanup,
+        compact="compact" in cleanup,
+        retention_ms=int(configs.get("retention.ms", -1)),
+        retention_bytes=int(configs.get("retention.bytes", -1)),
+        log_append_time=configs.get("message.timestamp.type") == "LogAppendTime",
+        delete_retention_ms=int(configs.get("delete.retention.ms", 86_400_000)),
+        min_compaction_lag_ms=int(configs.get("min.compaction.lag.ms", 0)),
+        max_compaction_lag_ms=int(configs.get("max.compaction.lag.ms", 2**63 - 1)),
+        min_cleanable_dirty_ratio=float(configs.get("min.cleanable.dirty.ratio", 0.5)),
+    )
+
+
+class Store(Protocol):
+    """Data of an engine in a directory of its own."""
+
+    async def open(self) -> Engine:
+        """An engine on the data; the test closes it."""
+
+    async def maintain(self, engine: Engine, now_ms: int) -> None:
+        """Let the engine do what is due at `now_ms`."""
+
+    def opened(self) -> Any:
+        """`async with store.opened() as engine`."""
+
+
+class SqliteStore:
+    """The embedded engine, without background work: `maintain` does it when the test says so."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.path = directory / "kop.db"
+        self.settings = {"maintain": False, "min_free_bytes": 0, **settings}
+
+    async def open(self) -> SqliteEngine:
+        return await open_engine(self.path, policy=policy_of, **self.settings)
+
+    async def maintain(self, engine: Engine, now_ms: int) -> None:
+        assert isinstance(engine, SqliteEngine)
+        await engine.maintain(now_ms)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[SqliteEngine]:
+        engine = await self.open()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+STORES = {"sqlite": SqliteStore}

@@ -1,0 +1,714 @@
+"""What every engine does, in terms of `kop.storage.base` only."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from uuid import uuid4
+
+import pytest
+from batches import LIMIT, NOW, append, batch, fill, put, read_all, read_values, records
+from crc32c import crc32c
+from engines import Store
+
+from kop.errors import ErrorCode, KopError
+from kop.records.batch import read_header
+from kop.storage.base import Engine, PartitionLog, TopicInfo
+
+DAY = 86_400_000
+
+
+async def make(engine: Engine, name: str = "t", partitions: int = 1, **configs: str) -> PartitionLog:
+    """A topic's first log; `cleanup_policy` is cleanup.policy."""
+    topic = await engine.topics.create(name, partitions, {key.replace("_", "."): v for key, v in configs.items()})
+    return first(engine, topic)
+
+
+def first(engine: Engine, topic: TopicInfo | str = "t", partition: int = 0) -> PartitionLog:
+    found = engine.topics.get(topic) if isinstance(topic, str) else topic
+    assert found is not None
+    log = engine.log(found.topic_id, partition)
+    assert log is not None
+    return log
+
+
+def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
+    return pytest.raises(KopError, check=lambda error: error.code is code)
+
+
+# Engine
+
+
+async def test_cluster_id_is_stable(store: Store) -> None:
+    async with store.opened() as engine:
+        cluster_id = engine.cluster_id
+        assert engine.healthy is None
+    assert len(cluster_id) == 22
+    assert not cluster_id.startswith("-")
+    async with store.opened() as engine:
+        assert engine.cluster_id == cluster_id
+
+
+async def test_producer_ids_are_given_once(store: Store) -> None:
+    seen: set[int] = set()
+    for _ in range(3):
+        async with store.opened() as engine:
+            for start in await asyncio.gather(*[engine.allocate_producer_ids(n) for n in (1, 5, 1000)]):
+                assert start >= 0
+                assert start not in seen
+                seen.add(start)
+            start = await engine.allocate_producer_ids(10)
+            assert not seen & set(range(start, start + 10))
+            seen.update(range(start, start + 10))
+
+
+async def test_small_values_are_kept(store: Store) -> None:
+    async with store.opened() as engine:
+        assert await engine.get_state("a") is None
+        await engine.put_state("a", "1")
+        await engine.put_state("a", "2")
+        await engine.put_state("b", "ü")
+        await engine.put_state("c", "x")
+        await engine.put_state("c", None)
+        assert await engine.get_state("a") == "2"
+    async with store.opened() as engine:
+        assert [await engine.get_state(key) for key in "abc"] == ["2", "ü", None]
+
+
+async def test_close_finishes_what_was_taken(store: Store) -> None:
+    engine = await store.open()
+    log = await make(engine)
+    futures = [append(log, batch([str(i)])) for i in range(100)]
+    await engine.close()
+    assert [future.result().base_offset for future in futures] == list(range(100))
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        await append(log, batch(["late"]))
+    assert engine.healthy is not None
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        await engine.allocate_producer_ids(1)
+    await engine.close()
+    async with store.opened() as engine:
+        assert await read_values(first(engine)) == [str(i) for i in range(100)]
+
+
+# Topics
+
+
+async def test_topics_come_and_go(store: Store) -> None:
+    async with store.opened() as engine:
+        topics = engine.topics
+        changes: list[tuple[TopicInfo | None, TopicInfo | None]] = []
+        topics.on_change(lambda old, new: changes.append((old, new)))
+        versions = [topics.version]
+        b = await topics.create("b", 2, {"x": "1"})
+        a = await topics.create("a", 1, {}, internal=True)
+        versions.append(topics.version)
+        assert (b.name, b.partitions, dict(b.configs), b.internal) == ("b", 2, {"x": "1"}, False)
+        assert a.internal
+        assert list(topics.all()) == [a, b]
+        assert topics.get("a") is a
+        assert topics.by_id(b.topic_id) is b
+        assert topics.get("c") is None
+        assert topics.by_id(uuid4()) is None
+        with refused(ErrorCode.TOPIC_ALREADY_EXISTS):
+            await topics.create("a", 1, {})
+        with refused(ErrorCode.INVALID_PARTITIONS):
+            await topics.create("c", 0, {})
+        changed = await topics.set_configs(b.topic_id, {"y": "2"})
+        assert dict(changed.configs) == {"y": "2"}
+        assert topics.get("b") == changed
+        assert first(engine, "b", 1).topic == changed
+        versions.append(topics.version)
+        grown = await topics.grow(b.topic_id, 5)
+        assert grown.partitions == 5
+        assert first(engine, "b", 4).topic == grown == first(engine, "b", 0).topic
+        for count in (5, 4, 0):
+            with refused(ErrorCode.INVALID_PARTITIONS):
+                await topics.grow(b.topic_id, count)
+        await topics.delete(a.topic_id)
+        versions.append(topics.version)
+        assert topics.get("a") is None
+        assert engine.log(a.topic_id, 0) is None
+        for call in (topics.delete(a.topic_id), topics.grow(a.topic_id, 9), topics.set_configs(uuid4(), {})):
+            with refused(ErrorCode.UNKNOWN_TOPIC_ID):
+                await call
+        assert versions == sorted(set(versions))
+        assert changes == [(None, b), (None, a), (b, changed), (changed, grown), (a, None)]
+    async with store.opened() as engine:
+        assert list(engine.topics.all()) == [grown]
+        assert engine.topics.version >= versions[-1]
+        assert first(engine, "b", 4).topic == grown
+        assert engine.log(b.topic_id, 5) is None
+        assert engine.log(b.topic_id, -1) is None
+
+
+async def test_two_creations_of_one_name(store: Store) -> None:
+    async with store.opened() as engine:
+        results = await asyncio.gather(*[engine.topics.create("t", 1, {}) for _ in range(5)], return_exceptions=True)
+        errors = [result for result in results if isinstance(result, KopError)]
+        assert [error.code for error in errors] == [ErrorCode.TOPIC_ALREADY_EXISTS] * 4
+
+
+async def test_a_change_ends_although_its_caller_went(store: Store) -> None:
+    async with store.opened() as engine:
+        task = asyncio.ensure_future(engine.topics.create("t", 1, {}))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(200):
+            if engine.topics.get("t") is not None:
+                break
+            await asyncio.sleep(0.01)
+        await fill(first(engine), "works")
+    async with store.opened() as engine:
+        assert await read_values(first(engine)) == ["works"]
+
+
+async def test_a_deleted_topic_is_gone_at_once_and_another_when_made_again(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine, partitions=2)
+        old = log.topic
+        await fill(log, "old")
+        told: list[bool] = []
+        log.on_advance(lambda: told.append(engine.log(old.topic_id, 0) is None))
+        await engine.topics.delete(old.topic_id)
+        assert told[-1] is True
+        for attempt in (
+            append(log, batch(["late"])),
+            log.read(0, LIMIT, min_one=True),
+            log.find_by_time(0),
+            log.max_timestamp(),
+            log.delete_records(-1),
+        ):
+            with refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                await attempt
+        with refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            log.read_cached(0, LIMIT, min_one=True)
+        log = await make(engine, partitions=2)
+        assert log.topic.topic_id != old.topic_id
+        assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (0, 0, 0)
+        await fill(log, "new")
+        await store.maintain(engine, NOW)
+        assert await read_values(log) == ["new"]
+    async with store.opened() as engine:
+        assert await read_values(first(engine)) == ["new"]
+
+
+async def test_appends_that_wait_end_with_the_topic(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        deletion = asyncio.ensure_future(engine.topics.delete(log.topic.topic_id))
+        futures = []
+        while not deletion.done():
+            futures.append(append(log, batch(["x" * 1000] * 10)))
+            await asyncio.sleep(0)
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        assert len(results) == len(futures)
+        for result in results:
+            assert not isinstance(result, BaseException) or (
+                isinstance(result, KopError) and result.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            )
+
+
+async def test_a_thousand_partitions(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine, partitions=1000)
+        logs = [first(engine, log.topic, i) for i in range(1000)]
+        await asyncio.gather(*[append(one, batch([str(i)])) for i, one in enumerate(logs)])
+    async with store.opened() as engine:
+        logs = [first(engine, partition=i) for i in range(1000)]
+        assert {one.high_watermark for one in logs} == {1}
+        assert await read_values(logs[777]) == ["777"]
+
+
+# Append and read
+
+
+async def test_offsets_follow_the_order_of_calls(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        assert engine.log(log.topic.topic_id, 0) is log
+        await log.attach()
+        assert log.attached
+        futures = [append(log, batch([f"{i}-{j}" for j in range(i % 3 + 1)])) for i in range(30)]
+        assert log.high_watermark == 0
+        assert log.read_cached(0, LIMIT, min_one=True) == await log.read(0, LIMIT, min_one=True)
+        results = [await future for future in futures]
+        offset = 0
+        for i, result in enumerate(results):
+            assert result.base_offset == offset
+            assert result.log_append_time == -1
+            assert result.log_start_offset == 0
+            offset += i % 3 + 1
+        assert log.high_watermark == offset
+        found = await read_all(log)
+        assert [record.offset for record in found] == list(range(offset))
+        assert found == await read_all(log, cached=True)
+        assert [r.value for r in found] == [f"{i}-{j}".encode() for i in range(30) for j in range(i % 3 + 1)]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+async def test_any_buffer_is_taken_and_stamped(store: Store, kind: type) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        await fill(log, "before")
+        data = batch(["a", "b"])
+        await append(log, kind(bytes(data)) if kind is not bytearray else data)
+        for result in (log.read_cached(1, LIMIT, min_one=True), await log.read(1, LIMIT, min_one=True)):
+            assert result is not None
+            (buffer,) = result.buffers
+            header = read_header(buffer)
+            assert (header.base_offset, header.leader_epoch, header.last_offset) == (1, 0, 2)
+            assert crc32c(bytes(buffer)[21:]) == header.crc
+
+
+async def test_reads_take_whole_batches_up_to_a_limit(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        sizes = []
+        for i in range(10):
+            data = batch([str(i)] * 10)
+            sizes.append(len(data))
+            await append(log, data)
+        for method in ("read", "read_cached"):
+
+            async def read(offset: int, max_bytes: int, min_one: bool, method: str = method) -> list[int]:
+                result = getattr(log, method)(offset, max_bytes, min_one=min_one)
+                result = await result if method == "read" else result
+                assert result.size == sum(map(len, result.buffers))
+                return [read_header(buffer).base_offset for buffer in result.buffers]
+
+            assert await read(0, LIMIT, False) == list(range(0, 100, 10))
+            assert await read(0, sum(sizes[:3]), False) == [0, 10, 20]
+            assert await read(0, sum(sizes[:3]) - 1, True) == [0, 10]
+            assert await read(35, sum(sizes[3:5]), False) == [30, 40]
+            assert await read(99, 1, True) == [90]
+            assert await read(99, 1, False) == []
+            assert await read(5, 0, True) == [0]
+            assert await read(100, LIMIT, True) == []
+            for offset in (101, -1):
+                with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+                    await read(offset, LIMIT, True)
+
+
+async def test_listeners_hear_of_every_move(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        seen: list[tuple[int, int]] = []
+        undo = log.on_advance(lambda: seen.append((log.log_start_offset, log.high_watermark)))
+
+        def broken() -> None:
+            raise RuntimeError("a listener's own failure")
+
+        undo_broken = log.on_advance(broken)
+        await fill(log, "a")
+        undo_broken()
+        await fill(log, "b")
+        await log.delete_records(1)
+        assert seen == [(0, 1), (0, 2), (1, 2)]
+        undo()
+        undo()
+        await fill(log, "c")
+        assert len(seen) == 3
+
+
+async def test_log_append_time(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine, message_timestamp_type="LogAppendTime")
+        data = batch(["a", "b"], timestamp=5, producer=9)
+        result, again = await asyncio.gather(append(log, data, NOW + 7), append(log, bytes(data), NOW + 9))
+        assert result.log_append_time == NOW + 7 == again.log_append_time
+        assert (await append(log, batch(["a", "b"], timestamp=5, producer=9), NOW + 99)) == result
+        (buffer,) = (await log.read(0, LIMIT, min_one=True)).buffers
+        header = read_header(buffer)
+        assert header.log_append_time
+        assert header.max_timestamp == NOW + 7
+        assert crc32c(buffer[21:]) == header.crc
+        assert [record.timestamp for record in records([buffer])] == [NOW + 7] * 2
+        found = await log.find_by_time(6)
+        assert found is not None
+        assert (found.offset, found.timestamp) == (0, NOW + 7)
+        await engine.topics.set_configs(log.topic.topic_id, {})
+        assert (await append(log, batch(["c"]))).log_append_time == -1
+
+
+async def test_restart_keeps_everything(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine, partitions=3)
+        for i in range(3):
+            await fill(first(engine, partition=i), *[f"{i}.{j}" for j in range(i * 5)])
+        sizes = [first(engine, partition=i).size_bytes for i in range(3)]
+        topic = log.topic
+    for _ in range(2):
+        async with store.opened() as engine:
+            assert engine.topics.get("t") == topic
+            for i in range(3):
+                log = first(engine, partition=i)
+                assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (0, i * 5, sizes[i])
+                assert await read_values(log) == [f"{i}.{j}" for j in range(i * 5)]
+
+
+# Idempotent producers
+
+
+async def test_a_duplicate_joins_its_original(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        one = batch(["a", "b"], producer=1)
+        two = batch(["c"], producer=1, sequence=2)
+        futures = [append(log, data) for data in (one, bytes(one), two, bytes(two), batch(["a", "b"], producer=1))]
+        offsets = [(await future).base_offset for future in futures]
+        assert offsets == [0, 0, 2, 2, 0]
+        assert (await append(log, batch(["c"], producer=1, sequence=2))).base_offset == 2
+        assert log.high_watermark == 3
+        assert await read_values(log) == ["a", "b", "c"]
+
+
+async def test_sequences_and_epochs(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        # not known: any sequence
+        await append(log, batch(["a"], producer=1, sequence=40))
+        with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+            await append(log, batch(["gap"], producer=1, sequence=42))
+        await append(log, batch(["b"], producer=1, sequence=41))
+        with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+            await append(log, batch(["c"], producer=1, epoch=1, sequence=42))
+        await append(log, batch(["c"], producer=1, epoch=1, sequence=0))
+        with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
+            await append(log, batch(["d"], producer=1, epoch=0, sequence=42))
+        # the last sequence is followed by 0
+        await append(log, batch(["e"] * 3, producer=2, sequence=2**31 - 3))
+        await append(log, batch(["f"], producer=2, sequence=0))
+        assert log.high_watermark == 7
+        views = {view.producer_id: view for view in log.producers()}
+        assert (views[1].producer_epoch, views[1].last_sequence) == (1, 0)
+        assert (views[2].producer_epoch, views[2].last_sequence, views[2].last_timestamp) == (0, 0, NOW)
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+async def test_windows_survive(store: Store, orderly: bool) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        for sequence in range(7):
+            await append(log, batch(["x"], producer=1, sequence=sequence))
+        await append(log, batch(["y"], producer=2, sequence=9))
+        views = log.producers()
+        if not orderly:
+            await store.maintain(engine, NOW)
+            await append(log, batch(["x"], producer=1, sequence=7))
+            views = log.producers()
+    async with store.opened() as engine:
+        log = first(engine)
+        assert log.producers() == views
+        end = log.high_watermark
+        last = 6 if orderly else 7
+        for sequence in range(last - 4, last + 1):
+            result = await append(log, batch(["x"], producer=1, sequence=sequence))
+            assert result.base_offset == sequence if orderly or sequence < 7 else result.base_offset == 8
+        with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+            await append(log, batch(["x"], producer=1, sequence=last - 5))
+        assert log.high_watermark == end
+        await append(log, batch(["x"], producer=1, sequence=last + 1))
+        assert log.high_watermark == end + 1
+
+
+# Look-ups by time
+
+
+async def test_look_ups_by_time(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        assert await log.find_by_time(0) is None
+        assert await log.max_timestamp() is None
+        await append(log, batch(["-"] * 3, timestamp=-1))
+        assert await log.find_by_time(0) is None
+        assert await log.max_timestamp() is None
+        await append(log, batch(["-"] * 3, timestamp=[100, 300, 200]))  # 3 4 5
+        await append(log, batch(["-"] * 3, timestamp=[150, 250, 400], codec=4))  # 6 7 8
+        await append(log, batch(["-"] * 2, timestamp=[400, 50]))  # 9 10
+
+        async def at(timestamp: int) -> tuple[int, int] | None:
+            found = await log.find_by_time(timestamp)
+            return None if found is None else (found.offset, found.timestamp)
+
+        assert await at(0) == (3, 100)
+        assert await at(101) == (4, 300)
+        assert await at(300) == (4, 300)
+        assert await at(301) == (8, 400)
+        assert await at(401) is None
+        newest = await log.max_timestamp()
+        assert newest is not None
+        assert (newest.offset, newest.timestamp) == (8, 400)
+        await log.delete_records(5)
+        assert await at(0) == (5, 200)
+        assert await at(201) == (7, 250)
+        await log.delete_records(9)
+        assert await at(0) == (9, 400)
+        await log.delete_records(10)
+        assert await at(0) == (10, 50)
+        assert await at(51) is None
+        newest = await log.max_timestamp()
+        assert newest is not None
+        assert (newest.offset, newest.timestamp) == (10, 50)
+        await log.delete_records(-1)
+        assert await at(0) is None
+        assert await log.max_timestamp() is None
+
+
+# Deleting records, retention
+
+
+async def test_delete_records(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine)
+        for i in range(4):
+            await append(log, batch([f"{i}.{j}" for j in range(5)]))
+        for offset in (21, -2):
+            with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+                await log.delete_records(offset)
+        assert await log.delete_records(12) == 12
+        assert await log.delete_records(3) == 12
+        assert log.log_start_offset == 12
+        with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+            log.read_cached(11, LIMIT, min_one=True)
+        with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+            await log.read(11, LIMIT, min_one=True)
+        await store.maintain(engine, NOW)
+        assert read_header((await log.read(12, LIMIT, min_one=True)).buffers[0]).base_offset == 10
+        assert [record.offset for record in await read_all(log)] == list(range(12, 20))
+        assert (await append(log, batch(["x"]))).log_start_offset == 12
+        assert await log.delete_records(-1) == 21
+        await store.maintain(engine, NOW)
+        assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (21, 21, 0)
+    async with store.opened() as engine:
+        log = first(engine)
+        assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (21, 21, 0)
+        assert (await append(log, batch(["y"]))).base_offset == 21
+        assert await read_values(log) == ["y"]
+
+
+async def test_retention_by_time(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine, retention_ms="1000")
+        other = await make(engine, "unlimited", retention_ms="-1")
+        compacted = await make(engine, "compacted", cleanup_policy="compact", retention_ms="1000")
+        for one in (log, other, compacted):
+            for i in range(10):
+                await put(one, f"key {i}", "v", NOW + i * 100)
+        await store.maintain(engine, NOW + 1000)
+        assert log.log_start_offset == 0
+        await store.maintain(engine, NOW + 1301)
+        assert log.log_start_offset == 4
+        # a batch with a newer time keeps what follows it
+        await put(log, "k", "v", NOW + 100_000)
+        await put(log, "k", "v", NOW)
+        await store.maintain(engine, NOW + 50_000)
+        assert (log.log_start_offset, log.high_watermark) == (10, 12)
+        await store.maintain(engine, NOW + DAY)
+        assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (12, 12, 0)
+        assert [one.log_start_offset for one in (other, compacted)] == [0, 0]
+    async with store.opened() as engine:
+        assert (await append(first(engine), batch(["next"]))).base_offset == 12
+        assert len(await read_all(first(engine, "unlimited"))) == 10
+
+
+async def test_retention_of_records_without_a_time_counts_from_their_append(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine, retention_ms="1000")
+        await append(log, batch(["a"], timestamp=-1), NOW)
+        await store.maintain(engine, NOW + 1000)
+        assert log.log_start_offset == 0
+        await store.maintain(engine, NOW + 1001)
+        assert log.log_start_offset == 1
+
+
+async def test_retention_by_size(store: Store) -> None:
+    async with store.opened() as engine:
+        size = len(batch(["x" * 100]))
+        log = await make(engine, retention_bytes=str(3 * size))
+        await fill(log, *["x" * 100] * 3)
+        await store.maintain(engine, NOW)
+        assert log.log_start_offset == 0
+        await fill(log, *["x" * 100] * 7)
+        await store.maintain(engine, NOW)
+        assert (log.log_start_offset, log.size_bytes) == (7, 3 * size)
+        await engine.topics.set_configs(log.topic.topic_id, {"retention.bytes": str(3 * size // 2)})
+        await store.maintain(engine, NOW)
+        assert (log.log_start_offset, log.size_bytes) == (8, 2 * size)
+        await engine.topics.set_configs(log.topic.topic_id, {"retention.bytes": "0"})
+        await store.maintain(engine, NOW)
+        assert (log.log_start_offset, log.size_bytes) == (10, 0)
+
+
+# Compaction
+
+
+async def test_compaction_keeps_the_newest_of_each_key(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine, cleanup_policy="compact")
+        expected: dict[str, tuple[int, str]] = {}
+        for i in range(200):
+            keys = [f"k{(i * 7 + j) % 13}" for j in range(4)]
+            base = (await append(log, batch([f"{i}.{j}" for j in range(4)], keys=keys, codec=i % 5))).base_offset
+            for j, key in enumerate(keys):
+                expected[key] = (base + j, f"{i}.{j}")
+        before = log.size_bytes
+        await store.maintain(engine, NOW)
+        found = await read_all(log)
+        newest = {
+            record.key.decode(): (record.offset, record.value.decode())
+            for record in found
+            if record.key and record.value
+        }
+        assert newest == expected
+        assert len(found) < 30
+        assert log.size_bytes < before / 4
+        assert (log.log_start_offset, log.high_watermark) == (0, 800)
+        # every offset can still be asked for, the next batch answers
+        for offset in range(0, 800, 37):
+            result = await log.read(offset, LIMIT, min_one=True)
+            assert read_header(result.buffers[0]).last_offset >= offset
+        assert await read_all(log, cached=True) == found
+        size = log.size_bytes
+    async with store.opened() as engine:
+        log = first(engine)
+        assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (0, 800, size)
+        assert await read_all(log) == found
+
+
+async def test_tombstones_stay_for_a_while(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine, cleanup_policy="compact", delete_retention_ms="1000", min_cleanable_dirty_ratio="0")
+        await put(log, "a", "1")
+        await put(log, "b", "1")
+        await put(log, "a", None)
+        await put(log, "c", "1")
+        await store.maintain(engine, NOW)
+        assert await read_values(log) == ["1", None, "1"]
+        await put(log, "d", "1")
+        await store.maintain(engine, NOW + 999)
+        assert await read_values(log) == ["1", None, "1", "1"]
+        await put(log, "e", "1")
+        await store.maintain(engine, NOW + 1000)
+        assert [record.key for record in await read_all(log)] == [b"b", b"c", b"d", b"e"]
+        assert [record.offset for record in await read_all(log)] == [1, 3, 4, 5]
+
+
+async def test_compaction_waits_for_ratio_and_lag(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(
+            engine,
+            cleanup_policy="compact",
+            min_cleanable_dirty_ratio="0.5",
+            min_compaction_lag_ms="1000",
+            max_compaction_lag_ms="5000",
+        )
+        for i in range(4):
+            await put(log, f"k{i % 2}", str(i))
+        await store.maintain(engine, NOW + 999)
+        assert len(await read_all(log)) == 4
+        await store.maintain(engine, NOW + 1000)
+        assert await read_values(log) == ["2", "3"]
+        for i in range(20):
+            await put(log, f"n{i}", "x" * 100, NOW)
+        await put(log, "young", "", NOW + 3000)
+        await store.maintain(engine, NOW + 2000)
+        await put(log, "n0", "new", NOW + 3000)
+        await put(log, "last", "", NOW + 3000)
+        await store.maintain(engine, NOW + 7000)  # a small dirty part
+        assert (await read_values(log)).count("x" * 100) == 20
+        await store.maintain(engine, NOW + 8001)  # too old to wait
+        assert (await read_values(log)).count("x" * 100) == 19
+
+
+async def test_compact_and_delete(store: Store) -> None:
+    async with store.opened() as engine:
+        log = await make(engine, cleanup_policy="compact,delete", retention_ms="1000")
+        for i in range(6):
+            await put(log, f"k{i % 2}", str(i), NOW + 500 * i)
+        await store.maintain(engine, NOW + 2001)
+        assert log.log_start_offset == 3
+        assert await read_values(log) == ["4", "5"]
+
+
+async def test_windows_survive_what_removes_their_batches(store: Store) -> None:
+    async with store.opened() as engine:
+        compacted = await make(engine, "c", cleanup_policy="compact")
+        deleted = await make(engine, "d")
+        for log in (compacted, deleted):
+            for i in range(4):
+                await append(log, batch(["v"], keys=["k"], producer=5, sequence=i))
+        await append(compacted, batch(["v"], keys=["k"]))
+        await deleted.delete_records(-1)
+        await store.maintain(engine, NOW)
+        assert len(await read_all(compacted)) == 1
+    async with store.opened() as engine:
+        for name in "cd":
+            log = first(engine, name)
+            assert [view.last_sequence for view in log.producers()] == [3]
+            assert (await append(log, batch(["v"], keys=["k"], producer=5, sequence=3))).base_offset == 3
+
+
+# All of it at random
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_log_is_a_list(store: Store, seed: int) -> None:
+    """Random appends, duplicates, deletes and restarts beside a model: a list of records and a log start."""
+    rng = random.Random(seed)
+    model: dict[int, list[str]] = {0: [], 1: []}
+    starts = {0: 0, 1: 0}
+    sequences: dict[tuple[int, int], int] = {}
+    last: dict[tuple[int, int], tuple[list[str], int, int]] = {}
+    engine = await store.open()
+    await make(engine, partitions=2)
+    try:
+        for step in range(250):
+            partition = rng.randrange(2)
+            log, values = first(engine, partition=partition), model[partition]
+            action = rng.random()
+            if action < 0.55:
+                waiting = []
+                for _ in range(rng.randint(1, 6)):
+                    new = [f"{step}.{i}" * rng.choice([1, 1, 50]) for i in range(rng.randint(1, 5))]
+                    producer = rng.choice([-1, 1, 2])
+                    key = (partition, producer)
+                    sequence = sequences.get(key, 0)
+                    waiting.append((append(log, batch(new, producer=producer, sequence=sequence)), len(values)))
+                    if producer >= 0:
+                        sequences[key] = sequence + len(new)
+                        last[key] = (new, sequence, len(values))
+                    values += new
+                for future, base in waiting:
+                    assert (await future).base_offset == base
+            elif action < 0.65:
+                key = (partition, rng.choice([1, 2]))
+                if key in last:
+                    new, sequence, base = last[key]
+                    result = await append(log, batch(new, producer=key[1], sequence=sequence))
+                    assert result.base_offset == base
+            elif action < 0.75 and values:
+                offset = rng.randint(0, len(values))
+                starts[partition] = max(starts[partition], offset)
+                assert await log.delete_records(offset) == starts[partition]
+            elif action < 0.8:
+                await store.maintain(engine, NOW)
+            elif action < 0.85:
+                await engine.close()
+                engine = await store.open()
+            else:
+                offset = rng.randint(starts[partition], len(values))
+                result = await log.read(offset, rng.choice([1, 500, 5000]), min_one=True)
+                cached = log.read_cached(offset, 5000, min_one=True)
+                for buffers in [result.buffers] + ([cached.buffers] if cached else []):
+                    got = [record for record in records(buffers) if record.offset >= offset]
+                    assert [r.value.decode() for r in got if r.value] == values[offset : offset + len(got)]
+                    assert bool(got) == (offset < len(values))
+        for partition, values in model.items():
+            log = first(engine, partition=partition)
+            assert (log.log_start_offset, log.high_watermark) == (starts[partition], len(values))
+            assert await read_values(log) == values[starts[partition] :]
+    finally:
+        await engine.close()

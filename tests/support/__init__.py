@@ -1,0 +1,1 @@
+"""Helpers of the tests: a gateway in this process, and a client that can send anything."""

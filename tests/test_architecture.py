@@ -1,0 +1,97 @@
+"""Which way imports point: the house's walls, held by walking every import of the package."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "kop"
+
+ANYONE = {"config", "metrics", "errors"}
+"""Rooms that anyone may import and that import nothing of ours (the version aside)."""
+
+ALLOWED: dict[str, set[str]] = {
+    "config": {"errors"},
+    "metrics": set(),
+    "errors": set(),
+    "wire": {"errors"},
+    "records": {"errors"},
+    "storage": {"records"},
+    "cluster": {"storage.base", "records"},
+    "groups": {"storage.base", "records", "cluster", "wire.state"},
+    "handlers": {"groups", "cluster", "storage.base", "records", "wire"},
+    "server": {"handlers", "wire"},
+    "cli": set(),
+    "app": {"cluster", "groups", "handlers", "server", "storage", "wire", "records"},
+}
+EXTRA: dict[str, set[str]] = {"kop/cli/serve.py": {"app"}}
+"""`kop serve` is the one command that loads the gateway."""
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names below `kop` that a module imports, also lazily and for types."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "kop":
+                found |= {alias.name for alias in node.names}
+            elif node.module and node.module.startswith("kop."):
+                inside = node.module.removeprefix("kop.")
+                found |= {f"{inside}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("kop.") for alias in node.names if alias.name.startswith("kop.")}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_the_way_the_house_is_drawn(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if room == "__init__":
+        assert imported(path) == set()
+        return
+    allowed = ALLOWED[room] | EXTRA.get(name, set()) | {room}
+    if room not in ANYONE:
+        allowed |= ANYONE
+    for target in imported(path):
+        if target == "__version__":
+            continue
+        assert any(target == wall or target.startswith(wall + ".") for wall in allowed), f"{name} imports kop.{target}"
+
+
+def test_only_the_wire_and_the_command_line_know_kafka_python() -> None:
+    for path in modules():
+        room = path.relative_to(PACKAGE).parts[0]
+        text = path.read_text()
+        if "import kafka" in text or "from kafka" in text:
+            assert room in {"wire", "cli"}, path
+
+
+def test_only_storage_knows_sqlite() -> None:
+    for path in modules():
+        if "import sqlite3" in path.read_text():
+            assert path.is_relative_to(PACKAGE / "storage" / "sqlite"), path
+
+
+def test_every_module_says_what_it_owns() -> None:
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        doc = ast.get_docstring(tree) or ""
+        assert doc, f"{path} has no docstring"
+        if path.name not in {"__init__.py"} and path.parent.name not in {"cli", "handlers"}:
+            assert "Owns" in doc or "Must not know" in doc or path.name in {"errors.py"}, (
+                f"{path}: says not what it owns"
+            )
+
+
+def test_no_file_is_too_long_to_find_your_way_in() -> None:
+    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules()}
+    assert {name: lines for name, lines in long.items() if lines > 600} == {}

@@ -1,0 +1,369 @@
+"""Settings: which source wins, what is refused and how the refusal reads, and that the table is whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+import kop
+from kop.config import Address, Config, ConfigError, default_store, parse_address
+
+
+def load(**kwargs) -> Config:
+    kwargs.setdefault("environ", {})
+    return Config.load(**kwargs)
+
+
+def problems(**kwargs) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(**kwargs)
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    assert all("\n" not in line and "pydantic" not in line for line in caught.value.problems)
+    return caught.value.problems
+
+
+@pytest.fixture
+def toml(tmp_path: Path):
+    def write(text: str) -> Path:
+        path = tmp_path / "kop.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# -- which source wins
+
+FILE, VARIABLE, FLAG = "2", "3", "4"
+
+
+@pytest.mark.parametrize(
+    ("file", "variable", "flag", "value", "origin"),
+    [
+        (None, None, None, 1, "default"),
+        (FILE, None, None, 2, "file"),
+        (None, VARIABLE, None, 3, "KOP_NUM_PARTITIONS"),
+        (None, None, FLAG, 4, "flag"),
+        (FILE, VARIABLE, None, 3, "KOP_NUM_PARTITIONS"),
+        (FILE, None, FLAG, 4, "flag"),
+        (None, VARIABLE, FLAG, 4, "flag"),
+        (FILE, VARIABLE, FLAG, 4, "flag"),
+    ],
+)
+def test_flags_win_over_variables_over_the_file_over_defaults(toml, file, variable, flag, value, origin):
+    path = toml(f"num.partitions = {file}") if file else None
+    config = load(
+        file=path,
+        environ={"KOP_NUM_PARTITIONS": variable} if variable else {},
+        overrides={"num.partitions": flag} if flag else None,
+    )
+    row = next(row for row in config.table() if row.name == "num.partitions")
+    assert config.num_partitions == value
+    assert row.current == str(value)
+    assert row.default == "1"
+    assert row.origin == (str(path) if origin == "file" else origin)
+
+
+def test_sources_mix_setting_by_setting(toml):
+    config = load(
+        file=toml("node.id = 7\nnum.partitions = 2"),
+        environ={"KOP_NUM_PARTITIONS": "3", "KOP_CACHE_BYTES": "1"},
+        overrides={"message.max.bytes": 10},
+    )
+    assert (config.node_id, config.num_partitions, config.kop_cache_bytes, config.message_max_bytes) == (7, 3, 1, 10)
+
+
+def test_surroundings_are_only_read_by_load(monkeypatch):
+    monkeypatch.setenv("KOP_NODE_ID", "9")
+    assert Config().node_id == 1
+    assert Config.load().node_id == 9
+
+
+# -- the file
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'node.id = 5\nlog.retention.ms = 10\nkop.cache.bytes = 20\nlisten = ["a:1", "[::1]:2"]',
+        '"node.id" = 5\n"log.retention.ms" = 10\n"kop.cache.bytes" = 20\nlisten = "a:1,[::1]:2"',
+        'listen = "a:1, [::1]:2"\n[node]\nid = 5\n[log.retention]\nms = 10\n[kop]\ncache.bytes = 20',
+    ],
+    ids=["dotted", "quoted", "tables"],
+)
+def test_toml_names_may_be_dotted_quoted_or_tables(toml, text):
+    config = load(file=toml(text))
+    assert config.node_id == 5
+    assert config.log_retention_ms == 10
+    assert config.kop_cache_bytes == 20
+    assert config.listen == (Address("a", 1), Address("::1", 2))
+
+
+def test_a_name_that_begins_another_goes_in_quotes(toml):
+    config = load(file=toml('"max.connections" = 10\nmax.connections.per.ip = 5'))
+    assert (config.max_connections, config.max_connections_per_ip) == (10, 5)
+    (line,) = problems(file=toml("max.connections = 10\nmax.connections.per.ip = 5"))
+    assert "write it in quotes" in line
+
+
+def test_a_setting_twice_in_the_file_is_an_error(toml):
+    path = toml('"node.id" = 5\nnode.id = 6')
+    assert problems(file=path) == [f"node.id is set twice in {path}"]
+
+
+def test_file_that_cannot_be_read_or_parsed(toml, tmp_path):
+    assert problems(file=tmp_path / "none.toml") == [f"cannot read {tmp_path}/none.toml: No such file or directory"]
+    (line,) = problems(file=toml("node.id = \n"))
+    assert "is not TOML" in line
+    assert "Invalid value (at line 1" in line
+
+
+def test_toml_types_are_not_guessed(toml):
+    path = toml("node.id = true\nnum.partitions = 1.5\nauto.create.topics.enable = false")
+    assert problems(file=path) == [
+        f"node.id = 'true' ({path}): must be a valid integer",
+        f"num.partitions = '1.5' ({path}): must be a valid integer",
+    ]
+
+
+# -- what is unknown
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("nod.id", "node.id"),
+        ("num.partition", "num.partitions"),
+        ("num_partitions", "num.partitions"),
+        ("Node-ID", "node.id"),
+        ("log.retention.milliseconds", "log.retention.minutes"),
+        ("cache.bytes", "kop.cache.bytes"),
+        ("listeners", "listen"),
+    ],
+)
+def test_unknown_setting_names_the_nearest(toml, name, nearest):
+    path = toml(f'"{name}" = 1')
+    assert problems(file=path) == [f"unknown setting {name} ({path}); did you mean {nearest}?"]
+    assert problems(overrides={name: "1"}) == [f"unknown setting {name} (flag); did you mean {nearest}?"]
+
+
+def test_unknown_setting_without_a_near_one_says_where_to_look():
+    assert problems(overrides={"zzz": "1"}) == ["unknown setting zzz (flag); `kop config` lists them all"]
+
+
+def test_unknown_variable_names_the_nearest():
+    assert problems(environ={"KOP_NODEID": "1"}) == ["unknown variable KOP_NODEID; did you mean KOP_NODE_ID?"]
+    assert problems(environ={"KOP_XQZWV": "1"}) == ["unknown variable KOP_XQZWV; `kop config` lists them all"]
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "KOP_BOOTSTRAP",
+        "KOP_CONFIG",
+        "KOP_TEST_ANYTHING",
+        "KOP_REQUIRE_CLIENTS",
+        "KOP_SERVICE_HOST",
+        "KOP_SERVICE_PORT",
+        "KOP_SERVICE_PORT_KAFKA",
+        "KOP_PORT",
+        "KOP_PORT_9092_TCP",
+        "KOP_PORT_9092_TCP_ADDR",
+        "KOP_HEADLESS_SERVICE_HOST",
+        "KOPX",
+        "kop_node_id",
+    ],
+)
+def test_variables_that_are_no_settings_are_left_alone(variable):
+    assert load(environ={variable: "tcp://10.0.0.1:9092"}) == load()
+
+
+def test_every_problem_is_told_at_once(toml):
+    lines = problems(
+        file=toml("nod.id = 1\nnum.partitions = 0"),
+        environ={"KOP_HTTP": "here", "KOP_NODEID": "1"},
+        overrides={"log.cleanup.policy": "shred"},
+    )
+    assert [line.split(" (")[0] for line in lines] == [
+        "unknown variable KOP_NODEID; did you mean KOP_NODE_ID?",
+        "unknown setting nod.id",
+        "http = 'here'",
+        "num.partitions = '0'",
+        "log.cleanup.policy = 'shred'",
+    ]
+
+
+# -- values
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("node.id", "x", "must be a valid integer"),
+        ("node.id", "-1", "must be greater than or equal to 0"),
+        ("node.id", str(2**31), "must fit into 32 bits"),
+        ("node.id", "", "must be a valid integer"),
+        ("log.retention.ms", str(2**63), "must fit into 64 bits"),
+        ("fetch.max.bytes", "1023", "must be greater than or equal to 1024"),
+        ("log.cleaner.min.cleanable.ratio", "1.1", "must be less than or equal to 1"),
+        ("log.cleaner.min.cleanable.ratio", "nan", "must be less than or equal to 1"),
+        ("auto.create.topics.enable", "maybe", "must be a valid boolean"),
+        ("compression.type", "brotli", "must be 'producer', 'uncompressed', 'gzip', 'snappy', 'lz4' or 'zstd'"),
+        ("log.cleanup.policy", "", "must not be empty"),
+        ("kop.log.level", "loud", "must be 'debug', 'info', 'warning' or 'error'"),
+        ("store", "postgres:x", "must be sqlite:PATH"),
+        ("store", "sqlite:", "must be sqlite:PATH"),
+        ("listen", "", "must not be empty"),
+        ("listen", "localhost", "must be HOST:PORT with a port of 0 to 65535, got 'localhost'"),
+        ("listen", "a:1,b:65536", "must be HOST:PORT with a port of 0 to 65535, got 'b:65536'"),
+        ("listen", "::1:9092", "must have its IPv6 address in brackets: [::1]:9092"),
+        ("listen", "PLAINTEXT://a:9092", "must be HOST:PORT without a scheme: a:9092"),
+        ("advertise", "0.0.0.0:9092", "must be an address that clients can connect to, not a wildcard"),
+        ("advertise", "a:1,b:2,c:3", "must name one address, or one for each of the 2 in listen"),
+    ],
+)
+def test_value_out_of_range_is_one_line_for_people(name, value, message):
+    assert problems(overrides={name: value}) == [f"{name} = {value!r} (flag): {message}"]
+
+
+def test_session_timeouts_may_not_cross():
+    assert problems(overrides={"group.min.session.timeout.ms": "10", "group.max.session.timeout.ms": "9"}) == [
+        "group.min.session.timeout.ms must not be above group.max.session.timeout.ms"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [
+        ({}, 168 * 3_600_000),
+        ({"log.retention.hours": 1}, 3_600_000),
+        ({"log.retention.hours": 1, "log.retention.minutes": 2}, 120_000),
+        ({"log.retention.hours": 1, "log.retention.minutes": 2, "log.retention.ms": 3}, 3),
+        ({"log.retention.minutes": 2, "log.retention.ms": ""}, 120_000),
+        ({"log.retention.ms": -1}, -1),
+        ({"log.retention.hours": -1}, -1),
+        ({"log.retention.ms": 0, "log.retention.hours": 1}, 0),
+    ],
+)
+def test_retention_takes_ms_over_minutes_over_hours(overrides, kept):
+    assert load(overrides=overrides).retention_ms == kept
+
+
+def test_lists_and_levels_are_read_as_people_write_them():
+    config = load(
+        overrides={
+            "log.cleanup.policy": "compact, delete",
+            "kop.log.level": "WARNING",
+            "listen": [":9092", "*:9093", "localhost:0"],
+            "advertise": "kafka.example:1",
+            "http": "",
+        }
+    )
+    assert config.log_cleanup_policy == ("compact", "delete")
+    assert config.kop_log_level == "warning"
+    assert config.listen == (Address("", 9092), Address("", 9093), Address("localhost", 0))
+    assert config.advertise == (Address("kafka.example", 1),)
+    assert config.http is None
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:9092", "[::1]:9092", "*:0", "kafka.example:65535"])
+def test_address_reads_back_as_it_prints(text):
+    assert str(parse_address(text)) == text
+
+
+def test_config_is_immutable():
+    config = load()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.node_id = 2
+
+
+def test_data_goes_to_a_durable_directory():
+    assert load(environ={"XDG_DATA_HOME": "/data", "HOME": "/home/a"}).store == "sqlite:/data/kop/kop.db"
+    assert load(environ={"HOME": "/home/a"}).store == "sqlite:/home/a/.local/share/kop/kop.db"
+    assert default_store({"XDG_DATA_HOME": "relative", "HOME": "/home/a"}) == "sqlite:/home/a/.local/share/kop/kop.db"
+    assert load(overrides={"store": "sqlite:~/x.db"}).store == f"sqlite:{Path.home()}/x.db"
+
+
+# -- the table
+
+ROWS = list(Config().table())
+
+
+def test_table_has_each_setting_once():
+    for field in ("name", "env"):
+        values = [getattr(row, field) for row in ROWS]
+        assert len(values) == len(set(values)) == len(Config.model_fields)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_row_is_whole(row):
+    assert row.name.replace(".", "_") in Config.model_fields
+    assert re.fullmatch(r"[A-Z].{15,140}\.", row.doc), "one sentence with a capital and a full stop"
+    assert row.type in {"boolean", "int", "long", "double", "string", "list"}
+    assert row.kafka == (row.name not in {"listen", "advertise", "store", "http"} and not row.name.startswith("kop."))
+    assert row.env == "KOP_" + row.name.removeprefix("kop.").replace(".", "_").upper()
+    assert row.current == row.default
+    assert row.origin == "default"
+    # The text form of a default is a value that every source takes.
+    assert next(r for r in load(environ={row.env: row.default}).table() if r.name == row.name).current == row.default
+
+
+KAFKA_DEFAULTS = {
+    "auto.create.topics.enable": "true",
+    "compression.type": "producer",
+    "connections.max.idle.ms": "600000",
+    "default.replication.factor": "1",
+    "delete.topic.enable": "true",
+    "fetch.max.bytes": "57671680",
+    "group.initial.rebalance.delay.ms": "3000",
+    "group.max.session.timeout.ms": "1800000",
+    "group.max.size": "2147483647",
+    "group.min.session.timeout.ms": "6000",
+    "log.cleaner.backoff.ms": "15000",
+    "log.cleaner.delete.retention.ms": "86400000",
+    "log.cleaner.max.compaction.lag.ms": "9223372036854775807",
+    "log.cleaner.min.cleanable.ratio": "0.5",
+    "log.cleaner.min.compaction.lag.ms": "0",
+    "log.cleanup.policy": "delete",
+    "log.message.timestamp.after.max.ms": "3600000",
+    "log.message.timestamp.before.max.ms": "9223372036854775807",
+    "log.message.timestamp.type": "CreateTime",
+    "log.retention.bytes": "-1",
+    "log.retention.check.interval.ms": "300000",
+    "log.retention.hours": "168",
+    "log.retention.minutes": "",
+    "log.retention.ms": "",
+    "max.connections": "2147483647",
+    "max.connections.per.ip": "2147483647",
+    "max.incremental.fetch.session.cache.slots": "1000",
+    "message.max.bytes": "1048588",
+    "node.id": "1",
+    "num.partitions": "1",
+    "offset.metadata.max.bytes": "4096",
+    "offsets.retention.check.interval.ms": "600000",
+    "offsets.retention.minutes": "10080",
+    "offsets.topic.num.partitions": "50",
+    "producer.id.expiration.ms": "86400000",
+    "socket.request.max.bytes": "104857600",
+}
+"""Read from `kafka.server.KafkaConfig.configDef()` of Apache Kafka 4.3.1; node.id has no default there."""
+
+
+def test_settings_with_kafkas_names_have_kafkas_defaults():
+    assert {row.name: row.default for row in ROWS if row.kafka} == KAFKA_DEFAULTS
+
+
+def test_every_setting_acts():
+    """A setting that nothing reads is a promise not kept: its attribute or its name stands in the code."""
+    root = Path(kop.__file__).parent
+    code = "\n".join(path.read_text() for path in root.rglob("*.py") if path != root / "config.py")
+    unread = [
+        row.name
+        for row in ROWS
+        if not re.search(rf"\.{row.name.replace('.', '_')}\b", code) and f'"{row.name}"' not in code
+    ]
+    # Config.retention_ms reads the fall-backs of log.retention.ms; the last one says itself that it changes nothing.
+    assert set(unread) <= {"log.retention.minutes", "log.retention.hours", "default.replication.factor"}

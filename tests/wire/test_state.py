@@ -1,0 +1,136 @@
+import contextlib
+import json
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kop.wire.state import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    StateRecordError,
+    UnknownKey,
+    decode_group_value,
+    decode_key,
+    decode_offset_value,
+    encode_group_value,
+    encode_key,
+    encode_offset_value,
+)
+
+# Made by Kafka 4.3.1's own classes: StateVectors.java beside this file.
+VECTORS = json.loads(Path(__file__).with_name("state_vectors.json").read_text())
+
+
+def of(kind):
+    found = [v for v in VECTORS if v["kind"] == kind]
+    assert found
+    return [pytest.param(v, id=f"{kind}-v{v['version']}-{i}") for i, v in enumerate(found)]
+
+
+def offset_value(fields):
+    topic_id = fields["topic_id"]
+    return OffsetCommitValue(**{**fields, "topic_id": topic_id and UUID(topic_id)})
+
+
+def group_value(fields):
+    members = tuple(
+        MemberMetadata(
+            **{**m, "subscription": bytes.fromhex(m["subscription"]), "assignment": bytes.fromhex(m["assignment"])}
+        )
+        for m in fields["members"]
+    )
+    return GroupMetadataValue(**{**fields, "members": members})
+
+
+@pytest.mark.parametrize("vector", of("offset_key"))
+def test_offset_key_is_kafkas(vector):
+    key, raw = OffsetCommitKey(**vector["fields"]), bytes.fromhex(vector["hex"])
+    assert decode_key(raw) == key
+    if vector["version"] == 1:
+        assert encode_key(key) == raw
+
+
+@pytest.mark.parametrize("vector", of("group_key"))
+def test_group_key_is_kafkas(vector):
+    key, raw = GroupMetadataKey(**vector["fields"]), bytes.fromhex(vector["hex"])
+    assert decode_key(memoryview(raw)) == key
+    assert encode_key(key) == raw
+
+
+@pytest.mark.parametrize("vector", of("offset_value"))
+def test_offset_value_is_kafkas(vector):
+    value, raw = offset_value(vector["fields"]), bytes.fromhex(vector["hex"])
+    assert decode_offset_value(raw) == value
+    assert encode_offset_value(value, vector["version"]) == raw
+
+
+@pytest.mark.parametrize("vector", of("group_value"))
+def test_group_value_is_kafkas(vector):
+    value, raw = group_value(vector["fields"]), bytes.fromhex(vector["hex"])
+    assert decode_group_value(raw) == value
+    assert encode_group_value(value, vector["version"]) == raw
+
+
+def test_versions_are_those_that_kafka_writes():
+    assert encode_offset_value(OffsetCommitValue(1))[:2] == b"\0\4"
+    assert encode_offset_value(OffsetCommitValue(1, expire_timestamp=5))[:2] == b"\0\1"
+    assert encode_group_value(GroupMetadataValue("consumer", 1, None, None))[:2] == b"\0\3"
+
+
+def test_unknown_kinds_of_keys_are_named():
+    assert decode_key(b"\0\3\0\1g") == UnknownKey(3)
+
+
+def test_unknown_tags_are_stepped_over():
+    raw = encode_offset_value(OffsetCommitValue(7, metadata="m", commit_timestamp=9))
+    assert decode_offset_value(raw[:-1] + b"\1\5\2xy") == OffsetCommitValue(7, metadata="m", commit_timestamp=9)
+
+
+@pytest.mark.parametrize("vector", [pytest.param(v, id=str(i)) for i, v in enumerate(VECTORS)])
+def test_every_truncation_is_an_error_or_a_shorter_key(vector):
+    raw = bytes.fromhex(vector["hex"])
+    decode = {
+        "offset_key": decode_key,
+        "group_key": decode_key,
+        "offset_value": decode_offset_value,
+        "group_value": decode_group_value,
+    }[vector["kind"]]
+    for size in range(len(raw)):
+        with pytest.raises(StateRecordError):
+            decode(raw[:size])
+
+
+@pytest.mark.parametrize("version", [-1, 5, 32767])
+def test_unknown_versions_are_refused(version):
+    raw = version.to_bytes(2, "big", signed=True) + bytes(40)
+    with pytest.raises(StateRecordError, match="version"):
+        decode_offset_value(raw)
+    with pytest.raises(StateRecordError, match="version"):
+        decode_group_value(raw)
+    with pytest.raises(StateRecordError, match="version"):
+        encode_group_value(GroupMetadataValue("", 0, None, None), version)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_decode_or_are_refused(raw):
+    for decode in (decode_key, decode_offset_value, decode_group_value):
+        with contextlib.suppress(StateRecordError):
+            assert decode(raw) is not None
+
+
+@given(
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(-(2**31), 2**31 - 1),
+    st.text(max_size=300),
+    st.integers(-1, 2**63 - 1),
+    st.none() | st.uuids(),
+)
+def test_offset_values_round_trip(offset, epoch, metadata, stamp, topic_id):
+    value = OffsetCommitValue(offset, epoch, metadata, stamp, -1, topic_id)
+    assert decode_offset_value(encode_offset_value(value)) == value
