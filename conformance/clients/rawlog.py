@@ -1,4 +1,4 @@
-"""Reads stored record batches off a partition with nothing but a socket: Fetch version 4, written out by hand.
+"""Reads stored record batches off a partition with nothing but a socket: Fetch version 11, written out by hand.
 
 Owns: an independent look at what the server stored (codec bits, timestamp type, producer id, sequences), so that a
 client that quietly stops compressing is noticed although it reads its own records back happily.
@@ -82,15 +82,20 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 def fetch_records(host: str, port: int, topic: str, partition: int, offset: int, max_bytes: int = 8 << 20) -> bytes:
     """The raw records of one Fetch at `offset`."""
-    body = struct.pack(">iiiibi", -1, 500, 1, max_bytes, 0, 1) + _string(topic)
-    body += struct.pack(">iiqi", 1, partition, offset, max_bytes)
-    answer = call(host, port, _FETCH, 4, body)
-    at = 8  # throttle time, number of topics
-    at += 2 + struct.unpack_from(">h", answer, at)[0] + 4
-    _, error, _, _, aborted = struct.unpack_from(">ihqqi", answer, at)
+    # replica, max wait, min bytes, max bytes, isolation, session id and epoch (none), one topic of one partition
+    body = struct.pack(">iiiibiii", -1, 500, 1, max_bytes, 0, 0, -1, 1) + _string(topic)
+    # leader epoch unknown, log start of a follower; then no forgotten topics, no rack
+    body += struct.pack(">iiiqqi", 1, partition, -1, offset, -1, max_bytes) + struct.pack(">i", 0) + _string("")
+    answer = call(host, port, _FETCH, 11, body)
+    error = struct.unpack_from(">h", answer, 4)[0]
     if error:
         raise FetchError(error)
-    at += 26 + max(aborted, 0) * 16
+    at = 14  # after throttle time, error, session id and number of topics
+    at += 2 + struct.unpack_from(">h", answer, at)[0] + 4
+    _, error, _, _, _, aborted = struct.unpack_from(">ihqqqi", answer, at)
+    if error:
+        raise FetchError(error)
+    at += 34 + max(aborted, 0) * 16 + 4  # and the preferred replica
     size = struct.unpack_from(">i", answer, at)[0]
     return answer[at + 4 : at + 4 + max(size, 0)]
 

@@ -141,11 +141,9 @@ class RoundTrip:
             for broker, address in named_brokers:
                 if problem := unreachable(address):
                     fail(misadvertised(broker, address, problem))
-            cluster = server.describe_cluster()["cluster_id"]
             versions = [server.get_broker_version_data(broker) for broker, _ in named_brokers]
         shown = ", ".join(str(address) for _, address in named_brokers[:3])
-        served = f"{len(versions[0].api_versions)} APIs, as Kafka {versions[0].broker_version_str}"
-        return f"{shown}: {served}; cluster {cluster}"
+        return f"{shown}: {len(versions[0].api_versions)} APIs, as Kafka {versions[0].broker_version_str}"
 
     def create_topic(self) -> str:
         """CreateTopics, and Metadata that shows it."""

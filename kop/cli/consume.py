@@ -86,7 +86,7 @@ def command(
         else:
             _assign(consumer, topics, partitions, from_beginning, offset)
         if sys.stdout.isatty() and not from_beginning and offset is None and group is None:
-            note("waiting for new records; --from-beginning prints those that are there, Ctrl-C ends")
+            note("waiting for new records (--from-beginning for old ones too); Ctrl-C ends")
         printed = Printed(consumer, commits=group is not None)
         try:
             for record in _records(consumer, timeout):

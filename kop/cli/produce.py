@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import click
@@ -87,27 +87,43 @@ def command(
         if interactive:
             note("type records, one a line; Ctrl-D ends")
         extra = [(name, value.encode()) for name, value in pairs(headers, "--header").items()]
-        with _progress(interactive) as show:
-            for number, line in enumerate(file, 1):
-                value = line.removesuffix(b"\n")
-                key = None
-                if separator is not None:
-                    key, found, value = value.partition(separator)
-                    if not found:
-                        sent.failure = sent.failure or f"line {number} has no {key_separator!r}"
-                        break
-                if not sent.room(len(line)):
-                    break
-                future = producer.send(topic, value, key, extra, partition)
-                future.add_callback(sent.acknowledged, len(line))
-                future.add_errback(sent.refused, len(line))
-                show(sent.records, sent.bytes)
-            producer.flush(timeout=None if sent.failure is None else 5)
-            show(sent.records, sent.bytes)
+        try:
+            with _progress(interactive) as show:
+                _send(producer, topic, file, separator, extra, partition, sent, show)
+        except KeyboardInterrupt:
+            sent.failure = "interrupted"
     if sent.failure:
-        fail(f"{sent.failure}; {sent.records:,} records were sent before")
+        fail(f"{sent.failure}; {sent.records:,} records were sent")
     if not quiet:
         note(f"{sent.summary()}")
+
+
+def _send(
+    producer: Any,
+    topic: str,
+    lines: Iterable[bytes],
+    separator: bytes | None,
+    headers: list[tuple[str, bytes]],
+    partition: int | None,
+    sent: Sent,
+    show: Callable[[int, int], None],
+) -> None:
+    """Send the lines and wait for the answers; stops at the first failure, which is in `sent` then."""
+    for number, line in enumerate(lines, 1):
+        value = line.removesuffix(b"\n")
+        key = None
+        if separator is not None:
+            key, found, value = value.partition(separator)
+            if not found:
+                sent.failure = sent.failure or f"line {number} has no {separator.decode()!r}"
+                break
+        if not sent.room(len(line)):
+            break
+        future = producer.send(topic, value, key, headers, partition)
+        future.add_callback(sent.acknowledged, len(line))
+        future.add_errback(sent.refused, len(line))
+        show(sent.records, sent.bytes)
+    producer.flush(timeout=None if sent.failure is None else 5)
 
 
 class Sent:
@@ -147,8 +163,10 @@ class Sent:
         """Count, bytes, seconds, rate."""
         seconds = max(time.monotonic() - self._begin, 0.001)
         word = "record" if self.records == 1 else "records"
-        rate = f"{self.records / seconds:,.0f} records/s, {size(round(self.bytes / seconds))}/s"
-        return f"{self.records:,} {word}, {size(self.bytes)} in {seconds:.2f} s ({rate})"
+        text = f"{self.records:,} {word}, {size(self.bytes)} in {seconds:.2f} s"
+        if self.records < 100:  # a rate of so few says nothing
+            return text
+        return f"{text} ({self.records / seconds:,.0f} records/s, {size(round(self.bytes / seconds))}/s)"
 
 
 @contextlib.contextmanager

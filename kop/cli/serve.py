@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import Any
 
 import click
 
 from kop.cli.common import fail
 from kop.cli.settings import load, settings_options
+from kop.config import Address
 from kop.errors import KopError
 
 EPILOG = """\b
@@ -45,4 +47,6 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
     except OSError as error:
         if debug or error.errno != errno.EADDRINUSE:
             raise
-        fail(f"{error.strerror or error}; choose another address with --listen HOST:PORT (and --http for metrics)")
+        found = re.search(r"\('([^']*)', (\d+)", str(error))
+        where = str(Address(found[1], int(found[2]))) if found else "an address of --listen or --http"
+        fail(f"{where} is in use by another program; choose another with --listen (Kafka) or --http (metrics)")

@@ -275,10 +275,8 @@ def test_alter_refuses(admin: Admin, case: str) -> None:
     assert dict(topic(admin).configs) == {}
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", sorted(REFUSED.keys() - {"logger"}))
 def test_incremental_set_refuses_alike(admin: Admin, case: str) -> None:
-    if case == "logger":
-        pytest.skip("IncrementalAlterConfigs is the one that alters loggers")
     (kind, name, configs), code, message = REFUSED[case]
     [(answered, text)] = change(admin, (kind, name, [(key, SET, text) for key, text in configs]))
     assert answered == code

@@ -142,6 +142,31 @@ async def test_one_insert_a_commit(sqlite: SqliteStore) -> None:
         assert log.high_watermark == 13
 
 
+async def test_a_duplicate_does_not_lose_its_answer_with_the_originals_caller(sqlite: SqliteStore) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        data = batch(["a"], producer=1)
+        futures = [append(log, bytes(data)) for _ in range(4)]
+        futures[0].cancel()
+        futures[2].cancel()
+        assert [(await futures[i]).base_offset for i in (1, 3)] == [0, 0]
+        assert log.high_watermark == 1
+
+
+async def test_close_waits_for_a_step_of_the_background_work(sqlite: SqliteStore) -> None:
+    sqlite.settings["maintain"] = True
+    engine = await sqlite.open()
+    log = await make(engine)
+    await asyncio.gather(*[append(log, batch(["x" * 1000])) for _ in range(3000)])
+    await log.delete_records(2990)
+    await asyncio.sleep(0.002)
+    await engine.close()
+    async with sqlite.opened() as engine:
+        await engine.maintain(NOW)
+        assert await stored_bytes(first(engine)) == first(engine).size_bytes
+        assert [record.offset for record in await read_all(first(engine))] == list(range(2990, 3000))
+
+
 CHILD = Path(__file__).with_name("crash_child.py")
 
 

@@ -63,14 +63,14 @@ async def clean(
     now_ms: int,
 ) -> None:
     """Compact `log` where it is due, in as many passes as the map of keys needs."""
-    while not log.deleted:
+    while not (log.deleted or engine.maintenance.closing):
         start, first_dirty = log.log_start_offset, max(log.clean_offset, log.log_start_offset)
         part = await threads.run(find, log.log_id, log.policy, first_dirty, log.high_watermark, log.size_bytes, now_ms)
         if part is None:
             return
         keys: KeyMap = {}
         offset = part.first_dirty
-        while offset < part.end:
+        while offset < part.end and not engine.maintenance.closing:
             began = time.monotonic()
             reached, full = await threads.run(
                 collect, log.log_id, offset, part.end, keys, engine.settings.cleaner_keys, engine.max_batch_bytes
@@ -98,10 +98,12 @@ async def clean(
 async def _rewrite(
     log: SqliteLog, engine: SqliteEngine, threads: Readers, start: int, end: int, keys: KeyMap, now_ms: int
 ) -> bool:
-    """False where the topic went meanwhile."""
+    """False where it did not come to the end: the topic went, or the engine closes."""
     offset = start
     horizon = now_ms + log.policy.delete_retention_ms
-    while offset < end and not log.deleted:
+    while offset < end:
+        if log.deleted or engine.maintenance.closing:
+            return False
         began = time.monotonic()
         changes, reached = await threads.run(
             plan, log.log_id, offset, end, keys, now_ms, horizon, engine.max_batch_bytes
@@ -115,7 +117,7 @@ async def _rewrite(
             break  # nothing left up to `end`
         offset = reached
         await asyncio.sleep(time.monotonic() - began)
-    return not log.deleted
+    return True
 
 
 def find(

@@ -52,7 +52,7 @@ class Settings:
     """Batches taken and not committed; beyond it appends fail with KAFKA_STORAGE_ERROR, which clients retry."""
     max_batch_bytes: int = 64 << 20
     """What a batch may inflate to where its records are walked (look-up by time, compaction)."""
-    wal_bytes: int = 64 << 20
+    wal_bytes: int = 32 << 20
     """Size of the write-ahead log from which it is brought into the database."""
     min_free_bytes: int = 128 << 20
     """Room on the disk that appends leave to deletes, commits of offsets and checkpoints."""

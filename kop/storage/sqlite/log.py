@@ -83,7 +83,7 @@ class SqliteLog:
         """Nothing to do: the log is ready when the engine is open."""
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        """Queue a batch for the next commit; see `PartitionLog.append`. A duplicate gets its original's future."""
+        """Queue a batch for the next commit; see `PartitionLog.append`. A duplicate waits for its original."""
         writer = self._engine.writer
         future: asyncio.Future[AppendResult] = self._engine.loop.create_future()
         token = None
@@ -105,15 +105,13 @@ class SqliteLog:
                 future.set_exception(error)
                 return future
             if original is not None and kind is Kind.DUPLICATE:
-                if original.pending:
-                    assert isinstance(original.owner, asyncio.Future)
-                    return original.owner
-                append_time = original.timestamp if append_time >= 0 else -1
-                future.set_result(AppendResult(original.base_offset, append_time, self.log_start_offset))
+                if isinstance(original.owner, Entry):
+                    original.owner.followers = [*(original.owner.followers or ()), future]
+                else:
+                    append_time = original.timestamp if append_time >= 0 else -1
+                    future.set_result(AppendResult(original.base_offset, append_time, self.log_start_offset))
                 return future
             token = states.append(header, base, now_ms)
-            if token is not None:
-                token.owner = future
         if isinstance(batch, bytes) or (isinstance(batch, memoryview) and batch.readonly):
             batch = bytearray(batch)
         stamp(batch, base)
@@ -121,20 +119,21 @@ class SqliteLog:
             stamp_log_append_time(batch, now_ms)
         self.end_offset = base + header.last_offset_delta + 1
         timestamp = header.max_timestamp
-        writer.append(
-            Entry(
-                self,
-                batch,
-                base,
-                self.end_offset - 1,
-                timestamp if timestamp >= 0 else -now_ms,
-                len(batch),
-                None if token is None else bytes(batch[:HEADER_SIZE]),
-                append_time,
-                future,
-                token,
-            )
+        entry = Entry(
+            self,
+            batch,
+            base,
+            self.end_offset - 1,
+            timestamp if timestamp >= 0 else -now_ms,
+            len(batch),
+            None if token is None else bytes(batch[:HEADER_SIZE]),
+            append_time,
+            future,
+            token,
         )
+        if token is not None:
+            token.owner = entry  # until it is durable, for duplicates
+        writer.append(entry)
         return future
 
     def committed(self, entry: Entry) -> None:
@@ -143,8 +142,7 @@ class SqliteLog:
             self.producer_states.commit(entry.token)
             entry.token.owner = None
         if self.deleted:
-            if not entry.future.done():
-                entry.future.set_exception(self._gone())
+            entry.fail(self._gone())
             return
         self.high_watermark = entry.last + 1
         self.size_bytes += entry.size
@@ -152,8 +150,7 @@ class SqliteLog:
         if tail is None:
             tail = self.tail = Tail()
         self._engine.cache.push(tail, entry.base, entry.last, entry.data)
-        if not entry.future.done():
-            entry.future.set_result(AppendResult(entry.base, entry.log_append_time, self.log_start_offset))
+        entry.succeed(AppendResult(entry.base, entry.log_append_time, self.log_start_offset))
 
     def failed(self, entries: Sequence[Entry], error: KopError) -> None:
         """All that is queued of the log, from the first batch of a failed commit on, did not happen."""
@@ -162,8 +159,7 @@ class SqliteLog:
             for token in self.producer_states.rollback(self.end_offset):
                 token.owner = None
         for entry in entries:
-            if not entry.future.done():
-                entry.future.set_exception(self._gone() if self.deleted else type(error)(error.message, error.code))
+            entry.fail(self._gone() if self.deleted else error)
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
         """What the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""

@@ -73,6 +73,8 @@ class Maintenance:
         self._wal = 0  # bytes in the write-ahead log, about
         self._wal_seen = 0
         self._checkpoint_at = engine.settings.wal_bytes
+        self.closing = False
+        """Steps under way end, no further ones begin."""
 
     def start(self) -> None:
         """Start the background task; the first round looks for what an earlier process left to do."""
@@ -97,13 +99,15 @@ class Maintenance:
             self._expire_producers(now_ms)
             await self._retain(now_ms)
             await self._compact(now_ms)
-            await self._snapshot(self._engine.logs())
+            await self._snapshot_all()
             await self._vacuum()
 
     async def close(self) -> None:
         """End the background work; store all snapshots and empty the write-ahead log."""
+        # Never cancelled: what a step has done to the database has to be counted in memory too.
+        self.closing = True
+        self._wake.set()
         if self._task is not None:
-            self._task.cancel()
             await asyncio.wait([self._task])
         async with self._turn:
             if self._checkpointing is not None:
@@ -120,7 +124,7 @@ class Maintenance:
 
     async def _final_snapshots(self) -> None:
         await self._engine.writer.execute("SELECT 1")  # what was queued is counted in now
-        await self._snapshot(self._engine.logs())
+        await self._snapshot_all()
         await self._engine.writer.run(_checkpoint, "TRUNCATE", transaction=False)
 
     # Rounds.
@@ -134,6 +138,8 @@ class Maintenance:
             except TimeoutError:
                 pass
             self._wake.clear()
+            if self.closing:
+                return
             now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
             async with self._turn:
                 if self._engine.writer.failure is not None:
@@ -148,7 +154,7 @@ class Maintenance:
                     cleaner = now + settings.cleaner_interval_ms / 1000
                     await self._guarded("compaction", self._compact(now_ms))
                 if self._batches >= SNAPSHOT_BATCHES:
-                    await self._guarded("snapshots", self._snapshot(self._engine.logs()))
+                    await self._guarded("snapshots", self._snapshot_all())
             if self._wal and self._wal == self._wal_seen:
                 self._start_checkpoint()  # idle
             self._wal_seen = self._wal
@@ -206,7 +212,7 @@ class Maintenance:
 
     async def _remove(self, log: SqliteLog) -> None:
         """Delete the rows before the log start."""
-        while not log.deleted:
+        while not (log.deleted or self.closing):
             start = log.log_start_offset
             rows = await self._threads.run(reader.scan, log.log_id, 0, start, _REMOVE_ROWS)
             if not rows:
@@ -223,10 +229,12 @@ class Maintenance:
         while True:
             await self._engine.writer.execute(_DELETE_EMPTY_DEAD)
             dead = await self._threads.run(_dead)
-            if not dead:
+            if not dead or self.closing:
                 return
             for log_id in dead:
-                while rows := await self._threads.run(reader.scan, log_id, 0, _NO_END, _REMOVE_ROWS):
+                while not self.closing and (
+                    rows := await self._threads.run(reader.scan, log_id, 0, _NO_END, _REMOVE_ROWS)
+                ):
                     end, size = _step(rows)
                     await self._engine.writer.run(_delete, log_id, end, size)
                     self._count_wal(_COMMIT_PAGES * PAGE_SIZE)
@@ -239,11 +247,13 @@ class Maintenance:
             if log.producer_states is not None and log.producer_states.expire(now_ms, ttl):
                 log.snapshot_offset = -1  # the stored one is out of date
 
+    async def _snapshot_all(self) -> None:
+        self._batches = 0
+        await self._snapshot(self._engine.logs())
+
     async def _snapshot(self, logs: Sequence[SqliteLog]) -> None:
         """Store size and producers of the logs that have changed."""
         changed = [log for log in logs if log.snapshot_offset != log.high_watermark and not log.deleted]
-        if len(logs) == len(self._engine.logs()):
-            self._batches = 0
         for i in range(0, len(changed), _SNAPSHOT_LOGS):
             part = changed[i : i + _SNAPSHOT_LOGS]
             rows = [(log.high_watermark, log.size_bytes, _producers(log), log.log_id) for log in part]
@@ -255,7 +265,7 @@ class Maintenance:
 
     async def _compact(self, now_ms: int) -> None:
         for log in self._engine.logs():
-            if log.policy.compact and not log.deleted and log.high_watermark > log.clean_offset:
+            if not self.closing and log.policy.compact and not log.deleted and log.high_watermark > log.clean_offset:
                 await compaction.clean(log, self._engine, self._threads, self._snapshot, now_ms)
 
     # The file.
@@ -294,7 +304,7 @@ class Maintenance:
         """Give free pages back to the file system where there are many; the rest is used again by appends."""
         free, pages = await self._threads.run(_page_counts)
         for _ in range(_VACUUM_STEPS):
-            if free < max(_VACUUM_FROM_PAGES, pages // 4):
+            if free < max(_VACUUM_FROM_PAGES, pages // 4) or self.closing:
                 return
             await self._engine.writer.run(_vacuum, _VACUUM_PAGES, transaction=False)
             self._count_wal(_VACUUM_PAGES * PAGE_SIZE)

@@ -28,7 +28,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from kop.errors import BackendError
+from kop.errors import BackendError, KopError
+from kop.records.producer_state import Entry as ProducerEntry
 from kop.storage.base import AppendResult, Buffer
 
 if TYPE_CHECKING:
@@ -48,7 +49,19 @@ _SPACE_CHECK_SECONDS = 0.5
 class Entry:
     """One append on its way to the disk."""
 
-    __slots__ = ("base", "data", "future", "head", "last", "log", "log_append_time", "size", "timestamp", "token")
+    __slots__ = (
+        "base",
+        "data",
+        "followers",
+        "future",
+        "head",
+        "last",
+        "log",
+        "log_append_time",
+        "size",
+        "timestamp",
+        "token",
+    )
 
     def __init__(
         self,
@@ -61,7 +74,7 @@ class Entry:
         head: bytes | None,
         log_append_time: int,
         future: asyncio.Future[AppendResult],
-        token: Any,
+        token: ProducerEntry | None,
     ) -> None:
         self.log = log
         self.data = data
@@ -73,6 +86,22 @@ class Entry:
         self.log_append_time = log_append_time
         self.future = future
         self.token = token
+        self.followers: list[asyncio.Future[AppendResult]] | None = None
+        """Duplicates that wait for this one; each has a future of its own, as its caller may go away."""
+
+    def succeed(self, result: AppendResult) -> None:
+        """Tell all who wait."""
+        if not self.future.done():
+            self.future.set_result(result)
+        for follower in self.followers or ():
+            if not follower.done():
+                follower.set_result(result)
+
+    def fail(self, error: KopError) -> None:
+        """Tell all who wait, each with an exception of its own."""
+        for future in (self.future, *(self.followers or ())):
+            if not future.done():
+                future.set_exception(type(error)(error.message, error.code))
 
 
 class _Op(NamedTuple):

@@ -1,0 +1,160 @@
+"""Broker settings altered at run time: which may be, at which level, and where they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from kop.cluster.brokers import DYNAMIC, BrokerConfigs
+from kop.cluster.topic_configs import Source
+from kop.config import Config
+from kop.errors import ErrorCode, KopError
+from kop.storage.base import Engine
+
+
+class State:
+    """The two methods of an engine that are used here."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    async def get_state(self, key: str) -> str | None:
+        return self.kept.get(key)
+
+    async def put_state(self, key: str, value: str | None) -> None:
+        await asyncio.sleep(0)
+        if value is None:
+            del self.kept[key]
+        else:
+            self.kept[key] = value
+
+
+async def opened(state: State, **settings: Any) -> BrokerConfigs:
+    names = {name.replace("_", "."): value for name, value in settings.items()}
+    brokers = BrokerConfigs(Config.load(None, names, {}))
+    await brokers.load(cast(Engine, state))
+    return brokers
+
+
+def setting(**values: str) -> Any:
+    def change(own: Mapping[str, str]) -> dict[str, str]:
+        return dict(own) | {name.replace("_", "."): value for name, value in values.items()}
+
+    return change
+
+
+def test_what_may_be_altered_are_the_defaults_of_topics() -> None:
+    assert set(DYNAMIC) == {
+        "compression.type", "log.cleaner.delete.retention.ms", "log.cleaner.max.compaction.lag.ms",
+        "log.cleaner.min.cleanable.ratio", "log.cleaner.min.compaction.lag.ms", "log.cleanup.policy",
+        "log.message.timestamp.after.max.ms", "log.message.timestamp.before.max.ms", "log.message.timestamp.type",
+        "log.retention.bytes", "log.retention.ms", "message.max.bytes",
+    }  # fmt: skip
+    assert set(DYNAMIC) <= {row.name for row in Config.load(None, {}, {}).table()}
+
+
+def test_this_broker_beats_the_cluster_beats_the_file_beats_the_default() -> None:
+    async def run() -> None:
+        brokers = await opened(State(), message_max_bytes=3)
+        await brokers.alter("", setting(message_max_bytes="2"))
+        await brokers.alter("1", setting(message_max_bytes="1"))
+        assert [(origin.value, origin.source) for origin in brokers.origins("message.max.bytes")] == [
+            ("1", Source.DYNAMIC_BROKER),
+            ("2", Source.DYNAMIC_DEFAULT_BROKER),
+            ("3", Source.STATIC_BROKER),
+            ("1048588", Source.DEFAULT),
+        ]
+        assert brokers.text("message.max.bytes") == "1"
+        assert brokers.origins("no.such") == ()
+
+    asyncio.run(run())
+
+
+def test_listeners_hear_of_changes_after_they_are_kept() -> None:
+    async def run() -> None:
+        state = State()
+        brokers = await opened(state)
+        heard: list[tuple[int, str]] = []
+        brokers.on_change(lambda: heard.append((brokers.version, state.kept.get("broker.configs", ""))))
+        await brokers.alter("", setting(log_retention_ms="5"))
+        await brokers.alter("", setting(log_retention_ms="5"))
+        await brokers.alter("", setting(log_retention_ms="6"), validate_only=True)
+        assert heard == [(2, '{"": {"log.retention.ms": "5"}}')], "only what changes something is a change"
+        await brokers.alter("", lambda _: {})
+        assert (heard[-1], state.kept) == ((3, ""), {})
+
+    asyncio.run(run())
+
+
+def test_altered_settings_come_back() -> None:
+    async def run() -> None:
+        state = State()
+        await (await opened(state)).alter("1", setting(log_retention_ms="5"))
+        heard = []
+        brokers = BrokerConfigs(Config.load(None, {}, {}))
+        brokers.on_change(lambda: heard.append(brokers.text("log.retention.ms")))
+        assert not brokers.loaded
+        await brokers.load(cast(Engine, state))
+        assert brokers.loaded
+        assert heard == ["5"]
+
+    asyncio.run(run())
+
+
+def test_kept_settings_that_are_not_understood_are_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> BrokerConfigs:
+        state = State()
+        state.kept["broker.configs"] = '{"": {"gone": "1", "log.retention.ms": "x", "message.max.bytes": "9"}}'
+        return await opened(state)
+
+    with caplog.at_level(logging.WARNING):
+        brokers = asyncio.run(run())
+    assert dict(brokers.altered("")) == {"message.max.bytes": "9"}
+    assert [record.message.split(": ", 1)[1] for record in caplog.records] == [
+        "Cannot update these configs dynamically: [gone]",
+        "Invalid value x for configuration log.retention.ms: Not a number of type LONG",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "value", "message"),
+    [
+        ("1", "num.partitions", "3", "Cannot update these configs dynamically: [num.partitions]"),
+        ("", "my.own", "3", "Cannot update these configs dynamically: [my.own]"),
+        ("", "retention.ms", "3", "[retention.ms]; did you mean log.retention.ms?"),
+        (
+            "1",
+            "log.retention.ms",
+            "-2",
+            "Invalid value -2 for configuration log.retention.ms: Value must be at least -1",
+        ),
+        ("9", "log.retention.ms", "3", "Unexpected broker id, expected 1, but received 9"),
+        ("x", "log.retention.ms", "3", "Node id must be an integer, but it is: x"),
+    ],
+)
+def test_refusals(resource: str, name: str, value: str, message: str) -> None:
+    async def run() -> State:
+        state = State()
+        brokers = await opened(state)
+        with pytest.raises(KopError) as caught:
+            await brokers.alter(resource, lambda own: {**own, name: value})
+        assert caught.value.code == ErrorCode.INVALID_REQUEST
+        assert caught.value.message.endswith(message)
+        return state
+
+    assert asyncio.run(run()).kept == {}
+
+
+def test_changes_at_the_same_time_do_not_lose_one_another() -> None:
+    async def run() -> BrokerConfigs:
+        brokers = await opened(State())
+        await asyncio.gather(
+            brokers.alter("", setting(log_retention_ms="5")), brokers.alter("", setting(message_max_bytes="6"))
+        )
+        return brokers
+
+    assert dict(asyncio.run(run()).altered("")) == {"log.retention.ms": "5", "message.max.bytes": "6"}

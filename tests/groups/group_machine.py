@@ -1,0 +1,205 @@
+"""Drives one group with simulated time, and holds what the machine promises of every step."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from typing import Any
+
+from kop.errors import ErrorCode
+from kop.groups.classic import ClassicGroup
+from kop.groups.messages import JoinRequest, JoinResult, Leaving, Persist, SyncRequest, SyncResult
+from kop.groups.settings import GroupSettings
+from kop.groups.states import State
+from kop.wire.state import GroupMetadataValue
+
+SESSION = 10_000
+REBALANCE = 60_000
+
+
+def subscription(*topics: str) -> bytes:
+    """What a consumer sends as its metadata, version 0."""
+    named = b"".join(struct.pack(">h", len(topic)) + topic.encode() for topic in topics)
+    return struct.pack(">hi", 0, len(topics)) + named + b"\xff\xff\xff\xff"
+
+
+class Machine:
+    """A group, its clock, the answers that it gave and the writes that it waits for."""
+
+    def __init__(self, group: ClassicGroup | None = None, **settings: int) -> None:
+        self.now = 1_000_000
+        self.settings = GroupSettings(**settings)
+        self.group = group or ClassicGroup("g", self.settings, self.now)
+        self.answers: dict[int, Any] = {}
+        self.waiting: set[int] = set()
+        self.writes: list[Persist] = []
+        self.stored: GroupMetadataValue | None = None
+        self._tokens = itertools.count(1)
+
+    # -- requests
+
+    def join(
+        self,
+        member_id: str = "",
+        *,
+        instance: str | None = None,
+        client: str = "client",
+        protocols: tuple[tuple[str, bytes], ...] = (("range", b"meta"),),
+        protocol_type: str = "consumer",
+        version: int = 9,
+        session: int = SESSION,
+        rebalance: int = REBALANCE,
+    ) -> int:
+        """Send JoinGroup; returns the token."""
+        token = self._new()
+        request = JoinRequest(
+            member_id,
+            instance,
+            client,
+            "/127.0.0.1",
+            protocol_type,
+            protocols,
+            session,
+            rebalance,
+            needs_known_member_id=version >= 4,
+            can_skip_assignment=version >= 9,
+        )
+        self.apply(self.group.join(token, request, self.now))
+        return token
+
+    def sync(
+        self,
+        member_id: str,
+        generation: int,
+        assignments: dict[str, bytes] | None = None,
+        *,
+        instance: str | None = None,
+        protocol_type: str | None = "consumer",
+        protocol: str | None = "range",
+    ) -> int:
+        """Send SyncGroup; returns the token."""
+        token = self._new()
+        request = SyncRequest(
+            member_id, instance, generation, protocol_type, protocol, tuple((assignments or {}).items())
+        )
+        self.apply(self.group.sync(token, request, self.now))
+        return token
+
+    def heartbeat(self, member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
+        return self.group.heartbeat(member_id, instance, generation, self.now)
+
+    def leave(self, *leaving: Leaving) -> list[ErrorCode]:
+        left, effects = self.group.leave(leaving, self.now)
+        self.apply(effects)
+        return [one.error for one in left]
+
+    def commit(self, member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
+        return self.group.check_commit(member_id, instance, generation, self.now)
+
+    # -- time and storage
+
+    def advance(self, ms: int) -> None:
+        """Let time go by, waking the machine whenever it has something to do."""
+        end = self.now + ms
+        while self.group.next_deadline <= end:
+            self.now = max(self.now, self.group.next_deadline)
+            self.apply(self.group.tick(self.now))
+        self.now = end
+
+    def store(self, error: ErrorCode = ErrorCode.NONE) -> GroupMetadataValue:
+        """The oldest write ends."""
+        write = self.writes.pop(0)
+        if not error:
+            self.stored = write.value
+        self.apply(self.group.persisted(write.ticket, error, self.now))
+        return write.value
+
+    # -- answers
+
+    def joined(self, token: int, error: ErrorCode = ErrorCode.NONE) -> JoinResult:
+        """The answer to a JoinGroup, which has this error."""
+        result = self.answers[token]
+        assert isinstance(result, JoinResult)
+        assert result.error == error
+        return result
+
+    def synced(self, token: int, error: ErrorCode = ErrorCode.NONE) -> SyncResult:
+        """The answer to a SyncGroup, which has this error."""
+        result = self.answers[token]
+        assert isinstance(result, SyncResult)
+        assert result.error == error
+        return result
+
+    def apply(self, effects: Any) -> None:
+        for effect in effects:
+            if isinstance(effect, Persist):
+                self.writes.append(effect)
+            else:
+                assert effect.token in self.waiting, "a token is answered once"
+                self.waiting.remove(effect.token)
+                self.answers[effect.token] = effect.result
+        self.check()
+
+    def check(self) -> None:
+        """What is always true."""
+        group, roster = self.group, self.group.roster
+        assert (roster.leader is None) == (not roster.members)
+        assert roster.leader is None or roster.leader in roster.members
+        tokens = [m.join_token for m in roster if m.join_token is not None]
+        assert roster.waiting_to_join == len(tokens)
+        tokens += [m.sync_token for m in roster if m.sync_token is not None]
+        assert sorted(tokens) == sorted(self.waiting), "what waits is known, nothing else waits"
+        assert roster.static == {m.instance_id: m.member_id for m in roster if m.instance_id is not None}
+        assert not roster.pending.keys() & roster.members.keys()
+        assert all(m.member_id == name for name, m in roster.members.items())
+        if group.state in (State.EMPTY, State.DEAD):
+            assert not roster.members
+        if group.state in (State.COMPLETING_REBALANCE, State.STABLE):
+            assert roster.members
+            assert group.protocol == roster.select_protocol() or group.state is State.STABLE
+        due = [m.deadline for m in roster] + list(roster.pending.values())
+        assert all(group.next_deadline <= deadline for deadline in due)
+
+    def _new(self) -> int:
+        token = next(self._tokens)
+        self.waiting.add(token)
+        return token
+
+    # -- whole steps
+
+    def member(self, **how: Any) -> tuple[str, int]:
+        """A new member that has its id and asks to join: id and token."""
+        if how.get("instance") is None and how.get("version", 9) >= 4:
+            member_id = self.joined(self.join(**how), ErrorCode.MEMBER_ID_REQUIRED).member_id
+            return member_id, self.join(member_id, **how)
+        token = self.join(**how)
+        found = [m.member_id for m in self.group.roster if m.join_token == token]
+        return (found[0] if found else self.answers[token].member_id), token
+
+    def stable(self, count: int = 1, **how: Any) -> list[str]:
+        """A stable group of that many members, the leader first."""
+        asked = [self.member(**how) for _ in range(count)]
+        self.advance(self.settings.group_initial_rebalance_delay_ms * count)
+        self.assign()
+        return [member_id for member_id, _ in asked]
+
+    def assign(self) -> None:
+        """Every member syncs, the leader gives each its id as the assignment."""
+        assert self.group.state is State.COMPLETING_REBALANCE
+        ids = list(self.group.roster.members)
+        leader = self.group.roster.leader
+        assert leader is not None
+        tokens = [
+            self.sync(
+                m,
+                self.group.generation,
+                {i: i.encode() for i in ids} if m == leader else None,
+                instance=self.group.roster.members[m].instance_id,
+                protocol=self.group.protocol,
+                protocol_type=self.group.protocol_type,
+            )
+            for m in ids
+        ]
+        self.store()
+        assert self.group.state is State.STABLE
+        assert [self.synced(token).assignment for token in tokens] == [m.encode() for m in ids]

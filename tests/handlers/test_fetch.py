@@ -1,0 +1,319 @@
+"""Fetch: limits, both ends of the log, long polls, sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
+
+from kop.errors import ErrorCode
+from kop.records.batch import iter_batches, read_header
+from kop.wire.messages import FetchRequest, OffsetCommitRequest
+
+NEWEST = 12
+"""The newest version that goes by name."""
+
+
+async def filled(serving: Any, batches: int, *, size: int = 100, name: str = "t", partitions: int = 1) -> RawClient:
+    """A client, and a topic whose partition 0 has so many batches of two records."""
+    await serving.gateway.engine.topics.create(name, partitions, {"retention.ms": "-1"})
+    client = await RawClient.connect(serving)
+    for _ in range(batches):
+        await append(client, name, size=size)
+    return client
+
+
+async def append(client: RawClient, name: str = "t", *, partition: int = 0, size: int = 100) -> None:
+    records = batch([b"x" * size, b"y" * size])
+    answer = await client.call(0, NEWEST, **produce_fields(name, records, version=NEWEST, partition=partition))
+    assert answer.responses[0].partition_responses[0].error_code == 0
+
+
+async def fetch(client: RawClient, offset: int, *, name: Any = "t", version: int = NEWEST, **how: Any) -> Any:
+    answer = await client.call(1, version, **fetch_fields(name, offset, version=version, **how))
+    return answer.responses[0].partitions[0]
+
+
+def bases(part: Any) -> list[int]:
+    return [header.base_offset for _, header in iter_batches(part.records or b"")]
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_every_version_reads_what_was_written(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 3)
+            topic = serving.gateway.catalog.get("t")
+            assert topic is not None
+            part = await fetch(client, 0, name=topic.topic_id if version >= 13 else "t", version=version)
+            assert (part.error_code, part.high_watermark, part.last_stable_offset) == (0, 6, 6)
+            assert bases(part) == [0, 2, 4]
+            if version >= 5:
+                assert part.log_start_offset == 0
+
+    run(main())
+
+
+def test_from_the_middle_of_a_batch_the_whole_batch_is_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 3)
+            assert bases(await fetch(client, 3)) == [2, 4]
+
+    run(main())
+
+
+def test_the_first_batch_is_answered_even_above_the_limits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 3, size=5000)
+            for limits in ({"max_bytes": 1}, {"partition_max_bytes": 1}, {"max_bytes": 0, "partition_max_bytes": 0}):
+                assert bases(await fetch(client, 0, **limits)) == [0]
+            one = len((await fetch(client, 0, max_bytes=1)).records)
+            assert bases(await fetch(client, 0, max_bytes=2 * one)) == [0, 2]
+            assert bases(await fetch(client, 0, partition_max_bytes=2 * one + 1)) == [0, 2]
+
+    run(main())
+
+
+def test_both_ends_out_of_range_answer_the_log_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 3)
+            log = serving.gateway.catalog.log(serving.gateway.catalog.get("t").topic_id, 0)  # type: ignore[union-attr]
+            assert log is not None
+            await log.delete_records(2)
+            for offset in (-1, 0, 1, 7, 2**62):
+                part = await fetch(client, offset)
+                assert (part.error_code, part.log_start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 2), offset
+            assert bases(await fetch(client, 2)) == [2, 4]
+            end = await fetch(client, 6)
+            assert (end.error_code, bases(end), end.high_watermark) == (0, [], 6)
+
+    run(main())
+
+
+def test_unknown_topics_ids_partitions_and_epochs(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1)
+            assert (await fetch(client, 0, name="no")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert (await fetch(client, 0, partition=7)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert (await fetch(client, 0, name=uuid4(), version=13)).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+            assert (await fetch(client, 0, current_leader_epoch=0)).error_code == 0
+            assert (await fetch(client, 0, current_leader_epoch=1)).error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    run(main())
+
+
+def test_a_long_poll_ends_with_its_time_and_not_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1)
+            began = time.monotonic()
+            part = await fetch(client, 2, max_wait_ms=300)
+            assert 0.25 < time.monotonic() - began < 2
+            assert (part.error_code, bases(part)) == (0, [])
+
+    run(main())
+
+
+def test_a_long_poll_is_woken_at_once_by_a_record(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 0)
+            writer = await RawClient.connect(serving)
+            for base in range(0, 20, 2):
+                client.send(1, NEWEST, **fetch_fields("t", base, version=NEWEST, max_wait_ms=20_000))
+                await asyncio.sleep(0.01)
+                began = time.monotonic()
+                await append(writer)
+                _, answer = await client.receive(1, NEWEST)
+                assert time.monotonic() - began < 1
+                assert bases(answer.responses[0].partitions[0]) == [base]
+
+    run(main())
+
+
+def test_min_bytes_waits_for_enough(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 0)
+            writer = await RawClient.connect(serving)
+            client.send(1, NEWEST, **fetch_fields("t", 0, version=NEWEST, max_wait_ms=20_000, min_bytes=700))
+            for _ in range(3):
+                await append(writer)
+                await asyncio.sleep(0.02)
+            _, answer = await client.receive(1, NEWEST)
+            part = answer.responses[0].partitions[0]
+            assert len(part.records) >= 700
+            assert bases(part) == [0, 2, 4]
+
+    run(main())
+
+
+def test_an_error_in_any_partition_answers_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1)
+            fields = fetch_fields("t", 2, version=NEWEST, max_wait_ms=20_000)
+            fields["topics"] += fetch_fields("no", 0, version=NEWEST)["topics"]
+            began = time.monotonic()
+            answer = await client.call(1, NEWEST, **fields)
+            assert time.monotonic() - began < 2
+            codes = [topic.partitions[0].error_code for topic in answer.responses]
+            assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+    run(main())
+
+
+def test_deleting_the_topic_ends_a_long_poll(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1)
+            client.send(1, NEWEST, **fetch_fields("t", 2, version=NEWEST, max_wait_ms=20_000))
+            await asyncio.sleep(0.05)
+            topics = serving.gateway.engine.topics
+            await topics.delete(topics.get("t").topic_id)  # type: ignore[union-attr]
+            _, answer = await client.receive(1, NEWEST, timeout=3)
+            assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    run(main())
+
+
+def test_what_is_not_in_the_cache_is_read_from_storage(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, kop_cache_bytes="0") as serving:
+            client = await filled(serving, 20)
+            assert bases(await fetch(client, 0)) == list(range(0, 40, 2))
+            assert bases(await fetch(client, 39)) == [38]
+            assert bases(await fetch(client, 40, max_wait_ms=50)) == []
+
+    run(main())
+
+
+# --- sessions (KIP-227)
+
+
+def partitions(*wanted: tuple[str, int, int]) -> list[Any]:
+    part = FetchRequest.FetchTopic.FetchPartition
+    return [
+        FetchRequest.FetchTopic(
+            version=NEWEST,
+            topic=topic,
+            partitions=[part(version=NEWEST, partition=index, fetch_offset=offset, partition_max_bytes=2**20)],
+        )
+        for topic, index, offset in wanted
+    ]
+
+
+async def session_fetch(
+    client: RawClient, session_id: int, epoch: int, *wanted: tuple[str, int, int], **how: Any
+) -> Any:
+    fields = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 2**20, "session_id": session_id, "session_epoch": epoch}
+    return await client.call(1, NEWEST, **(fields | {"topics": partitions(*wanted)} | how))
+
+
+def answered(answer: Any) -> list[tuple[str, int, list[int]]]:
+    return [(topic.topic, part.partition_index, bases(part)) for topic in answer.responses for part in topic.partitions]
+
+
+def test_a_session_answers_only_what_is_new(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1, partitions=2)
+            first = await session_fetch(client, 0, 0, ("t", 0, 2), ("t", 1, 0))
+            assert first.session_id != 0
+            assert answered(first) == [("t", 0, []), ("t", 1, [])]
+            sid = first.session_id
+            assert answered(await session_fetch(client, sid, 1)) == []
+            await append(client, partition=1)
+            assert answered(await session_fetch(client, sid, 2)) == [("t", 1, [0])]
+            assert answered(await session_fetch(client, sid, 3, ("t", 1, 2))) == []
+            await append(client, partition=0)
+            forgotten = [FetchRequest.ForgottenTopic(topic="t", partitions=[0])]
+            assert answered(await session_fetch(client, sid, 4, forgotten_topics_data=forgotten)) == []
+            await append(client, partition=0)
+            assert answered(await session_fetch(client, sid, 5)) == [], "a forgotten partition is not looked at"
+
+    run(main())
+
+
+def test_session_errors(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1)
+            unknown = await session_fetch(client, 12345, 1)
+            assert (unknown.error_code, unknown.session_id) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0)
+            sid = (await session_fetch(client, 0, 0, ("t", 0, 0))).session_id
+            wrong = await session_fetch(client, sid, 7)
+            assert wrong.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+            assert (await session_fetch(client, sid, 1)).error_code == 0, "a wrong epoch leaves the session as it is"
+            closed = await session_fetch(client, sid, -1)
+            assert (closed.error_code, closed.session_id) == (0, 0)
+            gone = await session_fetch(client, sid, 2)
+            assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+    run(main())
+
+
+def test_sessions_are_bounded_and_an_evicted_one_is_not_found(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, max_incremental_fetch_session_cache_slots="2") as serving:
+            client = await filled(serving, 1)
+            ids = [(await session_fetch(client, 0, 0, ("t", 0, 0))).session_id for _ in range(3)]
+            assert all(ids[:2])
+            assert ids[2] == 0, "all slots are in use: the client goes on without a session"
+            sessions = serving.gateway.fetch_sessions
+            for session in sessions._sessions.values():
+                session.last_used_ms -= 10 * 60_000
+            new = (await session_fetch(client, 0, 0, ("t", 0, 0))).session_id
+            assert new != 0
+            assert (await session_fetch(client, ids[0], 1)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+            assert (await session_fetch(client, ids[1], 1)).error_code == 0
+            assert len(sessions) == 2
+
+    run(main())
+
+
+def test_partitions_take_turns_when_the_limit_is_small(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 2, partitions=2)
+            for _ in range(2):
+                await append(client, partition=1)
+            first = await session_fetch(client, 0, 0, ("t", 0, 0), ("t", 1, 0), max_bytes=1)
+            assert [row for row in answered(first) if row[2]] == [("t", 0, [0])]
+            second = await session_fetch(client, first.session_id, 1, max_bytes=1)
+            assert answered(second) == [("t", 1, [0])]
+
+    run(main())
+
+
+def test_the_offsets_topic_is_readable(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, offsets_topic_num_partitions="1") as serving:
+            client = await filled(serving, 1)
+            topic = OffsetCommitRequest.OffsetCommitRequestTopic
+            part = topic.OffsetCommitRequestPartition(
+                version=8, partition_index=0, committed_offset=1, committed_metadata=""
+            )
+            committed = await client.call(
+                8,
+                8,
+                group_id="g",
+                generation_id_or_member_epoch=-1,
+                member_id="",
+                topics=[topic(version=8, name="t", partitions=[part])],
+            )
+            assert committed.topics[0].partitions[0].error_code == 0
+            part_answer = await fetch(client, 0, name="__consumer_offsets")
+            assert part_answer.error_code == 0
+            assert read_header(part_answer.records).record_count == 1
+
+    run(main())

@@ -1,0 +1,126 @@
+"""ListOffsets and OffsetForLeaderEpoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gateway import RawClient, batch, gateway, produce_fields, run
+
+from kop.errors import ErrorCode
+from kop.wire.messages import ListOffsetsRequest, OffsetForLeaderEpochRequest
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+
+
+async def with_records(serving: Any) -> RawClient:
+    """Topic `t`: offsets 0 to 5 with timestamps 1000, 1001, 5000, 5001, 3000, 3001; its log starts at 1."""
+    topic = await serving.gateway.engine.topics.create("t", 1, {"retention.ms": "-1"})
+    client = await RawClient.connect(serving)
+    for timestamp in (1000, 5000, 3000):
+        await client.call(0, 12, **produce_fields("t", batch([b"a", b"b"], timestamp=timestamp), version=12))
+    await serving.gateway.catalog.log(topic.topic_id, 0).delete_records(1)
+    return client
+
+
+async def ask(
+    client: RawClient, timestamp: int, *, version: int = 11, name: str = "t", partition: int = 0, epoch: int = -1
+) -> Any:
+    part = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+        version=version, partition_index=partition, timestamp=timestamp, current_leader_epoch=epoch
+    )
+    answer = await client.call(
+        2,
+        version,
+        replica_id=-1,
+        isolation_level=0,
+        topics=[ListOffsetsRequest.ListOffsetsTopic(version=version, name=name, partitions=[part])],
+    )
+    return answer.topics[0].partitions[0]
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+def test_what_each_question_is_answered(tmp_path: Path, version: int) -> None:
+    questions = {LATEST: (-1, 6), EARLIEST: (-1, 1), 0: (1001, 1), 1001: (1001, 1), 1002: (5000, 2), 5001: (5001, 3)}
+    questions |= {5002: (-1, -1), 2**62: (-1, -1)}
+    if version >= 7:
+        questions[MAX_TIMESTAMP] = (5001, 3)
+    if version >= 8:
+        questions[EARLIEST_LOCAL] = (-1, 1)
+    if version >= 9:
+        questions[LATEST_TIERED] = (-1, -1)
+    if version >= 11:
+        questions[PENDING_UPLOAD] = (-1, -1)
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_records(serving)
+            for timestamp, wanted in questions.items():
+                answer = await ask(client, timestamp, version=version)
+                assert (answer.error_code, (answer.timestamp, answer.offset)) == (0, wanted), timestamp
+                if version >= 4:
+                    assert answer.leader_epoch == (0 if answer.offset >= 0 else -1)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("question", "first"), [(-3, 7), (-4, 8), (-5, 9), (-6, 11)])
+def test_a_question_newer_than_the_version_is_unsupported(tmp_path: Path, question: int, first: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_records(serving)
+            answer = await ask(client, question, version=first - 1)
+            assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+
+    run(main())
+
+
+def test_unknown_partitions_and_epochs(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_records(serving)
+            assert (await ask(client, LATEST, name="no")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert (await ask(client, LATEST, partition=3)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert (await ask(client, LATEST, epoch=0)).error_code == 0
+            assert (await ask(client, LATEST, epoch=1)).error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    run(main())
+
+
+def test_an_empty_log_answers_its_ends_and_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_records(serving)
+            log = serving.gateway.catalog.log(serving.gateway.catalog.get("t").topic_id, 0)  # type: ignore[union-attr]
+            assert log is not None
+            assert await log.delete_records(-1) == 6
+            answers = {q: await ask(client, q) for q in (LATEST, EARLIEST, MAX_TIMESTAMP, 0)}
+            seen = {q: (answer.timestamp, answer.offset) for q, answer in answers.items()}
+            assert seen == {LATEST: (-1, 6), EARLIEST: (-1, 6), MAX_TIMESTAMP: (-1, -1), 0: (-1, -1)}
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_epoch_0_ends_at_the_high_watermark_and_later_ones_are_unknown(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_records(serving)
+            topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+            for epoch, current, wanted in (
+                (0, -1, (0, 0, 6)),
+                (0, 0, (0, 0, 6)),
+                (1, 0, (0, -1, -1)),
+                (0, 1, (ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)),
+            ):
+                part = topic.OffsetForLeaderPartition(
+                    version=version, partition=0, leader_epoch=epoch, current_leader_epoch=current
+                )
+                answer = await client.call(
+                    23, version, replica_id=-1, topics=[topic(version=version, topic="t", partitions=[part])]
+                )
+                row = answer.topics[0].partitions[0]
+                assert (row.error_code, row.leader_epoch, row.end_offset) == wanted
+
+    run(main())
