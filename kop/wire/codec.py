@@ -40,8 +40,11 @@ _API_VERSIONS = 18
 _SCRATCH = 64 * 1024
 
 
-def decode(cls: Any, version: int, data: memoryview, pos: int = 0) -> Message:
-    """Decode the body of one message of class `cls` that fills `data` from `pos` to its end."""
+def decode(cls: Any, version: int, data: memoryview, pos: int = 0, *, slack: int = 0) -> Message:
+    """Decode the body of one message of class `cls` that fills `data` from `pos` to its end.
+
+    `slack` bytes may be left over: for a client that is known to send them.
+    """
     decoder = _decoder(cls, version)
     try:
         message, end = decoder(data, pos, len(data))
@@ -49,7 +52,7 @@ def decode(cls: Any, version: int, data: memoryview, pos: int = 0) -> Message:
         raise
     except (struct.error, IndexError, ValueError) as error:
         raise DecodeError(f"{cls.name} v{version}: {error}") from None
-    if end != len(data):
+    if not 0 <= len(data) - end <= slack:
         raise DecodeError(f"{cls.name} v{version}: {len(data) - end} bytes after its end")
     return message
 

@@ -18,7 +18,8 @@ PRODUCE = 0
 FETCH = 1
 
 FLEXIBLE_FROM: dict[int, int] = {
-    key: cls._flexible_versions[0] if cls._flexible_versions else 0x7FFF for key, cls in REQUESTS.items()
+    key: next((version for version in range(cls.max_version + 1) if cls.flexible_version_q(version)), 0x7FFF)
+    for key, cls in REQUESTS.items()
 }
 """API key to the first version with request header v2."""
 

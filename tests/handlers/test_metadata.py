@@ -208,3 +208,18 @@ def test_describe_topic_partitions_goes_page_by_page(tmp_path: Path) -> None:
         ("two", 1),
         ("two", 2),
     ]
+
+
+@pytest.mark.parametrize("version", [9, 12, 13])
+def test_three_bytes_too_many_are_librdkafkas_way_to_ask_for_all_topics(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            flags = b"\0\0\0" if version <= 10 else b"\0\0"
+            client.send_body(3, version, b"\0" + flags + b"\0" + b"\x01\0\0")
+            _, answer = await client.receive(3, version)
+            assert len(answer.topics) == 3
+            client.send_body(3, version, b"\0" + flags + b"\0" + b"\x01\0\0\0")
+            assert await client.closed(), "four bytes too many are a broken frame"
+
+    run(main())

@@ -72,6 +72,8 @@ class Maintenance:
         self._batches = 0  # committed since the last snapshots
         self._wal = 0  # bytes in the write-ahead log, about
         self._wal_seen = 0
+        self._log_places = 0  # places in the index written since the write-ahead log began, one a log and commit
+        self._pages_per_log = 0.0  # pages that such a place costs: many share one while the index is small
         self._checkpoint_at = engine.settings.wal_bytes
         self.closing = False
         """Steps under way end, no further ones begin."""
@@ -90,7 +92,8 @@ class Maintenance:
     def on_committed(self, batches: int, logs: int, size: int) -> None:
         """Count what was committed; start what is due by it."""
         self._batches += batches
-        self._count_wal(size + (_COMMIT_PAGES + logs) * PAGE_SIZE)  # each log has its place in the index
+        self._log_places += logs
+        self._count_wal(size + int((_COMMIT_PAGES + logs * self._pages_per_log) * PAGE_SIZE))
 
     async def run(self, now_ms: int) -> None:
         """Everything that is due at `now_ms`."""
@@ -287,7 +290,8 @@ class Maintenance:
                 before = self._wal
                 _, pages = await self._checkpointer.run(_checkpoint, "PASSIVE")
                 behind = self._wal - before
-                self._wal = pages * PAGE_SIZE + behind  # the estimate made good
+                self._learn(before, pages)
+                self._wal = pages * PAGE_SIZE + behind
                 if behind <= limit // 8:
                     break
             busy, _ = await self._engine.writer.run(_checkpoint, "RESTART", transaction=False)
@@ -297,8 +301,14 @@ class Maintenance:
         if busy:  # a reader was in the way
             self._checkpoint_at = self._wal + limit // 8
         else:
-            self._wal = self._wal_seen = 0
+            self._wal = self._wal_seen = self._log_places = 0
             self._checkpoint_at = limit
+
+    def _learn(self, estimate: int, pages: int) -> None:
+        """Correct the estimate of what a commit writes by what the write-ahead log really holds."""
+        if self._log_places:
+            wrong = (pages - estimate / PAGE_SIZE) / self._log_places
+            self._pages_per_log = min(1.0, max(0.0, self._pages_per_log + wrong))
 
     async def _vacuum(self) -> None:
         """Give free pages back to the file system where there are many; the rest is used again by appends."""
