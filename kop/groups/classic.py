@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from kop.errors import ErrorCode, InternalError
+from kop.errors import ErrorCode
 from kop.groups.messages import (
     Description,
     Effect,
@@ -135,13 +135,11 @@ class ClassicGroup:
         """Handle a SyncGroup request."""
         error = self._check_sync(request)
         if error:
-            self._effects.append(Reply(token, SyncResult(error)))
-            return self._take()
+            return [Reply(token, SyncResult(error))]
         member = self.roster.members[request.member_id]
         if self.state is State.STABLE:
             self._synced(member)
-            self._effects.append(Reply(token, self._assignment_of(member)))
-            return self._take()
+            return [Reply(token, self._assignment_of(member))]
         self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)  # an older request of the same member
         member.sync_token = token
         self._synced(member)
@@ -194,8 +192,7 @@ class ClassicGroup:
 
     def kill(self) -> None:
         """The group, which is empty, is deleted: whoever still holds it is told to look for the coordinator."""
-        if self.state is not State.EMPTY:
-            raise InternalError(f"group {self.group_id} is {self.state.value} and cannot be deleted")
+        check_step(self.group_id, self.state, State.DEAD)
         self.state = State.DEAD
         self.roster.pending.clear()
         self.next_deadline = NEVER
@@ -359,13 +356,11 @@ class ClassicGroup:
             self._complete_join(now)
         else:
             self._initial_delay = None
-            self._join_deadline = now + self.roster.rebalance_timeout_ms
-            self._arm(self._join_deadline)
+            self._join_by(now + self.roster.rebalance_timeout_ms)
 
     def _delay_first_join(self, now: int, delay: int, remaining: int) -> None:
         self._initial_delay = (delay, remaining)
-        self._join_deadline = now + delay
-        self._arm(self._join_deadline)
+        self._join_by(now + delay)
 
     def _maybe_complete_join(self, now: int) -> None:
         """Go on if nobody is missing: but the first rebalance of a group always waits its delay."""
@@ -383,8 +378,7 @@ class ClassicGroup:
             self.roster.remove(member.member_id)
         if len(self.roster) and not self.roster.elect_joined_leader():
             # Only static members are left and none came: wait until their sessions end.
-            self._join_deadline = now + max(self.roster.rebalance_timeout_ms, 1)
-            self._arm(self._join_deadline)
+            self._join_by(now + max(self.roster.rebalance_timeout_ms, 1))
             return
         self.generation = (self.generation + 1) & 0x7FFFFFFF
         self._to_sync.clear()
@@ -471,10 +465,7 @@ class ClassicGroup:
         """Take a member out; what it waits for ends with UNKNOWN_MEMBER_ID, so that it joins anew if it is alive."""
         member = self.roster.members.get(member_id)
         if member is not None:
-            token = member.join_token
-            if token is not None:
-                self.roster.set_join_token(member, None)
-                self._answer_join(token, ErrorCode.UNKNOWN_MEMBER_ID, "")
+            self._answer_join_of(member, ErrorCode.UNKNOWN_MEMBER_ID, "")
             self._answer_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self.roster.remove(member_id)
         self._to_sync.discard(member_id)
@@ -486,20 +477,19 @@ class ClassicGroup:
         if self._sync_deadline <= now:
             self._sync_deadline = NEVER
             self._sync_timed_out(now)
-        for member_id in [name for name, deadline in self.roster.pending.items() if deadline <= now]:
-            if member_id in self.roster.pending:
-                self._drop(member_id)
-                if self.state is State.PREPARING_REBALANCE and self.roster.all_joined:
-                    self._complete_join(now)
-        for member in [m for m in self.roster if m.deadline <= now]:
-            if self.roster.members.get(member.member_id) is member and member.deadline <= now:
+        due = [name for name, deadline in self.roster.pending.items() if deadline <= now]
+        due += [m.member_id for m in self.roster if m.deadline <= now]
+        for member_id in due:
+            member = self.roster.members.get(member_id)
+            if member is None:
+                if member_id in self.roster.pending:
+                    self._session_ended(member_id, now)
+            elif member.deadline <= now:
                 member.deadline = NEVER
                 if not member.keeps_itself_alive:
-                    self._session_ended(member, now)
+                    self._session_ended(member_id, now)
 
     def _join_timed_out(self, now: int) -> None:
-        if self.state is not State.PREPARING_REBALANCE:
-            return
         if self._initial_delay is not None:
             delay, remaining = self._initial_delay
             if self._joined_meanwhile and remaining:
@@ -510,18 +500,18 @@ class ClassicGroup:
         self._complete_join(now)
 
     def _sync_timed_out(self, now: int) -> None:
-        if self.state not in (State.COMPLETING_REBALANCE, State.STABLE) or not self._to_sync:
-            return
         for member_id in list(self._to_sync):
             self._drop(member_id)
         self._prepare_rebalance(now)
 
-    def _session_ended(self, member: Member, now: int) -> None:
-        self._drop(member.member_id)
-        if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
+    def _session_ended(self, member_id: str, now: int) -> None:
+        joined = member_id in self.roster
+        self._drop(member_id)
+        if self.state is State.PREPARING_REBALANCE:
+            if self.roster.all_joined:
+                self._complete_join(now)
+        elif joined:
             self._prepare_rebalance(now)
-        elif self.state is State.PREPARING_REBALANCE and self.roster.all_joined:
-            self._complete_join(now)
 
     # -- small parts
 
@@ -534,6 +524,10 @@ class ClassicGroup:
     def _beat(self, member: Member, now: int, timeout_ms: int | None = None) -> None:
         member.deadline = now + (member.session_timeout_ms if timeout_ms is None else timeout_ms)
         self.next_deadline = min(self.next_deadline, member.deadline)
+
+    def _join_by(self, deadline: int) -> None:
+        self._join_deadline = deadline
+        self._arm(deadline)
 
     def _arm(self, deadline: int) -> None:
         self.next_deadline = min(self.next_deadline, deadline)
@@ -562,11 +556,11 @@ class ClassicGroup:
     def _answer_join(self, token: Token, error: ErrorCode, member_id: str) -> None:
         self._effects.append(Reply(token, JoinResult(error, member_id)))
 
-    def _answer_join_of(self, member: Member, error: ErrorCode) -> None:
+    def _answer_join_of(self, member: Member, error: ErrorCode, member_id: str | None = None) -> None:
         token = member.join_token
         if token is not None:
             self.roster.set_join_token(member, None)
-            self._answer_join(token, error, member.member_id)
+            self._answer_join(token, error, member.member_id if member_id is None else member_id)
 
     def _answer_sync(self, member: Member, error: ErrorCode) -> bool:
         token = member.sync_token

@@ -2,8 +2,8 @@
 
 Metadata
 - Version 0 takes an empty list for all topics; from 1 on null is all and an empty list none.
-- Topic ids are answered from version 10 and accepted from 12: an unknown id is UNKNOWN_TOPIC_ID, a name together with
-  an id is INVALID_REQUEST (as Kafka: only one of the two).
+- Topic ids are answered from version 10 and accepted from 12: an unknown id is UNKNOWN_TOPIC_ID, and a name beside an
+  id is not looked at (Java sends an empty one).
 - A topic that is missing is made where auto.create.topics.enable and, from version 4, the request allow it, and is
   answered in the same response.
 - One broker: ours, under the address that this client can reach. Partitions have one replica and leader_epoch 0.
@@ -166,7 +166,7 @@ def _topics(
             continue
         by_id = asked.topic_id is not None
         found: TopicInfo | None = gw.catalog.by_id(asked.topic_id) if by_id else gw.catalog.get(asked.name)
-        if found is not None and (not by_id or asked.name is None or asked.name == found.name):
+        if found is not None:
             yield 0, found.name, found.topic_id, found.internal, _partitions(version, node, found.partitions)
         elif by_id:
             yield ErrorCode.UNKNOWN_TOPIC_ID, None if version >= 12 else "", asked.topic_id, False, []

@@ -6,6 +6,7 @@
   the connection; other values are INVALID_REQUIRED_ACKS.
 - From version 13 topics go by id: UNKNOWN_TOPIC_ID. Internal topics are INVALID_TOPIC_EXCEPTION.
 - Versions below 7 may not carry zstd: UNSUPPORTED_COMPRESSION_TYPE.
+- compression.type other than `producer` stores the batch in that codec.
 - A transactional id is TRANSACTIONAL_ID_AUTHORIZATION_FAILED until transactions exist.
 - No task and no object per record: the answer is put together by the appends' own callbacks.
 """
@@ -144,9 +145,12 @@ def _append(gw: Gateway, ctx: Context, topic: TopicInfo, part: ProducePartition)
     rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
     if rules.compact:
         check_records(records, header, reject_null_keys=True, max_bytes=rules.max_uncompressed_bytes)
+    stored, header = rules.stored(records, header)
     gw.metrics.produced_bytes.inc(header.size)
     gw.metrics.produced_records.inc(header.record_count)
-    return partition_log.append(records if ctx.owned else bytearray(records), header, now_ms=ctx.now_ms)
+    # A view of the shared receive buffer must be copied; a frame's own memory and a recompressed batch are ours to keep.
+    batch = bytearray(records) if stored is records and not ctx.owned else stored
+    return partition_log.append(batch, header, now_ms=ctx.now_ms)
 
 
 def _refusal(gw: Gateway, partition: int, error: BaseException) -> PartitionAnswer:

@@ -34,6 +34,8 @@ class Machine:
         self.waiting: set[int] = set()
         self.writes: list[Persist] = []
         self.stored: GroupMetadataValue | None = None
+        self.last_generation = 0
+        self.leaders: dict[int, str] = {}
         self._tokens = itertools.count(1)
 
     # -- requests
@@ -138,7 +140,17 @@ class Machine:
                 assert effect.token in self.waiting, "a token is answered once"
                 self.waiting.remove(effect.token)
                 self.answers[effect.token] = effect.result
+                if isinstance(effect.result, JoinResult) and not effect.result.error:
+                    assert effect.result.generation >= self.last_generation
+                    self.last_generation = effect.result.generation
+                    self.saw_leader(effect.result)
         self.check()
+
+    def saw_leader(self, result: JoinResult) -> None:
+        """Nobody else is told to lead a generation."""
+        leads = [one.instance_id or one.member_id for one in result.members if one.member_id == result.leader]
+        if result.members:
+            assert leads == [self.leaders.setdefault(result.generation, leads[0])]
 
     def check(self) -> None:
         """What is always true."""

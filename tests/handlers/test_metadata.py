@@ -66,6 +66,8 @@ def test_ids_are_accepted_and_an_unknown_one_is_unknown_topic_id(tmp_path: Path,
             topic_id = serving.gateway.catalog.get("two").topic_id  # type: ignore[union-attr]
             found = await client.call(3, version, topics=asked(None, version=version, topic_id=topic_id))
             assert [(t.error_code, t.name, t.topic_id) for t in found.topics] == [(0, "two", topic_id)]
+            found = await client.call(3, version, topics=asked("", version=version, topic_id=topic_id))
+            assert [(t.error_code, t.name) for t in found.topics] == [(0, "two")], "Java sends an empty name beside"
             unknown = uuid4()
             missing = await client.call(3, version, topics=asked(None, version=version, topic_id=unknown))
             assert [(t.error_code, t.name, t.topic_id) for t in missing.topics] == [

@@ -210,6 +210,24 @@ def test_batches_are_stored_as_they_came(tmp_path: Path, codec: Codec) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("kind", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_compression_type_stores_batches_in_that_codec(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving, compression_type=kind)
+            client = await RawClient.connect(serving)
+            for codec in Codec:
+                assert (await produce(client, batch([b"x" * 1000] * 3, codec=codec))).error_code == 0
+            wanted = Codec.NONE if kind == "uncompressed" else Codec[kind.upper()]
+            stored = await fetched(client)
+            batches = [(header, stored[pos : pos + header.size]) for pos, header in iter_batches(stored)]
+            assert [header.codec for header, _ in batches] == [wanted] * len(Codec)
+            for _, one in batches:
+                assert [record.value for record in iter_records(one, max_bytes=2**20)] == [b"x" * 1000] * 3
+
+    run(main())
+
+
 def test_a_batch_over_max_message_bytes_is_message_too_large(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:

@@ -42,6 +42,7 @@ MAX_COMMIT_ROWS = 2048
 ROWS_PER_INSERT = 256
 """A prepared INSERT of so many rows is some 100 KB; more batches than that are more INSERTs in one transaction."""
 _ROW = "(?,?,?,?,?,?,?)"
+_COLUMNS = _ROW.count("?")
 _SPACE_CHECK_BYTES = 32 << 20
 _SPACE_CHECK_SECONDS = 0.5
 
@@ -120,7 +121,12 @@ def _execute(conn: sqlite3.Connection, sql: str, values: Sequence[Any]) -> None:
 
 
 def _insert_sql(rows: int) -> str:
-    return "INSERT INTO batch (log,base,last,timestamp,size,head,data) VALUES " + ",".join([_ROW] * rows)
+    """An INSERT of up to so many rows; the places that are left over are bound to NULL and skipped."""
+    values = ",".join([_ROW] * rows)
+    return (
+        "INSERT INTO batch (log,base,last,timestamp,size,head,data) "
+        f"SELECT * FROM (VALUES {values}) WHERE column1 IS NOT NULL"
+    )
 
 
 class Writer:
@@ -152,8 +158,11 @@ class Writer:
         self._stopping = False
         self._next_space_check = 0.0
         self._since_space_check = 0
-        self._sql = [_insert_sql(n) if n else "" for n in range(ROWS_PER_INSERT + 1)]
-        self._rows = min(ROWS_PER_INSERT, conn.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _ROW.count("?"))
+        # A prepared statement keeps a copy of the bytes that it was bound to last. So there are few of them: for 1, 2,
+        # 4, ... rows and not for each number, of which a busy day would prepare all.
+        most = min(ROWS_PER_INSERT, conn.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _COLUMNS)
+        self._rows = 1 << (most.bit_length() - 1)
+        self._sql = {1 << n: _insert_sql(1 << n) for n in range(most.bit_length())}
         self.failure: str | None = None
         """What made the last commit fail; None once one succeeded again."""
         self.queued_bytes = 0
@@ -291,7 +300,9 @@ class Writer:
         values: list[Any] = []
         for e in group:
             values += (e.log.log_id, e.base, e.last, e.timestamp, e.size, e.head, e.data)
-        self._conn.execute(self._sql[len(group)], values)
+        rows = 1 << (len(group) - 1).bit_length()
+        values += [None] * (_COLUMNS * (rows - len(group)))
+        self._conn.execute(self._sql[rows], values)
 
     def _lose(self, group: Sequence[Entry], error: BackendError) -> None:
         if not group:
