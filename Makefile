@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint clean
+.PHONY: help run test test-full lint clean conformance conformance-fast conformance-control bench
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -30,6 +30,18 @@ test: $(VENV)/.test ## lint, types and the fast tests
 
 test-full: $(VENV)/.test ## every test, the slow ones too
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+conformance-fast: $(VENV)/.test ## real clients against `kop serve`: the part that CI runs
+	$(BIN)/python -m conformance --start-kop --fast $(ARGS)
+
+conformance: $(VENV)/.test ## every real client (ARGS="--bootstrap HOST:PORT" for another server)
+	$(BIN)/python -m conformance $(or $(ARGS),--start-kop)
+
+conformance-control: $(VENV)/.test ## the same, and what fails is tried on an Apache Kafka too (Java, Maven)
+	$(BIN)/python -m conformance --start-kop --control $(ARGS)
+
+bench: $(VENV)/.test ## throughput, latency and CPU beside an Apache Kafka (Java, Maven)
+	$(BIN)/python -m conformance.bench $(ARGS)
 
 lint: $(VENV)/.test ## format and check
 	$(BIN)/ruff format .

@@ -47,6 +47,12 @@ class Kop:
     def log(self) -> Path:
         return self._folder / "serve.log"
 
+    @property
+    def pid(self) -> int:
+        """The server's process, for the benchmark."""
+        assert self._process is not None
+        return self._process.pid
+
     @staticmethod
     def _command() -> list[str]:
         beside = HERE.parent / ".venv" / "bin" / "kop"
@@ -96,6 +102,11 @@ class Kafka:
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="kafka-conformance-")
         self._environment = os.environ | {"KAFKA_DIR": self._folder}
+
+    @property
+    def pid(self) -> int:
+        """The server's process, for the benchmark."""
+        return int((Path(self._folder) / "pid").read_text())
 
     def _call(self, what: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

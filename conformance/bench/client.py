@@ -1,8 +1,8 @@
 """The load: confluent-kafka (librdkafka) in a process of its own. One JSON object on stdout says what was seen.
 
-    python client.py produce BOOTSTRAP TOPIC RECORDS BATCH_BYTES
-    python client.py consume BOOTSTRAP TOPIC RECORDS
-    python client.py latency BOOTSTRAP TOPIC SECONDS RATE
+python client.py produce BOOTSTRAP TOPIC RECORDS BATCH_BYTES
+python client.py consume BOOTSTRAP TOPIC RECORDS
+python client.py latency BOOTSTRAP TOPIC SECONDS RATE
 """
 
 from __future__ import annotations

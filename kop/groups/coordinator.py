@@ -169,16 +169,16 @@ class GroupCoordinator:
     async def stop(self) -> None:
         """Answer what waits, hand over what is queued, take nothing more."""
         self._refusal = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if self._expiry is not None:
-            self._expiry.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._expiry
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for entry in self._entries.values():
             self._carry_out(entry, entry.group.unload())
         self._log.flush()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._expiry
 
     @property
     def refusal(self) -> ErrorCode:

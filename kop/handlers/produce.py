@@ -148,7 +148,7 @@ def _append(gw: Gateway, ctx: Context, topic: TopicInfo, part: ProducePartition)
     stored, header = rules.stored(records, header)
     gw.metrics.produced_bytes.inc(header.size)
     gw.metrics.produced_records.inc(header.record_count)
-    # A view of the shared receive buffer must be copied; a frame's own memory and a recompressed batch are ours to keep.
+    # A view of the shared receive buffer is copied; a frame's own memory and a recompressed batch are ours to keep.
     batch = bytearray(records) if stored is records and not ctx.owned else stored
     return partition_log.append(batch, header, now_ms=ctx.now_ms)
 

@@ -86,6 +86,10 @@ def size_of(path: Path, suffix: str = "") -> int:
     return file.stat().st_size if file.exists() else 0
 
 
+def content(path: Path, suffix: str) -> bytes:
+    return Path(f"{path}{suffix}").read_bytes()
+
+
 # Durability
 
 
@@ -165,6 +169,23 @@ async def test_close_waits_for_a_step_of_the_background_work(sqlite: SqliteStore
         await engine.maintain(NOW)
         assert await stored_bytes(first(engine)) == first(engine).size_bytes
         assert [record.offset for record in await read_all(first(engine))] == list(range(2990, 3000))
+
+
+async def test_an_idle_writer_lets_go_of_what_it_wrote(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_IDLE_SECONDS", 0.05)
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        for count in (1, 3, 300):
+            await asyncio.gather(*[append(log, batch(["x"])) for _ in range(count)])
+        assert engine.writer._bound
+        changes = engine.writer._conn.total_changes
+        wal = content(engine.path, "-wal")
+        await until(lambda: not engine.writer._bound)
+        await asyncio.sleep(0.05)
+        assert engine.writer._conn.total_changes == changes
+        assert content(engine.path, "-wal") == wal
+        await fill(log, "y")
+        assert len(await read_all(log)) == 305
 
 
 CHILD = Path(__file__).with_name("crash_child.py")

@@ -45,6 +45,7 @@ _ROW = "(?,?,?,?,?,?,?)"
 _COLUMNS = _ROW.count("?")
 _SPACE_CHECK_BYTES = 32 << 20
 _SPACE_CHECK_SECONDS = 0.5
+_IDLE_SECONDS = 1.0
 
 
 class Entry:
@@ -159,10 +160,11 @@ class Writer:
         self._next_space_check = 0.0
         self._since_space_check = 0
         # A prepared statement keeps a copy of the bytes that it was bound to last. So there are few of them: for 1, 2,
-        # 4, ... rows and not for each number, of which a busy day would prepare all.
+        # 4, ... rows and not for each number, of which a busy day would prepare all. When idle they are emptied.
         most = min(ROWS_PER_INSERT, conn.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _COLUMNS)
         self._rows = 1 << (most.bit_length() - 1)
         self._sql = {1 << n: _insert_sql(1 << n) for n in range(most.bit_length())}
+        self._bound: set[int] = set()
         self.failure: str | None = None
         """What made the last commit fail; None once one succeeded again."""
         self.queued_bytes = 0
@@ -253,7 +255,9 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            self._wake.acquire()
+            if not self._wake.acquire(timeout=_IDLE_SECONDS if self._bound else -1):
+                self._unbind()
+                continue
             while self._appends or self._ops:
                 if self._appends:
                     self._commit(*self._take())
@@ -302,7 +306,17 @@ class Writer:
             values += (e.log.log_id, e.base, e.last, e.timestamp, e.size, e.head, e.data)
         rows = 1 << (len(group) - 1).bit_length()
         values += [None] * (_COLUMNS * (rows - len(group)))
+        self._bound.add(rows)
         self._conn.execute(self._sql[rows], values)
+
+    def _unbind(self) -> None:
+        """Let go of the bytes that prepared INSERTs hold: run each without a row, which writes nothing."""
+        for rows in self._bound:
+            try:
+                self._conn.execute(self._sql[rows], [None] * (_COLUMNS * rows))
+            except sqlite3.Error:
+                pass  # a disk that fails; the next commit tells
+        self._bound.clear()
 
     def _lose(self, group: Sequence[Entry], error: BackendError) -> None:
         if not group:

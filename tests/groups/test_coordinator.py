@@ -1,0 +1,713 @@
+"""The coordinator over storage that does what the test says, in simulated time."""
+
+import asyncio
+import logging
+
+import pytest
+from fake_engine import FakeEngine
+from group_machine import subscription
+
+from kop.errors import ErrorCode
+from kop.groups.coordinator import Commit, GroupCoordinator
+from kop.groups.log import java_hash
+from kop.groups.messages import Description, JoinRequest, Leaving, SyncRequest
+from kop.groups.settings import GroupSettings
+from kop.wire.state import (
+    GroupMetadataKey,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    StateRecordError,
+    decode_key,
+    decode_offset_value,
+    encode_key,
+)
+
+E = ErrorCode
+MINUTE = 60_000
+
+
+class World:
+    """An engine with one partition of `__offsets`, a topic `t`, and a coordinator with its clock."""
+
+    def __init__(self, **settings):
+        self.engine = FakeEngine()
+        self.now = 1_700_000_000_000
+        settings = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0, **settings}
+        self.settings = GroupSettings(**settings)
+        self.groups = None
+
+    async def start(self):
+        if not self.engine.topics.get("t"):
+            await self.engine.topics.create("t", 4, {})
+        self.engine.topics.callbacks.clear()
+        self.groups = GroupCoordinator(self.engine, self.settings, clock=lambda: self.now)
+        await self.groups.start()
+        return self
+
+    async def __aenter__(self):
+        return await self.start()
+
+    async def __aexit__(self, *error):
+        await self.groups.stop()
+
+    async def restart(self):
+        await self.groups.stop()
+        await settle()
+        return await self.start()
+
+    @property
+    def log(self):
+        return self.engine.offsets[0]
+
+    def join(self, member_id="", group="g", *, instance=None, metadata=None, protocol_type="consumer", session=10_000):
+        request = JoinRequest(
+            member_id,
+            instance,
+            "client",
+            "/1.2.3.4",
+            protocol_type,
+            (("range", subscription("t") if metadata is None else metadata),),
+            session,
+            30_000,
+            needs_known_member_id=False,
+        )
+        return self.groups.join(group, request)
+
+    async def stable(self, group="g", **how):
+        """A group of one; returns its member id."""
+        answer = self.join(group=group, **how)
+        self.groups.tick()
+        joined = await answer
+        sync = SyncRequest(joined.member_id, None, joined.generation, None, None, ((joined.member_id, b"all"),))
+        assert (await self.groups.sync(group, sync)).assignment == b"all"
+        return joined.member_id
+
+    async def emptied(self, group="g", **how):
+        member_id = await self.stable(group, **how)
+        left = self.groups.leave(group, [Leaving(member_id)])
+        assert (await left)[0] == E.NONE
+        return member_id
+
+    def commit(self, offset, *, group="g", topic="t", partition=0, retention=-1):
+        found = self.engine.topics.get(topic)
+        commit = Commit(topic, found.topic_id if found else None, partition, offset, 3, f"m{offset}")
+        return self.groups.commit(group, [commit], retention)
+
+    def offset(self, partition=0, group="g", topic="t"):
+        found = self.groups.offsets(group)
+        value = found and found.get(topic, partition)
+        return value.offset if value else None
+
+    def keys(self):
+        """Keys in the log with None for tombstones, the newest of each."""
+        return {decode_key(key): value for key, value in self.log.records()}
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+# -- the topic
+
+
+async def test_topic_is_made_once():
+    world = await World(offsets_topic_num_partitions=7, offsets_topic_segment_bytes=12345).start()
+    topic = world.engine.topics.get("__offsets")
+    assert (topic.partitions, topic.internal) == (7, True)
+    assert topic.configs == {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": "12345"}
+    world.settings = GroupSettings(offsets_topic_num_partitions=50)
+    await world.restart()
+    assert world.engine.topics.get("__offsets") is topic
+    await world.commit(1)
+    assert [log.appends for log in world.engine.offsets].count(1) == 1
+    await world.groups.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("", 0), ("a", 97), ("hello", 99162322), ("polygenelubricants", -(2**31)), ("grüppe-€", None), ("😀", 1772899)],
+)
+def test_java_hash(text, value):
+    units = text.encode("utf-16-be")
+    expected = 0
+    for pos in range(0, len(units), 2):
+        expected = expected * 31 + int.from_bytes(units[pos : pos + 2], "big")
+    expected = (expected + 2**31) % 2**32 - 2**31
+    assert java_hash(text) == (expected if value is None else value) == expected
+
+
+async def test_groups_are_spread_as_in_kafka():
+    async with World(offsets_topic_num_partitions=50) as world:
+        for group, partition in [("polygenelubricants", 0), ("hello", 99162322 % 50), ("console-consumer-1", None)]:
+            await world.commit(1, group=group)
+            expected = abs(java_hash(group)) % 50 if partition is None else partition
+            assert world.engine.offsets[expected].appends == 1
+
+
+async def test_while_loading_nothing_is_served_but_heartbeats():
+    world = World()
+    await world.engine.topics.create("t", 1, {})
+    world.groups = GroupCoordinator(world.engine, world.settings, clock=lambda: world.now)
+    loading = E.COORDINATOR_LOAD_IN_PROGRESS
+    assert world.groups.refusal == loading
+    assert world.join().error == loading
+    assert world.groups.sync("g", SyncRequest("m", None, 1, None, None, ())).error == loading
+    assert world.groups.heartbeat("g", "m", None, 1) == E.NONE
+    assert world.groups.leave("g", [Leaving("m")]) == (loading, ())
+    assert world.groups.check_commit("g", "", None, -1, says_not_found=True) == loading
+    assert world.groups.describe("g") == loading
+    assert world.groups.delete("g") == loading
+    assert world.groups.delete_offsets("g", []) == (loading, {})
+
+
+async def test_after_stop_nothing_is_served_and_what_waits_is_answered():
+    world = await World().start()
+    waiting = world.join()
+    await world.groups.stop()
+    assert (await waiting).error == E.NOT_COORDINATOR
+    assert world.join().error == E.COORDINATOR_NOT_AVAILABLE
+    assert world.groups.heartbeat("g", "m", None, 1) == E.COORDINATOR_NOT_AVAILABLE
+
+
+# -- members
+
+
+async def test_requests_are_checked():
+    async with World() as world:
+        assert world.join(group="").error == E.INVALID_GROUP_ID
+        assert world.join(session=5999).error == E.INVALID_SESSION_TIMEOUT
+        assert world.join(session=1_800_001).error == E.INVALID_SESSION_TIMEOUT
+        assert world.join("somebody").error == E.UNKNOWN_MEMBER_ID
+        assert world.join(protocol_type="").error == E.INCONSISTENT_GROUP_PROTOCOL
+        assert world.groups.list() == [], "what failed leaves no group"
+        for group, error in [("", E.INVALID_GROUP_ID), ("g", E.UNKNOWN_MEMBER_ID)]:
+            assert world.groups.heartbeat(group, "m", None, 1) == error
+            assert world.groups.sync(group, SyncRequest("m", None, 1, None, None, ())).error == error
+        assert world.groups.leave("", [Leaving("m")]) == (E.INVALID_GROUP_ID, ())
+        error, [left] = world.groups.leave("g", [Leaving("m", "i")])
+        assert (error, left.error, left.member_id, left.instance_id) == (E.NONE, E.UNKNOWN_MEMBER_ID, "m", "i")
+
+
+async def test_assignment_is_answered_when_it_is_durable():
+    async with World() as world:
+        answer = world.join()
+        world.groups.tick()
+        joined = await answer
+        world.log.held = True
+        token = world.groups.sync("g", SyncRequest(joined.member_id, None, 1, None, None, ((joined.member_id, b"A"),)))
+        await settle()
+        assert not token.done()
+        assert world.groups.describe("g").state == "CompletingRebalance"
+        world.log.release()
+        assert (await token).assignment == b"A"
+        assert world.groups.describe("g").state == "Stable"
+
+
+async def test_failed_write_of_the_assignment():
+    async with World() as world:
+        answer = world.join()
+        world.groups.tick()
+        joined = await answer
+        world.log.error = E.KAFKA_STORAGE_ERROR
+        sync = SyncRequest(joined.member_id, None, 1, None, None, ())
+        assert (await world.groups.sync("g", sync)).error == E.NOT_COORDINATOR
+        assert world.groups.describe("g").state == "PreparingRebalance"
+
+
+async def test_an_append_that_raises_is_a_failed_write():
+    async with World() as world:
+        world.log.raises = True
+        assert await world.commit(1) == E.NOT_COORDINATOR
+        assert world.groups.list() == []
+
+
+async def test_cancelled_join_leaves_the_member_to_its_timeout():
+    async with World(new_member_join_timeout_ms=20_000) as world:
+        member_id = await world.stable()
+        waiting = world.join()
+        waiting.cancel()
+        assert len(world.groups.describe("g").members) == 2
+        for _ in range(3):
+            world.now += 7000
+            world.groups.tick()
+            world.groups.heartbeat("g", member_id, None, 1)
+        assert [m.member_id for m in world.groups.describe("g").members] == [member_id]
+
+
+async def test_cancelled_join_may_complete():
+    async with World() as world:
+        waiting = world.join()
+        waiting.cancel()
+        world.groups.tick()
+        assert world.groups.describe("g").state == "CompletingRebalance"
+
+
+async def test_leave_waits_for_the_record_of_the_emptied_group():
+    async with World() as world:
+        member_id = await world.stable()
+        world.log.held = True
+        left = world.groups.leave("g", [Leaving(member_id)])
+        await settle()
+        assert not left.done()
+        world.log.release()
+        error, [one] = await left
+        assert (error, one.error) == (E.NONE, E.NONE)
+
+
+async def test_failed_leave_is_told():
+    async with World() as world:
+        member_id = await world.stable()
+        world.log.error = E.NOT_ENOUGH_REPLICAS
+        assert await world.groups.leave("g", [Leaving(member_id)]) == (E.COORDINATOR_NOT_AVAILABLE, ())
+
+
+async def test_heartbeats_make_no_timers():
+    async with World() as world:
+        members = [await world.stable(f"g{n}") for n in range(50)]
+        entries = len(world.groups._heap)
+        timer = world.groups._timer
+        for _ in range(20):
+            world.now += 10
+            for n, member_id in enumerate(members):
+                assert world.groups.heartbeat(f"g{n}", member_id, None, 1) == E.NONE
+        assert len(world.groups._heap) == entries
+        assert world.groups._timer is timer
+
+
+async def test_sessions_end_in_many_groups():
+    async with World() as world:
+        members = [await world.stable(f"g{n}") for n in range(20)]
+        world.now += 9000
+        for n in range(0, 20, 2):
+            world.groups.heartbeat(f"g{n}", members[n], None, 1)
+        world.now += 1000
+        world.groups.tick()
+        assert world.groups.stats() == {
+            "Empty": 10, "PreparingRebalance": 0, "CompletingRebalance": 0, "Stable": 10, "Dead": 0
+        }  # fmt: skip
+        world.now += 9000
+        world.groups.tick()
+        assert world.groups.stats()["Empty"] == 20
+
+
+async def test_the_timer_works_in_real_time():
+    engine = FakeEngine()
+    settings = GroupSettings(
+        offsets_topic_num_partitions=1, group_initial_rebalance_delay_ms=30, group_min_session_timeout_ms=1
+    )
+    groups = GroupCoordinator(engine, settings)
+    await groups.start()
+    answer = await groups.join("g", JoinRequest("", None, "c", "/", "x", (("p", b""),), 60, 5000, False))
+    assert answer.generation == 1
+    await asyncio.sleep(0.15)
+    assert groups.describe("g").state == "Empty"
+    assert groups.describe("g").members == ()
+    await groups.stop()
+
+
+# -- committed offsets
+
+
+async def test_commit_is_answered_and_seen_when_it_is_durable():
+    async with World() as world:
+        world.log.held = True
+        answer = world.commit(5)
+        await settle()
+        assert not answer.done()
+        assert world.offset() is None
+        world.log.release()
+        assert await answer == E.NONE
+        assert world.offset() == 5
+
+
+async def test_failed_commit_changes_nothing():
+    async with World() as world:
+        await world.commit(5)
+        world.log.error = E.KAFKA_STORAGE_ERROR
+        assert await world.commit(6) == E.NOT_COORDINATOR
+        assert await world.commit(7, group="other") == E.NOT_COORDINATOR
+        assert world.offset() == 5
+        assert [one.group_id for one in world.groups.list()] == ["g"]
+
+
+async def test_commits_of_one_turn_share_a_batch():
+    async with World() as world:
+        answers = [world.commit(n, partition=n % 4) for n in range(100)]
+        assert set(await asyncio.gather(*answers)) == {E.NONE}
+        assert world.log.appends == 1
+        assert [world.offset(p) for p in range(4)] == [96, 97, 98, 99]
+
+
+async def test_large_turns_are_split():
+    async with World() as world:
+        found = world.engine.topics.get("t")
+        commits = [Commit("t", found.topic_id, p, 1, 0, "x" * 4000) for p in range(100)]
+        answers = [world.groups.commit(f"g{n}", commits) for n in range(10)]
+        assert set(await asyncio.gather(*answers)) == {E.NONE}
+        assert 3 <= world.log.appends <= 5
+
+
+async def test_what_a_commit_holds():
+    async with World() as world:
+        await world.commit(5)
+        await world.commit(6, partition=1, retention=1000)
+        topic_id = world.engine.topics.get("t").topic_id
+        [(_, first), (_, second)] = world.log.records()
+        assert decode_offset_value(first) == OffsetCommitValue(5, 3, "m5", world.now, -1, topic_id)
+        assert decode_offset_value(second) == OffsetCommitValue(6, -1, "m6", world.now, world.now + 1000)
+
+
+async def test_commit_checks():
+    async with World() as world:
+        check = world.groups.check_commit
+        assert check("g", "", None, -1, says_not_found=True) == E.NONE
+        assert check("g", "m", None, 3, says_not_found=True) == E.GROUP_ID_NOT_FOUND
+        assert check("g", "m", None, 3, says_not_found=False) == E.ILLEGAL_GENERATION
+        member_id = await world.stable()
+        assert check("g", member_id, None, 1, says_not_found=True) == E.NONE
+        assert check("g", "", None, -1, says_not_found=True) == E.UNKNOWN_MEMBER_ID
+
+
+async def test_delete_offsets():
+    async with World() as world:
+        assert world.groups.delete_offsets("g", [("t", 0)]) == (E.GROUP_ID_NOT_FOUND, {})
+        await world.engine.topics.create("u", 1, {})
+        await world.commit(1)
+        await world.commit(2, topic="u")
+        world.log.held = True
+        answer = world.groups.delete_offsets("g", [("t", 0), ("t", 3)])
+        await settle()
+        assert world.offset() == 1
+        world.log.release()
+        assert await answer == (E.NONE, {("t", 0): E.NONE, ("t", 3): E.NONE})
+        assert world.offset() is None
+        world.log.held = False
+        await world.stable()
+        assert world.groups.delete_offsets("g", [("t", 0)]) == (E.NONE, {("t", 0): E.GROUP_SUBSCRIBED_TO_TOPIC})
+        assert await world.groups.delete_offsets("g", [("u", 0)]) == (E.NONE, {("u", 0): E.NONE})
+        await world.stable("connect", protocol_type="connect")
+        assert world.groups.delete_offsets("connect", [("u", 0)]) == (E.NON_EMPTY_GROUP, {})
+
+
+async def test_failed_delete_of_offsets():
+    async with World() as world:
+        await world.commit(1)
+        world.log.error = E.KAFKA_STORAGE_ERROR
+        assert await world.groups.delete_offsets("g", [("t", 0)]) == (E.NOT_COORDINATOR, {})
+        assert world.offset() == 1
+
+
+# -- deleting groups and topics
+
+
+async def test_delete_group():
+    async with World() as world:
+        assert world.groups.delete("g") == E.GROUP_ID_NOT_FOUND
+        await world.stable()
+        assert world.groups.delete("g") == E.NON_EMPTY_GROUP
+        await world.emptied("h")
+        await world.commit(1, group="h")
+        assert await world.groups.delete("h") == E.NONE
+        assert world.groups.describe("h") == E.GROUP_ID_NOT_FOUND
+        keys = world.keys()
+        assert keys[GroupMetadataKey("h")] is None
+        assert keys[OffsetCommitKey("h", "t", 0)] is None
+        await world.restart()
+        assert [one.group_id for one in world.groups.list()] == ["g"]
+
+
+async def test_delete_group_takes_commits_along_that_are_being_written():
+    async with World() as world:
+        world.log.held = True
+        commit = world.commit(1)
+        deleted = world.groups.delete("g")
+        await settle()
+        world.log.release()
+        assert (await commit, await deleted) == (E.NONE, E.NONE)
+        assert world.groups.list() == []
+        assert world.keys()[OffsetCommitKey("g", "t", 0)] is None
+        await world.restart()
+        assert world.groups.list() == []
+
+
+async def test_failed_delete_brings_the_group_back():
+    async with World() as world:
+        await world.emptied()
+        await world.commit(1)
+        world.log.error = E.KAFKA_STORAGE_ERROR
+        assert await world.groups.delete("g") == E.NOT_COORDINATOR
+        assert world.offset() == 1
+        world.log.error = None
+        await world.stable()
+        assert world.groups.describe("g").state == "Stable"
+
+
+async def test_failed_delete_under_a_new_group_of_that_name():
+    async with World(group_initial_rebalance_delay_ms=3000) as world:
+        await world.commit(1)
+        await world.commit(2, partition=1)
+        world.log.held = True
+        deleted = world.groups.delete("g")
+        await settle()
+        world.join()
+        world.log.release(E.KAFKA_STORAGE_ERROR)
+        assert await deleted == E.NOT_COORDINATOR
+        assert (world.offset(), world.offset(1)) == (1, 2)
+        assert world.groups.describe("g").state == "PreparingRebalance"
+
+
+async def test_deleting_a_topic_deletes_its_offsets_in_all_groups():
+    async with World() as world:
+        await world.engine.topics.create("u", 2, {})
+        for group in "gh":
+            await world.commit(1, group=group, topic="u")
+            await world.commit(2, group=group)
+        world.log.held = True
+        late = world.commit(9, group="g", topic="u", partition=1)
+        await world.engine.topics.delete(world.engine.topics.get("u").topic_id)
+        await settle()
+        world.log.release()
+        assert await late == E.NONE
+        for group in "gh":
+            assert world.groups.offsets(group).by_topic.keys() == {"t"}
+        keys = world.keys()
+        assert keys[OffsetCommitKey("g", "u", 0)] is keys[OffsetCommitKey("g", "u", 1)] is None
+        world.log.held = False
+        await world.restart()
+        assert world.groups.offsets("g").by_topic.keys() == {"t"}
+
+
+async def test_topics_that_went_while_nobody_watched():
+    world = await World().start()
+    for name in ("u", "v"):
+        await world.engine.topics.create(name, 1, {})
+        await world.commit(1, topic=name)
+    await world.commit(2)
+    await world.groups.stop()
+    world.engine.topics.callbacks.clear()
+    for name in ("u", "v"):
+        await world.engine.topics.delete(world.engine.topics.get(name).topic_id)
+    await world.engine.topics.create("v", 1, {})
+    await world.start()
+    await settle()
+    assert world.groups.offsets("g").by_topic.keys() == {"t"}, "another `v` is another topic"
+    assert world.keys()[OffsetCommitKey("g", "u", 0)] is None
+    await world.groups.stop()
+
+
+# -- restarts
+
+
+async def test_restart_rebuilds_groups_and_offsets():
+    async with World(offsets_topic_num_partitions=3) as world:
+        members = {name: await world.stable(name) for name in ("a", "b", "c")}
+        for n in range(10):
+            await world.commit(n, group="b", partition=n % 3)
+        await world.commit(77, group="simple")
+        await world.emptied("empty")
+        described = {name: world.groups.describe(name) for name in ("a", "b", "c", "empty", "simple")}
+        committed = sorted(world.groups.committed())
+        world.now += 9000
+        await world.restart()
+        assert {name: world.groups.describe(name) for name in described} == described
+        assert sorted(world.groups.committed()) == committed
+        assert committed == [("b", "t", 0, 9), ("b", "t", 1, 7), ("b", "t", 2, 8), ("simple", "t", 0, 77)]
+        world.now += 9000
+        world.groups.tick()
+        for name, member_id in members.items():
+            assert world.groups.heartbeat(name, member_id, None, 1) == E.NONE, "sessions began anew"
+        world.now += 10_000
+        world.groups.tick()
+        assert isinstance(world.groups.describe("a"), Description)
+        assert world.groups.describe("a").state == "Empty"
+
+
+async def test_a_deleted_prefix_of_the_log_is_not_read():
+    world = await World().start()
+    await world.commit(1)
+    await world.commit(2, partition=1)
+    world.log.log_start_offset = 1
+    await world.restart()
+    assert (world.offset(0), world.offset(1)) == (None, 2)
+    await world.groups.stop()
+
+
+async def test_records_of_unknown_kind_are_left_alone(caplog):
+    world = await World().start()
+    world.groups._log.write(0, [(b"\0\x09later", b"x"), (encode_key(GroupMetadataKey("g")), None)], lambda code: None)
+    await settle()
+    with caplog.at_level(logging.WARNING):
+        await world.restart()
+    assert "kind 9" in caplog.text
+    assert world.groups.list() == []
+    await world.groups.stop()
+
+
+async def test_damaged_records_stop_the_start():
+    world = await World().start()
+    world.groups._log.write(0, [(encode_key(GroupMetadataKey("g")), b"\0\x03rubbish")], lambda code: None)
+    await settle()
+    with pytest.raises(StateRecordError):
+        await world.restart()
+    assert world.groups.refusal == E.COORDINATOR_LOAD_IN_PROGRESS
+
+
+# -- expiry
+
+
+async def expire(world, minutes):
+    world.now += int(minutes * MINUTE)
+    await world.groups.expire()
+    await settle()
+
+
+@pytest.fixture
+def week():
+    return GroupSettings().offsets_retention_minutes
+
+
+async def test_simple_groups_expire_by_their_last_commit(week):
+    async with World() as world:
+        await world.commit(1)
+        await expire(world, week - 1)
+        await world.commit(2, partition=1)
+        assert world.offset() == 1
+        await expire(world, 1)
+        assert (world.offset(), world.offset(1)) == (None, 2)
+        await expire(world, week)
+        assert world.groups.list() == []
+        assert world.keys()[GroupMetadataKey("g")] is None
+
+
+async def test_empty_groups_expire_since_they_are_empty(week):
+    async with World() as world:
+        member_id = await world.stable()
+        await world.commit(1)
+        world.now += week * MINUTE * 3
+        world.groups.heartbeat("g", member_id, None, 1)
+        await world.groups.leave("g", [Leaving(member_id)])
+        await expire(world, week - 1)
+        assert world.offset() == 1
+        await world.restart()
+        await expire(world, 0.5)
+        assert world.offset() == 1
+        await expire(world, 0.5)
+        assert world.groups.list() == []
+
+
+async def test_subscribed_topics_of_a_live_group_never_expire(week):
+    async with World() as world:
+        await world.engine.topics.create("old", 1, {})
+        await world.stable(session=1_800_000)
+        await world.commit(1)
+        await world.commit(1, topic="old")
+        await expire(world, week)
+        assert world.offset() == 1
+        assert world.offset(topic="old") is None, "no longer subscribed to"
+
+
+@pytest.mark.parametrize("how", [{"metadata": b"?"}, {"protocol_type": "connect"}])
+async def test_live_groups_whose_subscription_is_unknown_keep_all(week, how):
+    async with World() as world:
+        await world.stable(**how)
+        await world.commit(1)
+        await expire(world, week * 2)
+        assert world.offset() == 1
+
+
+async def test_rebalancing_groups_keep_all(week):
+    async with World() as world:
+        await world.engine.topics.create("old", 1, {})
+        await world.stable()
+        await world.commit(1, topic="old")
+        world.join()
+        await expire(world, week * 2)
+        assert world.offset(topic="old") == 1
+
+
+async def test_retention_of_the_commit_itself():
+    async with World() as world:
+        await world.commit(1, retention=5 * MINUTE)
+        await expire(world, 4)
+        assert world.offset() == 1
+        await expire(world, 1)
+        assert world.offset() is None
+
+
+async def test_retention_of_the_commit_itself_does_not_end_live_subscriptions(week):
+    async with World() as world:
+        await world.stable()
+        await world.commit(1, retention=5 * MINUTE)
+        await expire(world, week)
+        assert world.offset() == 1
+
+
+async def test_group_that_never_had_anything_goes():
+    async with World() as world:
+        await world.emptied()
+        await expire(world, 0)
+        assert world.groups.list() == []
+
+
+async def test_group_that_expects_a_member_stays():
+    async with World() as world:
+        request = JoinRequest("", None, "c", "/", "x", (("p", b""),), 10_000, 5000)
+        assert world.groups.join("g", request).error == E.MEMBER_ID_REQUIRED
+        await expire(world, 0)
+        assert [one.state for one in world.groups.list()] == ["Empty"]
+        world.now += 10_000
+        world.groups.tick()
+        assert world.groups.list() == [], "nobody came"
+
+
+async def test_what_is_being_committed_does_not_expire(week):
+    async with World() as world:
+        await world.commit(1)
+        world.now += week * MINUTE
+        world.log.held = True
+        answer = world.commit(2)
+        await world.groups.expire()
+        await settle()
+        world.log.release()
+        await answer
+        assert world.offset() == 2
+
+
+async def test_expiry_runs_by_itself(week):
+    async with World(offsets_retention_check_interval_ms=20) as world:
+        await world.commit(1)
+        world.now += week * MINUTE
+        await asyncio.sleep(0.1)
+        assert world.groups.list() == []
+
+
+async def test_failed_expiry_is_tried_again(week):
+    async with World() as world:
+        await world.commit(1)
+        world.log.error = E.KAFKA_STORAGE_ERROR
+        await expire(world, week)
+        assert world.offset() == 1
+        world.log.error = None
+        await expire(world, 0)
+        assert world.groups.list() == []
+
+
+# -- listing
+
+
+async def test_list_filters():
+    async with World() as world:
+        await world.stable("s")
+        await world.emptied("e")
+        await world.commit(1, group="o")
+        names = lambda *how: sorted(one.group_id for one in world.groups.list(*how))  # noqa: E731
+        assert names() == ["e", "o", "s"]
+        assert names(["stable"]) == ["s"]
+        assert names(["EMPTY", "Stable"]) == ["e", "o", "s"]
+        assert names(["nonsense"]) == []
+        assert names([], ["Classic"]) == ["e", "o", "s"]
+        assert names([], ["consumer"]) == []
+        assert {one.group_id: one.protocol_type for one in world.groups.list()} == {
+            "e": "consumer", "o": "", "s": "consumer"
+        }  # fmt: skip
