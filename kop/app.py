@@ -155,7 +155,7 @@ async def _listen(config: Config, server: Server) -> list[tuple[str, int]]:
         except OSError as error:
             # A machine without IPv6 still serves on its IPv4 address, and the other way round.
             last = index + 1 == len(config.listen)
-            if error.errno != errno.EADDRNOTAVAIL or (last and not bound):
+            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT} or (last and not bound):
                 raise
             log.warning("not listening on %s: this machine has no such address", address)
     return bound

@@ -48,6 +48,7 @@ from kop.wire.state import (
     GroupMetadataValue,
     OffsetCommitKey,
     OffsetCommitValue,
+    StateRecordError,
     UnknownKey,
     decode_group_value,
     decode_key,
@@ -263,7 +264,6 @@ class GroupCoordinator:
 
         `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
         """
-        entry = self._entries.get(group_id) or self._add(group_id)
         now = self._wall()
         expire = now + retention_ms if retention_ms >= 0 else -1
         items: list[tuple[Key, OffsetCommitValue]] = []
@@ -273,7 +273,9 @@ class GroupCoordinator:
             items.append(((one.topic, one.partition), value))
             raw_key = encode_key(OffsetCommitKey(group_id, one.topic, one.partition))
             records.append((raw_key, encode_offset_value(value)))
-            entry.offsets.begin((one.topic, one.partition))
+        entry = self._entries.get(group_id) or self._add(group_id)
+        for key, _ in items:
+            entry.offsets.begin(key)
         answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
 
         def done(code: ErrorCode) -> None:
@@ -367,7 +369,10 @@ class GroupCoordinator:
             deadline, _, entry = heapq.heappop(self._heap)
             if entry.armed == deadline:
                 entry.armed = NEVER
-                self._carry_out(entry, entry.group.tick(now))
+                try:
+                    self._carry_out(entry, entry.group.tick(now))
+                except Exception:  # a fault in one group must not stop the clock of all
+                    _log.exception("group %r could not do what was due", entry.group.group_id)
                 self._drop_untouched(entry)
         self._set_timer()
 
@@ -430,7 +435,9 @@ class GroupCoordinator:
         group = entry.group
         if group.state is not entry.logged:
             entry.logged = group.state
-            _log.info(
+            quiet = group.state in (State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE)
+            _log.log(
+                logging.DEBUG if quiet else logging.INFO,
                 "group %r: %s, generation %d, %d members",
                 group.group_id,
                 group.state.value,
@@ -451,7 +458,13 @@ class GroupCoordinator:
             if done is not None:
                 done(code)
 
-        self._log.write(entry.partition, [(key, encode_group_value(value))], written)
+        try:
+            record = encode_group_value(value)
+        except StateRecordError as error:
+            _log.warning("group %r cannot be stored: %s", entry.group.group_id, error)
+            asyncio.get_running_loop().call_soon(written, error.code)
+        else:
+            self._log.write(entry.partition, [(key, record)], written)
 
     def _delete(self, entry: _Entry, keys: Sequence[Key], done: Done) -> None:
         """Write tombstones for offsets."""

@@ -155,4 +155,7 @@ class GroupLog:
             code = code or ErrorCode.UNKNOWN_SERVER_ERROR
             _log.warning("%d records could not be written to %s-%d: %s", len(writes), OFFSETS_TOPIC, log.index, error)
         for write in writes:
-            write.done(code)
+            try:
+                write.done(code)
+            except Exception:  # the others have to hear of it all the same
+                _log.exception("a write to %s-%d has ended, and what followed failed", OFFSETS_TOPIC, log.index)

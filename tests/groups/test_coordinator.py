@@ -306,6 +306,46 @@ async def test_the_timer_works_in_real_time():
     await groups.stop()
 
 
+async def test_group_that_cannot_be_stored_is_told(caplog):
+    async with World() as world:
+        answer = world.join(instance="x" * 40_000)
+        world.groups.tick()
+        joined = await answer
+        sync = SyncRequest(joined.member_id, None, 1, None, None, ())
+        assert (await world.groups.sync("g", sync)).error == E.UNKNOWN_SERVER_ERROR
+        assert "cannot be stored" in caplog.text
+        assert await world.commit(1, group="h") == E.NONE
+
+
+async def test_commit_that_cannot_be_stored_leaves_nothing_behind():
+    async with World() as world:
+        with pytest.raises(StateRecordError):
+            world.commit(1, group="x" * 40_000)
+        assert world.groups.list() == []
+        await world.commit(1)
+        with pytest.raises(StateRecordError):
+            world.groups.commit("g", [Commit("t", None, 0, 1), Commit("t" * 40_000, None, 0, 1)])
+        assert not world.groups.offsets("g").writing
+
+
+async def test_a_fault_in_one_group_does_not_stop_the_others(caplog, monkeypatch):
+    async with World() as world:
+        for name in ("bad", "good"):
+            await world.stable(name)
+        monkeypatch.setattr(world.groups._entries["bad"].group, "tick", lambda now: 1 / 0)
+        world.now += 10_000
+        world.groups.tick()
+        assert world.groups.describe("good").state == "Empty"
+        assert "could not do what was due" in caplog.text
+
+
+async def test_a_fault_after_a_write_does_not_keep_the_others_waiting(caplog):
+    async with World() as world:
+        world.groups._log.write(0, [(encode_key(GroupMetadataKey("x")), None)], lambda code: 1 / 0)
+        assert await world.commit(1) == E.NONE
+        assert "what followed failed" in caplog.text
+
+
 # -- committed offsets
 
 

@@ -1,0 +1,213 @@
+"""What group handlers do beyond the answers of a quiet server: lost connections, restarts, loading, failing storage."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from group_scenario import Talk
+from support.gateway import RawClient, gateway, run
+
+from kop.errors import BackendError, ErrorCode
+from kop.handlers import group_offsets, groups
+from kop.wire.messages import REQUESTS
+
+E = ErrorCode
+
+
+async def talk(serving: Any) -> Talk:
+    conversation = Talk(lambda: RawClient.connect(serving), 0)
+    await conversation.open()
+    return conversation
+
+
+async def member(s: Talk, group: str, client: RawClient) -> str:
+    """A member that joined and knows its id; the group is stable where it is alone."""
+    member_id: str = (await client.call(11, 9, **s.join_fields(group))).member_id
+    return member_id
+
+
+async def stable(s: Talk, group: str) -> tuple[str, int]:
+    member_id = await member(s, group, s.a)
+    joined = await s.a.call(11, 9, **s.join_fields(group, member=member_id))
+    await s.a.call(14, 5, **s.sync_fields(group, joined.generation_id, member_id, {member_id: b"all"}))
+    return member_id, joined.generation_id
+
+
+def test_versions_are_those_of_kafka_4_3():
+    served = {api.key: (api.min_version, api.max_version) for api in (*groups.APIS, *group_offsets.APIS)}
+    assert served == {
+        8: (2, 10),
+        9: (1, 10),
+        10: (0, 6),
+        11: (0, 9),
+        12: (0, 4),
+        13: (0, 5),
+        14: (0, 5),
+        15: (0, 6),
+        16: (0, 5),
+        42: (0, 2),
+        47: (0, 0),
+    }
+
+
+def test_connection_that_goes_while_its_join_waits(tmp_path):
+    async def main():
+        async with gateway(tmp_path) as serving:
+            s = await talk(serving)
+            g = s.name("g")
+            one, n = await stable(s, g)
+            two = await member(s, g, s.b)
+            s.b.send(11, 9, **s.join_fields(g, member=two))
+            await asyncio.sleep(0.05)
+            assert (await s.beat("", g, n, one)).error_code == E.REBALANCE_IN_PROGRESS
+            await s.b.close()
+            await asyncio.sleep(0.05)
+            found = (await s.describe("", g)).groups[0]
+            assert {m.member_id for m in found.members} == {one, two}, "the member lives until its session ends"
+            joined = await s.a.call(11, 9, **s.join_fields(g, member=one))
+            assert joined.error_code == E.NONE
+            assert {m.member_id for m in joined.members} == {one, two}
+            # It comes back on another connection and goes on where it was.
+            again = await s.c.call(11, 9, **s.join_fields(g, member=two))
+            assert (again.error_code, again.generation_id) == (E.NONE, joined.generation_id)
+
+    run(main())
+
+
+def test_group_and_offsets_outlive_a_restart(tmp_path):
+    async def first():
+        async with gateway(tmp_path) as serving:
+            s = await talk(serving)
+            member_id, n = await stable(s, "g")
+            await s.commit("", "g", {0: 7, 1: 8}, n, member_id)
+            return s.t, member_id, n
+
+    async def second(topic, member_id, n):
+        async with gateway(tmp_path) as serving:
+            s = await talk(serving)
+            s.t = topic
+            assert (await s.beat("", "g", n, member_id)).error_code == E.NONE
+            assert (await s.sync("", "g", n, member_id)).assignment == b"all"
+            [found] = (await s.fetch("", "g")).groups
+            assert [p.committed_offset for p in found.topics[0].partitions] == [7, 8]
+
+    run(second(*run(first())))
+
+
+def test_the_offsets_topic_can_be_seen_as_kafkas(tmp_path):
+    async def main():
+        async with gateway(tmp_path) as serving:
+            s = await talk(serving)
+            await s.commit("", "g", {0: 7})
+            asked = REQUESTS[3].MetadataRequestTopic(version=12, topic_id=None, name="__consumer_offsets")
+            found = await s.c.call(
+                3, 12, topics=[asked], allow_auto_topic_creation=False, include_topic_authorized_operations=False
+            )
+            [topic] = found.topics
+            assert (topic.error_code, topic.is_internal, len(topic.partitions)) == (E.NONE, True, 4)
+
+    run(main())
+
+
+@pytest.mark.parametrize("refusal", [E.COORDINATOR_LOAD_IN_PROGRESS, E.COORDINATOR_NOT_AVAILABLE])
+def test_every_api_says_that_groups_are_not_there_yet(tmp_path, refusal):
+    async def main():
+        async with gateway(tmp_path) as serving:
+            s = await talk(serving)
+            serving.gateway.groups._refusal = refusal
+            for version in (0, 5, 9):
+                assert (await s.join("", "g", version)).error_code == refusal
+            assert (await s.sync("", "g", 1, "m")).error_code == refusal
+            assert (await s.sync("", "g", 1, "m", kind=None)).error_code == refusal
+            beat = await s.beat("", "g", 1, "m")
+            assert beat.error_code == (E.NONE if refusal == E.COORDINATOR_LOAD_IN_PROGRESS else refusal)
+            for version in (0, 3, 5):
+                assert (await s.leave("", "g", ("m", None), version=version)).error_code == refusal
+            for version in (2, 10):
+                [topic] = (await s.commit("", "g", {0: 1, 9: 1}, version=version)).topics
+                codes = {p.partition_index: p.error_code for p in topic.partitions}
+                assert codes == {0: refusal, 9: E.UNKNOWN_TOPIC_OR_PARTITION}
+            [topic] = (await s.fetch("", "g", version=1)).topics
+            assert {p.error_code for p in topic.partitions} == {refusal}
+            for version in (2, 7):
+                found = await s.fetch("", "g", version=version)
+                assert (found.error_code, found.topics) == (refusal, [])
+            for version in (8, 10):
+                [found] = (await s.fetch("", "g", version=version)).groups
+                assert (found.error_code, found.topics) == (refusal, [])
+            for version in (0, 6):
+                [found] = (await s.describe("", "g", version=version)).groups
+                assert found.error_code == refusal
+            assert (await s.list(5)).error_code == refusal
+            assert (await s.delete("", "g")).results[0].error_code == refusal
+            assert (await s.forget("", "g", 0)).error_code == refusal
+            assert (await s.ask("", 10, 0, key="g")).error_code == E.NONE
+
+    run(main())
+
+
+def test_commits_that_cannot_be_written_are_told_so(tmp_path):
+    async def main():
+        async with gateway(tmp_path) as serving:
+            s = await talk(serving)
+            await s.commit("", "g", {0: 1})
+            engine = serving.gateway.engine
+            topic = engine.topics.get("__offsets")
+
+            def refuse(batch: Any, header: Any, *, now_ms: int) -> Any:
+                failed = asyncio.get_running_loop().create_future()
+                failed.set_exception(BackendError("no room"))
+                return failed
+
+            logs = [engine.log(topic.topic_id, index) for index in range(topic.partitions)]
+            serving.gateway.groups._log._logs = [Refusing(log, refuse) for log in logs]
+            [row] = (await s.commit("", "g", {0: 2, 9: 2})).topics
+            codes = {p.partition_index: p.error_code for p in row.partitions}
+            assert codes == {0: E.NOT_COORDINATOR, 9: E.UNKNOWN_TOPIC_OR_PARTITION}
+            [found] = (await s.fetch("", "g", parts=(0,))).groups
+            assert found.topics[0].partitions[0].committed_offset == 1
+
+    run(main())
+
+
+class Refusing:
+    """A log whose appends fail."""
+
+    def __init__(self, log: Any, append: Any) -> None:
+        self.index, self.append = log.index, append
+
+
+def test_many_commits_at_once_are_all_answered(tmp_path):
+    async def main():
+        async with gateway(tmp_path) as serving:
+            s = await talk(serving)
+            clients = [await RawClient.connect(serving) for _ in range(20)]
+
+            async def commit(index: int, client: RawClient) -> None:
+                for offset in range(20):
+                    fields = REQUESTS[8].OffsetCommitRequestTopic
+                    part = fields.OffsetCommitRequestPartition(
+                        version=8,
+                        partition_index=index % 2,
+                        committed_offset=offset,
+                        committed_leader_epoch=0,
+                        committed_metadata="",
+                    )
+                    answer = await client.call(
+                        8,
+                        8,
+                        group_id=f"g{index}",
+                        generation_id_or_member_epoch=-1,
+                        member_id="",
+                        group_instance_id=None,
+                        topics=[fields(version=8, name=s.t, partitions=[part])],
+                    )
+                    assert answer.topics[0].partitions[0].error_code == E.NONE
+
+            await asyncio.gather(*(commit(index, client) for index, client in enumerate(clients)))
+            committed = {group: offset for group, _, _, offset in serving.gateway.groups.committed()}
+            assert committed == {f"g{index}": 19 for index in range(20)}
+
+    run(main())

@@ -1,0 +1,113 @@
+"""The gateway as a whole: its pages, its banner, what it says when it cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
+
+from kop.wire.messages import OffsetCommitRequest
+
+
+async def page(port: int, name: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/{name}") as answer:
+        return answer.status, await answer.text()
+
+
+def test_metrics_tell_requests_bytes_logs_offsets_and_lag(tmp_path: Path) -> None:
+    async def main() -> str:
+        async with gateway(tmp_path, http="127.0.0.1:0") as serving:
+            await serving.gateway.engine.topics.create("t", 1, {"retention.ms": "-1"})
+            client = await RawClient.connect(serving)
+            await client.call(0, 9, **produce_fields("t", batch([b"a", b"b", b"c"]), version=9))
+            await client.call(0, 9, **produce_fields("no", batch([b"a"]), version=9))
+            await client.call(1, 12, **fetch_fields("t", 0, version=12))
+            topic = OffsetCommitRequest.OffsetCommitRequestTopic
+            part = topic.OffsetCommitRequestPartition(version=8, partition_index=0, committed_offset=1)
+            await client.call(
+                8,
+                8,
+                group_id="g",
+                generation_id_or_member_epoch=-1,
+                member_id="",
+                topics=[topic(version=8, name="t", partitions=[part])],
+            )
+            assert serving.http_port is not None
+            status, text = await page(serving.http_port, "metrics")
+            assert status == 200
+            return text
+
+    lines = set(run(main()).splitlines())
+    for wanted in (
+        'kop_requests_total{api="Produce",version="9"} 2.0',
+        'kop_request_errors_total{api="Produce",error="UNKNOWN_TOPIC_OR_PARTITION"} 1.0',
+        'kop_request_latency_seconds_count{api="Fetch"} 1.0',
+        "kop_produced_records_total 3.0",
+        "kop_connections 1.0",
+        'kop_log_high_watermark{partition="0",topic="t"} 3.0',
+        'kop_group_committed_offset{group="g",partition="0",topic="t"} 1.0',
+        'kop_group_lag{group="g",partition="0",topic="t"} 2.0',
+        "kop_storage_writable 1.0",
+    ):
+        assert wanted in lines, wanted
+    assert any(line.startswith("kop_bytes_in_total ") and float(line.split()[1]) > 300 for line in lines)
+    assert any(line.startswith("kop_groups{") for line in lines)
+
+
+def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, http="127.0.0.1:0") as serving:
+            port = serving.http_port
+            assert port is not None
+            assert await page(port, "healthz") == (200, "ok\n")
+            assert await page(port, "readyz") == (200, "ready\n")
+            monkeypatch.setattr(type(serving.gateway.engine), "healthy", property(lambda _self: "the disk is full"))
+            assert await page(port, "readyz") == (503, "the disk is full\n")
+            assert await page(port, "healthz") == (200, "ok\n")
+
+    run(main())
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kop.cli.main", "serve", "--http", "", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = serve("--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--store", f"sqlite:{tmp_path / 'x.db'}")
+    assert done.returncode == 1
+    assert "--listen" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_store_in_use_is_one_line(tmp_path: Path) -> None:
+    async def main() -> subprocess.CompletedProcess[str]:
+        async with gateway(tmp_path):
+            return await asyncio.to_thread(serve, "--listen", "127.0.0.1:0", "--store", f"sqlite:{tmp_path / 'kop.db'}")
+
+    done = run(main())
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "kop.db" in done.stderr
+
+
+def test_several_listeners_each_answer_with_their_own_address(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, listen="127.0.0.1:0,127.0.0.2:0") as serving:
+            assert len(serving.listeners) == 2
+            for address in list(serving.listeners):
+                serving.listeners[0] = address
+                client = await RawClient.connect(serving)
+                broker = (await client.call(3, 9, topics=[])).brokers[0]
+                assert (broker.host, broker.port) == address
+
+    run(main())
