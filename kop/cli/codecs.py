@@ -6,31 +6,16 @@ Must not know: anything of kop. It changes kafka-python's modules for the whole 
 
 from __future__ import annotations
 
-import struct
 from types import SimpleNamespace
 
 import cramjam
 
-# Frame head: magic, version 1 with independent blocks and no checksums, blocks of 64 KiB, checksum of the head.
-# cramjam's own frames link their blocks, and Kafka's Java client refuses linked blocks.
-_LZ4_HEAD = bytes.fromhex("04224d18604082")
-_LZ4_BLOCK = 65_536
-_LZ4_STORED = 1 << 31
-
 
 def lz4_encode(payload: bytes | memoryview) -> bytes:
-    """Compress to an LZ4 frame that every Kafka client can read."""
-    out = [_LZ4_HEAD]
-    view = memoryview(payload)
-    for start in range(0, len(view), _LZ4_BLOCK):
-        block = bytes(view[start : start + _LZ4_BLOCK])
-        packed = bytes(cramjam.lz4.compress_block(block, store_size=False))
-        if len(packed) < len(block):
-            out += (struct.pack("<I", len(packed)), packed)
-        else:
-            out += (struct.pack("<I", len(block) | _LZ4_STORED), block)
-    out.append(bytes(4))
-    return b"".join(out)
+    """Compress to an LZ4 frame of independent blocks: Kafka's Java client refuses linked ones."""
+    stream = cramjam.lz4.Compressor(block_linked=False, content_checksum=False)
+    stream.compress(bytes(payload))
+    return bytes(stream.finish())
 
 
 def lz4_decode(payload: bytes | memoryview) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import socket
 from typing import Any
 
 import click
@@ -44,6 +45,9 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
         if debug:
             raise
         fail(str(error))
+    except socket.gaierror as error:
+        asked = ", ".join(str(address) for address in (*config.listen, config.http) if address is not None)
+        fail(f"cannot listen on {asked}: {error.strerror}")
     except OSError as error:
         if debug or error.errno != errno.EADDRINUSE:
             raise
