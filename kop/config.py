@@ -322,7 +322,7 @@ class Config(BaseModel):
     )
     kop_wal_bytes: Long = _own(
         "kop.wal.bytes",
-        67_108_864,
+        33_554_432,
         "Bytes of SQLite's write-ahead log at which it is written back into the database file.",
         ge=1_048_576,
     )

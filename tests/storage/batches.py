@@ -1,13 +1,16 @@
-"""Small helpers of the storage tests: batches in, records out."""
+"""Small helpers of the storage tests: topics, batches in, records out, errors."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
 
+import pytest
+
+from kop.errors import ErrorCode, KopError
 from kop.records.batch import build, iter_batches, iter_records, read_header
 from kop.records.record import Record
-from kop.storage.base import AppendResult, Buffer, PartitionLog
+from kop.storage.base import AppendResult, Buffer, Engine, PartitionLog, TopicInfo
 
 NOW = 1_700_000_000_000
 LIMIT = 1 << 30
@@ -82,3 +85,21 @@ async def read_all(log: PartitionLog, *, max_bytes: int = LIMIT, cached: bool = 
 
 async def read_values(log: PartitionLog, **how: bool) -> list[str | None]:
     return [None if record.value is None else record.value.decode() for record in await read_all(log, **how)]  # type: ignore[arg-type]
+
+
+async def make(engine: Engine, name: str = "t", partitions: int = 1, **configs: str) -> PartitionLog:
+    """A topic's first log; `cleanup_policy` is cleanup.policy."""
+    topic = await engine.topics.create(name, partitions, {key.replace("_", "."): v for key, v in configs.items()})
+    return first(engine, topic)
+
+
+def first(engine: Engine, topic: TopicInfo | str = "t", partition: int = 0) -> PartitionLog:
+    found = engine.topics.get(topic) if isinstance(topic, str) else topic
+    assert found is not None
+    log = engine.log(found.topic_id, partition)
+    assert log is not None
+    return log
+
+
+def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
+    return pytest.raises(KopError, check=lambda error: error.code is code)

@@ -63,9 +63,10 @@ async def clean(
     now_ms: int,
 ) -> None:
     """Compact `log` where it is due, in as many passes as the map of keys needs."""
+    target = log.high_watermark  # not what comes in meanwhile: others wait for their turn
     while not (log.deleted or engine.maintenance.closing):
         start, first_dirty = log.log_start_offset, max(log.clean_offset, log.log_start_offset)
-        part = await threads.run(find, log.log_id, log.policy, first_dirty, log.high_watermark, log.size_bytes, now_ms)
+        part = await threads.run(find, log.log_id, log.policy, first_dirty, target, log.size_bytes, now_ms)
         if part is None:
             return
         keys: KeyMap = {}
@@ -87,11 +88,7 @@ async def clean(
             await snapshot([log])
         if not await _rewrite(log, engine, threads, start, end, keys, now_ms):
             return
-        await engine.writer.run(
-            lambda conn, end=end: conn.execute(
-                "UPDATE log SET clean_offset = ? WHERE id = ?", (end, log.log_id)
-            ).close()
-        )
+        await engine.writer.execute("UPDATE log SET clean_offset = ? WHERE id = ?", (end, log.log_id))
         log.clean_offset = end
 
 

@@ -54,7 +54,7 @@ class Settings:
     """What a batch may inflate to where its records are walked (look-up by time, compaction)."""
     wal_bytes: int = 32 << 20
     """Size of the write-ahead log from which it is brought into the database."""
-    min_free_bytes: int = 128 << 20
+    min_free_bytes: int = 256 << 20
     """Room on the disk that appends leave to deletes, commits of offsets and checkpoints."""
     reader_threads: int = 3
     retention_check_interval_ms: int = 300_000
@@ -100,6 +100,7 @@ class SqliteEngine:
         self._lock = lock
         self._logs: dict[UUID, list[SqliteLog]] = {}
         self._closed = False
+        self._failing = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # For handlers and coordinators: see kop.storage.base.Engine.
@@ -232,6 +233,9 @@ class SqliteEngine:
                 log.producer_states = stored.producers
 
     def _on_committed(self, group: Sequence[Entry]) -> None:
+        if self._failing and self.writer.failure is None:
+            self._failing = False
+            _logger.warning("batches are stored again")
         size = 0
         for entry in group:
             entry.log.committed(entry)
@@ -242,7 +246,9 @@ class SqliteEngine:
         self.maintenance.on_committed(len(group), len(logs), size)
 
     def _on_failed(self, lost: Sequence[Entry], error: BackendError) -> None:
-        _logger.error("%d batch(es) could not be stored: %s", len(lost), error.message)
+        if not self._failing:
+            self._failing = True
+            _logger.error("%d batch(es) could not be stored, more may follow: %s", len(lost), error.message)
         by_log: dict[SqliteLog, list[Entry]] = {}
         for entry in lost:
             by_log.setdefault(entry.log, []).append(entry)

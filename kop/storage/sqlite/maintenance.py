@@ -32,10 +32,12 @@ _log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 SNAPSHOT_BATCHES = 20_000
 """Batches after which producers are stored again: what a start after a crash has to read at most, about."""
-_SNAPSHOT_LOGS = 200
+_SNAPSHOT_LOGS = 50
 _REMOVE_BYTES = 32 << 20
-_REMOVE_ROWS = 1000
-_EXPIRE_ROWS = 20_000
+_REMOVE_ROWS = 500
+_REMOVE_LOGS = 100
+_DEAD_STEPS = 20
+"""Steps in which deleted topics' rows go before the other work has its turn again."""
 _VACUUM_PAGES = 256
 _VACUUM_STEPS = 64
 _VACUUM_FROM_PAGES = (64 << 20) // PAGE_SIZE
@@ -54,6 +56,14 @@ class Limits(NamedTuple):
     """Batches whose max timestamp lies before it go."""
     max_size: int | None
     """The oldest batches go while the others have as many bytes."""
+
+
+class Removal(NamedTuple):
+    """Rows that go in one step."""
+
+    ids: list[int]
+    sizes: dict[int, int]
+    """Bytes by log."""
 
 
 class Maintenance:
@@ -99,6 +109,8 @@ class Maintenance:
         """Everything that is due at `now_ms`."""
         async with self._turn:
             await self._remove_due()
+            while self._dead_logs and not self.closing:
+                await self._remove_due()
             self._expire_producers(now_ms)
             await self._retain(now_ms)
             await self._compact(now_ms)
@@ -145,9 +157,11 @@ class Maintenance:
                 return
             now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
             async with self._turn:
-                if self._engine.writer.failure is not None:
-                    await self._guarded("a trial write", self._engine.writer.probe())
                 await self._guarded("removing batches", self._remove_due())
+                if self._dead_logs:
+                    self._wake.set()  # more than one round's steps
+                if self._engine.writer.failure is not None:
+                    await self._heal()
                 if now >= retention:
                     retention = now + settings.retention_check_interval_ms / 1000
                     self._expire_producers(now_ms)
@@ -161,6 +175,15 @@ class Maintenance:
             if self._wal and self._wal == self._wal_seen:
                 self._start_checkpoint()  # idle
             self._wal_seen = self._wal
+
+    async def _heal(self) -> None:
+        """After a failed commit: give what is free in the file to a disk that may be full, then try to write."""
+        try:
+            await self._vacuum(at_least=1)
+            await self._checkpoint()
+            await self._engine.writer.probe()
+        except KopError as error:
+            _log.debug("the disk still fails: %s", error.message)
 
     async def _guarded(self, what: str, work: Awaitable[None]) -> None:
         """A piece of work that may fail (a full disk, say) without ending the others; it comes round again."""
@@ -187,8 +210,7 @@ class Maintenance:
         moves = [(log, start) for log, start in zip(logs, starts, strict=True) if start is not None]
         for i in range(0, len(moves), _SNAPSHOT_LOGS):
             await self._move_starts(moves[i : i + _SNAPSHOT_LOGS])
-        for log, _ in moves:
-            await self._remove(log)
+        await self._remove([log for log, _ in moves])
 
     async def _move_starts(self, moves: Sequence[tuple[SqliteLog, int]]) -> None:
         rows = [(start, log.log_id) for log, start in moves]
@@ -200,47 +222,44 @@ class Maintenance:
 
     async def _remove_due(self) -> None:
         logs = list(self._to_remove)
-        marked = await self._threads.run(_have_rows, [(log.log_id, log.log_start_offset) for log in logs])
-        for log, has_rows in zip(logs, marked, strict=True):
-            if has_rows:
-                await self._remove(log)
-            self._to_remove.pop(log, None)
+        self._to_remove.clear()
+        try:
+            await self._remove(logs)
+        except BaseException:
+            self._to_remove.update(dict.fromkeys(logs))
+            raise
         if self._dead_logs:
             self._dead_logs = False
             try:
-                await self._remove_dead()
+                self._dead_logs = not await self._remove_dead()
             except BaseException:
                 self._dead_logs = True
                 raise
 
-    async def _remove(self, log: SqliteLog) -> None:
-        """Delete the rows before the log start."""
-        while not (log.deleted or self.closing):
-            start = log.log_start_offset
-            rows = await self._threads.run(reader.scan, log.log_id, 0, start, _REMOVE_ROWS)
-            if not rows:
-                return
-            if log.snapshot_offset < start:
-                await self._snapshot([log])
-            end, size = _step(rows)
-            await self._engine.writer.run(_delete, log.log_id, end, size)
-            log.size_bytes -= size
-            self._count_wal(_COMMIT_PAGES * PAGE_SIZE)
+    async def _remove(self, logs: Sequence[SqliteLog]) -> None:
+        """Delete the rows before the log starts."""
+        by_id = {log.log_id: log for log in logs if not log.deleted}
+        todo = [(log.log_id, log.log_start_offset) for log in by_id.values()]
+        await self._snapshot([log for log in by_id.values() if log.snapshot_offset < log.log_start_offset])
+        while todo and not self.closing:
+            step, todo = await self._threads.run(_next_removals, todo)
+            if step is not None:
+                await self._engine.writer.run(_delete, step)
+                for log_id, size in step.sizes.items():
+                    by_id[log_id].size_bytes -= size
+                self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
 
-    async def _remove_dead(self) -> None:
-        """Delete the batches of partitions whose topic is gone, then the partitions."""
-        while True:
-            await self._engine.writer.execute(_DELETE_EMPTY_DEAD)
-            dead = await self._threads.run(_dead)
-            if not dead or self.closing:
-                return
-            for log_id in dead:
-                while not self.closing and (
-                    rows := await self._threads.run(reader.scan, log_id, 0, _NO_END, _REMOVE_ROWS)
-                ):
-                    end, size = _step(rows)
-                    await self._engine.writer.run(_delete, log_id, end, size)
-                    self._count_wal(_COMMIT_PAGES * PAGE_SIZE)
+    async def _remove_dead(self) -> bool:
+        """Delete batches of partitions whose topic is gone, then the partitions; False where some are left to do."""
+        todo = [(log_id, _NO_END) for log_id in await self._threads.run(_dead)]
+        for _ in range(_DEAD_STEPS):
+            step, todo = await self._threads.run(_next_removals, todo)
+            if step is None or self.closing:
+                break
+            await self._engine.writer.run(_delete, step)
+            self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
+        await self._engine.writer.execute(_DELETE_EMPTY_DEAD)
+        return not await self._threads.run(_dead)
 
     # Producers.
 
@@ -292,7 +311,7 @@ class Maintenance:
                 behind = self._wal - before
                 self._learn(before, pages)
                 self._wal = pages * PAGE_SIZE + behind
-                if behind <= limit // 8:
+                if behind <= limit // 8 or self._wal >= 3 * limit:  # commits that are faster have to wait
                     break
             busy, _ = await self._engine.writer.run(_checkpoint, "RESTART", transaction=False)
         except BackendError:
@@ -310,11 +329,11 @@ class Maintenance:
             wrong = (pages - estimate / PAGE_SIZE) / self._log_places
             self._pages_per_log = min(1.0, max(0.0, self._pages_per_log + wrong))
 
-    async def _vacuum(self) -> None:
+    async def _vacuum(self, at_least: int | None = None) -> None:
         """Give free pages back to the file system where there are many; the rest is used again by appends."""
         free, pages = await self._threads.run(_page_counts)
         for _ in range(_VACUUM_STEPS):
-            if free < max(_VACUUM_FROM_PAGES, pages // 4) or self.closing:
+            if free < (at_least or max(_VACUUM_FROM_PAGES, pages // 4)) or self.closing:
                 return
             await self._engine.writer.run(_vacuum, _VACUUM_PAGES, transaction=False)
             self._count_wal(_VACUUM_PAGES * PAGE_SIZE)
@@ -335,6 +354,11 @@ def _expired_of(conn: sqlite3.Connection, limit: Limits) -> int | None:
     start, size, found = limit.start, limit.size, None
     if limit.older_than is None and limit.max_size is None:
         return None
+    # Rows before the log start may not be gone yet: they are in the size.
+    size -= conn.execute(
+        "SELECT coalesce(sum(size), 0) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last < ?",
+        (limit.log_id, start),
+    ).fetchone()[0]
     while rows := reader.scan(conn, limit.log_id, start, limit.end, 1 if found is None else _REMOVE_ROWS):
         for row in rows:
             old = limit.older_than is not None and abs(row.timestamp) < limit.older_than
@@ -345,24 +369,39 @@ def _expired_of(conn: sqlite3.Connection, limit: Limits) -> int | None:
     return found
 
 
-def _have_rows(conn: sqlite3.Connection, logs: Sequence[tuple[int, int]]) -> list[bool]:
-    """Whether each log has rows before its log start."""
-    return [bool(reader.scan(conn, log_id, 0, start, 1)) for log_id, start in logs]
+def _next_removals(
+    conn: sqlite3.Connection, todo: Sequence[tuple[int, int]]
+) -> tuple[Removal | None, list[tuple[int, int]]]:
+    """A step of removing the rows of logs that end before an offset, None for nothing; and what it leaves to do."""
+    ids: list[int] = []
+    sizes: dict[int, int] = {}
+    room = _REMOVE_BYTES
+    for i, (log_id, before) in enumerate(todo):
+        if room <= 0 or len(ids) >= _REMOVE_ROWS or len(sizes) >= _REMOVE_LOGS:
+            return Removal(ids, sizes), list(todo[max(i - 1, 0) :])
+        for row in reader.scan(conn, log_id, 0, before, _REMOVE_ROWS - len(ids)):
+            ids.append(row.id)
+            sizes[log_id] = sizes.get(log_id, 0) + row.size
+            room -= row.size
+            if room <= 0:
+                break
+    if not ids:
+        return None, []
+    return Removal(ids, sizes), list(todo[-1:])
 
 
-def _step(rows: Sequence[reader.BatchRow]) -> tuple[int, int]:
-    """How far a removal goes in one step: offset after its last batch, and its bytes."""
-    size = 0
-    for row in rows:
-        size += row.size
-        if size >= _REMOVE_BYTES:
-            break
-    return row.last + 1, size
+def _delete(conn: sqlite3.Connection, step: Removal) -> None:
+    """Two statements whatever the number of rows: each may wait for the interpreter's lock."""
+    conn.execute(f"DELETE FROM batch WHERE id IN ({_places(len(step.ids))})", step.ids)
+    conn.execute(
+        f"UPDATE log SET snapshot_size = snapshot_size - CASE id {'WHEN ? THEN ? ' * len(step.sizes)} END"
+        f" WHERE id IN ({_places(len(step.sizes))})",
+        [value for pair in step.sizes.items() for value in pair] + list(step.sizes),
+    )
 
 
-def _delete(conn: sqlite3.Connection, log_id: int, before: int, size: int) -> None:
-    conn.execute("DELETE FROM batch WHERE log = ? AND last < ?", (log_id, before))
-    conn.execute("UPDATE log SET snapshot_size = snapshot_size - ? WHERE id = ?", (size, log_id))
+def _places(count: int) -> str:
+    return ",".join("?" * count)
 
 
 def _dead(conn: sqlite3.Connection) -> list[int]:

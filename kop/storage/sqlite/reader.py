@@ -54,7 +54,7 @@ class Readers:
         try:
             return await job
         except sqlite3.Error as error:
-            raise BackendError(f"cannot read: {error}") from error
+            raise BackendError(f"the database failed: {error}") from error
 
     def _call(self, query: Callable[..., T], args: tuple[object, ...]) -> T:
         conn: sqlite3.Connection | None = getattr(self._local, "conn", None)

@@ -27,6 +27,8 @@ from kop.errors import BackendError
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6B6F7031  # "kop1"
 PAGE_SIZE = 32768
+MIN_SQLITE = (3, 35, 0)
+"""For RETURNING."""
 BUSY_TIMEOUT_MS = 5000
 """Only another program that looks into the file (the sqlite3 shell, a backup) can make us wait."""
 
@@ -109,6 +111,9 @@ def connect(path: Path, *, write: bool, cache_kib: int = 2048) -> sqlite3.Connec
 
 def prepare(path: Path) -> sqlite3.Connection:
     """Open the writing connection; make the schema in a new file. Refuses what is not a database of this version."""
+    if sqlite3.sqlite_version_info < MIN_SQLITE:
+        needed = ".".join(map(str, MIN_SQLITE))
+        raise BackendError(f"this Python has SQLite {sqlite3.sqlite_version}, {needed} or newer is needed")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         conn = connect(path, write=True, cache_kib=8192)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_COMMIT_BYTES = 16 << 20
+MAX_COMMIT_BYTES = 8 << 20
 MAX_COMMIT_ROWS = 2048
 ROWS_PER_INSERT = 256
 """A prepared INSERT of so many rows is some 100 KB; more batches than that are more INSERTs in one transaction."""
@@ -159,6 +159,7 @@ class Writer:
         self._stopping = False
         self._next_space_check = 0.0
         self._since_space_check = 0
+        self._short = False
         # A prepared statement keeps a copy of the bytes that it was bound to last. So there are few of them: for 1, 2,
         # 4, ... rows and not for each number, of which a busy day would prepare all. When idle they are emptied.
         most = min(ROWS_PER_INSERT, conn.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // _COLUMNS)
@@ -232,9 +233,10 @@ class Writer:
         if self._wake.locked():
             self._wake.release()
 
-    def _committed(self, group: Sequence[Entry], size: int) -> None:
+    def _committed(self, group: Sequence[Entry], size: int, short: bool) -> None:
         self.queued_bytes -= size
-        self.failure = None
+        if not short:
+            self.failure = None
         self._on_committed(group)
 
     def _failed(self, group: Sequence[Entry], error: BackendError, handled: threading.Event) -> None:
@@ -298,7 +300,7 @@ class Writer:
             self._roll_back()
             self._lose(group, BackendError(f"cannot write: {error}"))
         else:
-            self._to_loop(self._committed, group, size)
+            self._to_loop(self._committed, group, size, self._short)
 
     def _insert(self, group: Sequence[Entry]) -> None:
         values: list[Any] = []
@@ -344,10 +346,12 @@ class Writer:
             return BackendError(f"cannot see how full the disk is: {error}")
         free = disk.f_bavail * disk.f_frsize
         if free < self._min_free_bytes:
+            self._short = True
             self._next_space_check = 0.0  # look again at every commit
             return BackendError(
                 f"the disk is full: {free >> 20} MiB left in {self._directory}, {self._min_free_bytes >> 20} are kept"
             )
+        self._short = False
         self._next_space_check = time.monotonic() + _SPACE_CHECK_SECONDS
         self._since_space_check = 0
         return None

@@ -1,0 +1,380 @@
+"""The embedded engine on failing disks, after crashes between two steps, and in its background work."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
+from engines import SqliteStore
+from sqlite_tools import fail_inserts, intercept, pragma, stored_bytes, until
+
+from kop.errors import ErrorCode, KopError
+from kop.records.batch import read_header
+from kop.storage.sqlite import SqliteEngine, compaction, maintenance, writer
+
+# Failing disks
+
+
+@pytest.mark.parametrize("count", [5, 600])
+async def test_a_failed_commit_is_rolled_back(sqlite: SqliteStore, count: int) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine, partitions=2)
+        other = first(engine, partition=1)
+        for sequence in range(3):
+            await append(log, batch(["before"], producer=1, sequence=sequence))
+        views = log.producers()
+        inserts = 0
+
+        def fail_the_second(sql: str) -> None:
+            nonlocal inserts
+            inserts += sql.startswith("INSERT INTO batch")
+            if inserts == 2 or count < writer.ROWS_PER_INSERT:
+                fail_inserts(sql)
+
+        undo = intercept(engine, fail_the_second)
+        entered, go = threading.Event(), threading.Event()
+        held = engine.writer.run(lambda conn: entered.set() or go.wait(30), transaction=False)
+        await asyncio.to_thread(entered.wait)  # until all are queued: one commit
+        lost = [append(log, batch(["lost"], producer=1, sequence=3 + i)) for i in range(count)]
+        lost.append(append(log, batch(["lost"], producer=1, sequence=2 + count)))
+        lost.append(append(other, batch(["lost"], producer=2)))
+        go.set()
+        assert await held
+        for future in lost:
+            with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+                await future
+        undo()
+        assert engine.healthy is not None
+        assert "disk is full" in engine.healthy
+        assert engine.queued_bytes == 0
+        assert (log.high_watermark, log.end_offset, other.end_offset) == (3, 3, 0)
+        assert log.producers() == views
+        assert other.producers() == []
+        result = await append(log, batch(["after"], producer=1, sequence=3))
+        assert result.base_offset == 3
+        assert engine.healthy is None
+        assert (await append(other, batch(["after"], producer=2, sequence=7))).base_offset == 0
+        assert await read_values(log) == ["before"] * 3 + ["after"]
+    async with sqlite.opened() as engine:
+        assert await read_values(first(engine)) == ["before"] * 3 + ["after"]
+        assert await stored_bytes(first(engine)) == first(engine).size_bytes
+
+
+async def test_what_queues_behind_a_failed_commit_fails_with_it_and_nothing_else(sqlite: SqliteStore) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine, partitions=2)
+        other = first(engine, partition=1)
+        entered, go = threading.Event(), threading.Event()
+
+        def fail_first(sql: str) -> None:
+            if sql.startswith("INSERT INTO batch") and not go.is_set():
+                entered.set()
+                assert go.wait(30)
+                raise sqlite3.OperationalError("disk I/O error")
+
+        undo = intercept(engine, fail_first)
+        futures = [append(log, batch(["first"], producer=1))]
+        await asyncio.to_thread(entered.wait)
+        futures += [append(log, batch(["behind"], producer=1, sequence=1 + i)) for i in range(3)]
+        fine = [append(other, batch([str(i)])) for i in range(3)]
+        go.set()
+        for future in futures:
+            with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+                await future
+        assert [(await future).base_offset for future in fine] == [0, 1, 2]
+        undo()
+        assert (await append(log, batch(["again"], producer=1))).base_offset == 0
+        assert await read_values(log) == ["again"]
+        assert await read_values(other) == ["0", "1", "2"]
+
+
+async def test_a_full_disk_heals(sqlite: SqliteStore) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine, retention_bytes="100000")
+        await append(log, batch(["x" * 200_000], producer=1))
+        pages = await pragma(engine, "page_count")
+        await pragma(engine, f"max_page_count = {pages + 20}")
+        stored = 1
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+            while stored < 50:
+                await append(log, batch(["y" * 200_000], producer=1, sequence=stored))
+                stored += 1
+        assert 1 < stored < 50
+        for _ in range(3):
+            with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+                await append(log, batch(["y" * 200_000], producer=1, sequence=stored))
+        assert len(await read_all(log)) == stored
+        # what frees room works, and what it freed is enough to go on
+        await sqlite.maintain(engine, NOW)
+        assert log.log_start_offset == stored - 1
+        await engine.topics.create("another", 3, {})
+        await append(log, batch(["z" * 200_000], producer=1, sequence=stored))
+        assert engine.healthy is None
+        assert len(await read_all(log)) == 2
+
+
+async def test_room_is_kept_for_what_has_to_go_on(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))
+        await fill(log, "before")
+        monkeypatch.setattr(engine.writer, "_min_free_bytes", 1 << 60)
+        engine.writer._next_space_check = 0.0
+        futures = [append(one, batch([name])) for one, name in ((log, "a"), (internal, "offset"), (log, "b"))]
+        assert (await futures[1]).base_offset == 0
+        for future in (futures[0], futures[2], append(log, batch(["c"]))):
+            with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+                await future
+        await log.delete_records(-1)
+        await engine.put_state("k", "v")
+        monkeypatch.setattr(engine.writer, "_min_free_bytes", 0)
+        assert (await append(log, batch(["d"]))).base_offset == 1
+
+
+async def test_deleting_records_makes_room_on_a_full_disk(
+    sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Disk:
+        """A disk of 40 MiB."""
+
+        f_frsize = 1
+
+        def __init__(self, directory: Path) -> None:
+            self.f_bavail = (40 << 20) - sum(file.stat().st_size for file in directory.iterdir())
+
+    monkeypatch.setattr(writer.os, "statvfs", Disk)
+    monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
+    sqlite.settings.update(maintain=True, min_free_bytes=10 << 20, wal_bytes=2 << 20)
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))
+        sent = 0
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+            while sent < 100:
+                await append(log, batch(["x" * 1_000_000], producer=1, sequence=sent))
+                sent += 1
+                engine.writer._next_space_check = 0.0
+        assert 5 < sent < 35
+        await fill(internal, "offset")
+        assert engine.healthy is not None
+        assert caplog.text.count("could not be stored") == 1
+        await log.delete_records(sent - 2)
+        await until(lambda: engine.healthy is None)
+        await append(log, batch(["x" * 1_000_000], producer=1, sequence=sent))
+        assert len(await read_all(log)) == 3
+
+
+async def test_health_comes_back_without_an_append(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
+    sqlite.settings["maintain"] = True
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        monkeypatch.setattr(engine.writer, "_min_free_bytes", 1 << 60)
+        engine.writer._next_space_check = 0.0
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+            await append(log, batch(["a"]))
+        await asyncio.sleep(0.1)
+        assert engine.healthy is not None
+        monkeypatch.setattr(engine.writer, "_min_free_bytes", 0)
+        await until(lambda: engine.healthy is None)
+
+
+async def test_a_failed_change_of_the_catalogue_changes_nothing(sqlite: SqliteStore) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        topic = log.topic
+
+        def fail(sql: str) -> None:
+            if sql == "COMMIT":
+                raise sqlite3.OperationalError("disk I/O error")
+
+        undo = intercept(engine, fail)
+        version = engine.topics.version
+        for change in (
+            engine.topics.create("new", 2, {}),
+            engine.topics.delete(topic.topic_id),
+            engine.topics.grow(topic.topic_id, 4),
+            engine.topics.set_configs(topic.topic_id, {"a": "b"}),
+            engine.allocate_producer_ids(5),
+            engine.put_state("k", "v"),
+        ):
+            with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+                await change
+        undo()
+        assert list(engine.topics.all()) == [topic]
+        assert engine.topics.version == version
+        await fill(log, "works")
+        await engine.topics.create("new", 2, {})
+        assert await engine.get_state("k") is None
+
+
+async def test_queued_bytes_are_bounded(sqlite: SqliteStore) -> None:
+    sqlite.settings["max_queued_bytes"] = 50_000
+    async with sqlite.opened() as engine:
+        log = await make(engine)
+        futures = [append(log, batch(["x" * 10_000])) for _ in range(10)]
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        assert [isinstance(result, KopError) for result in results] == [False] * 4 + [True] * 6
+        assert engine.queued_bytes == 0
+        assert (await append(log, batch(["y"]))).base_offset == 4
+
+
+# Crashes between two steps
+
+
+def image(engine: SqliteEngine, directory: Path) -> SqliteStore:
+    """What a crash would leave now: the database and its write-ahead log. Only from the writer's thread."""
+    directory.mkdir()
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{engine.path}{suffix}", directory / f"kop.db{suffix}")
+    return SqliteStore(directory)
+
+
+async def images_of(engine: SqliteEngine, directory: Path, now_ms: int) -> list[SqliteStore]:
+    """Crash images from before each commit of `maintain`, and from its end."""
+    found: list[SqliteStore] = []
+
+    def take(sql: str) -> None:
+        if sql == "COMMIT" and len(found) < 60:
+            found.append(image(engine, directory / str(len(found))))
+
+    undo = intercept(engine, take)
+    await engine.maintain(now_ms)
+    undo()
+    found.append(await engine.writer.run(lambda conn: image(engine, directory / "end"), transaction=False))
+    return found
+
+
+async def test_a_crash_in_compaction(sqlite: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "_STEP_BYTES", 2000)
+    async with sqlite.opened() as engine:
+        log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0", delete_retention_ms="0")
+        expected: dict[bytes, tuple[int, bytes | None]] = {}
+        for i in range(60):
+            key, value = f"k{i % 7}", None if i % 5 == 0 else str(i) * 50
+            offset = await put(log, key, value)
+            expected[key.encode()] = (offset, None if value is None else value.encode())
+        live = {key: found for key, found in expected.items() if found[1] is not None}
+        images = await images_of(engine, tmp_path, NOW)
+    assert len(images) > 5
+    for store in images:
+        async with store.opened() as engine:
+            log = first(engine)
+            for _ in range(2):
+                assert (log.log_start_offset, log.high_watermark) == (0, 60)
+                newest = {r.key: (r.offset, r.value) for r in await read_all(log)}
+                assert {key: found for key, found in newest.items() if found[1] is not None} == live
+                assert await stored_bytes(log) == log.size_bytes
+                await engine.maintain(NOW)
+            assert len(await read_all(log)) <= 8
+
+
+async def test_a_crash_in_retention(sqlite: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "_REMOVE_ROWS", 4)
+    async with sqlite.opened() as engine:
+        log = await make(engine, partitions=2, retention_ms="1000")
+        gone = await make(engine, "gone", 3)
+        for i in range(20):
+            await append(log, batch([str(i)], producer=3, sequence=i, timestamp=NOW + i))
+            await append(first(engine, partition=1), batch(["x"], timestamp=NOW))
+            await fill(gone, "gone")
+        await engine.topics.delete(gone.topic.topic_id)
+        images = await images_of(engine, tmp_path, NOW + 1015)
+        assert log.log_start_offset == 15
+    assert len(images) > 8
+    starts = set()
+    for store in images:
+        async with store.opened() as engine:
+            log, other = first(engine), first(engine, partition=1)
+            starts.add(log.log_start_offset)
+            assert (log.high_watermark, other.high_watermark) == (20, 20)
+            assert log.producers()[0].last_sequence == 19
+            assert await read_values(log) == [str(i) for i in range(log.log_start_offset, 20)]
+            await engine.maintain(NOW + 1015)
+            assert (log.log_start_offset, other.log_start_offset, other.size_bytes) == (15, 20, 0)
+            assert await stored_bytes(log) == log.size_bytes
+            assert (await append(other, batch(["y"]))).base_offset == 20
+            rows = await engine.writer.run(lambda conn: conn.execute("SELECT count(*) FROM log").fetchone()[0])
+            assert rows == 2
+    assert starts == {0, 15}
+
+
+async def test_a_deleted_topics_rows_go_in_the_background(sqlite: SqliteStore) -> None:
+    sqlite.settings["maintain"] = True
+    async with sqlite.opened() as engine:
+        log = await make(engine, partitions=3)
+        await asyncio.gather(*[append(first(engine, partition=i % 3), batch(["x" * 100])) for i in range(300)])
+        await engine.topics.delete(log.topic.topic_id)
+        with closing(sqlite3.connect(engine.path)) as conn:
+            query = "SELECT (SELECT count(*) FROM batch) + (SELECT count(*) FROM log)"
+            await until(lambda: conn.execute(query).fetchone() == (0,))
+
+
+async def test_rows_still_to_be_removed_do_not_count_for_retention(sqlite: SqliteStore) -> None:
+    async with sqlite.opened() as engine:
+        size = len(batch(["x" * 100]))
+        log = await make(engine, retention_bytes=str(5 * size))
+        await fill(log, *["x" * 100] * 10)
+        await log.delete_records(4)
+        await engine.maintenance._retain(NOW)
+        assert log.log_start_offset == 5
+
+
+async def test_deleted_topics_do_not_keep_retention_waiting(
+    sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_DEAD_STEPS", 1), ("_REMOVE_ROWS", 2), ("_REMOVE_LOGS", 2), ("TICK_SECONDS", 0.01)):
+        monkeypatch.setattr(maintenance, name, value)
+    sqlite.settings.update(maintain=True, retention_check_interval_ms=10)
+    async with sqlite.opened() as engine:
+        log = await make(engine, retention_bytes="0")
+        for name in ("a", "b"):
+            dead = await make(engine, name, 60)
+            await asyncio.gather(*[append(first(engine, name, i % 60), batch(["x"])) for i in range(200)])
+            await engine.topics.delete(dead.topic.topic_id)
+        await fill(log, "x")
+        await until(lambda: log.log_start_offset == 1)
+        with closing(sqlite3.connect(engine.path)) as conn:
+            assert conn.execute("SELECT count(*) FROM log WHERE topic IS NULL").fetchone()[0] > 0
+            await until(lambda: conn.execute("SELECT count(*) FROM log WHERE topic IS NULL").fetchone() == (0,))
+            assert conn.execute("SELECT count(*) FROM batch").fetchone() == (0,)
+
+
+# Compaction with little memory, and with what it cannot read
+
+
+async def test_compaction_in_several_passes(sqlite: SqliteStore) -> None:
+    sqlite.settings["cleaner_keys"] = 10
+    async with sqlite.opened() as engine:
+        log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+        expected = {}
+        for i in range(150):
+            expected[f"k{i * 11 % 40}"] = await put(log, f"k{i * 11 % 40}", str(i))
+        await sqlite.maintain(engine, NOW)
+        found = await read_all(log)
+        assert {record.key.decode(): record.offset for record in found if record.key} == expected
+        assert len(found) == 40
+
+
+async def test_compaction_leaves_alone_what_it_cannot_read(
+    sqlite: SqliteStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine, cleanup_policy="compact")
+        await put(log, "a", "1")
+        data = batch(["2"], keys=["a"], codec=4)
+        data[70] ^= 0xFF
+        await append(log, data)
+        await put(log, "a", "3")
+        await put(log, "b", "4")
+        await sqlite.maintain(engine, NOW)
+        result = await log.read(0, LIMIT, min_one=True)
+        assert [read_header(buffer).base_offset for buffer in result.buffers] == [1, 2, 3]
+        assert bytes(result.buffers[0]) == bytes(data)
+    assert "stays as it is" in caplog.text
