@@ -133,6 +133,7 @@ async def _open_engine(config: Config, topic_configs: TopicConfigs) -> SqliteEng
         settings=SqliteSettings(
             cache_bytes=config.kop_cache_bytes,
             wal_bytes=config.kop_wal_bytes,
+            min_free_bytes=config.kop_min_free_bytes,
             retention_check_interval_ms=config.log_retention_check_interval_ms,
             cleaner_interval_ms=config.log_cleaner_backoff_ms,
             producer_id_expiration_ms=config.producer_id_expiration_ms,

@@ -326,6 +326,13 @@ class Config(BaseModel):
         "Bytes of SQLite's write-ahead log at which it is written back into the database file.",
         ge=1_048_576,
     )
+    kop_min_free_bytes: Long = _own(
+        "kop.min.free.bytes",
+        268_435_456,
+        "Bytes of the disk that records leave free for deletes, commits of offsets and the write-ahead log; "
+        "at most an eighth of the disk.",
+        ge=0,
+    )
 
     # -- groups and producers
     offsets_topic_num_partitions: Int = _kafka(

@@ -58,6 +58,9 @@ class GroupLog:
         self._wall_ms = wall_ms
         self._logs: list[PartitionLog] = []
         self._queued: dict[int, list[_Write]] = {}
+        self._failing = False
+        self._lost = 0
+        """Writes refused since the log began to fail: one line tells of all."""
 
     async def open(self) -> None:
         """Find the topic, or make it; the partitions of one that is there stay as they are."""
@@ -153,7 +156,14 @@ class GroupLog:
         if error is not None:
             code = error.code if isinstance(error, KopError) else ErrorCode.UNKNOWN_SERVER_ERROR
             code = code or ErrorCode.UNKNOWN_SERVER_ERROR
-            _log.warning("%d records could not be written to %s-%d: %s", len(writes), OFFSETS_TOPIC, log.index, error)
+            self._lost += len(writes)
+            if not self._failing:
+                self._failing = True
+                _log.warning("cannot write to %s-%d, groups and commits fail: %s", OFFSETS_TOPIC, log.index, error)
+        elif self._failing:
+            self._failing = False
+            _log.warning("%s can be written again; %d writes were refused meanwhile", OFFSETS_TOPIC, self._lost)
+            self._lost = 0
         for write in writes:
             try:
                 write.done(code)

@@ -144,13 +144,14 @@ async def test_deleting_records_makes_room_on_a_full_disk(
         """A disk of 40 MiB."""
 
         f_frsize = 1
+        f_blocks = 40 << 20
 
         def __init__(self, directory: Path) -> None:
             self.f_bavail = (40 << 20) - sum(file.stat().st_size for file in directory.iterdir())
 
     monkeypatch.setattr(writer.os, "statvfs", Disk)
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
-    sqlite.settings.update(maintain=True, min_free_bytes=10 << 20, wal_bytes=2 << 20)
+    sqlite.settings.update(maintain=True, min_free_bytes=5 << 20, wal_bytes=2 << 20)
     async with sqlite.opened() as engine:
         log = await make(engine)
         internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))

@@ -16,7 +16,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from uuid import UUID
@@ -53,9 +53,9 @@ class Settings:
     max_batch_bytes: int = 64 << 20
     """What a batch may inflate to where its records are walked (look-up by time, compaction)."""
     wal_bytes: int = 32 << 20
-    """Size of the write-ahead log from which it is brought into the database."""
+    """Size of the write-ahead log from which it is brought into the database; a sixteenth of a small disk."""
     min_free_bytes: int = 256 << 20
-    """Room on the disk that appends leave to deletes, commits of offsets and checkpoints."""
+    """Room on the disk that appends leave to deletes, commits of offsets and checkpoints; an eighth of a small disk."""
     reader_threads: int = 3
     retention_check_interval_ms: int = 300_000
     cleaner_interval_ms: int = 15_000
@@ -356,6 +356,7 @@ async def open_engine(
     conn: sqlite3.Connection | None = None
     try:
         conn = await loop.run_in_executor(None, schema.prepare, file)
+        settings = await loop.run_in_executor(None, _fitted, settings, file.parent)
         state = await loop.run_in_executor(None, _load, conn, time.time_ns() // 1_000_000)
     except BaseException as error:
         if conn is not None:
@@ -369,6 +370,17 @@ async def open_engine(
     engine.restore(state)
     engine.maintenance.start()
     return engine
+
+
+def _fitted(settings: Settings, directory: Path) -> Settings:
+    """The settings with sizes that a small disk can bear: a log as large as the disk could never be emptied."""
+    disk = os.statvfs(directory)
+    total = disk.f_blocks * disk.f_frsize
+    return replace(
+        settings,
+        min_free_bytes=min(settings.min_free_bytes, total // 8),
+        wal_bytes=min(settings.wal_bytes, max(total // 16, 1 << 20)),
+    )
 
 
 def _lock(path: Path) -> IO[str]:

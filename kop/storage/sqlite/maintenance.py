@@ -85,6 +85,7 @@ class Maintenance:
         self._log_places = 0  # places in the index written since the write-ahead log began, one a log and commit
         self._pages_per_log = 0.0  # pages that such a place costs: many share one while the index is small
         self._checkpoint_at = engine.settings.wal_bytes
+        self._failing: set[str] = set()
         self.closing = False
         """Steps under way end, no further ones begin."""
 
@@ -189,8 +190,11 @@ class Maintenance:
         """A piece of work that may fail (a full disk, say) without ending the others; it comes round again."""
         try:
             await work
+            self._failing.discard(what)
         except KopError as error:
-            _log.warning("%s failed, will be tried again: %s", what, error.message)
+            level = logging.DEBUG if what in self._failing else logging.WARNING  # one line until it works again
+            self._failing.add(what)
+            _log.log(level, "%s failed, will be tried again: %s", what, error.message)
         except Exception:
             _log.exception("%s failed, will be tried again", what)
 

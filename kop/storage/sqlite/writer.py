@@ -146,6 +146,7 @@ class Writer:
         self._loop = loop
         self._conn = conn
         self._directory = path.parent
+        self._wal_path = f"{path}-wal"
         self._min_free_bytes = min_free_bytes
         self._on_committed = on_committed
         self._on_failed = on_failed
@@ -280,7 +281,8 @@ class Writer:
 
     def _commit(self, group: list[Entry], size: int) -> None:
         self._since_space_check += size
-        if self._since_space_check >= _SPACE_CHECK_BYTES or time.monotonic() >= self._next_space_check:
+        often = min(_SPACE_CHECK_BYTES, self._min_free_bytes // 4)
+        if self._since_space_check >= often or time.monotonic() >= self._next_space_check:
             shortage = self._shortage()
             if shortage is not None:
                 self._lose([entry for entry in group if not entry.log.topic.internal], shortage)
@@ -345,16 +347,22 @@ class Writer:
         except OSError as error:
             return BackendError(f"cannot see how full the disk is: {error}")
         free = disk.f_bavail * disk.f_frsize
-        if free < self._min_free_bytes:
+        # The next checkpoint may make the database larger by all that the write-ahead log holds.
+        kept = self._min_free_bytes + self._wal_bytes() if self._min_free_bytes else 0
+        if free < kept:
             self._short = True
             self._next_space_check = 0.0  # look again at every commit
-            return BackendError(
-                f"the disk is full: {free >> 20} MiB left in {self._directory}, {self._min_free_bytes >> 20} are kept"
-            )
+            return BackendError(f"the disk is full: {free >> 20} MiB left in {self._directory}, {kept >> 20} are kept")
         self._short = False
         self._next_space_check = time.monotonic() + _SPACE_CHECK_SECONDS
         self._since_space_check = 0
         return None
+
+    def _wal_bytes(self) -> int:
+        try:
+            return os.stat(self._wal_path).st_size
+        except OSError:
+            return 0
 
     def _operate(self, op: _Op) -> None:
         try:
