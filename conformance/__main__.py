@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import threading
 import time
@@ -48,6 +49,8 @@ def main() -> int:
             Path(options.json).write_text(json.dumps(report.json(), indent=1) + "\n")
         print(f"{time.monotonic() - begun:.0f} s", file=sys.stderr)
         print(report.text(), flush=True)
+    if not any(collector.results for collector in report.collectors):
+        return 2
     return 1 if report.failed else 0
 
 
@@ -132,4 +135,8 @@ class _Progress:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop what was started, too
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

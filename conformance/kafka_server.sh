@@ -33,6 +33,7 @@ fetch_libs() {
     for artifact in kafka_2.13 kafka-server kafka-tools connect-runtime connect-file kafka-streams; do
       dependency org.apache.kafka "$artifact" "$VERSION"
     done
+    dependency org.slf4j slf4j-api 2.0.17
     dependency org.apache.logging.log4j log4j-slf4j2-impl 2.25.1
     dependency org.apache.logging.log4j log4j-core 2.25.1
     echo '</dependencies></project>'
@@ -122,7 +123,7 @@ P
     >"$DIR/server.log" 2>&1 </dev/null &
   echo $! >"$DIR/pid"
   for _ in $(seq 240); do
-    grep -q 'Kafka Server started' "$DIR/server.log" 2>/dev/null && { echo "127.0.0.1:$port"; return; }
+    (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null && { echo "127.0.0.1:$port"; return; }
     running || break
     sleep 0.25
   done

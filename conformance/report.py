@@ -96,7 +96,7 @@ class Report:
                 lines += [f"    {part}" if i == 0 else part for i, part in enumerate(say(result).split("\n"))]
 
     def _table(self) -> list[str]:
-        rows = [("client", "version", "passed", "failed", "gaps", "skipped", "seconds")]
+        rows: list[tuple[str, ...]] = [("client", "version", "passed", "failed", "gaps", "skipped", "seconds")]
         for c in self.collectors:
             counts = dict.fromkeys(("passed", "failed", "gap", "skipped"), 0)
             for result in c.results.values():

@@ -27,11 +27,24 @@ TOTAL = 3600.0
 
 Listener = Callable[[Result], None]
 
+_running: set[subprocess.Popen[str]] = set()
+_stopped = threading.Event()
+
 
 def run_all(suites: Sequence[Suite], arguments: Sequence[str], jobs: int, listener: Listener) -> list[Collector]:
-    """Every suite with these arguments, `jobs` at a time; the collectors in the order of the suites."""
+    """Every suite with these arguments, `jobs` at a time; the collectors in the order in which they began."""
+    together = [suite for suite in suites if not suite.last]
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-        return list(pool.map(lambda suite: run(suite, arguments, listener), suites))
+        try:
+            return list(pool.map(lambda suite: run(suite, arguments, listener), together)) + [
+                run(suite, arguments, listener) for suite in suites if suite.last
+            ]
+        except BaseException:  # Ctrl-C: the pool waits for its threads, they wait for their suites
+            pool.shutdown(wait=False, cancel_futures=True)
+            _stopped.set()
+            for process in list(_running):
+                _kill(process)
+            raise
 
 
 def run(suite: Suite, arguments: Sequence[str], listener: Listener) -> Collector:
@@ -39,8 +52,8 @@ def run(suite: Suite, arguments: Sequence[str], listener: Listener) -> Collector
     collector = Collector(suite.name)
     try:
         command = [*suite.prepare(), *arguments]
-    except Missing as why:
-        collector.missing = str(why)
+    except Missing as reason:
+        collector.missing = str(reason)
         return collector
     with tempfile.TemporaryFile("w+") as noise:
         process = subprocess.Popen(
@@ -52,11 +65,18 @@ def run(suite: Suite, arguments: Sequence[str], listener: Listener) -> Collector
             env=os.environ | suite.environment | {"PYTHONWARNINGS": "ignore"},
             start_new_session=True,
         )
-        why = _listen(process, collector, listener)
+        _running.add(process)
+        try:
+            why = _listen(process, collector, listener)
+        finally:
+            _kill(process)
+            _running.discard(process)
         if process.returncode and not collector.results and collector.missing is None:
             noise.seek(0)
             lines = noise.read().strip().splitlines()
             why += f" ({lines[-1]})" if lines else ""
+    if _stopped.is_set():
+        return collector
     for lost in collector.finish(why):
         listener(lost)
     if not collector.results and collector.missing is None:
@@ -87,11 +107,13 @@ def _listen(process: subprocess.Popen[str], collector: Collector, listener: List
                 return f"the suite was stopped after {TOTAL:g} s"
     except subprocess.TimeoutExpired:
         return "the suite closed its output and went on"
-    finally:
-        # Clients that the suite started go with it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a suite, and with it the clients that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:

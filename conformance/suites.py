@@ -30,12 +30,14 @@ class Missing(Exception):
 class Suite:
     """A client: `prepare` installs it and returns the command to which the suite's arguments are added.
 
-    A suite that is not `fast` needs a long build or a long run: --fast leaves it out unless it is named.
+    A suite that is not `fast` needs a long build or a long run: --fast leaves it out unless it is named. One that is
+    `last` keeps the server so busy that it runs by itself after all others.
     """
 
     name: str
     prepare: Callable[[], list[str]]
     fast: bool = True
+    last: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -109,6 +111,7 @@ SUITES = (
     Suite("confluent-kafka", _python("confluent_suite.py")),
     Suite("kcat", _kcat),
     Suite("kafkajs", _kafkajs, environment={"NODE_PATH": str(CACHE / "kafkajs" / "node_modules")}),
+    Suite("many-topics", _python("many_topics_suite.py"), last=True),
     Suite("java", _executable("java"), fast=False),
     Suite("librdkafka", _executable("librdkafka"), fast=False),
 )

@@ -31,7 +31,7 @@ from kop.handlers.base import Gateway
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata import MetadataCache
 from kop.handlers.producer_ids import ProducerIds
-from kop.metrics import Metrics, gauge_family
+from kop.metrics import Metrics, counter_value, gauge_family
 from kop.server import memory
 from kop.server.dispatch import Dispatcher
 from kop.server.http import serve_http
@@ -120,6 +120,12 @@ async def start(config: Config, stack: AsyncExitStack) -> Serving:
         )
         stack.push_async_callback(runner.cleanup)
     server = Server(Dispatcher(gateway), metrics, _limits(config))
+    metrics.collect_with(
+        lambda: (
+            counter_value("kop_bytes_in", "Bytes received from clients.", server.bytes_in),
+            counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", server.bytes_out),
+        )
+    )
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
     listeners = await _listen(config, server)
     return Serving(gateway, server, listeners, http_port)

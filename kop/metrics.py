@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -36,8 +36,6 @@ class Metrics:
             buckets=_LATENCY_BUCKETS,
             registry=reg,
         )
-        self.bytes_in = Counter("kop_bytes_in", "Bytes received from clients.", registry=reg)
-        self.bytes_out = Counter("kop_bytes_out", "Bytes handed to clients' sockets.", registry=reg)
         self.produced_bytes = Counter("kop_produced_bytes", "Bytes of record batches accepted.", registry=reg)
         self.produced_records = Counter("kop_produced_records", "Records accepted.", registry=reg)
         self.fetched_bytes = Counter("kop_fetched_bytes", "Bytes of record batches handed out.", registry=reg)
@@ -78,6 +76,11 @@ class _Scrape(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._source()
+
+
+def counter_value(name: str, documentation: str, value: float) -> CounterMetricFamily:
+    """A counter that somebody else counts, as it stands at scrape time."""
+    return CounterMetricFamily(name, documentation, value=value)
 
 
 def gauge_family(name: str, documentation: str, labels: list[str]) -> GaugeMetricFamily:

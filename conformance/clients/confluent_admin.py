@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from checks import stored
+from checks import check_codec, stored, values
 from confluent_kafka import (
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
@@ -241,6 +241,33 @@ def elect_leaders_is_not_needed(run: Run) -> None:
     same(found[tp].name(), "ELECTION_NOT_NEEDED")
 
 
+@suite.case(codec=("gzip", "zstd", "uncompressed"))
+def topic_compression_type_recompresses(run: Run, codec: str) -> None:
+    topic = make_topic(run, compression_type=codec)
+    sender = Sender(run, compression_type="lz4", linger_ms=50)
+    wanted = values(50)
+    for value in wanted:
+        sender.send(topic, value)
+    sender.flush()
+    check_codec(run, topic, "none" if codec == "uncompressed" else codec)
+    with consumer(run, topic) as c:
+        same([(r.offset(), r.value()) for r in take(c, 50)], list(enumerate(wanted)))
+
+
+@suite.case()
+def timestamps_out_of_bounds_are_refused(run: Run) -> None:
+    topic = make_topic(run, message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000")
+    now = int(time.time() * 1000)
+    for stamp in (now - 120_000, now + 120_000):
+        sender = Sender(run)
+        sender.send(topic, b"x", timestamp=stamp)
+        sender.client.flush(10)
+        same([e.name() for e in sender.errors], ["INVALID_TIMESTAMP"])
+    sender = Sender(run)
+    sender.send(topic, b"x", timestamp=now)
+    same(sender.flush()[0].offset(), 0)
+
+
 @suite.case()
 def null_key_on_a_compacted_topic_is_refused(run: Run) -> None:
     topic = make_topic(run, cleanup_policy="compact")
@@ -252,21 +279,3 @@ def null_key_on_a_compacted_topic_is_refused(run: Run) -> None:
     sender.send(topic, b"v", b"k")
     same(sender.flush()[0].offset(), 0)
     same(sum(b.count for b in stored(run, topic)), 1)
-
-
-@suite.case(slow=True, limit=60, alone=True)
-def metadata_of_200_topics_of_8_partitions(run: Run) -> None:
-    names = [run.name("many") for _ in range(200)]
-    a = admin(run)
-    for future in a.create_topics([NewTopic(n, 8, 1) for n in names], operation_timeout=30).values():
-        future.result(40)
-
-    def all_there() -> bool:
-        topics = a.list_topics(timeout=10).topics
-        return all(n in topics and len(topics[n].partitions) == 8 for n in names)
-
-    eventually(all_there, 20)
-    sender = Sender(run)
-    for n in names:
-        sender.send(n, b"x", partition=7)
-    same(len(sender.flush()), 200)

@@ -139,6 +139,14 @@ def transaction_commits_and_aborts(run: Run) -> None:
 
 
 @suite.case()
+def read_committed_reads_records_without_transactions(run: Run) -> None:
+    topic = make_topic(run)
+    fill(run, topic, 10, enable_idempotence=True)
+    with consumer(run, topic, isolation_level="read_committed") as c:
+        same([r.offset() for r in take(c, 10)], list(range(10)))
+
+
+@suite.case()
 def consume_from_beginning_end_and_offset(run: Run) -> None:
     topic = make_topic(run)
     fill(run, topic, 10)
@@ -313,6 +321,33 @@ def group_resumes_from_its_commit(run: Run) -> None:
         c.commit(offsets=[TopicPartition(topic, 0, 2, metadata="why")], asynchronous=False)
         found = c.committed([tp], timeout=5)[0]
         same((found.offset, found.metadata), (2, "why"))
+
+
+@suite.case()
+def commits_are_checked(run: Run) -> None:
+    topic = make_topic(run)
+    with consumer(run) as c:
+
+        def commit(where: str, partition: int, metadata: str = "") -> str | None:
+            wanted = [TopicPartition(where, partition, 1, metadata=metadata)]
+            try:
+                error = c.commit(offsets=wanted, asynchronous=False)[0].error
+            except KafkaException as failure:
+                error = failure.args[0]
+            return error and str(error.name())
+
+        same(commit(topic, 0, "x" * 4000), None, "metadata of 4000 bytes")
+        same(commit(topic, 0, "x" * 5000), "OFFSET_METADATA_TOO_LARGE")
+        same(commit(topic, 1), "UNKNOWN_TOPIC_OR_PART", "a partition that is not there")
+        same(commit(run.name("absent"), 0), "UNKNOWN_TOPIC_OR_PART", "a topic that is not there")
+
+
+@suite.case()
+def session_timeout_out_of_bounds_is_refused(run: Run) -> None:
+    topic = make_topic(run)
+    with consumer(run, topic, session_timeout_ms=1000, heartbeat_interval_ms=200) as c:
+        message = eventually(lambda: c.poll(0.5))
+        same(message.error() and message.error().name(), "INVALID_SESSION_TIMEOUT")
 
 
 @suite.case()

@@ -22,7 +22,7 @@ from kafka.admin import (
     ResourceType,
 )
 from kafka.structs import OffsetAndMetadata
-from kafka_python_kit import Member, admin, consumer, fill, make_topic, producer, suite, take
+from kafka_python_kit import RACE, Member, admin, consumer, fill, make_topic, producer, suite, take
 from suite import Run, eventually, same
 
 
@@ -100,7 +100,7 @@ def names_that_differ_in_dot_and_underscore_collide(run: Run) -> None:
         refused(E.InvalidTopicError, create, a, topic.replace("col.lide", "col_lide"))
 
 
-@suite.case()
+@suite.case(attempts=RACE)
 def internal_topics_cannot_be_made_or_deleted(run: Run) -> None:
     topic = make_topic(run)
     fill(run, topic, 1)
@@ -350,7 +350,7 @@ def compaction_keeps_the_last_value_of_each_key(run: Run) -> None:
 # Groups
 
 
-@suite.case()
+@suite.case(attempts=RACE)
 def describe_and_list_groups_by_state(run: Run) -> None:
     topic, group = make_topic(run, partitions=2), run.group()
     member = Member(run, group, topic, client_id="the-member", group_instance_id="the-instance")
@@ -391,7 +391,7 @@ def describe_an_unknown_group(run: Run) -> None:
         assert "GroupIdNotFound" in str(found["error"]), f"error {found['error']}"
 
 
-@suite.case()
+@suite.case(attempts=RACE)
 def delete_groups(run: Run) -> None:
     topic, group = make_topic(run), run.group()
     fill(run, topic, 2)
@@ -405,7 +405,7 @@ def delete_groups(run: Run) -> None:
         same(a.delete_groups([group])[group], "GroupIdNotFoundError")
 
 
-@suite.case()
+@suite.case(attempts=RACE)
 def list_alter_and_delete_group_offsets(run: Run) -> None:
     topic, group = make_topic(run, partitions=2), run.group()
     fill(run, topic, 5)
@@ -532,21 +532,3 @@ def list_config_resources(run: Run) -> None:
         assert topic in found["topic"], "the topic is missing"
         broker = str(a.describe_cluster()["brokers"][0]["broker_id"])
         assert broker in found["broker"], f"broker {broker} not in {found['broker']}"
-
-
-@suite.case(limit=60, alone=True)
-def metadata_of_200_topics_of_8_partitions(run: Run) -> None:
-    names = [run.name("many") for _ in range(200)]
-    with admin(run) as a:
-        a.create_topics({n: {"num_partitions": 8, "replication_factor": 1} for n in names}, timeout_ms=30000)
-        eventually(lambda: set(names) <= set(a.list_topics()), 15)
-        described = {t["name"]: t for t in a.describe_topics(names)}
-        same(
-            {(n, described[n]["error_code"], len(described[n]["partitions"])) for n in names},
-            {(n, 0, 8) for n in names},
-        )
-        brokers = {b["broker_id"] for b in a.describe_cluster()["brokers"]}
-        assert {p["leader_id"] for t in described.values() for p in t["partitions"]} <= brokers, "a leader is no broker"
-        same(len({described[n]["topic_id"] for n in names}), 200, "topic ids")
-    with producer(run) as p:
-        same(p.send(names[-1], b"x", partition=7).get(timeout=10).offset, 0)

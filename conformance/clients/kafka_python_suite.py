@@ -21,7 +21,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import MessageSizeTooLargeError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata
-from kafka_python_kit import Member, admin, consumer, fill, make_topic, producer, suite, take
+from kafka_python_kit import RACE, Member, admin, consumer, fill, make_topic, producer, suite, take
 from suite import Run, eventually, same
 
 
@@ -295,7 +295,7 @@ def deleted_and_recreated_topic_is_a_new_log(run: Run) -> None:
 # Groups
 
 
-@suite.case()
+@suite.case(attempts=RACE)
 def group_resumes_from_its_commit(run: Run) -> None:
     topic, group = make_topic(run), run.group()
     fill(run, topic, 10)
@@ -311,7 +311,7 @@ def group_resumes_from_its_commit(run: Run) -> None:
         same(c.committed(TopicPartition(topic, 7)), None, "commit of a partition that is not there")
 
 
-@suite.case()
+@suite.case(attempts=RACE)
 def group_auto_commit_on_close(run: Run) -> None:
     topic, group = make_topic(run), run.group()
     fill(run, topic, 5)
@@ -321,7 +321,7 @@ def group_auto_commit_on_close(run: Run) -> None:
         same(c.committed(TopicPartition(topic, 0)), 5)
 
 
-@suite.case()
+@suite.case(attempts=RACE)
 def seek_pause_and_resume(run: Run) -> None:
     topic = make_topic(run, partitions=2)
     fill(run, topic, 5, partition=0)
@@ -337,7 +337,7 @@ def seek_pause_and_resume(run: Run) -> None:
         same([(r.partition, r.offset) for r in take(c, 5)], [(0, i) for i in range(5)])
 
 
-@suite.case()
+@suite.case(attempts=RACE)
 def pattern_subscription_finds_topics_made_later(run: Run) -> None:
     topic = make_topic(run, "pattern")
     later = topic + "-later"
@@ -351,7 +351,7 @@ def pattern_subscription_finds_topics_made_later(run: Run) -> None:
         same({r.topic for r in take(c, 2)}, {later})
 
 
-@suite.case(limit=60, assignor=("range", "cooperative_sticky"))
+@suite.case(limit=60, assignor=("range", "cooperative_sticky"), attempts=RACE)
 def group_rebalances_one_two_three_and_back(run: Run, assignor: str) -> None:
     topic, group = make_topic(run, partitions=6), run.group()
     strategy = [CooperativeStickyAssignor if assignor == "cooperative_sticky" else RangePartitionAssignor]
@@ -389,7 +389,7 @@ def group_rebalances_one_two_three_and_back(run: Run, assignor: str) -> None:
             raise member.error
 
 
-@suite.case(limit=40)
+@suite.case(limit=40, attempts=RACE)
 def static_member_restarts_without_a_rebalance(run: Run) -> None:
     topic, group = make_topic(run, partitions=4), run.group()
     one = Member(run, group, topic, group_instance_id="one", session_timeout_ms=20_000)
@@ -406,7 +406,7 @@ def static_member_restarts_without_a_rebalance(run: Run) -> None:
     two.leave()
 
 
-@suite.case(limit=45)
+@suite.case(limit=45, attempts=RACE)
 def many_producers_and_a_group_of_consumers_lose_nothing(run: Run) -> None:
     topic, group = make_topic(run, partitions=4), run.group()
     members = [Member(run, group, topic) for _ in range(2)]

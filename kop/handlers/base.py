@@ -97,3 +97,5 @@ class Api:
     raw: bool = False
     """The handler takes the undecoded body (a memoryview) and returns a `Frame`, a Future of one, or None where the
     client expects no answer. An error on a Future closes the connection."""
+    slack: int = 0
+    """Bytes that a known client sends after the body's end; Kafka never looks there. Not for raw handlers."""

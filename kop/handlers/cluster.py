@@ -38,6 +38,8 @@ _BROKERS, _CONTROLLERS = 1, 2
 _METADATA_TOPIC = "__cluster_metadata"
 _PREFERRED, _UNCLEAN = 0, 1
 _NO_AUTHORIZER = "No Authorizer is configured."
+_KAFKA_GO_SLACK = 1
+"""segmentio's kafka-go takes the filter of DescribeAcls for a structure of its own, with tagged fields at its end."""
 _UNKNOWN_PARTITION = "This server does not host this topic-partition."
 
 
@@ -319,7 +321,7 @@ def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
 
 
 APIS: tuple[Api, ...] = (
-    Api(29, 1, 3, describe_acls),
+    Api(29, 1, 3, describe_acls, slack=_KAFKA_GO_SLACK),
     Api(30, 1, 3, create_acls),
     Api(31, 1, 3, delete_acls),
     Api(35, 1, 5, describe_log_dirs),

@@ -17,11 +17,15 @@ from kop.errors import ErrorCode, FrameError, KopError
 from kop.handlers import api_versions
 from kop.handlers.base import Api, ConnectionInfo, Context, Frame, Gateway
 from kop.wire import codec
-from kop.wire.frame import PRODUCE, RequestHeader, parse_header
+from kop.wire.frame import FETCH, PRODUCE, RequestHeader, parse_header
 from kop.wire.messages import REQUESTS, RESPONSES
 
-_LARGEST_OTHER = 16 * 1024 * 1024
+LARGEST_OTHER = 16 * 1024 * 1024
 """Bytes of a request that is no Produce. Decoding one costs many times its size; no client comes near."""
+_LONG_POLLS = {1, 11, 14}
+"""Fetch, JoinGroup, SyncGroup: they wait for others as long as their client wishes."""
+
+_NAMES = {int(code): code.name for code in ErrorCode}
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +71,8 @@ class Dispatcher:
         version = header.api_version
         if not api.min_version <= version <= api.max_version and not (api.key == PRODUCE and 0 <= version < 3):
             return self._wrong_version(served, header, started)
-        if api.key != PRODUCE and len(frame) > _LARGEST_OTHER:
-            raise FrameError(f"a {served.name} of {len(frame)} bytes is larger than any client sends")
+        if len(frame) > LARGEST_OTHER:
+            self.check_large(frame, len(frame))
         counter = served.counters.get(version)
         if counter is None:
             counter = served.counters[version] = self._gw.metrics.requests.labels(served.name, str(version))
@@ -77,7 +81,7 @@ class Dispatcher:
         ctx = Context(
             header.api_key, version, header.client_id, int(time.time() * 1000), conn, header.correlation_id, owned
         )
-        request = body if api.raw else codec.decode(served.request_class, version, body)
+        request = body if api.raw else codec.decode(served.request_class, version, body, slack=api.slack)
         try:
             result = api.handler(self._gw, ctx, request)
         except FrameError:
@@ -96,6 +100,22 @@ class Dispatcher:
     def is_produce(self, frame: memoryview) -> bool:
         """True for a Produce, whose waits may overlap."""
         return frame[0] == 0 and frame[1] == 0
+
+    def is_fetch(self, frame: memoryview) -> bool:
+        """True for a Fetch, whose answers may be large."""
+        return frame[0] == 0 and frame[1] == FETCH
+
+    def is_long_poll(self, frame: memoryview) -> bool:
+        """True for a request that waits for what others do."""
+        return frame[0] == 0 and frame[1] in _LONG_POLLS
+
+    def check_large(self, start: memoryview, size: int) -> None:
+        """FrameError for a frame that begins with `start` and is too large for its API, before all of it came."""
+        if size > LARGEST_OTHER and not self.is_produce(start):
+            api_key = int.from_bytes(start[:2], "big", signed=True)
+            served = self._served.get(api_key)
+            name = f"request of API {api_key}" if served is None else served.name
+            raise FrameError(f"a {name} of {size} bytes is larger than any client sends")
 
     def _when_done(self, served: _Served, ctx: Context, waiting: asyncio.Future[Any]) -> asyncio.Future[Frame | None]:
         """The frame of a result to come. Cancelling it cancels what is waited for."""
@@ -138,7 +158,8 @@ class Dispatcher:
             return self._failed(served, ctx, error)
 
     def _count(self, served: _Served, code: int) -> None:
-        self._gw.metrics.errors.labels(served.name, ErrorCode(code).name).inc()
+        name = _NAMES.get(code) or str(code)
+        self._gw.metrics.errors.labels(served.name, name).inc()
 
     def _wrong_version(self, served: _Served, header: RequestHeader, started: float) -> Answer:
         if served.api.key != api_versions.KEY:

@@ -1,6 +1,6 @@
 """Listeners and the connections' common ground: limits, shared memory, idle time, draining.
 
-Owns: sockets that listen, the set of connections, what all connections together may use.
+Owns: sockets that listen, the set of connections, what all connections together may use, who has to go.
 Must not know: what a request means.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+import socket
 from collections import Counter
 from dataclasses import dataclass
 
@@ -15,14 +17,22 @@ from kop.metrics import Metrics
 from kop.server import memory
 from kop.server.connection import Connection
 from kop.server.dispatch import Dispatcher
+from kop.server.peer import describe
+from kop.server.pressure import Account
 
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
 _SLOW_SECONDS = 30.0
 """A frame or an answer that takes longer makes room for others when memory is short."""
+_CLOSING_SECONDS = 10.0
+"""A connection that is closed may take so long to send its last answers."""
+_LINGER_SECONDS = 0.5
+"""At the stop clients get so long to close their side."""
 _LINES_A_SECOND = 10
 _QUIET_BYTES = 1024 * 1024
 _QUIET_SECONDS = 10
+_OTHER_FILES = 64
+"""Open files that are left to storage and the like where the system's limit is low."""
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +48,7 @@ class Limits:
     """-1: no limit."""
     unread_bytes: int = 16 * 1024 * 1024
     memory_bytes: int = 256 * 1024 * 1024
-    """Incomplete frames and unanswered requests of all connections together."""
+    """Incomplete frames, unanswered requests and unread answers of all connections together."""
 
     @property
     def connection_bytes(self) -> int:
@@ -53,20 +63,22 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.dispatcher = dispatcher
         self.limits = limits
+        self.memory = Account(self.loop, limits.memory_bytes)
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER))
-        self.frame_memory = 0
-        """Bytes held by incomplete frames."""
-        self.request_memory = 0
-        """Bytes of Produce requests that are not answered yet."""
+        self.bytes_in = 0
+        """Bytes received since the last sweep, which counts them: once a second is cheaper than at each request."""
+        self.bytes_out = 0
+        self._traffic_seen = 0
         self._metrics = metrics
         self._connections: set[Connection] = set()
         self._by_host: Counter[str] = Counter()
+        self._most_files = _most_files()
         self._listeners: list[asyncio.Server] = []
         self._draining = False
-        self._traffic = 0
         self._quiet_seconds = 0
         self._lines = 0
         self._suppressed = 0
+        self._deadlocked = False
         self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
 
     # --- listening
@@ -81,10 +93,17 @@ class Server:
             reuse_address=True,
         )
         self._listeners.append(listener)
+        for sock in listener.sockets:  # what is accepted inherits it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         bound = listener.sockets[0].getsockname()
         return bound[0], bound[1]
 
     # --- what connections report
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
 
     def admit(self, connection: Connection) -> bool:
         """Count a connection in; False where a limit is reached."""
@@ -94,6 +113,7 @@ class Server:
         for limit, used, name in (
             (self.limits.max_connections, len(self._connections), "max.connections"),
             (self.limits.max_connections_per_ip, self._by_host[host], "max.connections.per.ip"),
+            (self._most_files, len(self._connections), "the system's limit of open files"),
         ):
             if used >= limit:
                 self._metrics.connections_refused.labels(name).inc()
@@ -105,9 +125,8 @@ class Server:
         self._metrics.connections.set(len(self._connections))
         return True
 
-    def release(self, connection: Connection, pending_bytes: int) -> None:
+    def release(self, connection: Connection) -> None:
         """Count a connection out."""
-        self.request_memory -= pending_bytes
         if connection in self._connections:
             self._connections.discard(connection)
             host = connection.info.client_host
@@ -116,24 +135,10 @@ class Server:
                 del self._by_host[host]
             self._metrics.connections.set(len(self._connections))
 
-    def count_in(self, nbytes: int) -> None:
-        """Count bytes received."""
-        self._traffic += nbytes
-        self._metrics.bytes_in.inc(nbytes)
-
-    def count_out(self, nbytes: int) -> None:
-        """Count bytes sent."""
-        self._traffic += nbytes
-        self._metrics.bytes_out.inc(nbytes)
-
-    def memory_is_short(self) -> bool:
-        """True when requests under way hold all the memory they may."""
-        return self.frame_memory + self.request_memory > self.limits.memory_bytes
-
     def bad_frame(self, connection: Connection, reason: str) -> None:
         """Log and count a connection that is closed for what it sent."""
         self._metrics.bad_frames.labels("foreign protocol" if reason.startswith("this is ") else "bad frame").inc()
-        self.log_line("closing the connection of %s: %s", connection.describe(), reason)
+        self.log_line("closing the connection of %s: %s", describe(connection.info), reason)
 
     def log_line(self, text: str, *values: object) -> None:
         """Log what a peer did; ten lines a second at most, the rest are counted."""
@@ -146,47 +151,70 @@ class Server:
     # --- time
 
     def _sweep(self) -> None:
-        """Once a second: close idle connections, and slow ones where memory is short."""
+        """Once a second: count, close idle connections, and stuck ones where memory is short."""
         self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
         if self._suppressed:
             log.warning("%d more lines like these in the last second were left out", self._suppressed)
         self._lines = self._suppressed = 0
-        self._give_back_when_quiet()
+        self._count_traffic()
         now = self.loop.time()
-        unsent = 0
+        longest = self.limits.max_idle_ms / 1000
         for connection in list(self._connections):
-            idle_ms = (now - connection.last_active) * 1000
-            if 0 <= self.limits.max_idle_ms < idle_ms and not connection.busy:
+            connection.settle_unread()
+            if (
+                (0 <= longest < now - connection.last_active and not connection.busy)
+                or (connection.closing_since and now - connection.closing_since > _CLOSING_SECONDS)
+                or connection.gone_unnoticed()
+            ):
                 connection.abort()
-            if connection.unread_since:
-                unsent += connection.unsent
-        if unsent > self.limits.memory_bytes:
-            self._close_slow(now, lambda c: c.unread_since, "leaves its answers unread")
-        if self.frame_memory > self.limits.memory_bytes // 2:
-            self._close_slow(now, lambda c: c.frame_since, "sends a request too slowly")
+        self._make_room(now)
 
-    def _give_back_when_quiet(self) -> None:
-        """After a while without much traffic, return what the allocator kept from the busy time before."""
-        if self._traffic > _QUIET_BYTES:
+    def _count_traffic(self) -> None:
+        """Count bytes; after a quiet while return what the allocator kept from the busy time before."""
+        traffic = self.bytes_in + self.bytes_out - self._traffic_seen
+        self._traffic_seen += traffic
+        if traffic > _QUIET_BYTES:
             self._quiet_seconds = _QUIET_SECONDS
         elif self._quiet_seconds:
             self._quiet_seconds -= 1
             if not self._quiet_seconds:
                 memory.give_back()
-        self._traffic = 0
 
-    def _close_slow(self, now: float, since: object, what: str) -> None:
-        assert callable(since)
-        for connection in list(self._connections):
-            began = since(connection)
-            if began and now - began > _SLOW_SECONDS:
-                self._metrics.slow_readers.inc()
-                self.log_line("closing the connection of %s: memory is short and it %s", connection.describe(), what)
-                connection.abort()
+    def _make_room(self, now: float) -> None:
+        """Close those who hold memory and do not move, largest first, while it is short; slow ones before it is."""
+        holders = [connection for connection in self._connections if connection.charged]
+        stuck = [connection for connection in holders if connection.stuck()]  # asked each time: it compares
+        if self.memory.used > self.limits.memory_bytes // 2:
+            for connection in holders:
+                if connection.frame_since and now - connection.frame_since > _SLOW_SECONDS:
+                    self._close_slow(connection, "sends a request too slowly")
+                elif connection.unread_since and now - connection.unread_since > _SLOW_SECONDS:
+                    self._close_slow(connection, "reads its answers too slowly")
+        if self._deadlocked and not stuck:
+            stuck = [connection for connection in holders if not connection.busy]
+        for connection in sorted(stuck, key=lambda one: one.charged, reverse=True):
+            if not self.memory.short:
+                break
+            what = "leaves its answers unread" if connection.unsent else "does not go on with its request"
+            self._close_slow(connection, what)
+        # Parts of frames that each wait for the others: nobody is to blame, and next time somebody has to go.
+        parts = sum([connection.charged for connection in holders if not connection.busy])
+        self._deadlocked = self.memory.short and 2 * parts > self.limits.memory_bytes
+
+    def _close_slow(self, connection: Connection, what: str) -> None:
+        self._metrics.slow_readers.inc()
+        held = connection.charged >> 10
+        self.log_line(
+            "closing the connection of %s: memory is short, it holds %d KiB and %s",
+            describe(connection.info),
+            held,
+            what,
+        )
+        connection.abort()
 
     def _busy(self) -> int:
         """Tell all connections to start nothing new; how many still have something under way."""
-        return sum(not connection.drain() for connection in self._connections)
+        return sum([not connection.drain() for connection in self._connections])
 
     async def drain(self, timeout_ms: int) -> None:
         """Stop listening, let requests under way end, then close the connections."""
@@ -197,8 +225,17 @@ class Server:
         while self._busy() and self.loop.time() < deadline:  # noqa: ASYNC110 - the sockets' buffers have no event
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
-            connection.close()
-        await asyncio.sleep(0)
+            connection.end()
+        linger = min(deadline, self.loop.time() + _LINGER_SECONDS)
+        while self._connections and self.loop.time() < linger:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         for connection in list(self._connections):
             connection.abort()
+        await asyncio.sleep(0)
         self._sweeper.cancel()
+
+
+def _most_files() -> int:
+    """How many connections the limit of open files leaves room for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 - 1 if soft == resource.RLIM_INFINITY else max(soft - _OTHER_FILES, soft // 2)

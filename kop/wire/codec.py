@@ -7,7 +7,8 @@ kafka-python compiles a decoder per message and version, too, but it trusts its 
 short, a negative count is an empty list, a negative length moves the read position back, and every tagged field copies
 the rest of the frame. So we compile our own from the same field tree. Its promises:
 
-- every length and count is checked against the bytes that are left before anything is made from it;
+- every length and count is checked against the bytes that are left before anything is made from it, and the elements of
+  all arrays together are bounded;
 - null only where the schema allows null, varints of five bytes at most, text is UTF-8;
 - time and memory linear in the frame; tagged fields we do not know are stepped over;
 - the frame ends where the message ends.
@@ -31,7 +32,7 @@ from kafka.protocol.schemas.fields.struct import StructField
 from kafka.protocol.schemas.fields.struct_array import StructArrayField
 
 from kop.wire.messages import Message
-from kop.wire.primitives import DecodeError, skip_tags, uvarint
+from kop.wire.primitives import MOST_ELEMENTS, DecodeError, skip_tags, too_many, uvarint
 
 Decoder: TypeAlias = Callable[[memoryview, int, int], tuple[Message, int]]
 
@@ -136,6 +137,7 @@ class _Source:
             "DecodeError": DecodeError,
             "uvarint": uvarint,
             "skip_tags": skip_tags,
+            "too_many": too_many,
             "uuid": _uuid,
             "new": object.__new__,
             "bits": BitField.from_32_bit_field,
@@ -158,6 +160,7 @@ class _Source:
 @cache
 def _decoder(cls: Any, version: int) -> Decoder:
     source = _Source()
+    source.add(1, f"room = {MOST_ELEMENTS}")
     flexible = cls.flexible_version_q(version)
     _struct(source, 1, "message", cls._struct, cls, version, flexible)
     source.add(1, "return message, pos")
@@ -238,6 +241,8 @@ def _array(src: _Source, depth: int, var: str, field: Any, version: int, flexibl
     src.add(depth, f"if {count} > end - pos: raise DecodeError('{field.name}: more elements than bytes')")
     src.add(depth, f"if {count} < 0: {var} = None")
     src.add(depth, "else:")
+    src.add(depth + 1, f"room -= {count}")
+    src.add(depth + 1, "if room < 0: raise too_many()")
     inner, item = field.array_of, src.name("item")
     if isinstance(inner, SimpleField) and inner._type_str in _FIXED:
         code = _FIXED[inner._type_str]

@@ -12,12 +12,14 @@ from typing import NamedTuple
 from uuid import UUID
 
 from kop.wire.primitives import (
+    MOST_ELEMENTS,
     DecodeError,
     compact_count,
     compact_string,
     nullable_string,
     old_count,
     skip_tags,
+    too_many,
     uvarint,
     varint_bytes,
 )
@@ -108,9 +110,13 @@ def _parse(body: memoryview, version: int) -> FetchCall:
     unpack, size = layout.unpack_from, layout.size
     partitions: list[FetchPartition] = []
     count, pos = compact_count(body, pos, end) if flexible else old_count(body, pos, end)
+    room = MOST_ELEMENTS - count
     for _ in range(count):
         topic, pos = _topic(body, pos, end, version)
         inner, pos = compact_count(body, pos, end) if flexible else old_count(body, pos, end)
+        room -= inner
+        if room < 0:
+            raise too_many()
         for _ in range(inner):
             row = unpack(body, pos)
             pos += size
@@ -126,9 +132,13 @@ def _parse(body: memoryview, version: int) -> FetchCall:
     forgotten: list[tuple[str | UUID, int]] = []
     if version >= 7:
         count, pos = compact_count(body, pos, end) if flexible else old_count(body, pos, end)
+        room -= count
         for _ in range(count):
             topic, pos = _topic(body, pos, end, version)
             inner, pos = compact_count(body, pos, end) if flexible else old_count(body, pos, end)
+            room -= inner
+            if room < 0:
+                raise too_many()
             forgotten += [(topic, index) for index in struct.unpack_from(f">{inner}i", body, pos)]
             pos += 4 * inner
             if flexible:

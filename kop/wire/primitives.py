@@ -13,6 +13,10 @@ from kop.errors import FrameError
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 
+MOST_ELEMENTS = 1 << 18
+"""Elements that the arrays of one message may have, all together. Each becomes an object of some 200 bytes, and a frame
+of 16 MiB could hold millions; twice the partitions that a gateway has by default are enough for any client."""
+
 
 class DecodeError(FrameError):
     """The bytes are not a message of the API and version that their header names."""
@@ -91,6 +95,11 @@ def old_count(data: memoryview, pos: int, end: int) -> tuple[int, int]:
     return count, pos
 
 
+def too_many() -> DecodeError:
+    """What a message with more than `MOST_ELEMENTS` is refused with."""
+    return DecodeError(f"more than {MOST_ELEMENTS} elements in one message")
+
+
 def varint_bytes(value: int) -> bytes:
     """An unsigned varint."""
     if value < 0x80:
@@ -110,5 +119,7 @@ def encode_nullable(text: str | None, flexible: bool) -> bytes:
     """A nullable string, cut at 32,767 bytes."""
     if text is None:
         return b"\0" if flexible else b"\xff\xff"
-    raw = text.encode()[:32767]
+    raw = text.encode()
+    if len(raw) > 32767:
+        raw = raw[:32767].decode(errors="ignore").encode()  # not within a character
     return (varint_bytes(len(raw) + 1) if flexible else _INT16.pack(len(raw))) + raw

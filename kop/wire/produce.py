@@ -12,6 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from kop.wire.primitives import (
+    MOST_ELEMENTS,
     DecodeError,
     compact_count,
     compact_string,
@@ -19,6 +20,7 @@ from kop.wire.primitives import (
     nullable_string,
     old_count,
     skip_tags,
+    too_many,
     uvarint,
     varint_bytes,
 )
@@ -79,6 +81,7 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceCall:
     transactional_id, pos = compact_string(body, pos, length, end)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(body, pos)
     count, pos = compact_count(body, pos + 6, end)
+    room = MOST_ELEMENTS - count
     topics = []
     for _ in range(count):
         topic: str | UUID
@@ -94,6 +97,9 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceCall:
                 raise DecodeError("a topic name is null")
             topic = name
         partition_count, pos = compact_count(body, pos, end)
+        room -= partition_count
+        if room < 0:
+            raise too_many()
         partitions = []
         for _ in range(partition_count):
             (index,) = _INT32.unpack_from(body, pos)
@@ -123,12 +129,16 @@ def _parse_old(body: memoryview, version: int) -> ProduceCall:
         transactional_id, pos = nullable_string(body, 0, end)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(body, pos)
     count, pos = old_count(body, pos + 6, end)
+    room = MOST_ELEMENTS - count
     topics = []
     for _ in range(count):
         name, pos = nullable_string(body, pos, end)
         if name is None:
             raise DecodeError("a topic name is null")
         partition_count, pos = old_count(body, pos, end)
+        room -= partition_count
+        if room < 0:
+            raise too_many()
         partitions = []
         for _ in range(partition_count):
             (index,) = _INT32.unpack_from(body, pos)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from admin_gateway import NOW, Admin
+from support.gateway import RawClient, gateway, run
 
 from kop.errors import ErrorCode
 from kop.wire.messages import (
@@ -221,3 +222,18 @@ def test_acls_need_an_authorizer(admin: Admin, version: int) -> None:
     )
     deleted = admin.call(DeleteAclsRequest(version=version, filters=[some]))
     assert [(row.error_code, row.matching_acls) for row in deleted.filter_results] == [(E.SECURITY_DISABLED, [])]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_one_byte_too_many_is_kafka_gos_way_to_describe_acls(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await RawClient.connect(serving)
+            every = b"\x01\0\x01\0\0\x01\x01" + b"\0"  # types and names of any kind, the filter's tagged fields
+            client.send_body(29, version, every + b"\0")
+            _, answer = await client.receive(29, version)
+            assert answer.error_code == E.SECURITY_DISABLED
+            client.send_body(29, version, every + b"\0\0")
+            assert await client.closed(), "two bytes too many are a broken frame"
+
+    run(main())

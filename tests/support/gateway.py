@@ -63,10 +63,14 @@ class RawClient:
     @classmethod
     async def connect(cls, serving: Serving) -> RawClient:
         """Connect to the first listener."""
-        host, port = serving.listeners[0]
-        client = cls(*await asyncio.open_connection(host, port, limit=2**28))
+        client = await cls.open(*serving.listeners[0])
         _clients[id(serving)].append(client)
         return client
+
+    @classmethod
+    async def open(cls, host: str, port: int) -> RawClient:
+        """Connect to any address. The caller closes."""
+        return cls(*await asyncio.open_connection(host, port, limit=2**28))
 
     async def close(self) -> None:
         """Close the connection."""

@@ -18,9 +18,10 @@ import pytest
 from kafka.protocol.schemas.fields.codecs.types import BitField
 
 from kop.wire import fetch, produce
-from kop.wire.codec import DecodeError, decode, encode_body, encode_response
+from kop.wire.codec import decode, encode_body, encode_response
 from kop.wire.frame import parse_header
 from kop.wire.messages import REQUESTS, RESPONSES, Message
+from kop.wire.primitives import DecodeError
 
 FILE = Path(__file__).parents[2] / "conformance" / "vectors" / "messages.jsonl.gz"
 ZERO_UUID = "A" * 22
@@ -124,18 +125,17 @@ def test_a_message_cut_short_or_followed_by_a_byte_is_refused(vectors: list[dict
 # --- headers
 
 
-@pytest.mark.parametrize("vectors", [pytest.param([v], id=f"v{v['version']}-{v['fill']}") for v in REQUEST_HEADERS])
-def test_request_headers(vectors: list[dict[str, Any]]) -> None:
-    """A header's own bytes name an API at random; the API and version of each body below are put in their place."""
-    for header in vectors:
-        for body in (v for v in MESSAGES if v["kind"] == "request" and v["header_version"] == header["version"]):
-            named = body["key"].to_bytes(2, "big") + body["version"].to_bytes(2, "big")
-            raw = named + base64.b64decode(header["bytes"])[4:] + base64.b64decode(body["bytes"])
-            parsed = parse_header(memoryview(raw))
-            assert (parsed.api_key, parsed.api_version) == (body["key"], body["version"])
-            assert parsed.correlation_id == header["json"]["correlationId"]
-            assert parsed.client_id == header["json"]["clientId"]
-            assert raw[parsed.body :] == base64.b64decode(body["bytes"]), body["api"]
+@pytest.mark.parametrize("header", REQUEST_HEADERS, ids=lambda v: f"v{v['version']}-{v['fill']}")
+def test_request_headers(header: dict[str, Any]) -> None:
+    """A header's own bytes name an API at random; the API and version of each body are put in their place."""
+    for body in (v for v in MESSAGES if v["kind"] == "request" and v["header_version"] == header["version"]):
+        named = body["key"].to_bytes(2, "big") + body["version"].to_bytes(2, "big")
+        raw = named + base64.b64decode(header["bytes"])[4:] + base64.b64decode(body["bytes"])
+        parsed = parse_header(memoryview(raw))
+        assert (parsed.api_key, parsed.api_version) == (body["key"], body["version"])
+        assert parsed.correlation_id == header["json"]["correlationId"]
+        assert parsed.client_id == header["json"]["clientId"]
+        assert raw[parsed.body :] == base64.b64decode(body["bytes"]), body["api"]
 
 
 def test_response_headers_are_of_kafkas_version() -> None:
@@ -164,8 +164,9 @@ def generic(vector: dict[str, Any]) -> tuple[memoryview, Message]:
 def topic_of(row: Any, version: int, by_id_from: int = 13) -> str | UUID:
     """How the hand-written paths name a topic; an id of zeros, which the schemas make None, stays one."""
     if version < by_id_from:
-        return row.name if hasattr(row, "name") else row.topic
-    return row.topic_id or UUID(int=0)
+        return str(row.name if hasattr(row, "name") else row.topic)
+    topic_id: UUID | None = row.topic_id
+    return topic_id or UUID(int=0)
 
 
 @pytest.mark.parametrize("vector", of("request", "Produce"))

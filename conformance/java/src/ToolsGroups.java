@@ -25,7 +25,7 @@ final class ToolsGroups {
         remove(s, k);
     }
 
-    /** A consumer in the group that polls in the background until it is closed. */
+    /** A consumer in the group that polls in the background until it is closed; it commits the end of each partition once. */
     static final class Member implements AutoCloseable {
         private final Thread thread;
         private volatile boolean stop;
@@ -42,7 +42,12 @@ final class ToolsGroups {
                     while (!stop) {
                         consumer.poll(Duration.ofMillis(100));
                         assigned = consumer.assignment().size();
-                        if (assigned > 0 && !committed) { consumer.commitSync(); committed = true; }
+                        if (assigned > 0 && !committed) { // all that was there when it came
+                            Map<TopicPartition, OffsetAndMetadata> ends = new java.util.HashMap<>();
+                            consumer.endOffsets(consumer.assignment()).forEach((tp, end) -> ends.put(tp, new OffsetAndMetadata(end)));
+                            consumer.commitSync(ends);
+                            committed = true;
+                        }
                     }
                 }
             }, "member of " + group);
@@ -202,6 +207,7 @@ final class ToolsGroups {
             String t = k.topic("busy", 1), g = Suite.name("busy");
             k.produce(t, 0, 5);
             try (Member member = new Member(k, g, t)) {
+                Suite.eventually(5, "a commit", () -> k.committed(g, t) == 5);
                 resetting(k, true, g, "--topic", t, "--to-earliest").says("is (currently )?(not )?(Stable|inactive|active)|current state is Stable");
                 Suite.same(5L, k.committed(g, t), "committed");
             }

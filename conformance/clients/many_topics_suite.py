@@ -1,0 +1,117 @@
+"""200 topics of 8 partitions, as three clients see them. Runs last: a broker of one disk is busy with it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import secrets
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from suite import Run, Suite, eventually, same
+
+logging.getLogger("kafka").setLevel(logging.CRITICAL)
+logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+suite = Suite("many-topics", "200 x 8", workers=1)
+
+TOPICS = 200
+PARTITIONS = 8
+PREFIX = f"conf-many-{secrets.token_hex(4)}-"
+
+
+@functools.cache
+def topics(bootstrap: str) -> tuple[str, ...]:
+    """The topics, made by whichever case comes first."""
+    names = tuple(f"{PREFIX}{i:03d}" for i in range(TOPICS))
+    client = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        client.create_topics(
+            {n: {"num_partitions": PARTITIONS, "replication_factor": 1} for n in names}, timeout_ms=60_000
+        )
+        eventually(lambda: set(names) <= set(client.list_topics()), 30)
+    finally:
+        client.close()
+    return names
+
+
+@suite.case(limit=90)
+def kafka_python_creates_and_describes_all(run: Run) -> None:
+    names = topics(run.bootstrap)
+    client = KafkaAdminClient(bootstrap_servers=run.bootstrap)
+    try:
+        brokers = {b["broker_id"] for b in client.describe_cluster()["brokers"]}
+        for found in (client.describe_topics(list(names)), client.describe_topics()):
+            mine = {t["name"]: t for t in found if t["name"] in names}
+            same({(t["error_code"], len(t["partitions"])) for t in mine.values()}, {(0, PARTITIONS)})
+            same(len({t["topic_id"] for t in mine.values()}), TOPICS, "topic ids")
+            assert {p["leader_id"] for t in mine.values() for p in t["partitions"]} <= brokers, "a leader is no broker"
+    finally:
+        client.close()
+
+
+@suite.case(limit=90)
+def kafka_python_finds_the_ends_of_1600_partitions(run: Run) -> None:
+    partitions = [TopicPartition(name, p) for name in topics(run.bootstrap) for p in range(PARTITIONS)]
+    client = KafkaConsumer(bootstrap_servers=run.bootstrap)
+    try:
+        same(set(client.beginning_offsets(partitions, timeout_ms=30_000).values()), {0})
+        same(len(client.end_offsets(partitions, timeout_ms=30_000)), TOPICS * PARTITIONS)
+    finally:
+        client.close()
+
+
+@suite.case(limit=90)
+def confluent_lists_all_and_produces_to_each(run: Run) -> None:
+    names = topics(run.bootstrap)
+    found = AdminClient({"bootstrap.servers": run.bootstrap}).list_topics(timeout=20).topics
+    same({len(found[n].partitions) for n in names}, {PARTITIONS})
+    producer = Producer({"bootstrap.servers": run.bootstrap, "linger.ms": 5})
+    errors: list[object] = []
+    for name in names:
+        for partition in range(PARTITIONS):
+            producer.produce(
+                name, b"x", partition=partition, on_delivery=lambda error, _: error and errors.append(error)
+            )
+    same((producer.flush(60), errors), (0, []), "(not delivered, errors)")
+
+
+@suite.case(limit=90)
+async def aiokafka_consumes_one_record_of_each_partition_by_pattern(run: Run) -> None:
+    await asyncio.to_thread(confluent_lists_all_and_produces_to_each, run)
+    consumer = AIOKafkaConsumer(bootstrap_servers=run.bootstrap, group_id=run.group(), auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        consumer.subscribe(pattern=f"^{PREFIX}.*")
+        seen: set[tuple[str, int]] = set()
+        while len(seen) < TOPICS * PARTITIONS:
+            async with asyncio.timeout(30):
+                seen |= {
+                    (r.topic, r.partition) for batch in (await consumer.getmany(timeout_ms=500)).values() for r in batch
+                }
+    finally:
+        await consumer.stop()
+
+
+@suite.case(limit=90)
+async def aiokafka_deletes_all(run: Run) -> None:
+    names = topics(run.bootstrap)
+    client = AIOKafkaAdminClient(bootstrap_servers=run.bootstrap)
+    await client.start()
+    try:
+        answer = await client.delete_topics(list(names), timeout_ms=60_000)
+        same({code[1] for code in answer.topic_error_codes}, {0})
+        for _ in range(300):
+            if not set(names) & set(await client.list_topics()):
+                return
+            await asyncio.sleep(0.2)
+        raise AssertionError("some are still listed after 60 s")
+    finally:
+        await client.close()
+
+
+if __name__ == "__main__":
+    suite.main()

@@ -1,0 +1,37 @@
+"""What can be told of the peer of a connection: for the log, for clients' addresses, and whether it has gone.
+
+Owns: that. Must not know: requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from kop.handlers.base import ConnectionInfo
+
+_SHOWN = 100
+"""Characters of what the client says of itself in a log line."""
+_TCP_INFO = getattr(socket, "TCP_INFO", -1)
+"""Where the system has it; else getsockopt fails with OSError."""
+_CLOSE_WAIT = 8
+
+
+def plain_host(host: str) -> str:
+    """An IPv4 address as such where a dual-stack socket shows it mapped into IPv6."""
+    return host.removeprefix("::ffff:") if "." in host else host
+
+
+def describe(info: ConnectionInfo) -> str:
+    """The peer, for the log."""
+    software = f" ({info.software_name} {info.software_version})"[:_SHOWN] if info.software_name else ""
+    return f"{info.client_host}{software}"
+
+
+def has_closed(transport: asyncio.Transport) -> bool:
+    """True when the peer has closed its half, on a socket that is not read and so does not say it by itself."""
+    sock = transport.get_extra_info("socket")
+    try:
+        return sock is not None and bool(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] == _CLOSE_WAIT)
+    except OSError:
+        return False

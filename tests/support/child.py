@@ -1,0 +1,117 @@
+"""`kop serve` in a process of its own, to be killed, drained, starved and measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+STARTS_SECONDS = 30
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class Child:
+    """A gateway that can be started again on the same port and store."""
+
+    def __init__(self, directory: Path, *, files: int | None = None, **settings: str) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._files = files
+        self._settings = {
+            "group.initial.rebalance.delay.ms": "0",
+            "offsets.topic.num.partitions": "2",
+        } | {name.replace("_", "."): value for name, value in settings.items()}
+
+    @property
+    def address(self) -> str:
+        """Bootstrap address."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, wait: bool = True) -> None:
+        """Start, and wait until it takes connections."""
+        arguments = [sys.executable, "-m", "kop.cli.main", "serve", "--listen", self.address, "--http", ""]
+        arguments += ["--store", f"sqlite:{self.directory}/kop.db"]
+        for name, value in self._settings.items():
+            arguments += ["--set", f"{name}={value}"]
+
+        if self._files is not None:
+            arguments = ["sh", "-c", f'ulimit -n {self._files}; exec "$@"', "sh", *arguments]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                arguments,
+                env={name: value for name, value in os.environ.items() if not name.startswith("KOP_")},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if wait:
+            self.wait_until_up()
+
+    def wait_until_up(self) -> None:
+        """Until it takes connections."""
+        end = time.monotonic() + STARTS_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                assert self.process is not None
+                assert self.process.poll() is None, f"kop serve ended:\n{self.log}"
+                assert time.monotonic() < end, f"kop serve did not come up:\n{self.log}"
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+            self.process = None
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        self.process.send_signal(signum)
+
+    def wait(self, timeout: float = 30) -> int:
+        """The exit code."""
+        assert self.process is not None
+        code = self.process.wait(timeout)
+        self.process = None
+        return code
+
+    @property
+    def log(self) -> str:
+        """All that it has written."""
+        return (self.directory / "log").read_text(errors="replace")
+
+    def memory(self, line: str = "VmRSS") -> int:
+        """Resident bytes now; `VmHWM`: the most so far."""
+        assert self.process is not None
+        for row in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if row.startswith(line + ":"):
+                return int(row.split()[1]) * 1024
+        raise LookupError(line)
+
+
+@contextmanager
+def child(directory: Path, *, files: int | None = None, **settings: str) -> Iterator[Child]:
+    """A running gateway that is killed at the end."""
+    one = Child(directory, files=files, **settings)
+    try:
+        one.start()
+        yield one
+    finally:
+        one.kill()

@@ -1,0 +1,237 @@
+"""A connection without a socket: a transport and a dispatcher that do what a test says, and a server around them.
+
+Owns: the fakes, and the rules of order that every start of a request is held against.
+Must not know: real requests; a frame here is a header and padding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from kop.errors import FrameError
+from kop.handlers.base import ConnectionInfo
+from kop.metrics import Metrics
+from kop.server.connection import Connection
+from kop.server.dispatch import Answer
+from kop.server.listener import Limits, Server
+
+PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP = 0, 1, 3, 8, 11
+KEYS = {"produce": PRODUCE, "acks0": PRODUCE, "now": METADATA, "wait": OFFSET_COMMIT, "poll": FETCH, "join": JOIN_GROUP}
+_ACKS0 = 99
+"""The version that marks a Produce without an answer."""
+
+
+def frame(kind: str, number: int, size: int = 10) -> bytes:
+    """A request with its size; `number` is its correlation id."""
+    version = _ACKS0 if kind == "acks0" else 1
+    head = struct.pack(">hhih", KEYS[kind], version, number, -1)
+    return struct.pack(">i", max(size, 10)) + head + bytes(max(0, size - 10))
+
+
+class FakeTransport(asyncio.Transport):
+    """Notes what is written; `reading`, `unsent` and `closed` are what the connection made of it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: str = "10.0.0.1") -> None:
+        super().__init__()
+        self.loop = loop
+        self.host = host
+        self.protocol: Connection | None = None
+        self.written: list[bytes] = []
+        self.reading = True
+        self.unsent = 0
+        self.high = 0
+        self.closing = False
+        self.eof_written = False
+        self.lost = False
+        self.on_write: Any = None
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": (self.host, 40_000), "sockname": ("127.0.0.1", 9092)}.get(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high or 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closing
+        self.written.append(bytes(data))
+        if self.on_write is not None:
+            self.on_write()
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def write_eof(self) -> None:
+        self.eof_written = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        assert not self.closing
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        assert not self.closing
+        self.reading = True
+
+    def abort(self) -> None:
+        self._close(None)
+
+    def close(self) -> None:
+        self._close(None)
+
+    def fail(self) -> None:
+        """The peer resets the connection."""
+        self._close(ConnectionResetError())
+
+    def _close(self, error: BaseException | None) -> None:
+        if self.closing:
+            return
+        self.closing = True
+        self.loop.call_soon(self._lose, error)
+
+    def _lose(self, error: BaseException | None) -> None:
+        assert self.protocol is not None
+        self.lost = True
+        self.protocol.connection_lost(error)
+
+
+@dataclass
+class FakeDispatcher:
+    """Starts requests, and asserts the rules of order at each start."""
+
+    started: list[int] = field(default_factory=list)
+    owned: list[bool] = field(default_factory=list)
+    produces: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    silent: dict[int, bool] = field(default_factory=dict)
+    of_connection: dict[int, dict[int, tuple[int, asyncio.Future[Any]]]] = field(default_factory=dict)
+    bad: set[int] = field(default_factory=set)
+    broken: set[int] = field(default_factory=set)
+    frames: list[memoryview] = field(default_factory=list)
+    keep_frames: bool = False
+    on_start: Any = None
+
+    def dispatch(self, request: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
+        key, version, number, _ = struct.unpack_from(">hhih", request)
+        before = self.of_connection.setdefault(id(conn), {})
+        waits = {kind for kind, future in before.values() if not future.done()}
+        assert waits <= {PRODUCE}, "started behind a request that waits"
+        assert key == PRODUCE or not waits, "a request that is no Produce overtook one"
+        assert bytes(request[10:]) == bytes(len(request) - 10)
+        self.started.append(number)
+        self.owned.append(owned)
+        if self.keep_frames:
+            self.frames.append(request)
+        if self.on_start is not None:
+            self.on_start(number)
+        if number in self.bad:
+            raise FrameError(f"request {number} is bad")
+        if number in self.broken:
+            raise ZeroDivisionError(f"request {number} is broken")
+        if key == METADATA:
+            return Answer((answer(number),), None, _nothing)
+        future = asyncio.get_running_loop().create_future()
+        (self.produces if key == PRODUCE else self.waiting)[number] = future
+        before[number] = key, future
+        self.silent[number] = version == _ACKS0
+        return Answer(None, future, _nothing)
+
+    @staticmethod
+    def pending(futures: dict[int, asyncio.Future[Any]]) -> list[int]:
+        return [number for number, future in futures.items() if not future.done()]
+
+    def complete(self, number: int) -> None:
+        future = self.produces.get(number) or self.waiting[number]
+        future.set_result(None if self.silent[number] else (answer(number),))
+
+    def is_produce(self, request: memoryview) -> bool:
+        return request[0] == 0 and request[1] == PRODUCE
+
+    def is_fetch(self, request: memoryview) -> bool:
+        return request[0] == 0 and request[1] == FETCH
+
+    def is_long_poll(self, request: memoryview) -> bool:
+        return request[0] == 0 and request[1] in (FETCH, JOIN_GROUP)
+
+    def check_large(self, start: memoryview, size: int) -> None:
+        return
+
+
+def answer(number: int, size: int = 8) -> bytes:
+    """The answer to request `number`."""
+    return struct.pack(">ii", size - 4, number) + bytes(size - 8)
+
+
+def _nothing() -> None:
+    return
+
+
+class Peer:
+    """One connection of a server, and its client's side: bytes go in as far as the connection reads."""
+
+    def __init__(self, server: Server, host: str = "10.0.0.1") -> None:
+        self.server = server
+        self.transport = FakeTransport(server.loop, host)
+        self.connection = Connection(server, None)
+        self.transport.protocol = self.connection
+        self.kernel = bytearray()
+        self.connection.connection_made(self.transport)
+
+    def send(self, data: bytes) -> None:
+        """Put bytes into the socket's buffer, and let the connection read what it wants."""
+        self.kernel += data
+        self.pump()
+
+    def pump(self) -> None:
+        """What the event loop does while the socket is readable."""
+        transport = self.transport
+        while self.kernel and transport.reading and not transport.closing:
+            room = self.connection.get_buffer(65536)
+            assert len(room), "no room for what arrives"
+            count = min(len(room), len(self.kernel))
+            room[:count] = self.kernel[:count]
+            del room  # else a growing frame could not let go of its memory
+            del self.kernel[:count]
+            self.connection.buffer_updated(count)
+
+    def eof(self) -> None:
+        """The client closes its half."""
+        if not self.transport.closing and not self.connection.eof_received():
+            self.transport.close()
+
+    @property
+    def answered(self) -> list[int]:
+        """Correlation ids in the order of the answers."""
+        numbers = []
+        data = b"".join(self.transport.written)
+        pos = 0
+        while pos < len(data):
+            size, number = struct.unpack_from(">ii", data, pos)
+            numbers.append(number)
+            pos += 4 + size
+        return numbers
+
+
+def fake_server(dispatcher: FakeDispatcher | None = None, **limits: Any) -> Server:
+    """A server without listeners, on the running loop. Call `close_server` at the end."""
+    return Server(dispatcher or FakeDispatcher(), Metrics(), Limits(**limits))  # type: ignore[arg-type]
+
+
+def close_server(server: Server) -> None:
+    """Stop its clock."""
+    server._sweeper.cancel()
+
+
+async def settle(rounds: int = 10) -> None:
+    """Let the loop run what is ready, and what that makes ready."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)
