@@ -50,7 +50,10 @@ def _mark(mark: Path, source: Path) -> None:
 
 
 def _install(command: list[str], cwd: Path) -> None:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
+    except subprocess.TimeoutExpired:
+        raise Missing(f"{' '.join(command[:3])} took longer than 10 minutes") from None
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise Missing(f"{' '.join(command[:3])} failed: {lines[-1] if lines else done.returncode}")

@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from protocol import Result
 
 OUT_LOCK = threading.Lock()
+HERE = str(Path(__file__).resolve().parent)
 
 
 class Skip(Exception):
@@ -237,7 +238,7 @@ def _json(message: dict[str, Any]) -> str:
 
 def _describe(error: BaseException) -> str:
     """The error and the line of the case that it came from, in one line."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "conformance" in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(HERE)]
     frames = [f for f in frames if not f.filename.endswith("/suite.py")] or frames
     where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-3:]))
     text = " ".join(str(error).split()) or (frames[-1].line if frames else "") or ""
@@ -250,7 +251,7 @@ def _where(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "conformance" in name and not name.endswith("/suite.py"):
+        if name.startswith(HERE) and not name.endswith("/suite.py"):
             return f"waits at {Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return "waits in the client"
