@@ -4,10 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full lint clean conformance conformance-fast conformance-control bench
+.PHONY: help run test test-full lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka bench
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
 
 $(BIN)/kop: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kop needs Python 3.11 or newer; name one with: make run PYTHON=python3.12")'
@@ -39,6 +39,12 @@ conformance: $(VENV)/.test ## every real client (ARGS="--bootstrap HOST:PORT" fo
 
 conformance-control: $(VENV)/.test ## the same, and what fails is tried on an Apache Kafka too (Java, Maven)
 	$(BIN)/python -m conformance --start-kop --control $(ARGS)
+
+conformance-java: $(VENV)/.test ## the Java tools and clients of Kafka, the fast part (Java, Maven)
+	$(BIN)/python -m conformance --start-kop --client java --fast $(ARGS)
+
+conformance-librdkafka: $(VENV)/.test ## librdkafka's own test-runner: a build and ten minutes (npm, cmake, a C++ compiler)
+	$(BIN)/python -m conformance --start-kop --client librdkafka $(ARGS)
 
 bench: $(VENV)/.test ## throughput, latency and CPU beside an Apache Kafka (Java, Maven)
 	$(BIN)/python -m conformance.bench $(ARGS)

@@ -4,7 +4,8 @@
 - Whole batches: one that was asked for from its middle is answered from its base offset.
 - Long poll: nothing to give waits up to max_wait_ms and is woken by the logs themselves; an error in any partition
   answers at once. OFFSET_OUT_OF_RANGE at both ends, with the log start in the answer.
-- Sessions (KIP-227) from version 7, topics by id from 13: UNKNOWN_TOPIC_ID.
+- Sessions (KIP-227) from version 7, topics by id from 13: UNKNOWN_TOPIC_ID; in a session that knew the topic,
+  UNKNOWN_TOPIC_OR_PARTITION once it is deleted, INCONSISTENT_TOPIC_ID once it is made anew.
 - leader_epoch is 0: a higher one asked for is UNKNOWN_LEADER_EPOCH.
 - zstd batches are UNSUPPORTED_COMPRESSION_TYPE below version 10.
 - No transactions yet: the last stable offset is the high watermark, no transaction is aborted.
@@ -126,8 +127,7 @@ class _Fetch:
         asked = wanted.topic
         topic = self.gw.catalog.by_id(asked) if isinstance(asked, UUID) else self.gw.catalog.get(asked)
         if topic is None:
-            by_id = isinstance(asked, UUID)
-            self._note(found, wanted, ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            self._note(found, wanted, self._unknown(wanted))
             return None
         partition_log = self.gw.catalog.log(topic.topic_id, wanted.partition)
         if partition_log is None:
@@ -138,6 +138,16 @@ class _Fetch:
             return partition_log
         return None
 
+    def _unknown(self, wanted: FetchPartition) -> ErrorCode:
+        """What to say of a topic that there is not. A session knows the name that an id had, as Kafka's does."""
+        if not isinstance(wanted.topic, UUID):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        known = self.session and self.session.partitions.get((wanted.topic, wanted.partition))
+        if not known or known.topic_name is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        made_anew = self.gw.catalog.get(known.topic_name) is not None
+        return ErrorCode.INCONSISTENT_TOPIC_ID if made_anew else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
     def _note(self, found: _Round, wanted: FetchPartition, code: int, log_start_offset: int = -1) -> None:
         found.answers.append((wanted, PartitionAnswer(wanted.partition, code, log_start_offset=log_start_offset)))
         found.failed = True
@@ -146,8 +156,8 @@ class _Fetch:
         if error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._note(found, wanted, error.code, partition_log.log_start_offset)
             return
-        if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and isinstance(wanted.topic, UUID):
-            self._note(found, wanted, ErrorCode.UNKNOWN_TOPIC_ID)
+        if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            self._note(found, wanted, self._unknown(wanted))
             return
         if error.code not in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER):
             log.warning("cannot read %s-%d: %s", partition_log.topic.name, partition_log.index, error)
@@ -304,6 +314,8 @@ def fetch(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     except KopError as error:
         gw.metrics.errors.labels("Fetch", error.code.name).inc()
         return encode_response(ctx.correlation_id, ctx.version, (), error_code=error.code)
+    if session is not None:
+        _keep_names(gw, session, call)
     asked = _Fetch(gw, ctx, call, session)
     found = asked.look()
     if found is None:
@@ -311,6 +323,16 @@ def fetch(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     if asked.enough(found):
         return asked.frame(found)
     return asked.wait()
+
+
+def _keep_names(gw: Gateway, session: FetchSession, call: FetchCall) -> None:
+    """Note in the session what the topic ids of a request stand for now."""
+    for wanted in call.partitions:
+        if not isinstance(wanted.topic, UUID) or (topic := gw.catalog.by_id(wanted.topic)) is None:
+            continue
+        known = session.partitions.get((wanted.topic, wanted.partition))
+        if known is not None:  # else the same request forgets it
+            known.topic_name = topic.name
 
 
 def _has_zstd(result: ReadResult) -> bool:

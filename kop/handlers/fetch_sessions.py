@@ -27,10 +27,12 @@ _EVICT_AFTER_MS = 120_000
 class SessionPartition:
     """One partition of a session: what is asked, and what was answered last."""
 
-    __slots__ = ("high_watermark", "log_start_offset", "wanted")
+    __slots__ = ("high_watermark", "log_start_offset", "topic_name", "wanted")
 
     def __init__(self, wanted: FetchPartition) -> None:
         self.wanted = wanted
+        self.topic_name: str | None = None
+        """What the topic's id stood for when the partition came into the session; None by name, or if unknown."""
         self.high_watermark = -1
         self.log_start_offset = -1
 

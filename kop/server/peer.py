@@ -14,7 +14,7 @@ _SHOWN = 100
 """Characters of what the client says of itself in a log line."""
 _TCP_INFO = getattr(socket, "TCP_INFO", -1)
 """Where the system has it; else getsockopt fails with OSError."""
-_CLOSE_WAIT = 8
+_ESTABLISHED = 1
 
 
 def plain_host(host: str) -> str:
@@ -29,9 +29,9 @@ def describe(info: ConnectionInfo) -> str:
 
 
 def has_closed(transport: asyncio.Transport) -> bool:
-    """True when the peer has closed its half, on a socket that is not read and so does not say it by itself."""
+    """True when the peer has closed or reset, on a socket that is not read and so does not say it by itself."""
     sock = transport.get_extra_info("socket")
     try:
-        return sock is not None and bool(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] == _CLOSE_WAIT)
+        return sock is not None and bool(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _ESTABLISHED)
     except OSError:
         return False

@@ -244,6 +244,34 @@ def test_a_session_answers_only_what_is_new(tmp_path: Path) -> None:
     run(main())
 
 
+def test_a_session_by_id_tells_a_deleted_topic_from_one_made_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 1)
+            topics = serving.gateway.engine.topics
+            old = serving.gateway.catalog.get("t").topic_id
+
+            async def code(session_id: int, epoch: int, *ids: Any) -> tuple[int, int]:
+                fields = {"max_wait_ms": 0, "min_bytes": 1, "session_id": session_id, "session_epoch": epoch}
+                partition = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}]
+                asked = [{"topic_id": topic_id, "partitions": partition} for topic_id in ids]
+                answer = await client.call(1, 18, **fields, topics=asked)
+                [[part]] = [topic.partitions for topic in answer.responses]
+                return answer.session_id, part.error_code
+
+            sid, first = await code(0, 0, old)
+            assert first == 0
+            await topics.delete(old)
+            assert await code(sid, 1) == (sid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            assert await code(sid, 2, old) == (sid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "asked for once more"
+            await topics.create("t", 1, {})
+            assert await code(sid, 3) == (sid, ErrorCode.INCONSISTENT_TOPIC_ID)
+            assert await code(sid, 4, old) == (sid, ErrorCode.INCONSISTENT_TOPIC_ID)
+            assert (await code(0, 0, old))[1] == ErrorCode.UNKNOWN_TOPIC_ID, "a new session knows the id alone"
+
+    run(main())
+
+
 def test_session_errors(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:

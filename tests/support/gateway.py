@@ -27,10 +27,13 @@ FAST = {
 }
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a test's coroutine on uvloop, as the gateway does."""
+def run(main: Coroutine[Any, Any, T], seconds: float = 55) -> T:
+    """Run a test's coroutine on uvloop, as the gateway does.
+
+    TimeoutError after so many seconds: the alarm of pytest-timeout does not get through to a test in uvloop.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+        return runner.run(asyncio.wait_for(main, seconds))
 
 
 @asynccontextmanager
@@ -73,7 +76,9 @@ class RawClient:
         return cls(*await asyncio.open_connection(host, port, limit=2**28))
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; what the gateway does not read is dropped."""
+        if self.writer.transport.get_write_buffer_size():
+            self.writer.transport.abort()
         self.writer.close()
         try:
             await self.writer.wait_closed()

@@ -1,0 +1,93 @@
+"""SIGTERM and Ctrl-C: what is under way ends, data is synced, exit 0."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from support.child import child
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_exits_with_0_and_nothing_acknowledged_is_lost(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    acknowledged: list[int] = []
+    with child(tmp_path) as server:
+        producer = Producer(
+            {
+                "bootstrap.servers": server.address,
+                "acks": "all",
+                "linger.ms": 0,
+                "message.timeout.ms": 5000,
+                "on_delivery": lambda error, message: error or acknowledged.append(message.offset()),
+                "log_level": 0,
+            }
+        )
+        stop = threading.Event()
+
+        def load() -> None:
+            while not stop.is_set():
+                try:
+                    producer.produce("t", b"x" * 1000)
+                except BufferError:  # the server is gone
+                    stop.wait(0.01)
+                producer.poll(0.0005)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        while len(acknowledged) < 50:
+            time.sleep(0.01)
+        server.signal(signum)
+        began = time.monotonic()
+        assert server.wait() == 0
+        assert time.monotonic() - began < 10
+        stop.set()
+        thread.join()
+        producer.purge()
+        producer.flush(5)
+        assert "Traceback" not in server.log
+        assert "stopped" in server.log
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=1)
+        assert not (tmp_path / "kop.db-wal").exists() or (tmp_path / "kop.db-wal").stat().st_size == 0
+        server.start()
+        consumer = Consumer({"bootstrap.servers": server.address, "group.id": "g", "log_level": 0})
+        end = consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=20)[1]
+        consumer.close()
+        assert end > max(acknowledged)
+
+
+def test_a_long_poll_does_not_hold_the_stop(tmp_path: Path) -> None:
+    with child(tmp_path) as server:
+        producer = Producer({"bootstrap.servers": server.address, "log_level": 0})
+        producer.produce("t", b"x")
+        assert producer.flush(20) == 0
+        consumer = Consumer(
+            {
+                "bootstrap.servers": server.address,
+                "group.id": "g",
+                "fetch.wait.max.ms": 60_000,
+                "socket.timeout.ms": 70_000,
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+            }
+        )
+        consumer.subscribe(["t"])
+        message = None
+        deadline = time.monotonic() + 20
+        while message is None and time.monotonic() < deadline:
+            message = consumer.poll(0.5)
+        assert message is not None
+        time.sleep(0.5)  # the next Fetch waits by now, as does a Heartbeat's turn
+        server.signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert server.wait() == 0
+        assert time.monotonic() - began < 8
+        server.start()  # or the consumer would wait a minute for its last answers
+        consumer.close()

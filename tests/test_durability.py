@@ -1,0 +1,127 @@
+"""kill -9 under load: what was acknowledged is there, once, in order; and so are committed offsets."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from support.child import Child, child
+
+PARTITIONS = 2
+KILLS = 4
+
+
+def create(address: str, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address})  # its futures end with it
+    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(20)
+
+
+def produce_while_it_dies(server: Child, rng: random.Random) -> tuple[dict[int, tuple[int, int]], int]:
+    """Produce numbers while the server is killed and started again; returns what was acknowledged where, and how many
+    numbers were given out."""
+    acknowledged: dict[int, tuple[int, int]] = {}
+    refused: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            refused.append(error)
+            return
+        acknowledged[int(message.value())] = (message.partition(), message.offset())
+
+    producer = Producer(
+        {
+            "bootstrap.servers": server.address,
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 1,
+            "batch.size": 4096,
+            "message.timeout.ms": 60_000,
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 100,
+            "retry.backoff.ms": 20,
+            "on_delivery": delivered,
+            "log_level": 0,
+        }
+    )
+    killer = threading.Thread(target=kill_now_and_then, args=(server, rng))
+    killer.start()
+    number = 0
+    while killer.is_alive():
+        for _ in range(20):
+            producer.produce("load", str(number).encode(), partition=number % PARTITIONS)
+            number += 1
+        producer.poll(0.002)
+    killer.join()
+    assert producer.flush(40) == 0
+    assert not refused, refused[:3]
+    return acknowledged, number
+
+
+def kill_now_and_then(server: Child, rng: random.Random) -> None:
+    for _ in range(KILLS):
+        time.sleep(rng.uniform(0.2, 0.8))
+        server.kill()
+        time.sleep(rng.uniform(0, 0.2))
+        server.start()
+    time.sleep(0.3)
+
+
+def stored(address: str) -> dict[int, list[tuple[int, int]]]:
+    """Offset and number of every record, by partition."""
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "check", "enable.auto.commit": False})
+    found: dict[int, list[tuple[int, int]]] = {}
+    for partition in range(PARTITIONS):
+        place = TopicPartition("load", partition, 0)
+        end = consumer.get_watermark_offsets(place, timeout=20)[1]
+        consumer.assign([place])
+        rows = found[partition] = []
+        deadline = time.monotonic() + 20
+        while len(rows) < end:
+            assert time.monotonic() < deadline, f"{len(rows)} of {end} records of partition {partition}"
+            for message in consumer.consume(1000, 0.2):
+                if message.error() is not None:
+                    raise KafkaException(message.error())
+                rows.append((message.offset(), int(message.value())))
+    consumer.close()
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
+def test_every_acknowledged_record_is_there_once_and_in_order_after_kill_9_under_load(
+    tmp_path: Path, seed: int
+) -> None:
+    with child(tmp_path) as server:
+        create(server.address, "load")
+        acknowledged, given_out = produce_while_it_dies(server, random.Random(seed))
+        assert len(acknowledged) == given_out > 500, "after the last start every record gets through"
+        found = stored(server.address)
+    for partition, rows in found.items():
+        assert [offset for offset, _ in rows] == list(range(len(rows))), "offsets without a gap"
+        numbers = [number for _, number in rows]
+        assert numbers == sorted(set(numbers)), f"partition {partition}: each number once, in the order of sending"
+    where = {number: (partition, offset) for partition, rows in found.items() for offset, number in rows}
+    assert acknowledged == where, "each record lies where its acknowledgement said"
+
+
+def test_committed_offsets_survive_kill_9(tmp_path: Path) -> None:
+    with child(tmp_path) as server:
+        create(server.address, "load")
+        settings = {"bootstrap.servers": server.address, "group.id": "g", "enable.auto.commit": False, "log_level": 0}
+        for offset in range(1, 6):
+            consumer = Consumer(settings)
+            consumer.commit(
+                offsets=[TopicPartition("load", p, offset * 10 + p) for p in range(PARTITIONS)], asynchronous=False
+            )
+            server.kill()
+            server.start()
+            consumer.close()
+            consumer = Consumer(settings)
+            kept = consumer.committed([TopicPartition("load", p) for p in range(PARTITIONS)], timeout=20)
+            assert [place.offset for place in kept] == [offset * 10 + p for p in range(PARTITIONS)]
+            consumer.close()
