@@ -251,23 +251,21 @@ def test_a_session_by_id_tells_a_deleted_topic_from_one_made_anew(tmp_path: Path
             topics = serving.gateway.engine.topics
             old = serving.gateway.catalog.get("t").topic_id
 
-            async def code(session_id: int, epoch: int, *ids: Any) -> tuple[int, int]:
-                fields = {"max_wait_ms": 0, "min_bytes": 1, "session_id": session_id, "session_epoch": epoch}
-                partition = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}]
-                asked = [{"topic_id": topic_id, "partitions": partition} for topic_id in ids]
-                answer = await client.call(1, 18, **fields, topics=asked)
+            async def code(session_id: int, epoch: int, *, ask: bool) -> tuple[int, int]:
+                fields = fetch_fields(old, 0, version=18, session_id=session_id, session_epoch=epoch)
+                answer = await client.call(1, 18, **(fields if ask else fields | {"topics": []}))
                 [[part]] = [topic.partitions for topic in answer.responses]
                 return answer.session_id, part.error_code
 
-            sid, first = await code(0, 0, old)
+            sid, first = await code(0, 0, ask=True)
             assert first == 0
             await topics.delete(old)
-            assert await code(sid, 1) == (sid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            assert await code(sid, 2, old) == (sid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "asked for once more"
+            assert await code(sid, 1, ask=False) == (sid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            assert await code(sid, 2, ask=True) == (sid, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), "asked for once more"
             await topics.create("t", 1, {})
-            assert await code(sid, 3) == (sid, ErrorCode.INCONSISTENT_TOPIC_ID)
-            assert await code(sid, 4, old) == (sid, ErrorCode.INCONSISTENT_TOPIC_ID)
-            assert (await code(0, 0, old))[1] == ErrorCode.UNKNOWN_TOPIC_ID, "a new session knows the id alone"
+            assert await code(sid, 3, ask=False) == (sid, ErrorCode.INCONSISTENT_TOPIC_ID)
+            assert await code(sid, 4, ask=True) == (sid, ErrorCode.INCONSISTENT_TOPIC_ID)
+            assert (await code(0, 0, ask=True))[1] == ErrorCode.UNKNOWN_TOPIC_ID, "a new session knows the id alone"
 
     run(main())
 
