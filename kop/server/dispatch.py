@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from kop.errors import ErrorCode, FrameError, KopError
 from kop.handlers import api_versions
 from kop.handlers.base import Api, ConnectionInfo, Context, Frame, Gateway
+from kop.server.pressure import ReadRoom
 from kop.wire import codec
+from kop.wire.fetch import max_bytes
 from kop.wire.frame import FETCH, PRODUCE, RequestHeader, parse_header
 from kop.wire.messages import REQUESTS, RESPONSES
 
@@ -59,6 +61,8 @@ class Dispatcher:
     def __init__(self, gw: Gateway) -> None:
         self._gw = gw
         self._served = {key: _Served(gw, api) for key, api in gw.apis.items()}
+        self.reads: ReadRoom | None = None
+        """Bounds what Fetches read from storage at a time."""
 
     def dispatch(self, frame: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
         """Start one request. A FrameError means that the connection has to be closed."""
@@ -89,7 +93,10 @@ class Dispatcher:
         except Exception as error:
             return Answer(self._failed(served, ctx, error), None, _observer(served, started))
         if inspect.iscoroutine(result):
-            result = asyncio.get_running_loop().create_task(result)
+            if api.key == FETCH and self.reads is not None:
+                result = self.reads.start(result, max_bytes(body, version))
+            else:
+                result = asyncio.get_running_loop().create_task(result)
         observe = _observer(served, started)
         if not isinstance(result, asyncio.Future):
             return Answer(self._encode(served, ctx, result), None, observe)

@@ -18,7 +18,7 @@ from kop.server import memory
 from kop.server.connection import Connection
 from kop.server.dispatch import Dispatcher
 from kop.server.peer import describe
-from kop.server.pressure import Account
+from kop.server.pressure import Account, ReadRoom
 
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
@@ -64,6 +64,7 @@ class Server:
         self.dispatcher = dispatcher
         self.limits = limits
         self.memory = Account(self.loop, limits.memory_bytes)
+        dispatcher.reads = ReadRoom(self.loop, self.memory)
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER))
         self.bytes_in = 0
         """Bytes received since the last sweep, which counts them: once a second is cheaper than at each request."""
@@ -190,10 +191,12 @@ class Server:
                     self._close_slow(connection, "sends a request too slowly")
                 elif connection.unread_since and now - connection.unread_since > _SLOW_SECONDS:
                     self._close_slow(connection, "reads its answers too slowly")
+        enough = self.limits.memory_bytes
         if self._deadlocked and not stuck:
             stuck = [connection for connection in holders if not connection.busy]
+            enough //= 2  # so that those who stay have room to grow
         for connection in sorted(stuck, key=lambda one: one.charged, reverse=True):
-            if not self.memory.short:
+            if self.memory.used <= enough:
                 break
             what = "leaves its answers unread" if connection.unsent else "does not go on with its request"
             self._close_slow(connection, what)

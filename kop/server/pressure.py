@@ -1,6 +1,7 @@
 """What all connections together hold in memory, and who waits until it is less.
 
-Owns: one account of bytes and the queue of those who wait for room in it.
+Owns: one account of bytes and the queue of those who wait for room in it; how many answers are read from storage at a
+time.
 Must not know: sockets, frames, what the bytes are.
 
 Four things are charged: frames that are not complete, what is held back behind a waiting request, requests that are not
@@ -11,7 +12,14 @@ started; what is under way ends and makes room. `listener.py` closes those who h
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+_READ_SECONDS = 1.0
+"""A Fetch that takes longer waits for records: it has read what it wanted to."""
+_ROUNDS = 3
+"""Rounds of the loop from the end of a Fetch until its answer is written, and charged where it lies."""
 
 
 class Waiter(Protocol):
@@ -65,3 +73,78 @@ class Account:
             waiter = next(iter(self._waiting))
             del self._waiting[waiter]
             waiter.on_memory()
+
+
+class ReadRoom:
+    """Fetches that read from storage: what they read is in no account until it is written to the connection."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, memory: Account) -> None:
+        self.used = 0
+        """Bytes that those under way may read."""
+        self._memory = memory
+        self._loop = loop
+        self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    def start(self, work: Coroutine[Any, Any, Any], size: int) -> asyncio.Task[Any]:
+        """Run `work`, which may read about `size` bytes, once there is room; those who came before go first."""
+        task = self._loop.create_task(self._run(work, size))
+        task.add_done_callback(lambda _: work.close())  # which was never begun where the task was cancelled before
+        return task
+
+    async def _run(self, work: Coroutine[Any, Any, Any], size: int) -> Any:
+        size = min(max(size, 1), self._memory.limit // 8)
+        turn = self._loop.create_future()
+        self._queue.append((turn, size))
+        self.on_memory()
+        try:
+            await turn
+        except BaseException:
+            if not turn.cancelled():
+                self._leave(size)
+            raise
+        leave = _Once(self._leave, size)
+        timer = self._loop.call_later(_READ_SECONDS, leave)
+        try:
+            return await work
+        finally:
+            timer.cancel()
+            _after_rounds(self._loop, _ROUNDS, leave)
+
+    def on_memory(self) -> None:
+        """Let in whom there is room for."""
+        while self._queue:
+            turn, size = self._queue[0]
+            if not turn.done():
+                if self._memory.short:
+                    self._memory.wait(self)
+                    return
+                if self.used and self.used + size > self._memory.limit:
+                    return
+                self.used += size
+                turn.set_result(None)
+            self._queue.popleft()
+
+    def _leave(self, size: int) -> None:
+        self.used -= size
+        self.on_memory()
+
+
+class _Once:
+    """A call that is made the first time only."""
+
+    def __init__(self, call: Callable[[int], None], size: int) -> None:
+        self._call: Callable[[int], None] | None = call
+        self._size = size
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call(self._size)
+
+
+def _after_rounds(loop: asyncio.AbstractEventLoop, rounds: int, call: Callable[[], None]) -> None:
+    """Call later by so many rounds of the loop."""
+    if rounds:
+        loop.call_soon(_after_rounds, loop, rounds - 1, call)
+    else:
+        call()

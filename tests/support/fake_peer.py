@@ -119,6 +119,7 @@ class FakeDispatcher:
     frames: list[memoryview] = field(default_factory=list)
     keep_frames: bool = False
     on_start: Any = None
+    reads: Any = None
 
     def dispatch(self, request: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
         key, version, number, _ = struct.unpack_from(">hhih", request)
