@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import venv
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE / ".cache"
+_venv_lock = threading.Lock()
 
 
 class Missing(Exception):
@@ -63,13 +65,14 @@ def python_clients() -> Path:
     """The interpreter of the venv that holds every Python client."""
     home, wanted = CACHE / "venv", HERE / "requirements.txt"
     python = home / "bin" / "python"
-    if not _installed(home / "installed", wanted):
-        try:
-            venv.create(home, with_pip=True, clear=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise Missing(f"no venv: {error}") from error
-        _install([str(python), "-m", "pip", "install", "--quiet", "-r", str(wanted)], HERE)
-        _mark(home / "installed", wanted)
+    with _venv_lock:  # suites that share it are prepared side by side
+        if not _installed(home / "installed", wanted):
+            try:
+                venv.create(home, with_pip=True, clear=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise Missing(f"no venv: {error}") from error
+            _install([str(python), "-m", "pip", "install", "--quiet", "-r", str(wanted)], HERE)
+            _mark(home / "installed", wanted)
     return python
 
 
