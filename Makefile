@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka bench
+.PHONY: help run test test-full lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark bench
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ conformance-java: $(VENV)/.test ## the Java tools and clients of Kafka, the fast
 
 conformance-librdkafka: $(VENV)/.test ## librdkafka's own test-runner: a build and ten minutes (npm, cmake, a C++ compiler)
 	$(BIN)/python -m conformance --start-kop --client librdkafka $(ARGS)
+
+conformance-spark: $(VENV)/.test ## PySpark's own format("kafka"), batch and streams: two minutes (Java 17, Maven Central)
+	$(BIN)/python -m conformance --start-kop --client spark $(ARGS)
 
 bench: $(VENV)/.test ## throughput, latency and CPU beside an Apache Kafka (Java, Maven)
 	$(BIN)/python -m conformance.bench $(ARGS)

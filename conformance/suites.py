@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,9 +62,9 @@ def _install(command: list[str], cwd: Path) -> None:
         raise Missing(f"{' '.join(command[:3])} failed: {lines[-1] if lines else done.returncode}")
 
 
-def python_clients() -> Path:
-    """The interpreter of the venv that holds every Python client."""
-    home, wanted = CACHE / "venv", HERE / "requirements.txt"
+def python_clients(name: str = "venv", requirements: str = "requirements.txt") -> Path:
+    """The interpreter of the venv that holds every Python client; PySpark, 400 MB, has another."""
+    home, wanted = CACHE / name, HERE / requirements
     python = home / "bin" / "python"
     with _venv_lock:  # suites that share it are prepared side by side
         if not _installed(home / "installed", wanted):
@@ -99,6 +100,19 @@ def _kafkajs() -> list[str]:
     return ["node", str(HERE / "clients" / "kafkajs" / "suite.js")]
 
 
+def _spark() -> list[str]:
+    """PySpark; the suite itself has Spark fetch the Kafka connector, and says so if Maven Central is out of reach."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if not java:
+        raise Missing(f"no java {f'under JAVA_HOME ({home})' if home else 'on PATH'} (Spark 4 runs on Java 17 or 21)")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
+    major = re.search(r'version "(\d+)', said)
+    if not major or int(major[1]) < 17:
+        raise Missing(f"Spark 4 needs Java 17 or newer; {java} says {said.strip().partition(chr(10))[0]!r}")
+    return [str(python_clients("venv-spark", "requirements-spark.txt")), str(HERE / "clients" / "spark_suite.py")]
+
+
 def _executable(folder: str) -> Callable[[], list[str]]:
     """A suite of its own folder: an executable named `suite` there, which installs what it needs itself."""
 
@@ -118,6 +132,7 @@ SUITES = (
     Suite("kcat", _kcat),
     Suite("kafkajs", _kafkajs, environment={"NODE_PATH": str(CACHE / "kafkajs" / "node_modules")}),
     Suite("many-topics", _python("many_topics_suite.py"), last=True),
+    Suite("spark", _spark, fast=False),
     Suite("java", _executable("java"), fast=False),
     Suite("librdkafka", _executable("librdkafka"), fast=False),
 )

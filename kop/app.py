@@ -36,8 +36,7 @@ from kop.server import memory
 from kop.server.dispatch import Dispatcher
 from kop.server.http import serve_http
 from kop.server.listener import Limits, Server
-from kop.storage.sqlite import Settings as SqliteSettings
-from kop.storage.sqlite import SqliteEngine, open_engine
+from kop.storage import pulsar, sqlite
 
 _MOST_PARTITIONS_A_SCRAPE = 10_000
 
@@ -131,12 +130,30 @@ async def start(config: Config, stack: AsyncExitStack) -> Serving:
     return Serving(gateway, server, listeners, http_port)
 
 
-async def _open_engine(config: Config, topic_configs: TopicConfigs) -> SqliteEngine:
+async def _open_engine(config: Config, topic_configs: TopicConfigs) -> sqlite.SqliteEngine | pulsar.PulsarEngine:
+    if config.store.startswith("pulsar"):
+        return await pulsar.open_engine(
+            config.store,
+            config.kop_pulsar_admin_url,
+            policy=topic_configs.policy,
+            settings=pulsar.Settings(
+                namespace=config.kop_pulsar_namespace,
+                metadata_namespace=config.kop_pulsar_metadata_namespace,
+                cache_bytes=config.kop_cache_bytes,
+            ),
+            access=pulsar.Access(
+                auth=config.kop_pulsar_auth,
+                ca_file=config.kop_pulsar_tls_ca_file,
+                cert_file=config.kop_pulsar_tls_cert_file,
+                key_file=config.kop_pulsar_tls_key_file,
+                verify_host=config.kop_pulsar_tls_verify_host,
+            ),
+        )
     path = _store_path(config)
-    return await open_engine(
+    return await sqlite.open_engine(
         path,
         policy=topic_configs.policy,
-        settings=SqliteSettings(
+        settings=sqlite.Settings(
             cache_bytes=config.kop_cache_bytes,
             wal_bytes=config.kop_wal_bytes,
             min_free_bytes=config.kop_min_free_bytes,

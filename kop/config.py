@@ -112,9 +112,17 @@ def _some(value: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _store(value: str) -> str:
     scheme, colon, path = value.partition(":")
+    if scheme in {"pulsar", "pulsar+ssl"} and path.startswith("//") and len(path) > 2:
+        return value
     if not colon or scheme != "sqlite" or not path:
-        raise ValueError("must be sqlite:PATH")
+        raise ValueError("must be sqlite:PATH, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT")
     return f"sqlite:{os.path.expanduser(path)}"
+
+
+def _namespace(value: str) -> str:
+    if not re.fullmatch(r"[-\w.=:]+/[-\w.=:]+", value):
+        raise ValueError("must be TENANT/NAMESPACE")
+    return value
 
 
 def _advertise(value: tuple[Address, ...], info: ValidationInfo) -> tuple[Address, ...]:
@@ -197,7 +205,11 @@ class Config(BaseModel):
     store: Annotated[str, AfterValidator(_store)] = _own(
         "store",
         default_store(os.environ),
-        "Where data is kept: sqlite:PATH, one file with its write-ahead log beside it.",
+        "Where data is kept: sqlite:PATH, one file and its write-ahead log; or pulsar://HOST:PORT, an Apache Pulsar "
+        "(pulsar+ssl: with TLS).",
+    )
+    kop_pulsar_admin_url: str = _own(
+        "kop.pulsar.admin.url", "http://127.0.0.1:8080", "Address of Pulsar's admin REST, with store=pulsar://..."
     )
     # 8080 to 8083 are Pulsar's and the Confluent tools', 9090 to 9999 Prometheus's and its exporters' (9308: Kafka's).
     http: Annotated[Address | None, "string", BeforeValidator(_address_or_none)] = _own(
@@ -315,6 +327,29 @@ class Config(BaseModel):
         "kop.drain.timeout.ms", 10_000, "Milliseconds that requests in flight get to end at shutdown.", ge=0
     )
     kop_log_level: Level = _own("kop.log.level", "info", "Least level that is logged: debug, info, warning or error.")
+
+    # -- Apache Pulsar as the storage engine
+    kop_pulsar_namespace: Annotated[str, AfterValidator(_namespace)] = _own(
+        "kop.pulsar.namespace", "public/default", "TENANT/NAMESPACE whose topics Kafka clients see."
+    )
+    kop_pulsar_metadata_namespace: Annotated[str, AfterValidator(_namespace)] = _own(
+        "kop.pulsar.metadata.namespace",
+        "public/kafka",
+        "TENANT/NAMESPACE of committed offsets and of the gateway's own topic; made when it is not there.",
+    )
+    kop_pulsar_auth: str = _own(
+        "kop.pulsar.auth",
+        "",
+        "How the gateway proves who it is: token:TOKEN, token-file:PATH, basic:USER:PASSWORD or oauth2:{JSON}.",
+    )
+    kop_pulsar_tls_ca_file: str = _own(
+        "kop.pulsar.tls.ca.file", "", "PEM file of the authorities that Pulsar's certificates are checked against."
+    )
+    kop_pulsar_tls_cert_file: str = _own("kop.pulsar.tls.cert.file", "", "PEM file of the gateway's own certificate.")
+    kop_pulsar_tls_key_file: str = _own("kop.pulsar.tls.key.file", "", "PEM file of that certificate's key.")
+    kop_pulsar_tls_verify_host: bool = _own(
+        "kop.pulsar.tls.verify.host", True, "Whether the name in Pulsar's certificate has to be the host's."
+    )
 
     # -- storage engine
     kop_cache_bytes: Long = _own(

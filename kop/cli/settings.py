@@ -29,7 +29,10 @@ def settings_options(command: Command) -> Command:
             multiple=True,
             help="What clients are told to connect to, if it differs.",
         ),
-        click.option("--store", metavar="sqlite:PATH", help="Where data is kept."),
+        click.option(
+            "--store", metavar="sqlite:PATH|pulsar://HOST:PORT", help="Where data is kept: a file, or Apache Pulsar."
+        ),
+        click.option("--admin-url", metavar="URL", help="Pulsar's admin REST, with --store pulsar://..."),
         click.option("--http", metavar="HOST:PORT", help='Where /metrics, /healthz and /readyz are; "" for nowhere.'),
         click.option(
             "--config",
@@ -52,11 +55,18 @@ def load(
     listen: Sequence[str],
     advertise: Sequence[str],
     store: str | None,
+    admin_url: str | None,
     http: str | None,
 ) -> Config:
     """The Config of these flags, the environment and the file. Raises ConfigError."""
     overrides: dict[str, Any] = dict(pairs(sets, "--set"))
-    named = {"listen": listen or None, "advertise": advertise or None, "store": store, "http": http}
+    named = {
+        "listen": listen or None,
+        "advertise": advertise or None,
+        "store": store,
+        "kop.pulsar.admin.url": admin_url,
+        "http": http,
+    }
     for name, value in named.items():
         if value is None:
             continue

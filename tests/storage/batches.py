@@ -68,9 +68,17 @@ def records(buffers: Iterable[Buffer]) -> list[Record]:
     ]
 
 
+async def attached(engine: Engine, topic: TopicInfo | str = "t", partition: int = 0) -> PartitionLog:
+    """As `first`, ready to serve."""
+    log = first(engine, topic, partition)
+    await log.attach()
+    return log
+
+
 async def read_all(log: PartitionLog, *, max_bytes: int = LIMIT, cached: bool = False) -> list[Record]:
     """Every record from the log start to the high watermark, from storage or, with `cached`, as a fetch would."""
     found: list[Record] = []
+    await log.attach()
     offset = log.log_start_offset
     while offset < log.high_watermark:
         result = log.read_cached(offset, max_bytes, min_one=True) if cached else None

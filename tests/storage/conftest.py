@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engines import STORES, SqliteStore, Store
+from engines import STORES, PulsarStore, SqliteStore, Store
+from support.pulsar import fresh_namespace
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,9 +25,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.fixture(params=sorted(STORES))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return STORES[request.param](tmp_path)
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "sqlite":
+        yield SqliteStore(tmp_path)
+    else:
+        with fresh_namespace(request.getfixturevalue("pulsar_urls")) as found:
+            yield PulsarStore(found.service_url, found.admin_url, found.namespace)
 
 
 @pytest.fixture

@@ -10,7 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
+
 from kop.storage.base import Engine, LogPolicy, TopicInfo
+from kop.storage.pulsar import PulsarEngine, Settings
+from kop.storage.pulsar import open_engine as open_pulsar
 from kop.storage.sqlite import SqliteEngine, open_engine
 
 
@@ -32,7 +36,20 @@ def policy_of(topic: TopicInfo) -> LogPolicy:
 
 
 class Store(Protocol):
-    """Data of an engine in a directory of its own."""
+    """Data of an engine in a directory of its own, and what the engine promises beyond `kop.storage.base`."""
+
+    maintains: bool
+    """`maintain` does something at the time that it is given."""
+    any_first_sequence: bool
+    """An unknown idempotent producer may begin at any sequence."""
+    keeps_windows: bool
+    """Duplicates are answered with their offsets after a restart, too."""
+    takes_time_of_caller: bool
+    """LogAppendTime is the time given to append."""
+    exact_sizes: bool
+    """`size_bytes` is that of the batches as they came."""
+    orders_producers: bool
+    """Batches of different producers lie in the order of the calls, not only those of each."""
 
     async def open(self) -> Engine:
         """An engine on the data; the test closes it."""
@@ -46,6 +63,8 @@ class Store(Protocol):
 
 class SqliteStore:
     """The embedded engine, without background work: `maintain` does it when the test says so."""
+
+    maintains = any_first_sequence = keeps_windows = takes_time_of_caller = exact_sizes = orders_producers = True
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.path = directory / "kop.db"
@@ -67,4 +86,28 @@ class SqliteStore:
             await engine.close()
 
 
-STORES = {"sqlite": SqliteStore}
+class PulsarStore:
+    """Topics of a namespace of their own on a real Pulsar."""
+
+    maintains = any_first_sequence = keeps_windows = takes_time_of_caller = exact_sizes = orders_producers = False
+
+    def __init__(self, service_url: str, admin_url: str, namespace: str) -> None:
+        self.urls = service_url, admin_url
+        self.settings = Settings(namespace=namespace, metadata_namespace=f"{namespace}-kop", idle_seconds=1.0)
+
+    async def open(self) -> PulsarEngine:
+        return await open_pulsar(*self.urls, policy=policy_of, settings=self.settings)
+
+    async def maintain(self, engine: Engine, now_ms: int) -> None:
+        pytest.skip("Pulsar does its own upkeep, by whole ledgers and its own clock")
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[PulsarEngine]:
+        engine = await self.open()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+STORES = ("sqlite", "pulsar")

@@ -7,7 +7,7 @@ import random
 from uuid import uuid4
 
 import pytest
-from batches import LIMIT, NOW, append, batch, fill, first, make, read_all, read_values, records, refused
+from batches import LIMIT, NOW, append, attached, batch, fill, first, make, read_all, read_values, records, refused
 from crc32c import crc32c
 from engines import Store
 
@@ -70,7 +70,7 @@ async def test_close_finishes_what_was_taken(store: Store) -> None:
         await engine.allocate_producer_ids(1)
     await engine.close()
     async with store.opened() as engine:
-        assert await read_values(first(engine)) == [str(i) for i in range(100)]
+        assert await read_values(await attached(engine)) == [str(i) for i in range(100)]
 
 
 # Topics
@@ -144,7 +144,7 @@ async def test_a_change_ends_although_its_caller_went(store: Store) -> None:
             await asyncio.sleep(0.01)
         await fill(first(engine), "works")
     async with store.opened() as engine:
-        assert await read_values(first(engine)) == ["works"]
+        assert await read_values(await attached(engine)) == ["works"]
 
 
 async def test_a_deleted_topic_is_gone_at_once_and_another_when_made_again(store: Store) -> None:
@@ -199,7 +199,7 @@ async def test_a_thousand_partitions(store: Store) -> None:
         logs = [first(engine, log.topic, i) for i in range(1000)]
         await asyncio.gather(*[append(one, batch([str(i)])) for i, one in enumerate(logs)])
     async with store.opened() as engine:
-        logs = [first(engine, partition=i) for i in range(1000)]
+        logs = await asyncio.gather(*[attached(engine, partition=i) for i in range(1000)])
         assert {one.high_watermark for one in logs} == {1}
         assert await read_values(logs[777]) == ["777"]
 
@@ -300,17 +300,19 @@ async def test_log_append_time(store: Store) -> None:
         log = await make(engine, message_timestamp_type="LogAppendTime")
         data = batch(["a", "b"], timestamp=5, producer=9)
         result, again = await asyncio.gather(append(log, data, NOW + 7), append(log, bytes(data), NOW + 9))
-        assert result.log_append_time == NOW + 7 == again.log_append_time
+        time = result.log_append_time
+        assert time == again.log_append_time
+        assert time == NOW + 7 if store.takes_time_of_caller else time > NOW
         assert (await append(log, batch(["a", "b"], timestamp=5, producer=9), NOW + 99)) == result
         (buffer,) = (await log.read(0, LIMIT, min_one=True)).buffers
         header = read_header(buffer)
         assert header.log_append_time
-        assert header.max_timestamp == NOW + 7
+        assert header.max_timestamp == time
         assert crc32c(buffer[21:]) == header.crc
-        assert [record.timestamp for record in records([buffer])] == [NOW + 7] * 2
+        assert [record.timestamp for record in records([buffer])] == [time] * 2
         found = await log.find_by_time(6)
         assert found is not None
-        assert (found.offset, found.timestamp) == (0, NOW + 7)
+        assert (found.offset, found.timestamp) == (0, time)
         await engine.topics.set_configs(log.topic.topic_id, {})
         assert (await append(log, batch(["c"]))).log_append_time == -1
 
@@ -326,8 +328,10 @@ async def test_restart_keeps_everything(store: Store) -> None:
         async with store.opened() as engine:
             assert engine.topics.get("t") == topic
             for i in range(3):
-                log = first(engine, partition=i)
-                assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (0, i * 5, sizes[i])
+                log = await attached(engine, partition=i)
+                assert (log.log_start_offset, log.high_watermark) == (0, i * 5)
+                if store.exact_sizes:
+                    assert log.size_bytes == sizes[i]
                 assert await read_values(log) == [f"{i}.{j}" for j in range(i * 5)]
 
 
@@ -350,8 +354,13 @@ async def test_a_duplicate_joins_its_original(store: Store) -> None:
 async def test_sequences_and_epochs(store: Store) -> None:
     async with store.opened() as engine:
         log = await make(engine)
-        # not known: any sequence
-        await append(log, batch(["a"], producer=1, sequence=40))
+        if store.any_first_sequence:
+            await append(log, batch(["a"], producer=1, sequence=40))
+        else:
+            with refused(ErrorCode.UNKNOWN_PRODUCER_ID):
+                await append(log, batch(["a"], producer=1, sequence=40))
+            await append(log, batch(["a"] * 41, producer=1, sequence=0))
+            await log.delete_records(40)
         with refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
             await append(log, batch(["gap"], producer=1, sequence=42))
         await append(log, batch(["b"], producer=1, sequence=41))
@@ -360,17 +369,22 @@ async def test_sequences_and_epochs(store: Store) -> None:
         await append(log, batch(["c"], producer=1, epoch=1, sequence=0))
         with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
             await append(log, batch(["d"], producer=1, epoch=0, sequence=42))
-        # the last sequence is followed by 0
-        await append(log, batch(["e"] * 3, producer=2, sequence=2**31 - 3))
-        await append(log, batch(["f"], producer=2, sequence=0))
-        assert log.high_watermark == 7
         views = {view.producer_id: view for view in log.producers()}
         assert (views[1].producer_epoch, views[1].last_sequence) == (1, 0)
-        assert (views[2].producer_epoch, views[2].last_sequence, views[2].last_timestamp) == (0, 0, NOW)
+        assert log.high_watermark - log.log_start_offset == 3
+        if store.any_first_sequence:
+            # the last sequence is followed by 0
+            await append(log, batch(["e"] * 3, producer=2, sequence=2**31 - 3))
+            await append(log, batch(["f"], producer=2, sequence=0))
+            assert log.high_watermark == 7
+            (view,) = (view for view in log.producers() if view.producer_id == 2)
+            assert (view.producer_epoch, view.last_sequence, view.last_timestamp) == (0, 0, NOW)
 
 
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_windows_survive(store: Store, orderly: bool) -> None:
+    if not store.keeps_windows:
+        pytest.skip("Pulsar keeps the last sequence of a producer, not where its batches lie: see test_pulsar.py")
     async with store.opened() as engine:
         log = await make(engine)
         for sequence in range(7):
@@ -469,6 +483,8 @@ async def test_a_log_is_a_list(store: Store, seed: int) -> None:
                         sequences[key] = sequence + len(new)
                         last[key] = (new, sequence, len(values))
                     values += new
+                    if not store.orders_producers:
+                        await asyncio.wait([waiting[-1][0]])
                 for future, base in waiting:
                     assert (await future).base_offset == base
             elif action < 0.65:
@@ -482,10 +498,14 @@ async def test_a_log_is_a_list(store: Store, seed: int) -> None:
                 starts[partition] = max(starts[partition], offset)
                 assert await log.delete_records(offset) == starts[partition]
             elif action < 0.8:
-                await store.maintain(engine, NOW)
+                if store.maintains:
+                    await store.maintain(engine, NOW)
             elif action < 0.85:
                 await engine.close()
                 engine = await store.open()
+                await asyncio.gather(*[attached(engine, partition=i) for i in (0, 1)])
+                if not store.keeps_windows:
+                    last.clear()
             else:
                 offset = rng.randint(starts[partition], len(values))
                 result = await log.read(offset, rng.choice([1, 500, 5000]), min_one=True)

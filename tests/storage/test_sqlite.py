@@ -21,7 +21,7 @@ from sqlite_tools import content, intercept, pragma, size_of, stored_bytes, unti
 from kop.errors import BackendError
 from kop.storage.base import LogPolicy
 from kop.storage.sqlite import maintenance, open_engine, writer
-from kop.storage.sqlite.cache import Tail, TailCache
+from kop.storage.tail_cache import Tail, TailCache
 
 # Durability
 

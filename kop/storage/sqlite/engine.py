@@ -27,12 +27,12 @@ from kop.records.producer_state import ProducerStates
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
-from kop.storage.sqlite.cache import TailCache
 from kop.storage.sqlite.log import SqliteLog
 from kop.storage.sqlite.maintenance import Maintenance
 from kop.storage.sqlite.reader import Readers
 from kop.storage.sqlite.topics import SqliteTopics
 from kop.storage.sqlite.writer import Entry, Writer
+from kop.storage.tail_cache import TailCache
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -26,8 +26,8 @@ from kop.storage.base import (
     TopicInfo,
 )
 from kop.storage.sqlite import lookup, reader
-from kop.storage.sqlite.cache import Tail
 from kop.storage.sqlite.writer import Entry
+from kop.storage.tail_cache import Tail
 
 if TYPE_CHECKING:
     from kop.storage.sqlite.engine import SqliteEngine

@@ -1,8 +1,8 @@
-"""The tail cache: the newest durable batches of every log, bounded in bytes over all of them, oldest out first.
+"""The tail cache: the newest batches of every log, bounded in bytes over all of them, oldest out first.
 
-Owns: what is kept and what goes. Must not know: SQLite, Kafka's errors, the high watermark.
+Owns: what is kept and what goes. Must not know: an engine, Kafka's errors, the high watermark.
 
-Commits write it, nothing else does; so what is kept of a log is always the end of it, without holes.
+The engine pushes what follows in a log, nothing else; so what is kept of a log is always the end of it, without holes.
 """
 
 from __future__ import annotations

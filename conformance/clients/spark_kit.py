@@ -1,0 +1,227 @@
+"""What the cases of PySpark share: the session, reads and writes of `format("kafka")`, and a stream that collects.
+
+Owns: which Spark and which connector, and how small they run. kafka-python fills the topics and looks at what Spark
+wrote, so no case has Spark alone vouch for Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyspark
+from kafka_python_kit import clean, fill, make_topic
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from suite import Run, Suite, eventually, same
+
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+"""Of PySpark's minor version, or streams die of NoSuchMethodError; 4.0 is the newest whose jars all resolve."""
+JARS = Path(__file__).resolve().parents[1] / ".cache" / "ivy"
+ROW = "array<struct<key:string,value:binary>>"
+
+suite = Suite("spark", f"{pyspark.__version__}, connector {CONNECTOR.rpartition(':')[2]}", workers=2)
+suite.cleanup = clean
+case = functools.partial(suite.case, slow=True, limit=90)
+quick = functools.partial(suite.case, limit=90)
+"""The few cases that --fast keeps: one of each kind."""
+_lock = threading.Lock()
+
+
+def spread(run: Run, counts: list[int], hint: str = "t", **configs: str) -> str:
+    """A topic with so many records in each partition: v0 is first in every one."""
+    topic = make_topic(run, hint, partitions=len(counts), **configs)
+    for partition, count in enumerate(counts):
+        fill(run, topic, count, partition)
+    return topic
+
+
+def offsets(topic: str, **by_partition: Any) -> str:
+    """Spark's JSON of offsets or times: offsets(t, p0=3, p1=-2)."""
+    return json.dumps({topic: {name[1:]: value for name, value in by_partition.items()}})
+
+
+class Record(NamedTuple):
+    """A row of the source, in Python's types; `ms` is the timestamp, `kind` 0 for CreateTime, 1 for LogAppendTime."""
+
+    key: bytes | None
+    value: bytes | None
+    topic: str
+    partition: int
+    offset: int
+    ms: int
+    kind: int
+    headers: list[tuple[str, bytes | None]]
+
+
+def session() -> SparkSession:
+    """The one session; the first call fetches the connector and starts a JVM (5 to 25 s)."""
+    with _lock:
+        return _session()
+
+
+@functools.cache
+def _session() -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").appName("conformance")
+    for name, value in {
+        "spark.jars.packages": CONNECTOR,
+        "spark.jars.ivy": str(JARS),
+        "spark.driver.memory": "1g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.pyspark.jvmStacktrace.enabled": "true",  # the connector's own words are in the cause
+        "spark.task.maxFailures": "1",
+    }.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("OFF")  # failures are what many cases are about; they are asserted, not read
+    return made
+
+
+def read(run: Run, topic: str | None = None, spark: SparkSession | None = None, **options: Any) -> DataFrame:
+    """A batch read; options with a dot in the name go in as `**{"kafka.x": 1}`."""
+    named: dict[str, Any] = {"kafka.bootstrap.servers": run.bootstrap} | ({"subscribe": topic} if topic else {})
+    return (spark or session()).read.format("kafka").options(**named | options).load()
+
+
+def records(frame: DataFrame) -> list[Record]:
+    """All rows in order of topic, partition and offset."""
+    columns = ["key", "value", "topic", "partition", "offset", "unix_millis(timestamp)", "timestampType"]
+    columns += ["headers"] if "headers" in frame.columns else []
+    found = []
+    for row in frame.selectExpr(*columns).collect():
+        key, value, topic, partition, offset, ms, kind, *rest = row
+        headers = [(h.key, None if h.value is None else bytes(h.value)) for h in (rest[0] if rest else None) or []]
+        bare = [None if field is None else bytes(field) for field in (key, value)]
+        found.append(Record(*bare, topic, partition, offset, ms, kind, headers))
+    return sorted(found, key=lambda r: (r.topic, r.partition, r.offset))
+
+
+def places(found: list[Record]) -> dict[int, list[int]]:
+    """Partition -> its offsets, in the order found."""
+    out: dict[int, list[int]] = {}
+    for record in found:
+        out.setdefault(record.partition, []).append(record.offset)
+    return out
+
+
+def write(run: Run, frame: DataFrame, topic: str | None = None, **options: Any) -> None:
+    """A batch write; without `topic` the frame has a topic column."""
+    named: dict[str, Any] = {"kafka.bootstrap.servers": run.bootstrap} | ({"topic": topic} if topic else {})
+    frame.write.format("kafka").options(**named | options).save()
+
+
+def numbers(count: int, partitions: int = 1, value: str = "concat('v', id)", *more: str) -> DataFrame:
+    """`count` rows to write: key kN, value vN or an expression of `id`."""
+    frame = session().range(0, count, 1, partitions)
+    return frame.selectExpr("cast(concat('k', id) as binary) key", f"cast({value} as binary) value", *more)
+
+
+def refused(words: str | tuple[str, ...], call: Callable[[], Any]) -> str:
+    """Whether a call fails with an error (or a cause) that has one of these words; its text."""
+    wanted = (words,) if isinstance(words, str) else words
+    try:
+        got = call()
+    except Exception as error:
+        text = str(error)
+        if not any(word in text for word in wanted):
+            raise AssertionError(f"failed otherwise than by {wanted}: {text[:300]}") from error
+        return text
+    raise AssertionError(f"not refused: {str(got)[:100]}")
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[str]:
+    """A place for checkpoints, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="kop-spark-", ignore_cleanup_errors=True) as path:
+        yield path
+
+
+class Stream:
+    """A query that keeps what each micro-batch brought, by batch id: a batch that is replayed counts once.
+
+    `start` and `stop` may alternate: the checkpoint stays.
+    """
+
+    def __init__(self, run: Run, path: str, topic: str | None = None, **options: Any) -> None:
+        self.options = {"kafka.bootstrap.servers": run.bootstrap, "startingOffsets": "earliest"} | options
+        if topic:
+            self.options["subscribe"] = topic
+        self.path = path
+        self.batches: dict[int, list[Record]] = {}
+        self.query: StreamingQuery | None = None
+
+    def start(self, spark: SparkSession | None = None, **trigger: Any) -> Stream:
+        """Begin or resume; without a trigger every 200 ms."""
+        source = (spark or session()).readStream.format("kafka").options(**self.options).load()
+        writer = source.writeStream.foreachBatch(self._keep).option("checkpointLocation", f"{self.path}/collect")
+        self.query = writer.trigger(**trigger or {"processingTime": "200 milliseconds"}).start()
+        return self
+
+    def _keep(self, frame: DataFrame, batch: int) -> None:
+        self.batches[batch] = records(frame)
+
+    def drain(self, seconds: int = 60) -> None:
+        """Trigger.AvailableNow: read all there is, to the end of the query."""
+        self.start(availableNow=True)
+        finish(self.query, seconds)
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for batch in sorted(self.batches) for record in self.batches[batch]]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Records of each micro-batch that had any."""
+        return [len(self.batches[batch]) for batch in sorted(self.batches) if self.batches[batch]]
+
+    def wait(self, count: int, seconds: float = 45) -> list[Record]:
+        """Until there are so many records, and no more."""
+
+        def enough() -> bool:
+            if self.query and self.query.exception():
+                raise Died(str(self.query.exception()))
+            return len(self.records) >= count
+
+        try:
+            eventually(enough, seconds)
+        except AssertionError:
+            same(len(self.records), count, "records that came")
+        same(len(self.records), count, "records that came")
+        return self.records
+
+    def stop(self) -> None:
+        if self.query:
+            self.query.stop()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Died(BaseException):
+    """A query ended with an error: nothing to wait for."""
+
+
+def finish(query: StreamingQuery | None, seconds: int = 60) -> None:
+    """Wait for a query that ends by itself; stop it and complain if it does not."""
+    assert query is not None
+    if not query.awaitTermination(seconds):
+        status = query.status
+        query.stop()
+        raise AssertionError(f"no end of the query after {seconds} s: {status}")

@@ -1,0 +1,152 @@
+//! Kafka's varints, records and headers, as kop/records/record.py reads and writes them.
+
+use crate::{record_fault, Result};
+
+/// Bytes that are read from the front. What goes beyond the end is None.
+#[derive(Clone, Copy)]
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub fn byte(&mut self) -> Option<u8> {
+        let (&first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(first)
+    }
+
+    pub fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    /// A zigzag varint of at most `bits` bits, 32 or 64.
+    pub fn signed(&mut self, bits: u32) -> Option<i64> {
+        let mut value: u128 = 0;
+        let mut shift = 0;
+        loop {
+            let byte = self.byte()?;
+            value |= u128::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                break;
+            }
+            shift += 7;
+            if shift >= bits {
+                return None;
+            }
+        }
+        let value = u64::try_from(value).ok().filter(|value| bits == 64 || value >> bits == 0)?;
+        Some((value >> 1) as i64 ^ -((value & 1) as i64))
+    }
+
+    /// Bytes behind their length; every negative length is null.
+    fn nullable(&mut self) -> Option<Option<&'a [u8]>> {
+        match usize::try_from(self.signed(32)?) {
+            Ok(length) => self.take(length).map(Some),
+            Err(_) => Some(None),
+        }
+    }
+}
+
+pub type Header<'a> = (&'a [u8], Option<&'a [u8]>);
+
+/// The headers that fill `section`; None where it is malformed.
+pub fn headers(section: &[u8]) -> Option<Vec<Header<'_>>> {
+    let mut reader = Reader(section);
+    let count = usize::try_from(reader.signed(32)?).ok().filter(|&count| count <= reader.0.len())?;
+    let mut found = Vec::with_capacity(count);
+    for _ in 0..count {
+        let length = usize::try_from(reader.signed(32)?).ok()?;
+        let name = reader.take(length)?;
+        found.push((name, reader.nullable()?));
+    }
+    reader.0.is_empty().then_some(found)
+}
+
+pub struct Record<'a> {
+    pub timestamp: i64,
+    pub key: Option<&'a [u8]>,
+    pub value: Option<&'a [u8]>,
+    /// The headers as they stand in the record.
+    pub section: &'a [u8],
+}
+
+/// Walks over `count` records that fill a body, whose offset deltas are 0, 1, 2, ...
+pub struct Records<'a> {
+    rest: Reader<'a>,
+    count: i64,
+    next: i64,
+    base_timestamp: i64,
+    append_time: Option<i64>,
+}
+
+impl<'a> Records<'a> {
+    pub fn new(body: &'a [u8], count: i64, base_timestamp: i64, append_time: Option<i64>) -> Self {
+        Records { rest: Reader(body), count, next: 0, base_timestamp, append_time }
+    }
+
+    pub fn next(&mut self) -> Result<Option<Record<'a>>> {
+        let index = self.next;
+        if index >= self.count {
+            if self.rest.0.is_empty() {
+                return Ok(None);
+            }
+            return record_fault(format!("{} bytes behind the last record", self.rest.0.len()));
+        }
+        self.next += 1;
+        match self.read(index) {
+            Some(record) => Ok(Some(record)),
+            None => record_fault(format!("record {index} of {} is malformed", self.count)),
+        }
+    }
+
+    fn read(&mut self, index: i64) -> Option<Record<'a>> {
+        let length = usize::try_from(self.rest.signed(32)?).ok()?;
+        let mut record = Reader(self.rest.take(length)?);
+        record.byte()?; // attributes: none are defined
+        let timestamp = self.base_timestamp.checked_add(record.signed(64)?)?;
+        if record.signed(32)? != index {
+            return None;
+        }
+        let key = record.nullable()?;
+        let value = record.nullable()?;
+        Some(Record { timestamp: self.append_time.unwrap_or(timestamp), key, value, section: record.0 })
+    }
+}
+
+pub fn put_signed(out: &mut Vec<u8>, number: i64) {
+    put_varint(out, zigzag(number));
+}
+
+pub fn put_nullable(out: &mut Vec<u8>, data: Option<&[u8]>) {
+    match data {
+        Some(data) => {
+            put_signed(out, data.len() as i64);
+            out.extend_from_slice(data);
+        }
+        None => out.push(1), // -1
+    }
+}
+
+pub fn signed_size(number: i64) -> usize {
+    varint_size(zigzag(number))
+}
+
+pub fn nullable_size(data: Option<&[u8]>) -> usize {
+    data.map_or(1, |data| signed_size(data.len() as i64) + data.len())
+}
+
+fn zigzag(number: i64) -> u64 {
+    ((number << 1) ^ (number >> 63)) as u64
+}
+
+pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value > 0x7f {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+pub fn varint_size(value: u64) -> usize {
+    (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
+}

@@ -1,0 +1,131 @@
+//! The compiled twin of `kop.records._pure`: Kafka records <-> Pulsar messages. That module is the specification and
+//! says what goes where; the two are compared byte for byte by tests/records/test_transcode_twins.py.
+//!
+//! Owns: the same four functions, with the same results and the same errors.
+//! Must not know: compression, batch headers, checksums, as its twin.
+
+mod kafka;
+mod proto;
+mod text;
+mod to_kafka;
+mod to_pulsar;
+
+use pyo3::prelude::*;
+
+/// What can be wrong with the input; each becomes the exception that the Python twin raises.
+#[derive(Debug)]
+pub enum Fault {
+    /// Kafka records are malformed: PeerError of INVALID_RECORD.
+    Record(String),
+    /// A Pulsar entry is malformed: UndecodableEntryError with the reason "damaged".
+    Entry(String),
+}
+
+pub type Result<T> = std::result::Result<T, Fault>;
+
+pub fn record_fault<T>(text: impl Into<String>) -> Result<T> {
+    Err(Fault::Record(text.into()))
+}
+
+pub fn entry_fault<T>(text: impl Into<String>) -> Result<T> {
+    Err(Fault::Entry(text.into()))
+}
+
+impl Fault {
+    fn raise(self, py: Python<'_>) -> PyErr {
+        let made = match self {
+            Fault::Record(text) => py.import("kop.errors").and_then(|errors| {
+                let code = errors.getattr("ErrorCode")?.getattr("INVALID_RECORD")?;
+                errors.getattr("PeerError")?.call1((text, code))
+            }),
+            Fault::Entry(text) => py
+                .import("kop.records._pure")
+                .and_then(|pure| pure.getattr("UndecodableEntryError")?.call1(("damaged", text))),
+        };
+        match made {
+            Ok(error) => PyErr::from_value(error),
+            Err(failed) => failed,
+        }
+    }
+}
+
+#[pymodule]
+mod _native {
+    use pyo3::prelude::*;
+    use pyo3::types::{PyBytes, PyTuple};
+
+    /// As in `_pure`: a build from other sources is not taken.
+    #[pymodule_export]
+    const FORMAT: u32 = 1;
+
+    type Pieces<'py> = (Vec<(Bound<'py, PyBytes>, u32)>, Vec<u32>);
+
+    #[pyfunction]
+    fn pack<'py>(
+        py: Python<'py>,
+        body: &[u8],
+        count: i64,
+        base_timestamp: i64,
+        append_time: Option<i64>,
+        room: i64,
+        reject_null_keys: bool,
+    ) -> PyResult<Pieces<'py>> {
+        let (pieces, without_key) =
+            crate::to_pulsar::pack(body, count, base_timestamp, append_time, room, reject_null_keys)
+                .map_err(|fault| fault.raise(py))?;
+        let pieces = pieces.iter().map(|(payload, count)| (PyBytes::new(py, payload), *count)).collect();
+        Ok((pieces, without_key))
+    }
+
+    type Records<'py> = (Bound<'py, PyBytes>, u32, i64, i64);
+
+    fn records(py: Python<'_>, found: crate::Result<crate::to_kafka::Records>) -> PyResult<Records<'_>> {
+        let found = found.map_err(|fault| fault.raise(py))?;
+        Ok((PyBytes::new(py, &found.bytes), found.count, found.base_timestamp, found.max_timestamp))
+    }
+
+    #[pyfunction]
+    fn unpack<'py>(
+        py: Python<'py>,
+        payload: &[u8],
+        count: i64,
+        publish_time: i64,
+        event_time: i64,
+    ) -> PyResult<Records<'py>> {
+        records(py, crate::to_kafka::unpack(payload, count, publish_time, event_time))
+    }
+
+    #[pyfunction]
+    fn unpack_one<'py>(py: Python<'py>, metadata: &[u8], payload: &[u8]) -> PyResult<Records<'py>> {
+        records(py, crate::to_kafka::unpack_one(metadata, payload))
+    }
+
+    #[pyfunction]
+    fn parse_entry<'py>(py: Python<'py>, metadata: &[u8]) -> PyResult<Bound<'py, PyTuple>> {
+        let view = crate::proto::parse_entry(metadata).map_err(|fault| fault.raise(py))?;
+        // more fields than a Rust tuple can turn into a Python one
+        PyTuple::new(
+            py,
+            [
+                view.producer_name.into_pyobject(py)?.into_any(),
+                view.sequence_id.into_pyobject(py)?.into_any(),
+                view.highest_sequence_id.into_pyobject(py)?.into_any(),
+                view.publish_time.into_pyobject(py)?.into_any(),
+                view.event_time.into_pyobject(py)?.into_any(),
+                view.num_messages.into_pyobject(py)?.into_any(),
+                view.batched.into_pyobject(py)?.to_owned().into_any(),
+                view.compression.into_pyobject(py)?.into_any(),
+                view.uncompressed_size.into_pyobject(py)?.into_any(),
+                view.raw.into_pyobject(py)?.to_owned().into_any(),
+                view.encrypted.into_pyobject(py)?.to_owned().into_any(),
+                view.marker_type.into_pyobject(py)?.into_any(),
+                view.chunk_id.into_pyobject(py)?.into_any(),
+                view.num_chunks.into_pyobject(py)?.into_any(),
+                view.total_chunk_size.into_pyobject(py)?.into_any(),
+                view.uuid.into_pyobject(py)?.into_any(),
+                view.txn.map_or(-1i128, |(most, _)| most.into()).into_pyobject(py)?.into_any(),
+                view.txn.map_or(-1i128, |(_, least)| least.into()).into_pyobject(py)?.into_any(),
+            ],
+        )
+    }
+}

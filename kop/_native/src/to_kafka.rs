@@ -1,0 +1,242 @@
+//! Pulsar messages -> Kafka records.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use crate::kafka::{headers, nullable_size, put_nullable, put_signed, signed_size, Header};
+use crate::proto::{property, Field, Fields, Property};
+use crate::text::{as_properties, from_base64, marker, HEADERS_PROPERTY, RESERVED, TIMESTAMP_PROPERTY};
+use crate::{entry_fault, Fault, Result};
+
+pub struct Records {
+    pub bytes: Vec<u8>,
+    pub count: u32,
+    pub base_timestamp: i64,
+    pub max_timestamp: i64,
+}
+
+#[derive(Default)]
+struct Message<'a> {
+    properties: Vec<Property<'a>>,
+    key: Option<&'a [u8]>,
+    ordering_key: Option<&'a [u8]>,
+    event_time: i64,
+    payload_size: i32,
+    binary_key: bool,
+    null_key: bool,
+    null_value: bool,
+    compacted_out: bool,
+}
+
+/// Writes records; the first one's timestamp is what the others' count from, unless a delta would not fit.
+struct Writer {
+    bytes: Vec<u8>,
+    count: u32,
+    base: Option<i64>,
+    max: i64,
+}
+
+enum Stop {
+    Fault(Fault),
+    /// A timestamp is too far from the base.
+    Base,
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        Stop::Fault(fault)
+    }
+}
+
+pub fn unpack(payload: &[u8], count: i64, publish_time: i64, event_time: i64) -> Result<Records> {
+    let known = usize::try_from(count).ok().filter(|&count| count > 0 && count <= payload.len() / 6);
+    let Some(count) = known else {
+        return entry_fault(format!("{} bytes cannot hold {count} messages", payload.len()));
+    };
+    write(payload.len(), |writer| {
+        let mut rest = payload;
+        for index in 0..count {
+            let (message, value) = next_message(&mut rest)
+                .unwrap_or_else(|| entry_fault(format!("message {index} of {count} is not whole")))?;
+            if !message.compacted_out {
+                writer.put(index as i64, &message, value, publish_time, event_time)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+pub fn unpack_one(metadata: &[u8], payload: &[u8]) -> Result<Records> {
+    let mut message = Message::default();
+    let mut publish_time = 0;
+    let mut fields = Fields::new(metadata);
+    while let Some(field) = fields.next()? {
+        match field {
+            (3, Field::Number(value)) => publish_time = value as i64,
+            (4, Field::Bytes(bytes)) => message.properties.push(property(bytes)?),
+            (6, Field::Bytes(bytes)) => message.key = Some(bytes),
+            (12, Field::Number(value)) => message.event_time = value as i64,
+            (17, Field::Number(value)) => message.binary_key = value != 0,
+            (18, Field::Bytes(bytes)) => message.ordering_key = Some(bytes),
+            (25, Field::Number(value)) => message.null_value = value != 0,
+            (30, Field::Number(value)) => message.null_key = value != 0,
+            _ => {}
+        }
+    }
+    write(payload.len(), |writer| writer.put(0, &message, payload, publish_time, 0))
+}
+
+/// Metadata and value of the message at the front; None where a size cannot be.
+fn next_message<'a>(rest: &mut &'a [u8]) -> Option<Result<(Message<'a>, &'a [u8])>> {
+    let (size, behind) = rest.split_first_chunk::<4>()?;
+    let size = usize::try_from(i32::from_be_bytes(*size)).ok()?;
+    let (metadata, behind) = behind.split_at_checked(size)?;
+    let message = match single(metadata) {
+        Ok(message) => message,
+        Err(fault) => return Some(Err(fault)),
+    };
+    let (value, behind) = behind.split_at_checked(usize::try_from(message.payload_size).ok()?)?;
+    *rest = behind;
+    Some(Ok((message, value)))
+}
+
+fn single(metadata: &[u8]) -> Result<Message<'_>> {
+    let mut message = Message { payload_size: -1, ..Message::default() };
+    let mut fields = Fields::new(metadata);
+    while let Some(field) = fields.next()? {
+        match field {
+            (1, Field::Bytes(bytes)) => message.properties.push(property(bytes)?),
+            (2, Field::Bytes(bytes)) => message.key = Some(bytes),
+            (3, Field::Number(value)) => message.payload_size = value as i32,
+            (4, Field::Number(value)) => message.compacted_out = value != 0,
+            (5, Field::Number(value)) => message.event_time = value as i64,
+            (6, Field::Number(value)) => message.binary_key = value != 0,
+            (7, Field::Bytes(bytes)) => message.ordering_key = Some(bytes),
+            (9, Field::Number(value)) => message.null_value = value != 0,
+            (10, Field::Number(value)) => message.null_key = value != 0,
+            _ => {}
+        }
+    }
+    Ok(message)
+}
+
+/// Runs `put_all`, a second time with base 0 where the first record's timestamp cannot be the base.
+fn write(size: usize, put_all: impl Fn(&mut Writer) -> std::result::Result<(), Stop>) -> Result<Records> {
+    let mut writer = Writer::new(size, None);
+    let mut stopped = put_all(&mut writer);
+    if matches!(stopped, Err(Stop::Base)) {
+        writer = Writer::new(size, Some(0));
+        stopped = put_all(&mut writer);
+    }
+    match stopped {
+        Ok(()) if writer.count == 0 => {
+            Ok(Records { bytes: Vec::new(), count: 0, base_timestamp: -1, max_timestamp: -1 })
+        }
+        Ok(()) => Ok(Records {
+            bytes: writer.bytes,
+            count: writer.count,
+            base_timestamp: writer.base.unwrap_or(-1),
+            max_timestamp: writer.max,
+        }),
+        Err(Stop::Fault(fault)) => Err(fault),
+        Err(Stop::Base) => entry_fault("timestamps that no base fits"),
+    }
+}
+
+impl Writer {
+    fn new(size: usize, base: Option<i64>) -> Self {
+        Writer { bytes: Vec::with_capacity(size + size / 8 + 64), count: 0, base, max: i64::MIN }
+    }
+
+    fn put(
+        &mut self,
+        index: i64,
+        message: &Message<'_>,
+        value: &[u8],
+        publish_time: i64,
+        entry_event_time: i64,
+    ) -> std::result::Result<(), Stop> {
+        let ours = message.properties.iter().any(|(name, _)| name.starts_with(RESERVED));
+        let decoded; // what __kop_headers holds: the headers borrow from it
+        let (headers, marked) = if ours {
+            decoded = listed(&message.properties);
+            restore(&message.properties, decoded.as_deref())
+        } else {
+            (message.properties.iter().map(|&(name, value)| (name, Some(value))).collect(), None)
+        };
+        let timestamp = match (message.event_time, marked, entry_event_time) {
+            (0, Some(marked), _) => marked,
+            (0, None, 0) => publish_time,
+            (0, None, event_time) | (event_time, _, _) => event_time,
+        };
+        let key = match (message.key, message.ordering_key) {
+            _ if message.null_key => None,
+            (Some(text), _) if message.binary_key => match from_base64(text) {
+                Some(key) => Some(Cow::Owned(key)),
+                None => return Err(Fault::Entry("a key that is marked as base64 is none".into()).into()),
+            },
+            (Some(key), _) | (None, Some(key)) => Some(Cow::Borrowed(key)),
+            (None, None) => None,
+        };
+        let value = (!message.null_value).then_some(value);
+        let base = *self.base.get_or_insert(timestamp);
+        let delta = timestamp.checked_sub(base).ok_or(Stop::Base)?;
+        self.max = self.max.max(timestamp);
+        self.count += 1;
+        let sections: usize =
+            headers.iter().map(|header| nullable_size(Some(header.0)) + nullable_size(header.1)).sum();
+        let size = 1
+            + signed_size(delta)
+            + signed_size(index)
+            + nullable_size(key.as_deref())
+            + nullable_size(value)
+            + signed_size(headers.len() as i64)
+            + sections;
+        let out = &mut self.bytes;
+        put_signed(out, size as i64);
+        out.push(0); // attributes
+        put_signed(out, delta);
+        put_signed(out, index);
+        put_nullable(out, key.as_deref());
+        put_nullable(out, value);
+        put_signed(out, headers.len() as i64);
+        for (name, value) in headers {
+            put_nullable(out, Some(name));
+            put_nullable(out, value);
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of the first `__kop_headers` that can be read.
+fn listed(properties: &[Property<'_>]) -> Option<Vec<u8>> {
+    let mut candidates = properties.iter().filter(|(name, _)| *name == HEADERS_PROPERTY);
+    candidates.find_map(|(_, value)| from_base64(value).filter(|section| headers(section).is_some()))
+}
+
+/// The headers that properties stand for where some are ours, and the timestamp where they hold one.
+fn restore<'a>(properties: &[Property<'a>], section: Option<&'a [u8]>) -> (Vec<Header<'a>>, Option<i64>) {
+    let listed = section.and_then(headers);
+    let mut list_is_due = listed.is_some();
+    let mut marked = None;
+    let mut plain = Vec::with_capacity(properties.len());
+    for &(name, value) in properties {
+        if list_is_due && name == HEADERS_PROPERTY && from_base64(value).as_deref() == section {
+            list_is_due = false;
+        } else if name == TIMESTAMP_PROPERTY && marked.is_none() && marker(value).is_some() {
+            marked = marker(value);
+        } else {
+            plain.push((name, value));
+        }
+    }
+    let Some(listed) = listed else {
+        return (plain.into_iter().map(|(name, value)| (name, Some(value))).collect(), marked);
+    };
+    let expected: HashMap<&[u8], &[u8]> = as_properties(&listed).into_iter().collect();
+    let present: HashMap<&[u8], &[u8]> = plain.iter().copied().collect();
+    let mut found: Vec<Header<'a>> =
+        listed.into_iter().filter(|(name, _)| expected.get(name) == present.get(name)).collect();
+    let added = plain.into_iter().filter(|(name, value)| expected.get(name) != Some(value));
+    found.extend(added.map(|(name, value)| (name, Some(value))));
+    (found, marked)
+}

@@ -1,0 +1,84 @@
+//! Kafka records -> Pulsar messages.
+
+use crate::kafka::{headers, Record, Records};
+use crate::proto::{put_bytes, put_number, put_property};
+use crate::text::{as_properties, is_text, to_base64, HEADERS_PROPERTY, TIMESTAMP_PROPERTY};
+use crate::{record_fault, Result};
+
+/// The payloads with the number of their messages, and the records without a key where those are refused.
+pub fn pack(
+    body: &[u8],
+    count: i64,
+    base_timestamp: i64,
+    append_time: Option<i64>,
+    room: i64,
+    reject_null_keys: bool,
+) -> Result<(Vec<(Vec<u8>, u32)>, Vec<u32>)> {
+    let room = usize::try_from(room).unwrap_or(0);
+    let mut pieces = Vec::new();
+    let mut without_key = Vec::new();
+    let mut out = Vec::with_capacity(body.len() + body.len() / 8 + 64);
+    let mut in_piece = 0;
+    let mut single = Vec::with_capacity(256);
+    let mut records = Records::new(body, count, base_timestamp, append_time);
+    let mut index = 0;
+    while let Some(record) = records.next()? {
+        if record.key.is_none() && reject_null_keys {
+            without_key.push(index);
+        }
+        index += 1;
+        single.clear();
+        if put_single(&mut single, &record).is_none() {
+            return record_fault("a record's headers do not end where it ends");
+        }
+        let value = record.value.unwrap_or_default();
+        if in_piece > 0 && out.len() + 4 + single.len() + value.len() > room {
+            pieces.push((std::mem::take(&mut out), in_piece));
+            in_piece = 0;
+        }
+        out.extend_from_slice(&(single.len() as u32).to_be_bytes());
+        out.extend_from_slice(&single);
+        out.extend_from_slice(value);
+        in_piece += 1;
+    }
+    if in_piece > 0 {
+        pieces.push((out, in_piece));
+    }
+    Ok((pieces, without_key))
+}
+
+/// Writes the SMM of a record; None where its headers are malformed.
+fn put_single(out: &mut Vec<u8>, record: &Record<'_>) -> Option<()> {
+    if record.section != [0] {
+        let headers = headers(record.section)?;
+        let shown = as_properties(&headers);
+        if shown.len() != headers.len() {
+            put_property(out, 1, HEADERS_PROPERTY, &to_base64(record.section));
+        }
+        for (name, value) in shown {
+            put_property(out, 1, name, value);
+        }
+    }
+    if record.timestamp <= 0 {
+        put_property(out, 1, TIMESTAMP_PROPERTY, record.timestamp.to_string().as_bytes());
+    }
+    let binary_key = record.key.is_some_and(|key| !is_text(key));
+    if let Some(key) = record.key {
+        if binary_key {
+            put_bytes(out, 2, &to_base64(key));
+        } else {
+            put_bytes(out, 2, key);
+        }
+    }
+    put_number(out, 3, record.value.map_or(0, |value| value.len() as u64));
+    if record.timestamp > 0 {
+        put_number(out, 5, record.timestamp as u64);
+    }
+    if binary_key {
+        put_number(out, 6, 1);
+    }
+    if record.value.is_none() {
+        put_number(out, 9, 1);
+    }
+    Some(())
+}

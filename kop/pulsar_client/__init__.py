@@ -1,0 +1,29 @@
+"""A client of Apache Pulsar's binary protocol for asyncio.
+
+Owns: what the gateway needs of that protocol: ready batches in, entries with the broker's index out.
+Must not know: Kafka. Nothing here imports another package of ours.
+"""
+
+from kop.pulsar_client.client import Client
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.producer import Producer
+from kop.pulsar_client.reader import Reader
+from kop.pulsar_client.tls import TlsOptions
+from kop.pulsar_client.types import DUPLICATE, EARLIEST, LATEST, Access, Auth, Entry, Position
+from kop.pulsar_client.watch import Watch
+
+__all__ = [
+    "DUPLICATE",
+    "EARLIEST",
+    "LATEST",
+    "Access",
+    "Auth",
+    "Client",
+    "Entry",
+    "Position",
+    "Producer",
+    "PulsarError",
+    "Reader",
+    "TlsOptions",
+    "Watch",
+]

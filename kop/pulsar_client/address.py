@@ -1,0 +1,48 @@
+"""Addresses of brokers.
+
+Owns: `pulsar://` and `pulsar+ssl://` URLs.
+Must not know: connections.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from kop.pulsar_client.errors import PulsarError
+
+
+class Address(NamedTuple):
+    """One broker or proxy."""
+
+    host: str
+    port: int
+    tls: bool
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse(url: str) -> list[Address]:
+    """The addresses of `pulsar://host:port,host:port`. PulsarError InvalidAddress with what is wrong."""
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator or scheme not in {"pulsar", "pulsar+ssl"}:
+        raise PulsarError("InvalidAddress", f"{url!r} is no address of a Pulsar broker: pulsar://host:6650")
+    tls = scheme == "pulsar+ssl"
+    found = []
+    for part in rest.split("/")[0].split(","):
+        try:
+            split = urlsplit("//" + part)
+            host, port = split.hostname, split.port
+        except ValueError as error:
+            raise PulsarError("InvalidAddress", f"{part!r} in {url!r}: {error}") from error
+        if not host or split.username is not None:
+            raise PulsarError("InvalidAddress", f"{part!r} in {url!r} is no host:port")
+        found.append(Address(host, port or (6651 if tls else 6650), tls))
+    return found
+
+
+def parse_one(url: str) -> Address:
+    """The (first) address of a broker's own URL."""
+    return parse(url)[0]

@@ -1,0 +1,430 @@
+"""Pulsar's admin REST interface: topics, their policies and properties, namespaces, and looks into a topic's log.
+
+Owns: the paths and bodies of requests, their answers as values, which of them may be repeated.
+Must not know: Kafka, the binary protocol, what a caller keeps in a topic's properties.
+
+Topics are named in full, `persistent://tenant/namespace/local`, namespaces `tenant/namespace`. Every method raises
+`PulsarError`; its `code` is one of `rest.STATUS`, "ConnectionLost", "TlsError", "Timeout", "Closed", "BadAnswer" or
+"InvalidTopicName", and its text says which request of which broker failed and what to do where that is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.rest import Rest
+
+OWN_PROPERTY = "index"
+"""A property that the broker itself keeps on a plain topic and on each partition: the index of the last message in the
+ledgers that are closed. Read it by `closed_index`; it is never written or removed here."""
+
+_PARTITIONED = "application/vnd.partitioned-topic-metadata+json"
+_NAMESPACE_PUT = {"compactionThreshold"}
+"""Namespace policies that are set by PUT; the others by POST."""
+_DEDUPLICATION = "deduplicationEnabled"
+_RETENTION = "retention"
+
+
+class Retention(NamedTuple):
+    """How much the broker keeps of what every subscription has read. -1 is no limit; (0, 0) keeps nothing."""
+
+    minutes: int
+    megabytes: int
+
+
+FOREVER = Retention(-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedMetadata:
+    """`partitions` is 0 for a topic without partitions; then `properties` is empty: ask `Admin.properties`."""
+
+    partitions: int
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """One entry of a topic's log, as the broker shows it over REST.
+
+    `index` (of its last message) and `broker_timestamp` (ISO 8601) are None on a broker that does not keep them,
+    `num_messages` is None for a message outside a batch. `payload` is decompressed by the broker.
+    """
+
+    ledger: int
+    entry: int
+    index: int | None
+    broker_timestamp: str | None
+    num_messages: int | None
+    headers: Mapping[str, str]
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionStatus:
+    """`status` is NOT_RUN, RUNNING, SUCCESS or ERROR; `error` says what failed."""
+
+    status: str
+    error: str
+
+
+def topic_path(topic: str) -> str:
+    """`persistent://t/ns/x` -> `persistent/t/ns/x`, percent-encoded. PulsarError InvalidTopicName for anything else."""
+    domain, separator, rest = topic.partition("://")
+    parts = rest.split("/")
+    if domain not in {"persistent", "non-persistent"} or not separator or len(parts) != 3 or not all(parts):
+        raise PulsarError("InvalidTopicName", f"{topic!r} is no persistent://TENANT/NAMESPACE/TOPIC")
+    return "/".join([domain, *(quote(part, safe="") for part in parts)])
+
+
+def _namespace_path(namespace: str) -> str:
+    parts = namespace.split("/")
+    if len(parts) != 2 or not all(parts):
+        raise PulsarError("InvalidTopicName", f"{namespace!r} is no TENANT/NAMESPACE")
+    return "/".join(quote(part, safe="") for part in parts)
+
+
+def _message_id(ledger: int, entry: int) -> dict[str, int]:
+    return {"ledgerId": ledger, "entryId": entry, "partitionIndex": -1}
+
+
+class Admin(Rest):
+    """One Pulsar cluster by its admin URL (`http://host:8080`, or several `http://a:8080,http://b:8080`).
+
+    `timeout` (seconds) holds for each call as a whole, attempts and pauses included. Nothing is opened before the first
+    call. Calls that change nothing when repeated are repeated after a lost connection, 429 and 5xx; the others only
+    where the broker surely did nothing: after "ConnectionLost" or "Timeout" of a `create_...` its caller has to look.
+    """
+
+    # -- the cluster
+
+    async def version(self) -> str:
+        """The broker's version, such as "4.0.8"."""
+        return (await self._call("GET", "brokers/version")).body.decode()
+
+    async def broker_config(self) -> dict[str, str]:
+        """The broker's settings as they are in force, all as text."""
+        return await self._object("brokers/configuration/runtime")
+
+    async def clusters(self) -> list[str]:
+        """Names of the clusters that this one knows, itself included."""
+        return await self._list("clusters")
+
+    # -- tenants and namespaces
+
+    async def create_tenant(self, tenant: str, clusters: list[str] | None = None) -> None:
+        """Create a tenant that may use these clusters (all known ones). Conflict when it exists."""
+        allowed = await self.clusters() if clusters is None else clusters
+        info = {"allowedClusters": allowed, "adminRoles": []}
+        await self._call("PUT", f"tenants/{quote(tenant, safe='')}", info, repeat=False)
+
+    async def namespace_exists(self, namespace: str) -> bool:
+        """Whether there is such a namespace."""
+        try:
+            await self.namespace_policies(namespace)
+        except PulsarError as error:
+            if error.code != "NotFound":
+                raise
+            return False
+        return True
+
+    async def create_namespace(self, namespace: str, policies: Mapping[str, Any] | None = None) -> None:
+        """Create it with policies by Pulsar's names, such as `retention_policies`. Conflict when it exists."""
+        await self._call("PUT", f"namespaces/{_namespace_path(namespace)}", policies and dict(policies), repeat=False)
+
+    async def delete_namespace(self, namespace: str) -> None:
+        """Delete an empty namespace. Conflict when it still has topics."""
+        await self._call("DELETE", f"namespaces/{_namespace_path(namespace)}", repeat=False)
+
+    async def namespace_policies(self, namespace: str) -> dict[str, Any]:
+        """All its policies by the names of the stored form (`retention_policies`, `encryption_required`)."""
+        return await self._object(f"namespaces/{_namespace_path(namespace)}")
+
+    async def namespace_policy(self, namespace: str, name: str) -> Any:
+        """One policy by the name in its URL (`retention`, `deduplication`); None when it is not set."""
+        return await self._json("GET", f"namespaces/{_namespace_path(namespace)}/{name}")
+
+    async def set_namespace_policy(self, namespace: str, name: str, value: Any) -> None:
+        """Set one policy. It is stored at once and in force a little later."""
+        method = "PUT" if name in _NAMESPACE_PUT else "POST"
+        await self._call(method, f"namespaces/{_namespace_path(namespace)}/{name}", value)
+
+    async def remove_namespace_policy(self, namespace: str, name: str) -> None:
+        """Back to the broker's default."""
+        await self._call("DELETE", f"namespaces/{_namespace_path(namespace)}/{name}")
+
+    async def set_namespace_retention(self, namespace: str, retention: Retention) -> None:
+        """What is kept on topics that say nothing themselves."""
+        await self.set_namespace_policy(namespace, _RETENTION, _retention_json(retention))
+
+    async def get_namespace_retention(self, namespace: str) -> Retention | None:
+        """None: the broker's default holds."""
+        return _retention(await self.namespace_policy(namespace, _RETENTION))
+
+    async def bundles(self, namespace: str) -> list[str]:
+        """The namespace's hash ranges, each served by one broker, such as "0x00000000_0x40000000"."""
+        found = await self._object(f"namespaces/{_namespace_path(namespace)}/bundles", "boundaries")
+        bounds = found["boundaries"]
+        return [f"{low}_{high}" for low, high in pairwise(bounds)]
+
+    async def bundle_of(self, topic: str) -> str:
+        """The bundle that a topic or partition lies in."""
+        return (await self._call("GET", f"{topic_path(topic)}/bundle", root="lookup/v2/topic")).body.decode()
+
+    async def unload_bundle(self, namespace: str, bundle: str) -> None:
+        """Take a bundle's topics from their broker; the next lookup places them anew."""
+        await self._call("PUT", f"namespaces/{_namespace_path(namespace)}/{bundle}/unload")
+
+    async def split_bundle(self, namespace: str, bundle: str) -> None:
+        """Split a bundle in two and unload both."""
+        path = f"namespaces/{_namespace_path(namespace)}/{bundle}/split"
+        await self._call("PUT", path, query={"unload": "true"}, repeat=False)
+
+    # -- topics
+
+    async def list_partitioned(self, namespace: str) -> list[str]:
+        """Full names of the partitioned topics, without their partitions."""
+        return await self._list(f"persistent/{_namespace_path(namespace)}/partitioned")
+
+    async def list_topics(self, namespace: str) -> list[str]:
+        """Full names of the plain topics, and of the partitions (`...-partition-0`) of the others."""
+        return await self._list(f"persistent/{_namespace_path(namespace)}")
+
+    async def create_partitioned(self, topic: str, partitions: int, properties: Mapping[str, str]) -> None:
+        """Create a topic with its properties in one step. Conflict when there is one of this name of either kind."""
+        body = {"partitions": partitions, "properties": dict(properties)}
+        await self._call("PUT", f"{topic_path(topic)}/partitions", body, content_type=_PARTITIONED, repeat=False)
+
+    async def create_plain(self, topic: str, properties: Mapping[str, str]) -> None:
+        """Create a topic without partitions. Conflict when there is one of this name."""
+        await self._call("PUT", topic_path(topic), _own(properties), repeat=False)
+
+    async def partitioned_metadata(self, topic: str) -> PartitionedMetadata:
+        """Partitions and properties; never creates the topic. NotFound where neither kind of topic is."""
+        query = {"checkAllowAutoCreation": "false"}
+        found = await self._object(f"{topic_path(topic)}/partitions", "partitions", query=query)
+        return PartitionedMetadata(found["partitions"], found.get("properties") or {})
+
+    async def grow(self, topic: str, partitions: int) -> None:
+        """Raise the number of partitions. BadRequest when it has more already; the same number changes nothing."""
+        await self._call("POST", f"{topic_path(topic)}/partitions", partitions)
+
+    async def delete_partitioned(self, topic: str, force: bool = True) -> None:
+        """Delete a partitioned topic; without `force` Conflict or PreconditionFailed while clients are on it."""
+        query = {"force": json.dumps(force)}
+        await self._call("DELETE", f"{topic_path(topic)}/partitions", query=query, repeat=False)
+
+    async def delete_plain(self, topic: str, force: bool = True) -> None:
+        """Delete a topic without partitions. Conflict for a partitioned one."""
+        await self._call("DELETE", topic_path(topic), query={"force": json.dumps(force)}, repeat=False)
+
+    # -- properties
+
+    async def properties(self, topic: str) -> dict[str, str]:
+        """A topic's properties, without the broker's own."""
+        found = await self._properties(topic)
+        found.pop(OWN_PROPERTY, None)
+        return found
+
+    async def closed_index(self, partition: str) -> int | None:
+        """Index of the last message in the closed ledgers of a plain topic or one partition.
+
+        -1 before its first ledger is closed, None on a broker that keeps no index. It is still there when retention has
+        emptied the log: with no entry left, the next message gets this number plus one.
+        """
+        found = (await self._properties(partition)).get(OWN_PROPERTY)
+        return None if found is None else int(found)
+
+    async def set_properties(self, topic: str, properties: Mapping[str, str]) -> None:
+        """Set these properties; others stay."""
+        await self._call("PUT", f"{topic_path(topic)}/properties", _own(properties))
+
+    async def remove_property(self, topic: str, key: str) -> None:
+        """Remove one property; nothing happens when it is not there."""
+        _own({key: ""})
+        await self._call("DELETE", f"{topic_path(topic)}/properties", query={"key": key})
+
+    async def _properties(self, topic: str) -> dict[str, str]:
+        return dict(await self._json("GET", f"{topic_path(topic)}/properties") or {})
+
+    # -- policies of a topic: stored first, in force a moment later; read them back with `applied`
+
+    async def policy(self, topic: str, name: str, *, applied: bool = False) -> Any:
+        """One policy; None when not set. `applied`: what holds for the topic, from wherever it is set."""
+        return await self._json("GET", f"{topic_path(topic)}/{name}", query={"applied": "true"} if applied else None)
+
+    async def set_policy(self, topic: str, name: str, value: Any) -> None:
+        """Set one policy by the name in its URL, such as `maxConsumers`. NotFound when there is no such topic."""
+        await self._call("POST", f"{topic_path(topic)}/{name}", value)
+
+    async def remove_policy(self, topic: str, name: str) -> None:
+        """Back to what the namespace says."""
+        await self._call("DELETE", f"{topic_path(topic)}/{name}")
+
+    async def set_retention(self, topic: str, retention: Retention) -> None:
+        """BadRequest where one limit is 0 and the other is not."""
+        await self.set_policy(topic, _RETENTION, _retention_json(retention))
+
+    async def get_retention(self, topic: str, *, applied: bool = False) -> Retention | None:
+        """None: the topic has none of its own."""
+        return _retention(await self.policy(topic, _RETENTION, applied=applied))
+
+    async def lift_backlog_quotas(self, topic: str) -> None:
+        """Let subscriptions keep as much as they like: the broker refuses a retention below the quotas' sizes."""
+        unlimited = {"limitSize": -1, "limitTime": -1, "policy": "producer_request_hold"}
+        for kind in ("destination_storage", "message_age"):
+            await self._call("POST", f"{topic_path(topic)}/backlogQuota", unlimited, query={"backlogQuotaType": kind})
+
+    async def remove_retention(self, topic: str) -> None:
+        """Back to the namespace's."""
+        await self.remove_policy(topic, _RETENTION)
+
+    async def set_deduplication(self, topic: str, enabled: bool) -> None:
+        """Whether the broker drops what a producer of the same name sends twice."""
+        await self.set_policy(topic, _DEDUPLICATION, enabled)
+
+    async def get_deduplication(self, topic: str, *, applied: bool = False) -> bool | None:
+        """None: not set."""
+        found: bool | None = await self.policy(topic, _DEDUPLICATION, applied=applied)
+        return found
+
+    async def set_compaction_threshold(self, topic: str, size: int) -> None:
+        """Compact when so many bytes have come since the last time; 0 never."""
+        await self.set_policy(topic, "compactionThreshold", size)
+
+    async def get_compaction_threshold(self, topic: str, *, applied: bool = False) -> int | None:
+        """Bytes; None: not set."""
+        found: int | None = await self.policy(topic, "compactionThreshold", applied=applied)
+        return found
+
+    async def keep_when_idle(self, topic: str) -> None:
+        """Take the topic out of the broker's deletion of idle topics (`inactiveTopicPolicies`)."""
+        await self.set_policy(topic, "inactiveTopicPolicies", IDLE_TOPICS_STAY)
+
+    async def set_max_message_size(self, topic: str, size: int) -> None:
+        """Bytes of one entry, up to the broker's own limit; 0 is no limit but that one."""
+        await self.set_policy(topic, "maxMessageSize", size)
+
+    async def get_max_message_size(self, topic: str, *, applied: bool = False) -> int | None:
+        """Bytes; None: not set."""
+        found: int | None = await self.policy(topic, "maxMessageSize", applied=applied)
+        return found
+
+    async def set_publish_rate(self, topic: str, *, messages: int = -1, size: int = -1) -> None:
+        """Limit messages and bytes a second of all producers together; -1 is no limit."""
+        await self.set_policy(
+            topic, "publishRate", {"publishThrottlingRateInMsg": messages, "publishThrottlingRateInByte": size}
+        )
+
+    # -- a look into the log of a plain topic or one partition
+
+    async def internal_stats(self, partition: str) -> dict[str, Any]:
+        """Ledgers, `lastConfirmedEntry`, cursors. The last ledger's own count is 0 until it is closed."""
+        return await self._object(f"{topic_path(partition)}/internalStats")
+
+    async def stats(self, partition: str) -> dict[str, Any]:
+        """Rates, sizes, producers, subscriptions."""
+        return await self._object(f"{topic_path(partition)}/stats")
+
+    async def message_id_by_time(self, partition: str, timestamp: int) -> tuple[int, int]:
+        """(ledger, entry) of the first entry that the broker got at or after `timestamp` (ms).
+
+        Behind the last entry where there is none; such an entry does not exist (yet).
+        """
+        found = await self._object(f"{topic_path(partition)}/messageid/{timestamp}", "ledgerId", "entryId")
+        return found["ledgerId"], found["entryId"]
+
+    async def entry(self, partition: str, ledger: int, entry: int) -> StoredEntry:
+        """Read one entry. NotFound when it is not there, or no more."""
+        answer = await self._call("GET", f"{topic_path(partition)}/ledger/{ledger}/entry/{entry}")
+        headers = answer.headers
+        index = headers.get("X-Pulsar-Broker-Entry-METADATA-index")
+        count = headers.get("X-Pulsar-num-batch-message")
+        return StoredEntry(
+            ledger,
+            entry,
+            index=None if index is None else int(index),
+            broker_timestamp=headers.get("X-Pulsar-Broker-Entry-METADATA-timestamp"),
+            num_messages=None if count is None else int(count),
+            headers={name: value for name, value in headers.items() if name.lower().startswith("x-pulsar-")},
+            payload=answer.body,
+        )
+
+    async def truncate(self, partition: str) -> None:
+        """Delete all closed ledgers, whoever still wants them. The current ledger's entries stay."""
+        await self._call("DELETE", f"{topic_path(partition)}/truncate")
+
+    async def trim(self, partition: str) -> None:
+        """Delete now what retention lets go, instead of at the broker's next round."""
+        await self._call("POST", f"{topic_path(partition)}/trim")
+
+    async def unload(self, topic: str) -> None:
+        """Take the topic (or one partition) from its broker: a new ledger, and its clients are cut."""
+        await self._call("PUT", f"{topic_path(topic)}/unload")
+
+    async def compact(self, topic: str) -> None:
+        """Start a compaction. Conflict while one runs."""
+        await self._call("PUT", f"{topic_path(topic)}/compaction", repeat=False)
+
+    async def compaction_status(self, partition: str) -> CompactionStatus:
+        """Of the last or the running compaction of this partition."""
+        found = await self._object(f"{topic_path(partition)}/compaction", "status")
+        return CompactionStatus(found["status"], found.get("lastError") or "")
+
+    # -- subscriptions
+
+    async def create_subscription(self, partition: str, name: str, ledger: int, entry: int) -> None:
+        """A durable subscription whose next message is the entry's first. Conflict when it exists.
+
+        NotFound when the topic is not there: asked first, since the request itself would create it.
+        """
+        await self.partitioned_metadata(partition)
+        await self._call("PUT", self._subscription(partition, name), _message_id(ledger, entry), repeat=False)
+
+    async def expire_messages(self, partition: str, name: str, ledger: int, entry: int) -> None:
+        """Move a subscription forward, just behind an entry, without disturbing its consumers.
+
+        Conflict for a position that is not before the log's end, or while an earlier move runs.
+        """
+        await self._call("POST", self._subscription(partition, name, "expireMessages"), _message_id(ledger, entry))
+
+    async def reset_cursor(self, partition: str, name: str, ledger: int, entry: int) -> None:
+        """Move a subscription forward or back to an entry; its consumers are cut and come again."""
+        await self._call("POST", self._subscription(partition, name, "resetcursor"), _message_id(ledger, entry))
+
+    async def delete_subscription(self, partition: str, name: str, force: bool = True) -> None:
+        """Delete a subscription; without `force` PreconditionFailed while consumers are on it."""
+        query = {"force": json.dumps(force)}
+        await self._call("DELETE", self._subscription(partition, name), query=query, repeat=False)
+
+    @staticmethod
+    def _subscription(partition: str, name: str, *more: str) -> str:
+        return "/".join([topic_path(partition), "subscription", quote(name, safe=""), *more])
+
+
+IDLE_TOPICS_STAY: Mapping[str, Any] = {
+    "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+    "maxInactiveDurationSeconds": 60,
+    "deleteWhileInactive": False,
+}
+"""The value of `inactiveTopicPolicies`, of a topic or a namespace, that switches the deletion off."""
+
+
+def _own(properties: Mapping[str, str]) -> dict[str, str]:
+    if OWN_PROPERTY in properties:
+        raise PulsarError("BadRequest", f"the property {OWN_PROPERTY!r} is the broker's own")
+    return dict(properties)
+
+
+def _retention_json(retention: Retention) -> dict[str, int]:
+    return {"retentionTimeInMinutes": retention.minutes, "retentionSizeInMB": retention.megabytes}
+
+
+def _retention(found: Any) -> Retention | None:
+    return None if found is None else Retention(found["retentionTimeInMinutes"], found["retentionSizeInMB"])

@@ -1,0 +1,175 @@
+"""What producers, readers and watches have in common: being attached to a broker, and coming back.
+
+Owns: the loop of guard, lookup, connection and attaching, with its waits; what is worth another try.
+Must not know: what is attached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+
+from kop.pulsar_client.backoff import Backoff
+from kop.pulsar_client.connection import Connection
+from kop.pulsar_client.errors import PulsarError
+
+Guard = Callable[[], Awaitable[None]]
+OnLost = Callable[[PulsarError], None]
+
+_AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError"})
+"""What the first opening tries again until its time is up; a later one tries all that is retriable, for ever."""
+_STABLE_SECONDS = 5.0
+"""Attached for so long, the next loss begins with a short wait again."""
+
+log = logging.getLogger(__name__)
+
+
+class Attached(ABC):
+    """One thing that lives on a broker's connection and follows its topic."""
+
+    def __init__(self, what: str, *, timeout: float, guard: Guard | None, on_lost: OnLost | None) -> None:
+        self._what = what
+        self._timeout = timeout
+        self._guard = guard
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._backoff = Backoff()
+        self._connection: Connection | None = None
+        self._broken: PulsarError | None = None
+        self._attached_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._end: PulsarError | None = None
+        """Why this is over, for good."""
+        self.attached_times = 0
+        """How often it was attached: 1 is the first time."""
+
+    # --- for the heirs
+
+    @abstractmethod
+    async def _find(self, assigned: str | None) -> Connection:
+        """The connection to attach to; `assigned` is the broker that the last one named. PulsarError."""
+
+    @abstractmethod
+    async def _attach(self, connection: Connection) -> None:
+        """Register with `connection` and ask the broker. After a PulsarError nothing may stay registered."""
+
+    def _interrupted(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
+        """Wake what waits in `_attach` for more than an answer: the connection is gone."""
+
+    @abstractmethod
+    def _detached(self, error: PulsarError) -> None:
+        """Note that the connection is gone, before the way back is begun."""
+
+    @abstractmethod
+    def _resume(self) -> None:
+        """Go on after being attached."""
+
+    @abstractmethod
+    def _over(self, error: PulsarError) -> None:
+        """End all that waits: this is lost or closed."""
+
+    # --- life
+
+    @property
+    def connected(self) -> bool:
+        """True while a broker has it."""
+        return self._connection is not None
+
+    async def open(self) -> None:
+        """Attach for the first time, again for one request's time where the trouble may pass. PulsarError."""
+        deadline = self._loop.time() + self._timeout
+        while True:
+            try:
+                await self._once(None)
+                return
+            except PulsarError as error:
+                wait = self._backoff.next()
+                if error.code not in _AT_FIRST or self._loop.time() + wait > deadline:
+                    self._end = error
+                    raise
+                await asyncio.sleep(wait)
+
+    async def _once(self, assigned: str | None) -> None:
+        connection = await self._find(assigned)
+        self._broken = None
+        await self._attach(connection)
+        if self._broken is not None:
+            raise self._broken
+        self._connection = connection
+        self._attached_at = self._loop.time()
+        self.attached_times += 1
+        self._resume()
+
+    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
+        """Come back, unless this was closed."""
+        if self._connection is None:  # in the middle of attaching
+            self._broken = error
+            self._interrupted(error)
+            return
+        self._connection = None
+        if self._end is not None:
+            return
+        if self._loop.time() - self._attached_at >= _STABLE_SECONDS:
+            self._backoff.reset()
+        log.log(logging.DEBUG if assigned else logging.INFO, "%s: detached, coming back: %s", self._what, error)
+        self._detached(error)
+        if error.code == "Closed":
+            self._give_up(error)
+        else:
+            self._task = self._loop.create_task(self._come_back(assigned), name=f"pulsar reattach {self._what}")
+
+    async def _come_back(self, assigned: str | None, *, moved: bool = False) -> None:
+        """Try until attached. `moved` is by our own will: at once, and the guard is not asked."""
+        while self._end is None:
+            if assigned is None and not moved:
+                await asyncio.sleep(self._backoff.next())
+            try:
+                if self._guard is not None and not moved:
+                    await self._guard()
+                await self._once(assigned)
+            except PulsarError as error:
+                if not error.retriable:
+                    self._give_up(error)
+                    return
+                log.info("%s: not yet back: %s", self._what, error)
+            except Exception as error:  # the guard's: whatever it raises ends this
+                log.warning("%s: given up: %r", self._what, error)
+                self._give_up(PulsarError("GuardFailed", repr(error)))
+                return
+            else:
+                return
+            assigned, moved = None, False
+
+    def _give_up(self, error: PulsarError) -> None:
+        if self._end is not None:
+            return
+        self._end = error
+        self._over(error)
+        if self._on_lost is not None:
+            try:
+                self._on_lost(error)
+            except Exception:
+                log.exception("%s: its owner failed on the news that it is lost", self._what)
+
+    def abandon(self, error: PulsarError) -> None:
+        """End it from outside: its client is closed."""
+        if self._task is not None:
+            self._task.cancel()
+        self._give_up(error)
+
+    def _start_over(self, error: PulsarError) -> None:
+        """Leave the connection as if the broker had closed this, and come back."""
+        self.on_disconnect(error, None)
+
+    async def _stop(self) -> Connection | None:
+        """Begin the end: nothing comes back from here. Returns the connection it was attached to."""
+        if self._end is None:
+            self._end = PulsarError("Closed", f"{self._what} is closed")
+        task, self._task = self._task, None
+        if task is not None and not task.done() and task is not asyncio.current_task():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        connection, self._connection = self._connection, None
+        return connection

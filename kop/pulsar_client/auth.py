@@ -1,0 +1,295 @@
+"""Who we are to Pulsar: tokens, OAuth2 client credentials, user and password.
+
+Owns: reading credentials, refreshing them, their form in the binary protocol and in REST.
+Must not know: Kafka, connections, when a broker asks for credentials. No error text or repr holds a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import aiohttp
+
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.tls import TlsOptions
+
+REFRESH_EARLY = 60.0
+"""An access token is replaced so many seconds before it expires, or at nine tenths of a shorter life."""
+
+
+class Auth:
+    """Credentials of one role. `method` is Pulsar's name of the authentication method.
+
+    `data` and `headers` are asked anew for every connection, AUTH_CHALLENGE and REST request. They raise PulsarError
+    "AuthFailed", retriable where only something on the way to the credentials is broken.
+    """
+
+    method: str
+
+    async def data(self) -> bytes:
+        """What goes into CONNECT and AUTH_RESPONSE."""
+        raise NotImplementedError
+
+    async def headers(self) -> dict[str, str]:
+        """What goes with a REST request."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """The server refused these credentials: get new ones the next time."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Token(Auth):
+    """A JSON web token or any other bearer token: a fixed one, or a function that gives the current one."""
+
+    method = "token"
+
+    def __init__(self, token: str | Callable[[], str]) -> None:
+        self._source = token
+
+    @classmethod
+    def file(cls, path: str | Path) -> Token:
+        """A token from a file that is read again for every use, so that another program can renew it."""
+        return cls(lambda: _read(Path(path)))
+
+    async def data(self) -> bytes:
+        """The token."""
+        return (await self._token()).encode()
+
+    async def headers(self) -> dict[str, str]:
+        """As a bearer."""
+        return {"Authorization": f"Bearer {await self._token()}"}
+
+    async def _token(self) -> str:
+        source = self._source
+        if isinstance(source, str):
+            return source
+        # In a thread: a file on a dead network disk must not stop the loop.
+        return _checked(await asyncio.to_thread(source))
+
+
+class Basic(Auth):
+    """User and password."""
+
+    method = "basic"
+
+    def __init__(self, user: str, password: str) -> None:
+        self._pair = f"{user}:{password}".encode()
+
+    async def data(self) -> bytes:
+        """`user:password`."""
+        return self._pair
+
+    async def headers(self) -> dict[str, str]:
+        """HTTP's basic authentication."""
+        return {"Authorization": f"Basic {base64.b64encode(self._pair).decode()}"}
+
+
+class OAuth2(Auth):
+    """OAuth2 client credentials: an access token from the issuer, kept until shortly before it expires.
+
+    The issuer is asked at `{issuer}/.well-known/openid-configuration` where its token endpoint is. `timeout` (seconds)
+    holds for getting one token. Many callers that need a token at once share one request.
+    """
+
+    method = "token"
+
+    def __init__(
+        self,
+        issuer: str,
+        client_id: str,
+        client_secret: str,
+        *,
+        audience: str = "",
+        scope: str = "",
+        tls: TlsOptions | None = None,
+        timeout: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._issuer = issuer.rstrip("/")
+        form = {"client_id": client_id, "client_secret": client_secret, "audience": audience, "scope": scope}
+        self._form = {"grant_type": "client_credentials"} | {key: value for key, value in form.items() if value}
+        self._tls = tls
+        self._timeout = timeout
+        self._clock = clock
+        self._token = ""
+        self._fresh_until = 0.0
+        self._lock = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"OAuth2({self._issuer!r})"
+
+    async def data(self) -> bytes:
+        """The access token."""
+        return (await self._access_token()).encode()
+
+    async def headers(self) -> dict[str, str]:
+        """As a bearer."""
+        return {"Authorization": f"Bearer {await self._access_token()}"}
+
+    def forget(self) -> None:
+        """Get another access token the next time."""
+        self._token = ""
+
+    async def _access_token(self) -> str:
+        async with self._lock:
+            if not self._token or self._clock() >= self._fresh_until:
+                self._token, life = await self._fetch()
+                self._fresh_until = self._clock() + max(life - REFRESH_EARLY, life * 0.9 if life < 600 else 0)
+            return self._token
+
+    async def _fetch(self) -> tuple[str, float]:
+        url = f"{self._issuer}/.well-known/openid-configuration"
+        connector = aiohttp.TCPConnector(ssl=self._tls.context() if self._tls else True)
+        limit = aiohttp.ClientTimeout(total=self._timeout)
+        try:
+            async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
+                async with session.get(url) as response:
+                    found = await self._object(response)
+                url = _text(found, "token_endpoint", url)
+                async with session.post(url, data=self._form, allow_redirects=False) as response:
+                    answer = await self._object(response)
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            text = f"{url}: {error or type(error).__name__}; check the issuer's URL and the network"
+            raise PulsarError("AuthFailed", text, retriable=True) from error
+        life = answer.get("expires_in", 3600)
+        if isinstance(life, str) and life.isdigit():  # some issuers
+            life = int(life)
+        if not isinstance(life, int | float) or life <= 0:
+            raise PulsarError("AuthFailed", f"{url}: expires_in is no number of seconds")
+        return _checked(_text(answer, "access_token", url)), float(life)
+
+    @staticmethod
+    async def _object(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
+        """The JSON object of an answer. What the issuer says of an error is shown, unless it is no OAuth2 error."""
+        try:
+            found = json.loads(await response.read())
+        except ValueError:
+            found = None
+        if response.status == 200 and isinstance(found, dict):
+            return found
+        said = ""
+        if isinstance(found, dict):
+            said = " ".join(str(found[key]) for key in ("error", "error_description") if key in found)
+        retriable = response.status in {408, 429} or response.status >= 500
+        text = f"{response.url}: answered {response.status} {said}".rstrip()
+        raise PulsarError("AuthFailed", text[:500], retriable=retriable)
+
+
+def parse_auth(text: str, tls: TlsOptions | None = None) -> Auth | None:
+    """Read a setting: `token:TOKEN`, `token-file:PATH`, `basic:USER:PASSWORD`, `oauth2:{JSON}`; None when empty.
+
+    The JSON has `issuer` (or Pulsar's `issuerUrl`, `issuer_url`), `audience`, `scope` and either `client_id` and
+    `client_secret`, or the path of a JSON file with these two (`privateKey`, `private_key`). `tls` is for the issuer.
+    Raises ValueError with a line that says what is wrong, without the secret.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    kind, colon, value = text.partition(":")
+    if colon and value:
+        if kind == "token":
+            return Token(_usable("token", value))
+        if kind == "token-file":
+            return Token.file(_path(value))
+        if kind == "basic":
+            user, colon, password = value.partition(":")
+            if not user or not colon:
+                raise ValueError("basic authentication must be basic:USER:PASSWORD")
+            return Basic(user, password)
+        if kind == "oauth2":
+            return _oauth2(value, tls)
+    if colon and kind in {"token", "token-file", "basic", "oauth2"}:
+        raise ValueError(f"nothing behind {kind}:")
+    raise ValueError("authentication must be token:TOKEN, token-file:PATH, basic:USER:PASSWORD or oauth2:{JSON}")
+
+
+def _oauth2(text: str, tls: TlsOptions | None) -> OAuth2:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("oauth2: must be followed by a JSON object") from None
+    names = {"issuer": "issuer", "issuerUrl": "issuer", "issuer_url": "issuer"}
+    names |= {"clientId": "client_id", "clientSecret": "client_secret", "privateKey": "private_key"}
+    names |= {name: name for name in ("client_id", "client_secret", "private_key", "audience", "scope", "type")}
+    if unknown := sorted(str(key) for key in found if key not in names):
+        raise ValueError(f"oauth2 has no {', '.join(unknown)}; it knows {', '.join(sorted(set(names.values())))}")
+    if wrong := sorted(key for key, value in found.items() if not isinstance(value, str)):
+        raise ValueError(f"oauth2: {', '.join(wrong)} must be text")
+    given: dict[str, str] = {names[key]: value for key, value in found.items() if value}
+    if given.get("type", "client_credentials") != "client_credentials":
+        raise ValueError("oauth2: the only type is client_credentials")
+    if key_file := given.get("private_key"):
+        given = _key_file(_path(key_file)) | given
+    if missing := [key for key in ("issuer", "client_id", "client_secret") if key not in given]:
+        raise ValueError(f"oauth2 lacks {', '.join(missing)}")
+    if urlsplit(given["issuer"]).scheme not in {"http", "https"}:
+        raise ValueError("oauth2: the issuer must be an http or https URL")
+    return OAuth2(
+        given["issuer"],
+        given["client_id"],
+        given["client_secret"],
+        audience=given.get("audience", ""),
+        scope=given.get("scope", ""),
+        tls=tls,
+    )
+
+
+def _key_file(path: str) -> dict[str, str]:
+    """Client id and secret from the JSON file that Pulsar's own clients use."""
+    try:
+        found = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ValueError(f"oauth2: cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"oauth2: {path} holds no JSON object") from None
+    return {key: found[key] for key in ("client_id", "client_secret") if isinstance(found.get(key), str)}
+
+
+def _path(text: str) -> str:
+    """A path, also as a file: URL."""
+    if text.startswith("file:"):
+        text = unquote(text.removeprefix("file:").removeprefix("//"))
+    return str(Path(text).expanduser())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise PulsarError("AuthFailed", f"token file {path}: {reason}", retriable=True) from None
+
+
+def _usable(what: str, token: str) -> str:
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(f"the {what} is empty or has characters that no token has")
+    return token
+
+
+def _checked(token: str) -> str:
+    try:
+        return _usable("token", token)
+    except ValueError as error:
+        raise PulsarError("AuthFailed", str(error), retriable=True) from None
+
+
+def _text(found: Mapping[str, Any], key: str, url: str) -> str:
+    value = found.get(key)
+    if not isinstance(value, str) or not value:
+        raise PulsarError("AuthFailed", f"{url}: the answer has no {key}")
+    return value

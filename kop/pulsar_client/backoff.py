@@ -1,0 +1,30 @@
+"""How long to wait before the next try.
+
+Owns: growing waits with jitter, as plain numbers.
+Must not know: the clock.
+"""
+
+from __future__ import annotations
+
+import random
+
+
+class Backoff:
+    """Waits of seconds that double up to `most`; each is drawn between half and the whole, so that crowds spread."""
+
+    __slots__ = ("_first", "_most", "_next", "_random")
+
+    def __init__(self, first: float = 0.1, most: float = 5.0, rng: random.Random | None = None) -> None:
+        self._first = first
+        self._most = most
+        self._next = first
+        self._random = rng or random.Random()
+
+    def next(self) -> float:
+        """The next wait in seconds."""
+        wait, self._next = self._next, min(self._most, self._next * 2)
+        return wait * (0.5 + self._random.random() / 2)
+
+    def reset(self) -> None:
+        """Begin anew, after a success."""
+        self._next = self._first

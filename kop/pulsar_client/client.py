@@ -1,0 +1,190 @@
+"""The client: what callers begin with.
+
+Owns: the pool, the lookups and the ids of producers, consumers and watchers.
+Must not know: Kafka, and what entries mean.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from weakref import WeakSet
+
+from kop.pulsar_client.attached import Attached, Guard, OnLost
+from kop.pulsar_client.connection import Connection
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.lookup import Lookup
+from kop.pulsar_client.pool import LOOKUP, READ, SEND, WATCH, Pool
+from kop.pulsar_client.producer import Producer
+from kop.pulsar_client.reader import Reader
+from kop.pulsar_client.tls import TlsOptions
+from kop.pulsar_client.types import Access, Auth, Entry, Position
+from kop.pulsar_client.watch import OnChange, Watch
+from kop.pulsar_client.wire import DEFAULT_MAX_MESSAGE_SIZE
+
+
+class Client:
+    """A client of one Pulsar cluster. One event loop; times are in seconds.
+
+    `url` is `pulsar://host:port,host:port` or `pulsar+ssl://...`; every request has `request_timeout`, connecting with
+    its handshake too. Connections are asked for a sign of life every `keepalive` seconds and given up
+    without one, unused ones are closed after `idle`. `listener` names the brokers' advertised listener to use.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        auth: Auth | None = None,
+        tls: TlsOptions | None = None,
+        request_timeout: float = 10.0,
+        keepalive: float = 15.0,
+        idle: float = 60.0,
+        listener: str | None = None,
+        client_version: str = "kop",
+    ) -> None:
+        self._url = url
+        self._timeout = request_timeout
+        self._pool = Pool(
+            url,
+            auth=auth,
+            tls=tls,
+            connect_timeout=request_timeout,
+            keepalive=keepalive,
+            idle=idle,
+            client_version=client_version,
+        )
+        self._lookup = Lookup(self._pool, timeout=request_timeout, listener=listener)
+        self._producer_ids = itertools.count(1)
+        self._consumer_ids = itertools.count(1)
+        self._watcher_ids = itertools.count(1)
+        self._users: WeakSet[Attached] = WeakSet()
+        self.max_message_size = DEFAULT_MAX_MESSAGE_SIZE
+        """The largest entry (metadata and payload, in bytes) that the brokers take, known after `start`."""
+
+    async def start(self) -> None:
+        """Connect once. PulsarError, whose text says what to do."""
+        try:
+            connection = await self._pool.any(LOOKUP)
+        except PulsarError as error:
+            text = f"{self._url}: {error.message}{_ADVICE.get(error.code, '')}"
+            raise PulsarError(error.code, text, retriable=error.retriable) from error
+        self.max_message_size = connection.max_message_size
+
+    async def close(self) -> None:
+        """Close all connections; producers, readers and watches that are still open end with Closed."""
+        for user in list(self._users):
+            user.abandon(PulsarError("Closed", "the client is closed"))
+        await self._pool.close()
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions `topic` has; 0: it is not partitioned. Never creates it. PulsarError TopicNotFound."""
+        return await self._lookup.partitions(topic)
+
+    async def topics(self, namespace: str) -> list[str]:
+        """The persistent topics of `namespace` ("tenant/name"), each partition by itself. PulsarError."""
+        return await self._lookup.topics(namespace)
+
+    def watch(self, namespace: str, pattern: str, on_change: OnChange) -> Watch:
+        """Watch the topics of `namespace` whose full names fit the regular expression `pattern`.
+
+        `on_change(snapshot, added, removed)` is called with all names at first and after each loss of the broker, then
+        with None and what came and went, each partition by itself. It goes on until it is closed.
+        """
+        watch = Watch(
+            next(self._watcher_ids),
+            namespace,
+            pattern,
+            on_change,
+            lambda: self._pool.any(WATCH),
+            timeout=self._timeout,
+        )
+        self._users.add(watch)
+        return watch
+
+    async def open_producer(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        access: Access = "shared",
+        epoch: int | None = None,
+        lane: str = "",
+        guard: Guard | None = None,
+        on_lost: OnLost | None = None,
+        properties: Mapping[str, str] | None = None,
+        send_timeout: float = 30.0,
+    ) -> Producer:
+        """Open a producer of `topic` (a partition, or an unpartitioned topic; it is created where the broker may).
+
+        Producers of one `lane` share a connection. `epoch` is the topic's epoch that an exclusive producer held before.
+        "wait_for_exclusive" waits until the topic is free, however long. `guard` is awaited before each return to the
+        topic; what it raises ends the producer, unless it is a retriable PulsarError. PulsarError ProducerBusy,
+        ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound, ...
+        """
+        kind = f"{SEND}:{lane}" if lane else SEND
+        producer = Producer(
+            next(self._producer_ids),
+            topic,
+            lambda assigned: self._connection(topic, kind, assigned),
+            name=name,
+            access=access,
+            epoch=epoch,
+            properties=properties or {},
+            timeout=self._timeout,
+            send_timeout=send_timeout,
+            guard=guard,
+            on_lost=on_lost,
+        )
+        self._users.add(producer)
+        await producer.open()
+        return producer
+
+    async def open_reader(
+        self,
+        topic: str,
+        start: Position,
+        *,
+        inclusive: bool = True,
+        read_compacted: bool = False,
+        permits: int,
+        on_entry: Callable[[Entry], None],
+        guard: Guard | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Reader:
+        """Read `topic` (a partition, or an unpartitioned topic; never creates it) from `start` on.
+
+        `permits` messages may come at once, more by `Reader.flow`. An entry that is not kept any more means the next
+        that is. `guard` as with `open_producer`. PulsarError TopicNotFound, ...
+        """
+        reader = Reader(
+            self._consumer_ids,
+            topic,
+            lambda assigned: self._connection(topic, READ, assigned),
+            start,
+            inclusive=inclusive,
+            read_compacted=read_compacted,
+            permits=permits,
+            on_entry=on_entry,
+            timeout=self._timeout,
+            guard=guard,
+            on_lost=on_lost,
+        )
+        self._users.add(reader)
+        await reader.open()
+        return reader
+
+    async def _connection(self, topic: str, kind: str, assigned: str | None) -> Connection:
+        """The connection of `kind` to the broker of `topic`."""
+        if assigned is not None:
+            return await self._pool.get(self._pool.broker(assigned), kind)
+        return await self._pool.get(await self._lookup.broker(topic), kind)
+
+
+_ADVICE = {
+    "AuthenticationError": " - check the token or the login",
+    "AuthorizationError": " - the login may not do this: ask for the permission",
+    "ConnectionLost": " - check that the address and port are the broker's (6650, or 6651 with TLS) and that it runs",
+    "Timeout": " - the address takes connections but says nothing: is it the broker's port, and is it pulsar+ssl?",
+    "TlsError": " - check the file of trusted certificates, and that the certificate names this host",
+}

@@ -1,0 +1,490 @@
+"""One connection to a broker.
+
+Owns: the handshake, requests and their answers by id, the keepalive, authentication during the connection's life, and
+handing receipts, entries and events to whom they belong.
+Must not know: which broker serves a topic, and what to do when the connection is gone (its users are told).
+
+Nothing here retries. A connection that breaks tells every user once, in `on_disconnect`, and is never used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from kop.pulsar_client import wire
+from kop.pulsar_client.errors import PulsarError, server_error
+from kop.pulsar_client.frames import Frames
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.pulsar_client.types import Auth, Buffer, Position
+from kop.pulsar_client.wire import Delivery
+
+PROTOCOL_VERSION = 21
+_WRITE_HIGH = 4 * 1024 * 1024
+"""Bytes unsent from which on producers keep their entries back."""
+
+log = logging.getLogger(__name__)
+
+
+class ProducerEvents(Protocol):
+    """What a connection tells a producer."""
+
+    def on_receipt(self, sequence_id: int, position: Position) -> None:
+        """Tell that the entry is stored."""
+
+    def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
+        """Tell that the entry was refused."""
+
+    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
+        """Tell that the broker has closed the producer, or the connection is gone; called once."""
+
+    def on_writable(self) -> None:
+        """Tell that entries kept back may be written."""
+
+
+class ReaderEvents(Protocol):
+    """What a connection tells a reader."""
+
+    def on_entry(self, frame: memoryview, at: int, delivery: Delivery) -> None:
+        """Take an entry, which begins at `at`."""
+
+    def on_end(self) -> None:
+        """Tell that the topic is terminated and wholly read."""
+
+    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
+        """Tell that the broker has closed the consumer, or the connection is gone; called once."""
+
+
+class WatchEvents(Protocol):
+    """What a connection tells a watcher of a namespace."""
+
+    def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
+        """Tell of a change."""
+
+    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
+        """Tell that the connection is gone; called once."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The protocol object of one connection; made by `connect`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        auth: Auth | None,
+        client_version: str,
+        proxy_to: str | None,
+        keepalive: float,
+        shared: memoryview,
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        self.name = name
+        """For texts: the address and what the connection is for."""
+        self._auth = auth
+        self._client_version = client_version
+        self._proxy_to = proxy_to
+        self._keepalive = keepalive
+        self._on_closed = on_closed
+        self._frames = Frames(self._on_frame, shared)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._next_request = 1
+        self._connected: asyncio.Future[pb.CommandConnected] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard = False
+        self._asked = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._blocked: dict[int, ProducerEvents] = {}
+        self.producers: dict[int, ProducerEvents] = {}
+        self.readers: dict[int, ReaderEvents] = {}
+        self.watches: dict[int, WatchEvents] = {}
+        self.max_message_size = wire.DEFAULT_MAX_MESSAGE_SIZE
+        self.features = pb.FeatureFlags()
+        self.server_version = ""
+        self.paused = False
+        """The peer takes less than is written: producers keep their entries back."""
+        self.closed = False
+        self.idle_since: float | None = None
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Tell everybody."""
+        self._end(PulsarError("ConnectionLost", f"{self.name}: {exc or 'closed by the peer'}"))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return self._frames.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what came."""
+        self._heard = True
+        try:
+            self._frames.updated(nbytes)
+        except PulsarError as error:
+            self.abort(error)
+        except Exception as error:
+            log.exception("%s: a frame could not be handled", self.name)
+            self.abort(PulsarError("FrameError", f"{self.name}: {error!r}"))
+
+    def pause_writing(self) -> None:
+        """Keep entries back."""
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        """Let the producers go on, those that waited longest first."""
+        self.paused = False
+        while self._blocked and not self.paused:
+            producer_id, producer = next(iter(self._blocked.items()))
+            del self._blocked[producer_id]
+            producer.on_writable()
+
+    # --- lifetime
+
+    async def handshake(self) -> None:
+        """CONNECT and its answer, with authentication. PulsarError."""
+        connect = pb.CommandConnect(client_version=self._client_version, protocol_version=PROTOCOL_VERSION)
+        flags = connect.feature_flags
+        flags.supports_auth_refresh = True
+        flags.supports_broker_entry_metadata = True
+        flags.supports_partial_producer = True
+        flags.supports_topic_watchers = True
+        flags.supports_get_partitioned_metadata_without_auto_creation = True
+        if self._auth is not None:
+            connect.auth_method_name = self._auth.method
+            connect.auth_data = await self._credentials(self._auth)
+        if self._proxy_to is not None:
+            connect.proxy_to_broker_url = self._proxy_to
+        self.write(pb.BaseCommand(type=pb.BaseCommand.CONNECT, connect=connect))
+        answer = await self._connected
+        self.server_version = answer.server_version
+        self.features = answer.feature_flags
+        if answer.max_message_size > 0:
+            self.max_message_size = answer.max_message_size
+            self._frames.limit = answer.max_message_size + wire.FRAME_PADDING
+        self._timer = self._loop.call_later(self._keepalive, self._tick)
+
+    def abort(self, error: PulsarError) -> None:
+        """Close at once; users are told `error`."""
+        self._end(error)
+
+    def _end(self, error: PulsarError) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if not self._connected.done():
+            self._connected.set_exception(error)
+            self._connected.exception()  # may have nobody who asks
+        requests, self._requests = self._requests, {}
+        for future in requests.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+        self._blocked.clear()
+        users: list[ProducerEvents | ReaderEvents | WatchEvents] = [
+            *self.producers.values(),
+            *self.readers.values(),
+            *self.watches.values(),
+        ]
+        self.producers, self.readers, self.watches = {}, {}, {}
+        self._on_closed(self)
+        for user in users:
+            user.on_disconnect(error, None)
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._keepalive, self._tick)
+        if self._asked and not self._heard:
+            self.abort(PulsarError("ConnectionLost", f"{self.name}: no sign of life for {self._keepalive:g} s"))
+            return
+        self._heard, self._asked = False, True
+        self.write_frame(wire.PING_FRAME)
+
+    @property
+    def in_use(self) -> bool:
+        """True while anything depends on this connection."""
+        return bool(self.producers or self.readers or self.watches or self._requests)
+
+    # --- what goes out
+
+    def write_frame(self, frame: bytes) -> None:
+        """Write a whole frame; dropped when the connection is closed."""
+        if not self.closed and self._transport is not None:
+            self._transport.write(frame)
+
+    def write_entry(self, parts: Sequence[Buffer]) -> None:
+        """Write the parts of a SEND frame. They must not change any more."""
+        if not self.closed and self._transport is not None:
+            self._transport.writelines(parts)
+
+    def write(self, command: pb.BaseCommand) -> None:
+        """Write a command."""
+        self.write_frame(wire.command_frame(command.SerializeToString()))
+
+    def when_writable(self, producer_id: int, producer: ProducerEvents) -> None:
+        """Call `on_writable` once when the peer takes entries again."""
+        self._blocked[producer_id] = producer
+
+    def request_id(self) -> int:
+        """A number for a request."""
+        number = self._next_request
+        self._next_request = number + 1
+        return number
+
+    async def request(self, command: pb.BaseCommand, request_id: int, limit: float, what: str) -> Any:
+        """Write a command and wait `limit` seconds for its answer. PulsarError: a refusal, Timeout, ConnectionLost."""
+        if self.closed:
+            raise PulsarError("ConnectionLost", f"{self.name}: closed")
+        future = self.expect(request_id)
+        self.write(command)
+        try:
+            async with asyncio.timeout(limit):
+                return await future
+        except TimeoutError:
+            raise PulsarError("Timeout", f"{self.name}: no answer to {what} in {limit:g} s") from None
+        except PulsarError as error:
+            raise PulsarError(error.code, f"{what}: {error.message}", retriable=error.retriable) from None
+        finally:
+            if self._requests.get(request_id) is future:
+                del self._requests[request_id]
+
+    def forget(self, request_id: int) -> None:
+        """Nobody waits for that answer any more."""
+        self._requests.pop(request_id, None)
+
+    def expect(self, request_id: int) -> asyncio.Future[Any]:
+        """A future for the (next) answer that carries this id."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._requests[request_id] = future
+        return future
+
+    # --- what comes in
+
+    def _on_frame(self, frame: memoryview) -> None:
+        if self.closed:
+            return
+        kind, end = wire.command_type(frame)
+        if kind == wire.MESSAGE:
+            delivery = wire.read_delivery(frame, end)
+            reader = self.readers.get(delivery.consumer_id)
+            if reader is not None:  # else of a consumer that is closed already
+                reader.on_entry(frame, end, delivery)
+        elif kind == wire.SEND_RECEIPT:
+            producer_id, sequence_id, position = wire.read_receipt(frame, end)
+            producer = self.producers.get(producer_id)
+            if producer is not None:
+                producer.on_receipt(sequence_id, position)
+        elif kind == wire.PING:
+            self.write_frame(wire.PONG_FRAME)
+        elif kind != wire.PONG:
+            self._on_command(pb.BaseCommand.FromString(bytes(frame[4:end])))
+
+    def _on_command(self, command: pb.BaseCommand) -> None:
+        handle = _HANDLERS.get(command.type)
+        if handle is None:
+            log.debug("%s: command %s is not known to this client", self.name, command.type)
+        else:
+            handle(self, command)
+
+    def _answer(self, request_id: int, value: Any) -> None:
+        future = self._requests.pop(request_id, None)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def _refuse(self, request_id: int, error: PulsarError) -> None:
+        future = self._requests.pop(request_id, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def _on_connected(self, command: pb.BaseCommand) -> None:
+        if not self._connected.done():
+            self._connected.set_result(command.connected)
+
+    def _on_success(self, command: pb.BaseCommand) -> None:
+        self._answer(command.success.request_id, command.success)
+
+    def _on_error(self, command: pb.BaseCommand) -> None:
+        error = server_error(command.error.error, f"{self.name}: {command.error.message}")
+        if not self._connected.done():
+            self.abort(error)
+        else:
+            self._refuse(command.error.request_id, error)
+
+    def _on_producer_success(self, command: pb.BaseCommand) -> None:
+        told = command.producer_success
+        future = self._requests.pop(told.request_id, None)
+        # One that waits for its turn has a second answer, which may come in the same read.
+        follow = None if told.producer_ready else self.expect(told.request_id)
+        if future is not None and not future.done():
+            future.set_result((told, follow))
+
+    def _on_send_error(self, command: pb.BaseCommand) -> None:
+        told = command.send_error
+        producer = self.producers.get(told.producer_id)
+        if producer is not None:
+            producer.on_send_error(wire.signed(told.sequence_id), server_error(told.error, told.message))
+
+    def _on_close_producer(self, command: pb.BaseCommand) -> None:
+        told = command.close_producer
+        producer = self.producers.pop(told.producer_id, None)
+        self._blocked.pop(told.producer_id, None)
+        if producer is not None:
+            producer.on_disconnect(
+                PulsarError("ConnectionLost", f"{self.name}: the broker closed the producer"), self._assigned(told)
+            )
+
+    def _on_close_consumer(self, command: pb.BaseCommand) -> None:
+        told = command.close_consumer
+        reader = self.readers.pop(told.consumer_id, None)
+        if reader is not None:
+            reader.on_disconnect(
+                PulsarError("ConnectionLost", f"{self.name}: the broker closed the consumer"), self._assigned(told)
+            )
+
+    def _assigned(self, told: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str | None:
+        """The broker that has the topic now, if this one says so."""
+        secure = self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
+        return (told.assignedBrokerServiceUrlTls if secure else told.assignedBrokerServiceUrl) or None
+
+    def _on_end_of_topic(self, command: pb.BaseCommand) -> None:
+        reader = self.readers.get(command.reachedEndOfTopic.consumer_id)
+        if reader is not None:
+            reader.on_end()
+
+    def _on_lookup(self, command: pb.BaseCommand) -> None:
+        told = command.lookupTopicResponse
+        if told.response == pb.CommandLookupTopicResponse.Failed:
+            self._refuse(told.request_id, server_error(told.error, f"{self.name}: {told.message}"))
+        else:
+            self._answer(told.request_id, told)
+
+    def _on_partitions(self, command: pb.BaseCommand) -> None:
+        told = command.partitionMetadataResponse
+        if told.response == pb.CommandPartitionedTopicMetadataResponse.Failed or told.HasField("error"):
+            self._refuse(told.request_id, server_error(told.error, f"{self.name}: {told.message}"))
+        else:
+            self._answer(told.request_id, told.partitions)
+
+    def _on_last_message_id(self, command: pb.BaseCommand) -> None:
+        self._answer(command.getLastMessageIdResponse.request_id, command.getLastMessageIdResponse)
+
+    def _on_topics(self, command: pb.BaseCommand) -> None:
+        told = command.getTopicsOfNamespaceResponse
+        self._answer(told.request_id, list(told.topics))
+
+    def _on_watch_success(self, command: pb.BaseCommand) -> None:
+        self._answer(command.watchTopicListSuccess.request_id, command.watchTopicListSuccess)
+
+    def _on_watch_update(self, command: pb.BaseCommand) -> None:
+        told = command.watchTopicUpdate
+        watch = self.watches.get(told.watcher_id)
+        if watch is not None:
+            watch.on_update(list(told.new_topics), list(told.deleted_topics))
+
+    def _on_challenge(self, command: pb.BaseCommand) -> None:
+        task = self._loop.create_task(self._respond())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    async def _credentials(auth: Auth) -> bytes:
+        try:
+            return await auth.data()
+        except PulsarError:
+            raise
+        except Exception as error:
+            raise PulsarError("AuthFailed", f"no credentials to show: {error!r}") from error
+
+    async def _respond(self) -> None:
+        """Answer a broker that asks for credentials again."""
+        if self._auth is None:
+            self.abort(PulsarError("AuthenticationError", f"{self.name} asks for credentials, none are configured"))
+            return
+        try:
+            data = await self._credentials(self._auth)
+        except PulsarError as error:
+            self.abort(
+                PulsarError("ConnectionLost", f"{self.name} asks for fresh credentials, there are none: {error}")
+            )
+            return
+        response = pb.AuthData(auth_method_name=self._auth.method, auth_data=data)
+        self.write(
+            pb.BaseCommand(
+                type=pb.BaseCommand.AUTH_RESPONSE,
+                authResponse=pb.CommandAuthResponse(
+                    client_version=self._client_version, response=response, protocol_version=PROTOCOL_VERSION
+                ),
+            )
+        )
+
+
+_HANDLERS: dict[int, Callable[[Connection, pb.BaseCommand], None]] = {
+    pb.BaseCommand.CONNECTED: Connection._on_connected,
+    pb.BaseCommand.SUCCESS: Connection._on_success,
+    pb.BaseCommand.ERROR: Connection._on_error,
+    pb.BaseCommand.PRODUCER_SUCCESS: Connection._on_producer_success,
+    pb.BaseCommand.SEND_ERROR: Connection._on_send_error,
+    pb.BaseCommand.CLOSE_PRODUCER: Connection._on_close_producer,
+    pb.BaseCommand.CLOSE_CONSUMER: Connection._on_close_consumer,
+    pb.BaseCommand.REACHED_END_OF_TOPIC: Connection._on_end_of_topic,
+    pb.BaseCommand.LOOKUP_RESPONSE: Connection._on_lookup,
+    pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: Connection._on_partitions,
+    pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: Connection._on_last_message_id,
+    pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: Connection._on_topics,
+    pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: Connection._on_watch_success,
+    pb.BaseCommand.WATCH_TOPIC_UPDATE: Connection._on_watch_update,
+    pb.BaseCommand.AUTH_CHALLENGE: Connection._on_challenge,
+}
+
+
+async def connect(
+    make: Callable[[], Connection],
+    host: str,
+    port: int,
+    *,
+    context: ssl.SSLContext | None,
+    server_hostname: str | None,
+    limit: float,
+) -> Connection:
+    """Connect and shake hands within `limit` seconds. PulsarError, whose text says what was tried."""
+    where = f"{host}:{port}"
+    connection: Connection | None = None
+    try:
+        async with asyncio.timeout(limit):
+            try:
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    make, host, port, ssl=context, server_hostname=server_hostname if context else None
+                )
+            except ssl.SSLError as error:
+                raise PulsarError("TlsError", f"{where}: {error}") from error
+            except OSError as error:
+                raise PulsarError("ConnectionLost", f"cannot connect to {where}: {error}") from error
+            await connection.handshake()
+    except TimeoutError:
+        late = PulsarError("Timeout", f"{where} does not answer the connection's first command in {limit:g} s")
+        if connection is not None:
+            connection.abort(late)
+        raise late from None
+    except BaseException as error:
+        if connection is not None:
+            connection.abort(error if isinstance(error, PulsarError) else PulsarError("Closed", str(error)))
+        raise
+    return connection
+
+
+__all__ = ["Connection", "ProducerEvents", "ReaderEvents", "WatchEvents", "connect"]

@@ -1,0 +1,70 @@
+"""What goes wrong between the client and Pulsar.
+
+Owns: the one exception of this package and which codes are worth another try.
+Must not know: Kafka's error codes.
+"""
+
+from __future__ import annotations
+
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+
+_FINAL = frozenset(
+    {
+        "AuthenticationError",
+        "AuthorizationError",
+        "ChecksumError",
+        "Closed",
+        "FrameError",
+        "IncompatibleSchema",
+        "InvalidAddress",
+        "InvalidTopicName",
+        "InvalidTxnStatus",
+        "MessageTooLarge",
+        "NotAllowedError",
+        "ProducerFenced",
+        "SubscriptionNotFound",
+        "TlsError",
+        "TopicNotFound",
+        "TopicTerminatedError",
+        "UnsupportedVersionError",
+        # of the REST interface and of credentials
+        "AuthFailed",
+        "BadAnswer",
+        "BadRequest",
+        "Conflict",
+        "Forbidden",
+        "NotAllowed",
+        "NotFound",
+        "PreconditionFailed",
+        "Unauthorized",
+    }
+)
+"""Codes that the same request meets again, however often it is repeated. All others are passing."""
+
+
+class PulsarError(Exception):
+    """A refusal by a broker, or no answer from one.
+
+    `code` is a name of Pulsar's ServerError ("TopicNotFound"), or one of ours: "Timeout" (no answer in time; the
+    request may have been carried out), "ConnectionLost", "Closed" (by us), "MessageTooLarge", "FrameError" (the peer
+    speaks another protocol), "TlsError" (the broker's certificate is not trusted), "AuthFailed" (no credentials to be
+    had), or one of the REST interface (`rest.STATUS`). `retriable` says if another try may help.
+    """
+
+    def __init__(self, code: str, message: str = "", *, retriable: bool | None = None) -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.code = code
+        self.message = message
+        self.retriable = code not in _FINAL if retriable is None else retriable
+        """True where the same request may succeed later."""
+
+
+def server_error(number: int, message: str) -> PulsarError:
+    """The exception for a ServerError in an answer; a number newer than this client keeps its number as name."""
+    try:
+        name = pb.ServerError.Name(number)
+    except ValueError:
+        name = f"ServerError{number}"
+    if name == "ProducerBlockedQuotaExceededException":  # the same refusal, in brokers' other spelling
+        name = "ProducerBlockedQuotaExceededError"
+    return PulsarError(name, message)

@@ -1,0 +1,177 @@
+"""Connections to brokers, by what they are for.
+
+Owns: which connection serves whom, made on demand and closed when nothing uses it.
+Must not know: topics.
+
+A broker stops reading a whole connection when one topic is throttled, and closes it when one producer is fenced. So
+reads, lookups and sends never share a connection, and each lane of producers has its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from typing import NamedTuple
+
+from kop.pulsar_client.address import Address, parse, parse_one
+from kop.pulsar_client.connection import Connection, connect
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.frames import Frames
+from kop.pulsar_client.tls import TlsOptions
+from kop.pulsar_client.types import Auth
+
+LOOKUP = "lookup"
+READ = "read"
+SEND = "send"
+WATCH = "watch"
+
+log = logging.getLogger(__name__)
+
+
+class Broker(NamedTuple):
+    """A broker, and where to connect for it: to itself, or to a proxy."""
+
+    address: Address
+    through: Address
+
+
+class Pool:
+    """All connections of one client."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        auth: Auth | None,
+        tls: TlsOptions | None,
+        connect_timeout: float,
+        keepalive: float,
+        idle: float,
+        client_version: str,
+    ) -> None:
+        self.service = parse(url)
+        """The addresses that the client was given."""
+        self.tls = self.service[0].tls
+        self._auth = auth
+        self._options = tls or TlsOptions()
+        self._context: ssl.SSLContext | None = None
+        self._connect_timeout = connect_timeout
+        self._keepalive = keepalive
+        self._idle = idle
+        self._client_version = client_version
+        self._shared = Frames.shared_buffer()
+        self._open: dict[tuple[Broker, str], Connection] = {}
+        self._opening: dict[tuple[Broker, str], asyncio.Task[Connection]] = {}
+        self._preferred = random.randrange(len(self.service))
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.proxied = False
+        """Brokers are reached through the service's address, as the last lookup said."""
+
+    async def any(self, kind: str) -> Connection:
+        """A connection to any of the service's addresses: the one that last worked, else the next."""
+        first: PulsarError | None = None
+        for _ in self.service:
+            address = self.service[self._preferred]
+            try:
+                return await self.get(Broker(address, address), kind)
+            except PulsarError as error:
+                if not error.retriable:
+                    raise
+                first = first or error
+                self._preferred = (self._preferred + 1) % len(self.service)
+        assert first is not None
+        raise first
+
+    def broker(self, url: str) -> Broker:
+        """The broker of an address that a broker named."""
+        address = parse_one(url)
+        return Broker(address, self.service[self._preferred] if self.proxied else address)
+
+    async def get(self, broker: Broker, kind: str) -> Connection:
+        """The connection to `broker` for `kind`; callers at the same time share one attempt. PulsarError."""
+        if self._closed:
+            raise PulsarError("Closed", "the client is closed")
+        key = (broker, kind)
+        connection = self._open.get(key)
+        if connection is not None:
+            connection.idle_since = None
+            return connection
+        task = self._opening.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._make(key), name=f"pulsar connect {broker.through}")
+            self._opening[key] = task
+            task.add_done_callback(lambda done: self._opened(key, done))
+        return await asyncio.shield(task)
+
+    def _opened(self, key: tuple[Broker, str], task: asyncio.Task[Connection]) -> None:
+        self._opening.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # its callers may all be gone
+
+    async def _make(self, key: tuple[Broker, str]) -> Connection:
+        broker, kind = key
+        if broker.through.tls and self._context is None:
+            self._context = await asyncio.to_thread(self._options.context)
+        name = f"{broker.address} ({kind})" + ("" if broker.through == broker.address else f" through {broker.through}")
+
+        def make() -> Connection:
+            return Connection(
+                name,
+                auth=self._auth,
+                client_version=self._client_version,
+                proxy_to=None if broker.through == broker.address else str(broker.address),
+                keepalive=self._keepalive,
+                shared=self._shared,
+                on_closed=lambda connection: self._forget(key, connection),
+            )
+
+        connection = await connect(
+            make,
+            broker.through.host,
+            broker.through.port,
+            context=self._context if broker.through.tls else None,
+            server_hostname=self._options.server_hostname or broker.through.host,
+            limit=self._connect_timeout,
+        )
+        if self._closed:
+            connection.abort(PulsarError("Closed", "the client is closed"))
+            raise PulsarError("Closed", "the client is closed")
+        if connection.closed:
+            raise PulsarError("ConnectionLost", f"{name}: closed right after its first command")
+        self._open[key] = connection
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(self._idle / 2, self._sweep)
+        log.debug("connected to %s, version %s", name, connection.server_version)
+        return connection
+
+    def _forget(self, key: tuple[Broker, str], connection: Connection) -> None:
+        if self._open.get(key) is connection:
+            del self._open[key]
+
+    def _sweep(self) -> None:
+        """Close what nothing has used for `idle` seconds, but for the lookups."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for (_, kind), connection in list(self._open.items()):
+            if kind == LOOKUP or connection.in_use:
+                connection.idle_since = None
+            elif connection.idle_since is None:
+                connection.idle_since = now
+            elif now - connection.idle_since >= self._idle:
+                connection.abort(PulsarError("Closed", "not in use"))
+        self._sweeper = loop.call_later(self._idle / 2, self._sweep)
+
+    async def close(self) -> None:
+        """Close everything; users are told Closed."""
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        opening = list(self._opening.values())
+        for task in opening:
+            task.cancel()
+        for connection in list(self._open.values()):
+            connection.abort(PulsarError("Closed", "the client is closed"))
+        await asyncio.gather(*opening, return_exceptions=True)

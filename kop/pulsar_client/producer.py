@@ -1,0 +1,266 @@
+"""A producer of one topic.
+
+Owns: pipelined sending, resending in order, and the modes of exclusive access.
+Must not know: what the entries mean, and which topic id is the right one (the guard does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from kop.pulsar_client import wire
+from kop.pulsar_client.attached import Attached, Guard, OnLost
+from kop.pulsar_client.connection import Connection
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.pulsar_client.types import Access, Buffer, Position
+from kop.pulsar_client.window import Pending, Window
+
+MODES: dict[str, pb.ProducerAccessMode] = {
+    "shared": pb.Shared,
+    "exclusive": pb.Exclusive,
+    "exclusive_with_fencing": pb.ExclusiveWithFencing,
+    "wait_for_exclusive": pb.WaitForExclusive,
+}
+_UNDECIDED = "PersistenceError"
+"""What a broker says of a resent entry whose first copy it has not finished with."""
+
+Find = Callable[[str | None], Awaitable[Connection]]
+
+
+class Producer(Attached):
+    """A producer; made by `Client.open_producer`.
+
+    A lost connection is followed by the guard, a new connection and all that is pending, in order; the topic's epoch of
+    an exclusive producer is shown again, so that a successor is not robbed. `on_lost` is called once when that is over
+    for good: the guard raised, the topic is gone, the producer is fenced.
+    """
+
+    def __init__(
+        self,
+        producer_id: int,
+        topic: str,
+        find: Find,
+        *,
+        name: str | None,
+        access: Access,
+        epoch: int | None,
+        properties: Mapping[str, str],
+        timeout: float,
+        send_timeout: float,
+        guard: Guard | None,
+        on_lost: OnLost | None,
+    ) -> None:
+        super().__init__(f"producer {name or producer_id} of {topic}", timeout=timeout, guard=guard, on_lost=on_lost)
+        self._find_connection = find
+        self._id = producer_id
+        self._id_bytes = wire.varint(producer_id)
+        self._access = access
+        self._properties = properties
+        self._named = name is not None
+        self._send_timeout = send_timeout
+        self._window = Window()
+        self._timer: asyncio.TimerHandle | None = None
+        self._turn: asyncio.Future[Any] | None = None
+        self._attempts = 0
+        self._max_size = 0
+        self.topic = topic
+        self.name = name or ""
+        """The producer's name, the broker's choice where none was given."""
+        self.last_sequence_id = -1
+        """The highest sequence id stored under this name when it was last attached (-1: none, or no deduplication)."""
+        self.topic_epoch = epoch
+        """The topic's epoch that an exclusive producer holds."""
+
+    @property
+    def pending(self) -> int:
+        """Entries without an answer."""
+        return len(self._window)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the entries without an answer: all that this producer keeps in memory."""
+        return self._window.bytes
+
+    def send(
+        self,
+        metadata: Buffer,
+        payload: Buffer,
+        *,
+        sequence_id: int,
+        highest_sequence_id: int | None = None,
+        num_messages: int = 1,
+    ) -> asyncio.Future[Position]:
+        """Send an entry behind all earlier ones; the future has its position (DUPLICATE where it was known already).
+
+        `metadata` is a serialized MessageMetadata that carries the producer's name, `sequence_id` and the publish time;
+        the buffers must not change until the answer. The future fails with PulsarError: the code of the broker's
+        refusal, MessageTooLarge, Timeout (not answered within `send_timeout`; all entries behind it fail with it), or
+        the reason why the producer is over. ValueError for a sequence id that is still pending.
+        """
+        future: asyncio.Future[Position] = self._loop.create_future()
+        if self._end is not None:
+            future.set_exception(self._end)
+            return future
+        if sequence_id in self._window:
+            raise ValueError(f"sequence id {sequence_id} is pending already")
+        size = len(metadata) + len(payload)
+        if size > self._max_size:
+            future.set_exception(
+                PulsarError("MessageTooLarge", f"an entry of {size} bytes; the broker takes {self._max_size}")
+            )
+            return future
+        head = wire.send_head(self._id_bytes, sequence_id, highest_sequence_id, num_messages, metadata, payload)
+        item = Pending(sequence_id, (head, metadata, payload), future, self._loop.time() + self._send_timeout)
+        self._window.add(item)
+        if self._timer is None:
+            self._timer = self._loop.call_at(item.deadline, self._expire)
+        self._flush()
+        return future
+
+    async def close(self) -> None:
+        """Give the producer up. What is pending may still be answered until the broker confirms, then it fails."""
+        connection = await self._stop()
+        if connection is not None and not connection.closed:
+            try:
+                await self._close_request(connection)
+            except PulsarError:
+                pass  # the connection's end closes it too
+            connection.producers.pop(self._id, None)
+        self._over(PulsarError("Closed", f"{self._what} is closed"))
+
+    # --- what the connection tells
+
+    def on_receipt(self, sequence_id: int, position: Position) -> None:
+        """Answer the entry."""
+        item = self._window.take(sequence_id)
+        if item is not None and not item.future.done():
+            item.future.set_result(position)
+
+    def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
+        """Fail the entry; but one that was resent too early is sent once more, with all behind it."""
+        item = self._window.get(sequence_id)
+        if item is None:
+            return
+        if item.times > 1 and error.code == _UNDECIDED:
+            connection = self._connection
+            if connection is not None:
+                connection.producers.pop(self._id, None)
+                connection.write(self._close_command(connection.request_id()))
+                self._start_over(error)
+            return
+        self._window.take(sequence_id)
+        if not item.future.done():
+            item.future.set_exception(error)
+
+    def on_writable(self) -> None:
+        """Go on writing."""
+        self._flush()
+
+    # --- attaching
+
+    async def _find(self, assigned: str | None) -> Connection:
+        return await self._find_connection(assigned)
+
+    async def _attach(self, connection: Connection) -> None:
+        number = connection.request_id()
+        command = pb.CommandProducer(
+            topic=self.topic,
+            producer_id=self._id,
+            request_id=number,
+            epoch=self._attempts,  # lets the broker replace the one of the connection that was lost
+            user_provided_producer_name=self._named,
+            producer_access_mode=self._mode(),
+            metadata=[pb.KeyValue(key=key, value=value) for key, value in self._properties.items()],
+        )
+        self._attempts += 1
+        if self.name:
+            command.producer_name = self.name
+        if self.topic_epoch is not None:
+            command.topic_epoch = self.topic_epoch
+        connection.producers[self._id] = self
+        try:
+            answer: tuple[pb.CommandProducerSuccess, asyncio.Future[Any] | None] = await connection.request(
+                pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=command), number, self._timeout, self._what
+            )
+            told, follow = answer
+            while follow is not None:  # another holds the topic: our turn comes when it comes
+                self._turn = follow
+                told, follow = await follow
+        except BaseException as error:
+            connection.producers.pop(self._id, None)
+            connection.forget(number)
+            if not isinstance(error, PulsarError) or error.code == "Timeout":
+                connection.write(self._close_command(connection.request_id()))  # it may be made later
+            raise
+        finally:
+            self._turn = None
+        self.name = told.producer_name
+        self.last_sequence_id = told.last_sequence_id
+        if told.HasField("topic_epoch"):
+            self.topic_epoch = told.topic_epoch
+        self._max_size = connection.max_message_size
+
+    def _mode(self) -> pb.ProducerAccessMode:
+        if self._access == "shared" or not self.attached_times:
+            return MODES[self._access]
+        # Ours until somebody has a later epoch, whatever the broker still sees of the connection that was lost, and
+        # whoever came in meanwhile without one.
+        return pb.ExclusiveWithFencing
+
+    def _interrupted(self, error: PulsarError) -> None:
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_exception(error)
+
+    def _detached(self, error: PulsarError) -> None:
+        self._window.rewind()
+
+    def _resume(self) -> None:
+        self._window.rewind()
+        self._flush()
+
+    def _over(self, error: PulsarError) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._fail(self._window.clear(), error)
+
+    # --- inside
+
+    def _flush(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        window = self._window
+        while not connection.paused:
+            item = window.next_unsent()
+            if item is None:
+                return
+            connection.write_entry(item.parts)
+        if not window.all_sent:
+            connection.when_writable(self._id, self)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        text = f"{self._what}: no receipt in {self._send_timeout:g} s" + ("" if self.connected else ", not connected")
+        self._fail(self._window.expire(now), PulsarError("Timeout", text))
+        deadline = self._window.deadline()
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._expire)
+
+    @staticmethod
+    def _fail(items: list[Pending], error: PulsarError) -> None:
+        for item in items:
+            if not item.future.done():
+                item.future.set_exception(error)
+
+    def _close_command(self, request_id: int) -> pb.BaseCommand:
+        closing = pb.CommandCloseProducer(producer_id=self._id, request_id=request_id)
+        return pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER, close_producer=closing)
+
+    async def _close_request(self, connection: Connection) -> None:
+        number = connection.request_id()
+        await connection.request(self._close_command(number), number, self._timeout, f"closing {self._what}")

@@ -1,0 +1,253 @@
+"""A reader of one topic, from an exact position.
+
+Owns: the non-durable consumer behind it, its permits, and coming back just behind the last entry delivered.
+Must not know: what the entries mean, and which topic id is the right one (the guard does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+
+from kop.pulsar_client import wire
+from kop.pulsar_client.attached import Attached, Guard, OnLost
+from kop.pulsar_client.connection import Connection
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.permits import Cursor
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.pulsar_client.types import LATEST, Entry, Position
+
+_MOST_DAMAGED = 3
+"""Times that one entry is fetched again after its checksum did not fit."""
+
+Find = Callable[[str | None], Awaitable[Connection]]
+
+log = logging.getLogger(__name__)
+
+
+class Reader(Attached):
+    """A reader; made by `Client.open_reader`.
+
+    `on_entry` is called in the event loop, in order, each entry once. A lost connection is followed by the guard, a new
+    connection, and the entry behind the last one that was delivered; the topic is never created by that. `on_lost` is
+    called once when it is over for good: the guard raised, the topic is gone, `on_entry` raised, an entry is damaged.
+    """
+
+    def __init__(
+        self,
+        ids: itertools.count[int],
+        topic: str,
+        find: Find,
+        start: Position,
+        *,
+        inclusive: bool,
+        read_compacted: bool,
+        permits: int,
+        on_entry: Callable[[Entry], None],
+        timeout: float,
+        guard: Guard | None,
+        on_lost: OnLost | None,
+    ) -> None:
+        super().__init__(f"reader of {topic}", timeout=timeout, guard=guard, on_lost=on_lost)
+        self._ids = ids
+        self._find_connection = find
+        self._read_compacted = read_compacted
+        self._deliver = on_entry
+        self._cursor = Cursor(start, inclusive, permits)
+        self._at_end = start == LATEST
+        self._id = 0
+        self._subscription = f"kop-reader-{secrets.token_hex(6)}"
+        self._ready = asyncio.Event()
+        self._damaged = 0
+        self.topic = topic
+        self.ended = False
+        """True when the topic is terminated and wholly read."""
+
+    @property
+    def position(self) -> Position | None:
+        """The last entry that was delivered, None before the first."""
+        return self._cursor.last
+
+    @property
+    def permits(self) -> int:
+        """Messages that the broker may still send."""
+        return self._cursor.permits
+
+    def flow(self, messages: int) -> None:
+        """Let the broker send `messages` more."""
+        told = self._cursor.add(messages)
+        if self._connection is not None:
+            self._flow(self._connection, told)
+
+    async def last_position(self) -> Position:
+        """The position of the topic's last entry, entry -1 where the ledger that it names has none. PulsarError."""
+        answer = await self._last()
+        return _position(answer.last_message_id)
+
+    async def seek(self, position: Position, *, inclusive: bool = True) -> None:
+        """Go on at `position`; nothing of before is delivered once this returns. PulsarError.
+
+        The consumer is closed and made anew: a broker's own SEEK does the same, and leaves it open when.
+        """
+        connection, self._connection = self._connection, None
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            connection = self._connection or connection
+            self._connection = None
+        if self._end is not None:
+            raise self._end
+        self._ready.clear()
+        if connection is not None:
+            connection.readers.pop(self._id, None)
+            connection.write(self._close_command(connection.request_id()))
+        self._at_end = position == LATEST
+        self._cursor.seek(position, inclusive)
+        self._task = self._loop.create_task(self._come_back(None, moved=True), name=f"pulsar seek {self.topic}")
+        await self._until_ready()
+
+    async def close(self) -> None:
+        """Stop reading; `on_entry` is not called any more."""
+        connection = await self._stop()
+        if connection is not None and not connection.closed:
+            connection.readers.pop(self._id, None)
+            number = connection.request_id()
+            try:
+                await connection.request(self._close_command(number), number, self._timeout, f"closing {self._what}")
+            except PulsarError:
+                pass  # the connection's end closes it too
+        self._over(PulsarError("Closed", ""))
+
+    # --- what the connection tells
+
+    def on_entry(self, frame: memoryview, at: int, delivery: wire.Delivery) -> None:
+        """Check and deliver."""
+        if self._end is not None or delivery.consumer_id != self._id:
+            return
+        try:
+            entry = wire.read_entry(frame, at, delivery)
+        except PulsarError as error:
+            self._on_damaged(error)
+            return
+        if self._cursor.take(entry.position, entry.num_messages):
+            self._damaged = 0
+            try:
+                self._deliver(entry)
+            except Exception as error:
+                log.exception("%s: entry %s could not be handled", self._what, entry.position)
+                self._drop(PulsarError("HandlerFailed", f"{entry.position}: {error!r}"))
+        else:
+            self.flow(entry.num_messages)
+
+    def on_end(self) -> None:
+        """Note the end."""
+        self.ended = True
+
+    def _on_damaged(self, error: PulsarError) -> None:
+        """Fetch the entry again: it may be whole where it is stored."""
+        self._damaged += 1
+        if self._damaged > _MOST_DAMAGED:
+            log.error("%s: %s", self._what, error)
+            self._drop(error)
+            return
+        connection = self._connection
+        if connection is not None:
+            connection.readers.pop(self._id, None)
+            connection.write(self._close_command(connection.request_id()))
+            self._start_over(PulsarError("ConnectionLost", error.message))
+
+    def _drop(self, error: PulsarError) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.readers.pop(self._id, None)
+            connection.write(self._close_command(connection.request_id()))
+        self._give_up(error)
+
+    # --- attaching
+
+    async def _find(self, assigned: str | None) -> Connection:
+        return await self._find_connection(assigned)
+
+    async def _attach(self, connection: Connection) -> None:
+        number = connection.request_id()
+        self._id = next(self._ids)  # a new one each time: what still comes for the last is not ours
+        start = self._cursor.start()
+        command = pb.CommandSubscribe(
+            topic=self.topic,
+            subscription=f"{self._subscription}-{self._id}",
+            subType=pb.CommandSubscribe.Exclusive,
+            consumer_id=self._id,
+            request_id=number,
+            durable=False,
+            read_compacted=self._read_compacted,
+            force_topic_creation=False,
+            start_message_id=pb.MessageIdData(ledgerId=start.ledger % 2**64, entryId=start.entry % 2**64),
+        )
+        connection.readers[self._id] = self
+        try:
+            await connection.request(
+                pb.BaseCommand(type=pb.BaseCommand.SUBSCRIBE, subscribe=command), number, self._timeout, self._what
+            )
+            if self._at_end:
+                answer = await self._last(connection)
+                if answer.HasField("consumer_mark_delete_position"):
+                    self._cursor.pin(_position(answer.consumer_mark_delete_position))
+                    self._at_end = False
+        except BaseException as error:
+            connection.readers.pop(self._id, None)
+            if not isinstance(error, PulsarError) or error.code == "Timeout":
+                connection.write(self._close_command(connection.request_id()))  # it may be made later
+            raise
+
+    def _detached(self, error: PulsarError) -> None:
+        self._ready.clear()
+
+    def _resume(self) -> None:
+        assert self._connection is not None
+        self._ready.set()
+        permits = self._cursor.restored()
+        if permits:
+            self._flow(self._connection, permits)
+
+    def _over(self, error: PulsarError) -> None:
+        self._ready.set()  # who waits finds the end
+
+    # --- inside
+
+    async def _until_ready(self) -> Connection:
+        try:
+            async with asyncio.timeout(self._timeout):
+                while self._connection is None:
+                    if self._end is not None:
+                        raise self._end
+                    self._ready.clear()
+                    await self._ready.wait()
+        except TimeoutError:
+            raise PulsarError("Timeout", f"{self._what} is not attached within {self._timeout:g} s") from None
+        return self._connection
+
+    async def _last(self, connection: Connection | None = None) -> pb.CommandGetLastMessageIdResponse:
+        connection = connection or await self._until_ready()
+        number = connection.request_id()
+        asked = pb.CommandGetLastMessageId(consumer_id=self._id, request_id=number)
+        command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID, getLastMessageId=asked)
+        answer: pb.CommandGetLastMessageIdResponse = await connection.request(
+            command, number, self._timeout, f"the last position of {self.topic}"
+        )
+        return answer
+
+    def _flow(self, connection: Connection, messages: int) -> None:
+        flow = pb.CommandFlow(consumer_id=self._id, messagePermits=messages)
+        connection.write(pb.BaseCommand(type=pb.BaseCommand.FLOW, flow=flow))
+
+    def _close_command(self, request_id: int) -> pb.BaseCommand:
+        closing = pb.CommandCloseConsumer(consumer_id=self._id, request_id=request_id)
+        return pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=closing)
+
+
+def _position(data: pb.MessageIdData) -> Position:
+    return Position(wire.signed(data.ledgerId), wire.signed(data.entryId))

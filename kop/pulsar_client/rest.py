@@ -1,0 +1,268 @@
+"""HTTP to Pulsar's admin interface: one request, until it is answered, refused or out of time.
+
+Owns: which status means what (`STATUS`), redirects between brokers, the token on each request, what may be repeated.
+Must not know: Kafka, what a request asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import aiohttp
+from multidict import CIMultiDictProxy
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from yarl import URL
+
+from kop.pulsar_client.auth import Auth
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.tls import TlsOptions
+
+STATUS: Mapping[int, tuple[str, bool]] = {
+    400: ("BadRequest", False),
+    401: ("Unauthorized", False),
+    403: ("Forbidden", False),
+    404: ("NotFound", False),
+    405: ("NotAllowed", False),
+    406: ("BadRequest", False),
+    408: ("Timeout", True),
+    409: ("Conflict", False),
+    412: ("PreconditionFailed", False),
+    415: ("BadRequest", False),
+    422: ("BadRequest", False),
+    429: ("TooManyRequests", True),
+    500: ("ServerFailure", True),
+    501: ("NotAllowed", False),
+    502: ("ServiceUnavailable", True),
+    503: ("ServiceUnavailable", True),
+    504: ("ServiceUnavailable", True),
+}
+"""HTTP status -> (`PulsarError.code`, `retriable`)."""
+
+ATTEMPTS = 5
+"""How often a request is sent at most, all within its time limit."""
+
+MAX_REDIRECTS = 5
+
+_BEYOND_END = re.compile(r"LastConfirmedEntry is .* when reading entry")
+"""What a broker says, with status 500, of an entry that does not exist."""
+_SERVER_TEXT = re.compile(r"Message: (.*)")
+"""The line of a broker's stack trace that says something."""
+
+
+class Answer(NamedTuple):
+    """The headers and the raw body of a 2xx."""
+
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+
+def _repeatable(error: BaseException) -> bool:
+    return isinstance(error, PulsarError) and error.retriable
+
+
+def _not_performed(error: BaseException) -> bool:
+    """True when the broker surely did not do what was asked, so that it may be asked again."""
+    return isinstance(error, PulsarError) and (
+        error.code == "TooManyRequests" or isinstance(error.__cause__, aiohttp.ClientConnectorError)
+    )
+
+
+class _Disconnected(aiohttp.ClientError):
+    """The connection broke after the request was, or may have been, sent."""
+
+
+async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Keep aiohttp from sending a PUT or DELETE again by itself: what may be repeated is decided here."""
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise _Disconnected(str(error) or type(error).__name__) from error
+
+
+class Rest:
+    """What `Admin` stands on; see there for `url` and `timeout`."""
+
+    def __init__(
+        self, url: str, auth: Auth | None = None, tls: TlsOptions | None = None, timeout: float = 10.0
+    ) -> None:
+        self._bases = [self._base(part.strip()) for part in url.split(",") if part.strip()]
+        if not self._bases:
+            raise ValueError("the admin URL is empty; it looks like http://HOST:8080")
+        self.auth = auth
+        self._tls = tls
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    @staticmethod
+    def _base(url: str) -> URL:
+        try:
+            base = URL(url)
+            usable = base.scheme in {"http", "https"} and base.host and base.path in {"", "/"} and not base.user
+        except ValueError:
+            usable = False
+        if not usable:
+            shown = "(one with a user in it)" if "@" in url else repr(url)
+            raise ValueError(f"no admin URL: {shown}; it looks like http://HOST:8080, without a path")
+        return base.origin()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; later calls fail with code Closed."""
+        self._closed = True
+        if self._session:
+            await self._session.close()
+
+    async def _json(self, method: str, path: str, query: Mapping[str, str] | None = None) -> Any:
+        """The decoded answer; None for an empty one, which is how Pulsar says that something is not set."""
+        body = (await self._call(method, path, query=query)).body
+        if not body:
+            return None
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise PulsarError("BadAnswer", f"{method} {path}: no JSON; is the admin URL a Pulsar broker's?") from error
+
+    async def _object(self, path: str, *keys: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """A GET that answers a JSON object with these keys at least."""
+        found = await self._json("GET", path, query)
+        if not isinstance(found, dict) or not all(key in found for key in keys):
+            text = f"GET {path}: not an object{' with ' + ', '.join(keys) if keys else ''}"
+            raise PulsarError("BadAnswer", f"{text}; is the admin URL a Pulsar broker's?")
+        return found
+
+    async def _list(self, path: str) -> list[str]:
+        """A GET that answers a JSON list of texts."""
+        found = await self._json("GET", path)
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            raise PulsarError("BadAnswer", f"GET {path}: not a list; is the admin URL a Pulsar broker's?")
+        return found
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        repeat: bool = True,
+        root: str = "admin/v2",
+    ) -> Answer:
+        """Send until it is answered, refused or out of time. `repeat`: the request may be performed twice."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": content_type}
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_random_exponential(multiplier=0.1, max=2),
+            retry=retry_if_exception(_repeatable if repeat else _not_performed),
+            reraise=True,
+        )
+        last: list[PulsarError] = []
+
+        async def attempt() -> Answer:
+            base = self._bases[0]
+            url = URL(f"{base}/{root}/{path}", encoded=True)
+            try:
+                return await self._send(method, url if query is None else url.with_query(query), data, headers)
+            except PulsarError as error:
+                last[:] = [error]
+                if error.code == "ConnectionLost" and base is self._bases[0]:
+                    self._bases.append(self._bases.pop(0))
+                raise
+
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await retrying(attempt)
+        except TimeoutError:
+            if last:  # tried again until the time was over: that error says more
+                raise last[0] from None
+            text = f"{method} {path}: no answer from {self._bases[0]} within {self._timeout:g} s"
+            raise PulsarError("Timeout", text, retriable=True) from None
+
+    async def _send(self, method: str, url: URL, data: bytes | None, headers: dict[str, str]) -> Answer:
+        """One attempt with its redirects (followed here: aiohttp would drop the token on the way to another broker)."""
+        session = self._open()
+        name = self._tls.server_hostname if self._tls else None
+        refreshed = False
+        redirects = 0
+        while True:
+            own = dict(headers)
+            if self.auth:
+                own |= await self.auth.headers()
+            try:
+                async with session.request(
+                    method, url, data=data, headers=own, allow_redirects=False, server_hostname=name
+                ) as response:
+                    status, target = response.status, response.headers.get("Location")
+                    body = await response.read()
+                    answer = Answer(response.headers, body)
+                    reason = response.reason or ""
+            except (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError) as error:
+                raise PulsarError("TlsError", f"{url.origin()}: {error}; check the CA file and the name") from error
+            except (aiohttp.ClientError, OSError) as error:
+                text = f"{method} {url.path}: no connection to {url.origin()} ({error or type(error).__name__})"
+                raise PulsarError("ConnectionLost", text, retriable=True) from error
+            if 200 <= status < 300:
+                return answer
+            if status in {301, 302, 307, 308} and target:
+                redirects += 1
+                url = self._redirect(url, target, redirects)
+            elif status == 401 and self.auth and not refreshed:
+                refreshed = True
+                self.auth.forget()
+            else:
+                raise self._refused(method, url, status, reason, answer)
+
+    @staticmethod
+    def _redirect(url: URL, location: str, redirects: int) -> URL:
+        target = url.join(URL(location, encoded=True))
+        if redirects > MAX_REDIRECTS:
+            raise PulsarError("BadAnswer", f"{url}: sent on more than {MAX_REDIRECTS} times", retriable=True)
+        if target.scheme not in {"http", "https"} or (url.scheme == "https" and target.scheme != "https"):
+            raise PulsarError("BadAnswer", f"{url}: sent on to {target}, which is not safe to follow")
+        return target
+
+    @staticmethod
+    def _refused(method: str, url: URL, status: int, reason: str, answer: Answer) -> PulsarError:
+        code, retriable = STATUS.get(status, ("ServerFailure", True) if status > 500 else ("BadAnswer", False))
+        try:
+            said = json.loads(answer.body)["reason"]
+        except (ValueError, TypeError, KeyError):
+            said = None
+        if status == 404 and said is None:  # a web server that is no Pulsar, or a Pulsar without this request
+            code, said = "BadAnswer", "no such page; is the admin URL a Pulsar broker's, of 3.0 or newer?"
+        text = str(said if said is not None else reason)
+        if status == 500 and _BEYOND_END.search(text):
+            code, retriable = "NotFound", False
+        found = _SERVER_TEXT.search(text)
+        text = (found[1] if found else text).strip()[:500]
+        if status == 401:
+            text += "; the token, user or password is missing, wrong or expired"
+        elif status == 403:
+            text += "; the role of this gateway lacks the permission"
+        return PulsarError(code, f"{method} {url.path}: {status} {text}", retriable=retriable)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise PulsarError("Closed", "the admin client is closed")
+        if self._session is None:
+            ssl = self._tls.context() if self._tls else True
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit_per_host=32, ssl=ssl),
+                timeout=aiohttp.ClientTimeout(total=None),  # `_call` has the time limit
+                cookie_jar=aiohttp.DummyCookieJar(),
+                middlewares=(_send_once,),
+            )
+        return self._session

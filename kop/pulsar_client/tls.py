@@ -1,0 +1,45 @@
+"""TLS towards brokers.
+
+Owns: the settings of TLS and the context made of them.
+Must not know: connections.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+
+from kop.pulsar_client.errors import PulsarError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """How brokers are told from impostors; the files are PEM."""
+
+    ca_file: str | None = None
+    """The authorities that are trusted; None for the system's."""
+    cert_file: str | None = None
+    key_file: str | None = None
+    """The client's own certificate and key, where the broker wants one."""
+    check_hostname: bool = True
+    server_hostname: str | None = None
+    """The name that the certificate must carry, if not that of the address."""
+    insecure: bool = False
+    """Trust any certificate: for trials."""
+
+    def context(self) -> ssl.SSLContext:
+        """Make the context; blocks on files. PulsarError TlsError names the file that does not do."""
+        try:
+            context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise PulsarError("TlsError", f"the file of trusted certificates {self.ca_file}: {error}") from error
+        if self.cert_file is not None:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file)
+            except (OSError, ssl.SSLError) as error:
+                raise PulsarError("TlsError", f"the client's certificate {self.cert_file}: {error}") from error
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.check_hostname and not self.insecure
+        if self.insecure:
+            context.verify_mode = ssl.CERT_NONE
+        return context

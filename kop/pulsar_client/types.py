@@ -1,0 +1,63 @@
+"""The values that callers of the client hand in and get back.
+
+Owns: positions, entries and the interface of authentication.
+Must not know: sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Access = Literal["shared", "exclusive", "exclusive_with_fencing", "wait_for_exclusive"]
+
+
+class Position(NamedTuple):
+    """The place of an entry: a ledger's id and the entry's number in it. Pulsar's 2^64-1 is -1 here."""
+
+    ledger: int
+    entry: int
+
+
+EARLIEST = Position(-1, -1)
+"""As the start of a reader: the first entry that is kept."""
+LATEST = Position(2**63 - 1, 2**63 - 1)
+"""As the start of a reader: behind the last entry."""
+DUPLICATE = Position(-1, -1)
+"""As a receipt: deduplication dropped the entry, an earlier copy is stored somewhere."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One entry as the broker sent it, its checksum verified.
+
+    `metadata` is the serialized MessageMetadata and `payload` what follows it, as stored (maybe compressed, maybe one
+    chunk of a message). Both are read-only views that keep the frame's bytes alive, which are this entry's alone.
+    """
+
+    position: Position
+    index: int | None
+    """The broker's index of the entry's last message; None from a broker that does not send it."""
+    broker_timestamp: int
+    """When the broker took the entry, in ms since 1970; 0 where it does not say."""
+    num_messages: int
+    """Messages in the entry, by its metadata (1 where that is no batch)."""
+    metadata: memoryview
+    payload: memoryview
+    ack_set: tuple[int, ...] = ()
+    """Words of bits, one bit a message of the batch still to be consumed; empty for all."""
+
+
+class Auth(Protocol):
+    """How the client proves who it is."""
+
+    method: str
+    """Pulsar's name of the method, such as "token"."""
+
+    async def data(self) -> bytes:
+        """Return fresh credentials; called for every connection and whenever a broker asks again."""
+        ...
+
+
+__all__ = ["DUPLICATE", "EARLIEST", "LATEST", "Access", "Auth", "Buffer", "Entry", "Position"]

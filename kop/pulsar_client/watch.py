@@ -1,0 +1,125 @@
+"""The topics of a namespace, watched.
+
+Owns: the watcher at a broker and its return after a loss.
+Must not know: what the topics are for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from kop.pulsar_client.attached import Attached
+from kop.pulsar_client.connection import Connection
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+
+OnChange = Callable[[Sequence[str] | None, Sequence[str], Sequence[str]], None]
+
+log = logging.getLogger(__name__)
+
+
+class Watch(Attached):
+    """A watch; made by `Client.watch`, it begins by itself and tells a snapshot each time it begins (again)."""
+
+    def __init__(
+        self,
+        watcher_id: int,
+        namespace: str,
+        pattern: str,
+        on_change: OnChange,
+        find: Callable[[], Awaitable[Connection]],
+        *,
+        timeout: float,
+    ) -> None:
+        super().__init__(f"watch of {namespace}", timeout=timeout, guard=None, on_lost=None)
+        self._id = watcher_id
+        self._namespace = namespace
+        self._pattern = pattern
+        self._on_change = on_change
+        self._find_connection = find
+        self._snapshot: list[str] = []
+        self._told = False
+        self.error: PulsarError | None = None
+        """Why nothing is watched now, None while all is well."""
+        self._task = self._loop.create_task(self._begin(), name=f"pulsar watch {namespace}")
+
+    async def close(self) -> None:
+        """Stop watching; `on_change` is not called any more."""
+        connection = await self._stop()
+        if connection is not None:
+            connection.watches.pop(self._id, None)
+            connection.write(self._close_command(connection.request_id()))
+
+    def on_update(self, added: Sequence[str], removed: Sequence[str]) -> None:
+        """Tell a change."""
+        self._tell(None, added, removed)
+
+    async def _begin(self) -> None:
+        try:
+            await self._once(None)
+        except PulsarError as error:
+            if error.code == "Closed":
+                self._give_up(error)
+            else:
+                await self._come_back(None)
+
+    async def _find(self, assigned: str | None) -> Connection:
+        try:
+            return await self._find_connection()
+        except PulsarError as error:
+            raise self._passing(error) from error
+
+    async def _attach(self, connection: Connection) -> None:
+        if not connection.features.supports_topic_watchers:
+            raise self._passing(
+                PulsarError("WatchUnsupported", f"{connection.name} does not watch topics for its clients")
+            )
+        number = connection.request_id()
+        asked = pb.CommandWatchTopicList(
+            request_id=number, watcher_id=self._id, namespace=self._namespace, topics_pattern=self._pattern
+        )
+        connection.watches[self._id] = self
+        try:
+            answer: pb.CommandWatchTopicListSuccess = await connection.request(
+                pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST, watchTopicList=asked),
+                number,
+                self._timeout,
+                self._what,
+            )
+        except BaseException as error:
+            connection.watches.pop(self._id, None)
+            connection.write(self._close_command(connection.request_id()))
+            if isinstance(error, PulsarError):
+                raise self._passing(error) from error
+            raise
+        self._snapshot = list(answer.topic)
+
+    def _passing(self, error: PulsarError) -> PulsarError:
+        """Note why nothing is watched. A namespace may come, a permission be given: watching never ends by itself."""
+        if not self._told:
+            log.warning("%s: changes are not seen at once for now: %s", self._what, error)
+        self._told = True
+        self.error = error
+        return error if error.retriable or error.code == "Closed" else PulsarError("WatchRefused", str(error))
+
+    def _detached(self, error: PulsarError) -> None:
+        self.error = error
+
+    def _resume(self) -> None:
+        self.error, self._told = None, False
+        snapshot, self._snapshot = self._snapshot, []
+        self._tell(snapshot, (), ())
+
+    def _over(self, error: PulsarError) -> None:
+        self.error = error
+
+    def _tell(self, snapshot: Sequence[str] | None, added: Sequence[str], removed: Sequence[str]) -> None:
+        try:
+            self._on_change(snapshot, added, removed)
+        except Exception:
+            log.exception("%s: its owner failed on a change", self._what)
+
+    def _close_command(self, request_id: int) -> pb.BaseCommand:
+        closing = pb.CommandWatchTopicListClose(request_id=request_id, watcher_id=self._id)
+        return pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST_CLOSE, watchTopicListClose=closing)

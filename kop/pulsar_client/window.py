@@ -1,0 +1,106 @@
+"""What a producer has sent and not heard of.
+
+Owns: the order of what is pending, what of it is not on the wire yet, what expires.
+Must not know: sockets, futures' users, the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from kop.pulsar_client.types import Buffer, Position
+
+
+class Pending:
+    """One entry that waits for its receipt."""
+
+    __slots__ = ("deadline", "future", "parts", "sequence_id", "size", "times")
+
+    def __init__(
+        self, sequence_id: int, parts: tuple[Buffer, ...], future: asyncio.Future[Position], deadline: float
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.parts = parts
+        """The frame, in pieces."""
+        self.size = sum(map(len, parts))
+        self.future = future
+        self.deadline = deadline
+        self.times = 0
+        """How often it was put on the wire."""
+
+
+class Window:
+    """The entries of one producer between `send` and the receipt, in order."""
+
+    __slots__ = ("_pending", "_unsent", "bytes")
+
+    def __init__(self) -> None:
+        self._pending: dict[int, Pending] = {}
+        self._unsent: deque[Pending] = deque()
+        self.bytes = 0
+        """Bytes of all pending entries."""
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._pending
+
+    def add(self, item: Pending) -> None:
+        """Take an entry, behind all others."""
+        self._pending[item.sequence_id] = item
+        self._unsent.append(item)
+        self.bytes += item.size
+
+    def next_unsent(self) -> Pending | None:
+        """The next entry to put on the wire, counted as put there."""
+        while self._unsent:
+            item = self._unsent.popleft()
+            if self._pending.get(item.sequence_id) is item:
+                item.times += 1
+                return item
+        return None
+
+    @property
+    def all_sent(self) -> bool:
+        """True when nothing waits to be put on the wire."""
+        return not self._unsent
+
+    def rewind(self) -> None:
+        """Nothing of what was put on the wire counts: all that is pending is to be sent (again), in order."""
+        self._unsent = deque(self._pending.values())
+
+    def get(self, sequence_id: int) -> Pending | None:
+        """The pending entry of that sequence id."""
+        return self._pending.get(sequence_id)
+
+    def take(self, sequence_id: int) -> Pending | None:
+        """Remove an entry that was answered; None where nothing waits for that answer any more."""
+        item = self._pending.pop(sequence_id, None)
+        if item is not None:
+            self.bytes -= item.size
+        return item
+
+    def deadline(self) -> float | None:
+        """When the oldest expires."""
+        for item in self._pending.values():
+            return item.deadline
+        return None
+
+    def clear(self) -> list[Pending]:
+        """Remove all, in order."""
+        items = list(self._pending.values())
+        self._pending.clear()
+        self._unsent.clear()
+        self.bytes = 0
+        return items
+
+    def expire(self, now: float) -> list[Pending]:
+        """All entries, in order, if the oldest has expired; else none.
+
+        All, because what stands behind it must not be stored without it: a retry of the oldest would then be dropped as
+        a duplicate.
+        """
+        deadline = self.deadline()
+        return self.clear() if deadline is not None and deadline <= now else []

@@ -1,0 +1,527 @@
+"""Kafka records <-> Pulsar messages: the specification, in plain Python. `kop._native` is its compiled twin.
+
+Owns: which field of a Pulsar message holds which part of a Kafka record; the little of protobuf that this takes.
+Must not know: compression, batch headers and checksums (`kop.records.transcode`), sockets, offsets of partitions.
+
+One Kafka batch is one Pulsar entry in batch format, also with one record: MessageMetadata with
+`num_messages_in_batch`, and per record a 4-byte size, SingleMessageMetadata (SMM below), the value. A record's offset
+is its place. What goes where:
+
+Kafka           Pulsar
+key             `partition_key`: the text where the bytes are UTF-8, else base64 with `partition_key_b64_encoded`.
+                A null key is no `partition_key`, an empty one is the empty text. Back: `partition_key`, else
+                `ordering_key`, else null; null also with `null_partition_key`. We never write `ordering_key`.
+value           the payload; null is `null_value` with no payload.
+timestamp       `event_time`. Pulsar knows only times above 0: others have no `event_time` and their number in the
+                property `__kop_timestamp`. Back: `event_time` of the message, else that property, else
+                `event_time` of the entry (as native clients do), else `publish_time`. An `event_time` of 2^63 or
+                more is a negative number that a client wrote without a sign.
+headers         properties, in order, where each header can be one: a name that no other header has, that is UTF-8
+                and does not start with `__kop_`, and a value that is UTF-8 and not null.
+                Else the property `__kop_headers` comes first: base64 of all headers as they stand in the Kafka
+                record (count, then length and bytes of names and values, -1 for null). Behind it, so that native
+                clients see them, the headers that can be properties; of several with one name only the last one
+                counts (`Headers.lastHeader`), and is left out where it is binary or null.
+                Back: no `__kop_headers`, then the properties in order. With it, that list; but where a native
+                client changed, removed or added properties on the way, what it did wins: a listed header stays only
+                if the property of its name is what the list makes of it, and properties that the list does not
+                explain follow. A `__kop_headers` or `__kop_timestamp` that cannot be read is a property like others.
+producer id, epoch, sequence: in `producer_name` and `sequence_id`, given by the caller; consumers get none back, which
+                only matters to them for transactions, and those are Pulsar's own.
+
+The entry has no `partition_key`: its records have many. So a Key_Shared subscription gets all of a topic's Kafka
+records in one consumer, in order. SMM has no `sequence_id`: it would make sizes depend on more than the batch.
+
+Splitting (deduplication rests on it, never change it): records are taken in order into a piece while the sum of
+4 + SMM + value stays within the room, at least one; compression is not looked at. So pieces are a function of the
+batch's bytes and the room alone. What the SMM of a record is, byte for byte, is part of that: fields in the order of
+their numbers, false and absent ones left out. `tests/records/transcode_vectors.json` holds examples.
+
+From native producers all else of Pulsar is read too: single messages (no `num_messages_in_batch`), `compacted_out`
+stubs (left out, the others keep their places), unknown fields. As native clients do, bytes behind the last message are
+ignored, and of a field that comes twice the last one counts. Sizes that cannot be are UndecodableEntryError.
+"""
+
+from __future__ import annotations
+
+from binascii import Error as Base64Error
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from kop.errors import BackendError, ErrorCode, PeerError
+from kop.records.record import content_of, frames, headers_of, key_and_value, put_record
+
+FORMAT: Final = 1
+"""Number of this specification: the compiled twin has to have the same."""
+RESERVED: Final = b"__kop_"
+"""How the names of our own properties begin."""
+HEADERS_PROPERTY: Final = b"__kop_headers"
+TIMESTAMP_PROPERTY: Final = b"__kop_timestamp"
+RAW_PROPERTY: Final = b"entry.format"
+"""KoP's mark, on the entry, of a payload that is Kafka batches (its KafkaPayloadProcessor looks for it)."""
+RAW_VALUE: Final = b"kafka"
+
+Headers = Sequence[tuple[bytes, bytes | None]]
+
+_INT63: Final = 1 << 63
+_INT64: Final = 1 << 64
+
+
+class UndecodableEntryError(BackendError):
+    """A stored entry cannot be given to Kafka clients. CORRUPT_MESSAGE: what makes consumers stop and say so."""
+
+    default_code = ErrorCode.CORRUPT_MESSAGE
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """For metrics: "encrypted", "chunk", "compression", "too_large", "transactional" or "damaged"."""
+
+
+class EntryView(NamedTuple):
+    """What an entry's MessageMetadata says; times in milliseconds since the epoch."""
+
+    producer_name: str
+    sequence_id: int
+    highest_sequence_id: int
+    """0 where it is not said."""
+    publish_time: int
+    event_time: int
+    """0 for none."""
+    num_messages: int
+    """Places that the entry takes, so also offsets: 1 or more."""
+    batched: bool
+    """The payload is sizes, SMMs and values; else it is one value."""
+    compression: int
+    """Pulsar's number: 0 none, 1 LZ4, 2 ZLIB, 3 ZSTD, 4 SNAPPY."""
+    uncompressed_size: int
+    raw: bool
+    """The payload is Kafka batches (KoP's `kafka` entry format)."""
+    encrypted: bool
+    marker_type: int
+    """What the broker wrote for itself, such as a transaction's end; -1 for a message."""
+    chunk_id: int
+    """Which chunk of a message this is, from 0; -1 for a whole message."""
+    num_chunks: int
+    total_chunk_size: int
+    """Bytes of all chunks' payloads together."""
+    uuid: str
+    """What the chunks of one message have in common."""
+    txn_most: int
+    """The transaction's id, upper half; -1 for none, as the lower half."""
+    txn_least: int
+
+
+def _damaged(text: str) -> UndecodableEntryError:
+    return UndecodableEntryError("damaged", text)
+
+
+# Kafka -> Pulsar
+
+
+def pack(
+    body: bytes, count: int, base_timestamp: int, append_time: int | None, room: int, reject_null_keys: bool
+) -> tuple[list[tuple[bytes, int]], list[int]]:
+    """The payloads, with the number of their messages, of the `count` records that fill `body`.
+
+    `append_time` takes the place of every timestamp. Each payload has at most `room` bytes, or one message. With
+    `reject_null_keys` the second list names the records that have none. INVALID_RECORD where a record is malformed,
+    or offset deltas are not 0, 1, 2, ...
+    """
+    pieces: list[tuple[bytes, int]] = []
+    without_key: list[int] = []
+    out = bytearray()
+    in_piece = 0
+    # offsets ascend and end within the batch, and there are as many as it has places: so they are 0, 1, 2, ...
+    for index, timestamp, start, end in frames(body, count, 0, count - 1, base_timestamp, append_time):
+        key, value, pos = key_and_value(body, start, end)
+        headers = () if body[pos] == 0 and pos + 1 == end else tuple(headers_of(body, pos, end))
+        if key is None and reject_null_keys:
+            without_key.append(index)
+        single = _single(key, value, timestamp, headers, body[pos:end])
+        size = 4 + len(single) + len(value or b"")
+        if in_piece and len(out) + size > room:
+            pieces.append((bytes(out), in_piece))
+            out, in_piece = bytearray(), 0
+        out += len(single).to_bytes(4, "big")
+        out += single
+        out += value or b""
+        in_piece += 1
+    if in_piece:
+        pieces.append((bytes(out), in_piece))
+    return pieces, without_key
+
+
+def _single(key: bytes | None, value: bytes | None, timestamp: int, headers: Headers, section: bytes) -> bytes:
+    """The SMM of a record; `section` is its headers as they stand in it."""
+    out = bytearray()
+    if headers:
+        shown = _as_properties(headers)
+        if len(shown) != len(headers):
+            _put_property(out, 1, HEADERS_PROPERTY, b2a_base64(section, newline=False))
+        for name, text in shown.items():
+            _put_property(out, 1, name, text)
+    if timestamp <= 0:
+        _put_property(out, 1, TIMESTAMP_PROPERTY, b"%d" % timestamp)
+    binary_key = key is not None and not _is_text(key)
+    if key is not None:
+        put_bytes(out, 2, b2a_base64(key, newline=False) if binary_key else key)
+    put_number(out, 3, len(value or b""))
+    if timestamp > 0:
+        put_number(out, 5, timestamp)
+    if binary_key:
+        put_number(out, 6, 1)
+    if value is None:
+        put_number(out, 9, 1)
+    return bytes(out)
+
+
+def _as_properties(headers: Headers) -> dict[bytes, bytes]:
+    """The headers that native clients see, in the order in which the last of each name comes."""
+    last: dict[bytes, bytes | None] = {}
+    for name, value in headers:
+        last.pop(name, None)
+        last[name] = value
+    return {
+        name: value
+        for name, value in last.items()
+        if value is not None and not name.startswith(RESERVED) and _is_text(name) and _is_text(value)
+    }
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# Pulsar -> Kafka
+
+
+class _Message:
+    """The fields of a message, from SMM or, for a single message, MessageMetadata."""
+
+    __slots__ = (
+        "binary_key",
+        "compacted_out",
+        "event_time",
+        "key",
+        "null_key",
+        "null_value",
+        "ordering_key",
+        "payload_size",
+        "properties",
+    )
+
+    def __init__(self) -> None:
+        self.properties: list[tuple[bytes, bytes]] = []
+        self.key: bytes | None = None
+        self.ordering_key: bytes | None = None
+        self.event_time = 0
+        self.binary_key = self.null_key = self.null_value = self.compacted_out = False
+        self.payload_size = -1
+
+
+def unpack(payload: bytes, count: int, publish_time: int, event_time: int) -> tuple[bytes, int, int, int]:
+    """The Kafka records of the `count` messages at the start of `payload`, which is not compressed.
+
+    Returns the records' bytes, how many they are (`compacted_out` ones leave gaps), the base timestamp and the
+    largest one. `publish_time` and `event_time` are the entry's.
+    """
+    if not 0 < count <= len(payload) // 6:  # size, and an SMM with a payload_size
+        raise _damaged(f"{len(payload)} bytes cannot hold {count} messages")
+    found: list[tuple[int, int, bytearray]] = []
+    pos, size = 0, len(payload)
+    for index in range(count):
+        start = pos + 4
+        pos = start + int.from_bytes(payload[pos:start], "big", signed=True)
+        if not start <= pos <= size:
+            raise _damaged(f"message {index} of {count} has no whole metadata")
+        message = _read_single(payload[start:pos])
+        start, pos = pos, pos + message.payload_size
+        if not start <= pos <= size:
+            raise _damaged(f"message {index} of {count} says {message.payload_size} bytes, {size - start} are left")
+        if not message.compacted_out:
+            timestamp, content = _record(message, payload[start:pos], publish_time, event_time)
+            found.append((index, timestamp, content))
+    return _records(found)
+
+
+def unpack_one(metadata: bytes, payload: bytes) -> tuple[bytes, int, int, int]:
+    """As `unpack`, of an entry that is a single message."""
+    message = _Message()
+    publish_time = 0
+    for number, field in _fields(metadata):
+        match number, field:
+            case 3, int():
+                publish_time = field
+            case 4, bytes():
+                message.properties.append(_property(field))
+            case 6, bytes():
+                message.key = field
+            case 12, int():
+                message.event_time = field
+            case 17, int():
+                message.binary_key = field != 0
+            case 18, bytes():
+                message.ordering_key = field
+            case 25, int():
+                message.null_value = field != 0
+            case 30, int():
+                message.null_key = field != 0
+    timestamp, content = _record(message, payload, publish_time, 0)
+    return _records([(0, timestamp, content)])
+
+
+def _read_single(data: bytes) -> _Message:
+    message = _Message()
+    for number, field in _fields(data):
+        match number, field:
+            case 1, bytes():
+                message.properties.append(_property(field))
+            case 2, bytes():
+                message.key = field
+            case 3, int():
+                message.payload_size = _int32(field)
+            case 4, int():
+                message.compacted_out = field != 0
+            case 5, int():
+                message.event_time = field
+            case 6, int():
+                message.binary_key = field != 0
+            case 7, bytes():
+                message.ordering_key = field
+            case 9, int():
+                message.null_value = field != 0
+            case 10, int():
+                message.null_key = field != 0
+    return message
+
+
+def _record(message: _Message, payload: bytes, publish_time: int, entry_event_time: int) -> tuple[int, bytearray]:
+    """Timestamp and content of the Kafka record that a message is."""
+    headers, marker = _headers(message.properties)
+    if message.event_time:
+        timestamp = _int64(message.event_time)
+    elif marker is not None:
+        timestamp = marker
+    else:
+        timestamp = _int64(entry_event_time or publish_time)
+    key = message.key
+    if message.null_key:
+        key = None
+    elif key is None:
+        key = message.ordering_key
+    elif message.binary_key:
+        key = _from_base64(key)
+        if key is None:
+            raise _damaged("a key that is marked as base64 is none")
+    return timestamp, content_of(key, None if message.null_value else payload, headers)
+
+
+def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[Headers, int | None]:
+    """The headers that properties stand for, and the timestamp where they hold one."""
+    if not any(name.startswith(RESERVED) for name, _ in properties):
+        return properties, None
+    listed: Headers | None = None
+    marker: int | None = None
+    plain: list[tuple[bytes, bytes]] = []
+    for name, value in properties:
+        if name == HEADERS_PROPERTY and listed is None and (found := _listed(value)) is not None:
+            listed = found
+        elif name == TIMESTAMP_PROPERTY and marker is None and (number := _marker(value)) is not None:
+            marker = number
+        else:
+            plain.append((name, value))
+    if listed is None:
+        return plain, marker
+    expected, present = _as_properties(listed), dict(plain)
+    kept = [header for header in listed if expected.get(header[0]) == present.get(header[0])]
+    return kept + [(name, value) for name, value in plain if expected.get(name) != value], marker
+
+
+def _listed(value: bytes) -> Headers | None:
+    section = _from_base64(value)
+    if section is None:
+        return None
+    try:
+        return tuple(headers_of(section, 0, len(section)))
+    except PeerError:
+        return None
+
+
+def _marker(value: bytes) -> int | None:
+    """The timestamp in our property: -2^63 to 0, as a number is written and no other way."""
+    if len(value) > 20:
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        return None
+    return number if -_INT63 <= number <= 0 and b"%d" % number == value else None
+
+
+def _records(found: list[tuple[int, int, bytearray]]) -> tuple[bytes, int, int, int]:
+    if not found:
+        return b"", 0, -1, -1
+    base = found[0][1]
+    if any(not -_INT63 <= timestamp - base < _INT63 for _, timestamp, _ in found):
+        base = 0  # a delta has 64 bits
+    out = bytearray()
+    for index, timestamp, content in found:
+        put_record(out, timestamp - base, index, content)
+    return bytes(out), len(found), base, max(timestamp for _, timestamp, _ in found)
+
+
+def parse_entry(metadata: bytes) -> EntryView:
+    """What an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
+    numbers: dict[int, int] = {}
+    texts: dict[int, bytes] = {}
+    raw = encrypted = False
+    for number, field in _fields(metadata):
+        if isinstance(field, int):
+            numbers[number] = field
+        elif number == 4:
+            raw = raw or _property(field) == (RAW_PROPERTY, RAW_VALUE)
+        elif number == 13:
+            encrypted = True
+        else:
+            texts[number] = field
+    if 1 not in texts or 2 not in numbers or 3 not in numbers:
+        raise _damaged("metadata without producer_name, sequence_id or publish_time")
+    number_of, batched = numbers.get, 11 in numbers
+    count = _int32(number_of(11, 1))
+    if count <= 0:
+        raise _damaged(f"an entry of {count} messages")
+    in_txn = 22 in numbers and 23 in numbers
+    num_chunks = _int32(number_of(27, 1))
+    return EntryView(
+        producer_name=texts[1].decode(errors="replace"),
+        sequence_id=numbers[2],
+        highest_sequence_id=number_of(24, 0),
+        publish_time=_int64(numbers[3]),
+        event_time=_int64(number_of(12, 0)),
+        num_messages=count,
+        batched=batched,
+        compression=_int32(number_of(8, 0)),
+        uncompressed_size=number_of(9, 0) & 0xFFFFFFFF,
+        raw=raw and batched,
+        encrypted=encrypted,
+        marker_type=_int32(numbers[20]) if 20 in numbers else -1,
+        chunk_id=_int32(number_of(29, 0)) if num_chunks > 1 else -1,
+        num_chunks=num_chunks,
+        total_chunk_size=_int32(number_of(28, 0)),
+        uuid=texts.get(26, b"").decode(errors="replace"),
+        txn_most=numbers[23] if in_txn else -1,
+        txn_least=numbers[22] if in_txn else -1,
+    )
+
+
+# Base64 and protobuf
+
+
+def _from_base64(text: bytes) -> bytes | None:
+    """The bytes; None where `text` is not base64 of the standard alphabet. Padding may be missing, as Java takes it."""
+    core = text[:-2] if text.endswith(b"==") else text[:-1] if text.endswith(b"=") else text
+    try:
+        return a2b_base64(core + b"=" * (-len(core) % 4), strict_mode=True) if core else b""
+    except Base64Error:
+        return None
+
+
+def _int32(value: int) -> int:
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _int64(value: int) -> int:
+    return value - _INT64 if value >= _INT63 else value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field: an int where it is a varint, bytes where it has a length; others are skipped."""
+    pos, end = 0, len(data)
+    try:
+        while pos < end:
+            tag, pos = _varint(data, pos)
+            number, wire = tag >> 3, tag & 7
+            if not 0 < number < 1 << 29:
+                raise _damaged(f"a field with the number {number}")
+            if wire == 0:
+                value, pos = _varint(data, pos)
+                yield number, value
+            elif wire == 2:
+                length, start = _varint(data, pos)
+                pos = start + length
+                if pos <= end:
+                    yield number, data[start:pos]
+            elif wire in (1, 5):
+                pos += 8 if wire == 1 else 4
+            else:
+                raise _damaged(f"a field of wire type {wire}")
+    except IndexError:
+        pos = end + 1
+    if pos > end:
+        raise _damaged("metadata that is cut off")
+
+
+def _varint(data: bytes, pos: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (_INT64 - 1), pos
+        shift += 7
+        if shift == 70:
+            raise _damaged("a number of more than ten bytes")
+
+
+def _property(data: bytes) -> tuple[bytes, bytes]:
+    name: bytes | None = None
+    value: bytes | None = None
+    for number, field in _fields(data):
+        if isinstance(field, bytes):
+            if number == 1:
+                name = field
+            elif number == 2:
+                value = field
+    if name is None or value is None:
+        raise _damaged("a property without name or value")
+    return name, value
+
+
+def _put_varint(out: bytearray, value: int) -> None:
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def put_number(out: bytearray, number: int, value: int) -> None:
+    """Write a varint field; `value` is not negative."""
+    _put_varint(out, number << 3)
+    _put_varint(out, value)
+
+
+def put_bytes(out: bytearray, number: int, data: bytes) -> None:
+    """Write a field that has a length."""
+    _put_varint(out, number << 3 | 2)
+    _put_varint(out, len(data))
+    out += data
+
+
+def _put_property(out: bytearray, number: int, name: bytes, value: bytes) -> None:
+    put_bytes(out, number, property_of(name, value))
+
+
+def property_of(name: bytes, value: bytes) -> bytes:
+    """A KeyValue."""
+    out = bytearray()
+    put_bytes(out, 1, name)
+    put_bytes(out, 2, value)
+    return bytes(out)

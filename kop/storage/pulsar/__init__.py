@@ -1,0 +1,6 @@
+"""The engine over Apache Pulsar: topics live there, Kafka and Pulsar clients share them."""
+
+from kop.storage.pulsar.access import Access
+from kop.storage.pulsar.engine import PulsarEngine, Settings, open_engine
+
+__all__ = ["Access", "PulsarEngine", "Settings", "open_engine"]

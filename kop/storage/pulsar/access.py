@@ -1,0 +1,45 @@
+"""How the gateway reaches a Pulsar that wants TLS or credentials.
+
+Owns: the settings' text turned into the client's objects.
+Must not know: what is done with the connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kop.errors import BackendError
+from kop.pulsar_client import TlsOptions
+from kop.pulsar_client.auth import Auth, parse_auth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Empty texts mean none. `auth` is a secret: it is in no message."""
+
+    auth: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    verify_host: bool = True
+
+    def __repr__(self) -> str:
+        return f"Access(auth={'set' if self.auth else 'none'}, ca_file={self.ca_file!r})"
+
+    def tls(self) -> TlsOptions:
+        """The TLS settings; used where an address begins with pulsar+ssl or https."""
+        return TlsOptions(
+            ca_file=self.ca_file or None,
+            cert_file=self.cert_file or None,
+            key_file=self.key_file or None,
+            check_hostname=self.verify_host,
+        )
+
+    def credentials(self) -> Auth | None:
+        """The credentials, or None. BackendError says what is wrong with the text, without it."""
+        if not self.auth:
+            return None
+        try:
+            return parse_auth(self.auth)
+        except ValueError as error:
+            raise BackendError(f"kop.pulsar.auth: {error}") from None

@@ -1,0 +1,201 @@
+"""A reader behind the tail: what it has read ahead waits here as Kafka batches.
+
+Owns: one stream, the batches read ahead, the order in which they are taken.
+Must not know: the tail, the cache, appends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kop.errors import BackendError, ErrorCode, KopError, PeerError
+from kop.pulsar_client import PulsarError
+from kop.records import transcode
+from kop.storage.base import Buffer, ReadResult
+from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.stream import Chunks, Placed, Stream
+
+log = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """A batch or, where an entry cannot be read, the error that stands for its offsets."""
+
+    base: int
+    last: int
+    data: Buffer
+    error: KopError | None = None
+
+
+class Converter:
+    """Entries in, Kafka batches out, without a hole: gaps are empty batches, what cannot be read is an error."""
+
+    def __init__(self, name: str, next_offset: int | None, *, append_time: bool, count: Callable[[str], None]) -> None:
+        self.next_offset = next_offset
+        """The offset that comes next; None: whatever comes first."""
+        self.append_time = append_time
+        self._name = name
+        self._count = count
+        self._chunks = Chunks()
+
+    def feed(self, placed: Placed) -> list[Batch]:
+        """What an entry makes of the log: nothing where it lies behind, else up to two batches."""
+        found: list[Batch] = []
+        base, last = placed.base, placed.last
+        expected = base if self.next_offset is None else self.next_offset
+        if last < expected:
+            if placed.info.num_chunks > 1:  # the first chunks of the message that is wanted
+                self._convert(placed)
+            return found
+        if base > expected:
+            found.append(Batch(expected, base - 1, transcode.empty_batch(expected, base - 1)))
+        elif base < expected and self.next_offset is not None and not self._wanted_within:
+            self._count("offsets that cannot hold the records")
+            text = (
+                f"{self._name}: the entry at {placed.position.ledger}:{placed.position.entry} has "
+                f"{placed.info.num_messages} messages, the index moved by {last - expected + 1}: a producer counted "
+                "wrong, or batches were sent in a Pulsar transaction; these records can be read by Pulsar clients only"
+            )
+            log.error("%s", text)
+            found.append(Batch(expected, last, b"", PeerError(text, ErrorCode.CORRUPT_MESSAGE)))
+            self.next_offset = last + 1
+            return found
+        self._wanted_within = False
+        self.next_offset = last + 1
+        try:
+            data = self._convert(placed)
+        except KopError as error:
+            self._count("entries that cannot be read")
+            text = f"{self._name}: entry {placed.position.ledger}:{placed.position.entry}: {error.message}"
+            log.error("%s; consumers stop there until it is skipped or trimmed", text)
+            found.append(Batch(base, last, b"", PeerError(text, ErrorCode.CORRUPT_MESSAGE)))
+        else:
+            found.append(Batch(base, last, data))
+        return found
+
+    _wanted_within = False
+
+    def start_within(self) -> None:
+        """The offset that comes next may lie inside an entry: the whole entry is taken."""
+        self._wanted_within = True
+
+    def _convert(self, placed: Placed) -> Buffer:
+        found = self._transcode(placed)
+        return found if isinstance(found, bytes) else b"".join(found)
+
+    def _transcode(self, placed: Placed) -> bytes | list[bytes]:
+        info, entry = placed.info, placed.entry
+        time = entry.broker_timestamp if self.append_time else None
+        if info.num_chunks > 1:
+            whole = self._chunks.add(info, entry.payload)
+            if whole is None:
+                return transcode.empty_batch(placed.base, placed.last)
+            return transcode.to_batch(entry.metadata, whole, base_offset=placed.base, log_append_time=time)
+        return transcode.to_batch(entry.metadata, entry.payload, base_offset=placed.base, log_append_time=time)
+
+
+class CatchUp:
+    """One reader. `start` it at or before `offset`; `take` goes on from there."""
+
+    def __init__(self, converter: Converter, budget: int) -> None:
+        self.converter = converter
+        self.busy = False
+        self.used = 0.0
+        """Loop time of the last use."""
+        self.first: Placed | None = None
+        """The first entry that came."""
+        self.stream: Stream | None = None
+        self._budget = budget
+        self._batches: deque[Batch] = deque()
+        self._size = 0
+        self._error: KopError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """Where `take` would begin."""
+        if self._batches:
+            return self._batches[0].base
+        return self.converter.next_offset or 0
+
+    @property
+    def failed(self) -> bool:
+        """It will not go on."""
+        return self._error is not None
+
+    def holds(self, offset: int) -> bool:
+        """True where `take` can begin at `offset` with no detour."""
+        if self._batches:
+            return self._batches[0].base <= offset <= self._batches[0].last
+        return self.converter.next_offset == offset
+
+    def on_entry(self, placed: Placed) -> None:
+        """The stream's callback."""
+        if self.first is None:
+            self.first = placed
+        for batch in self.converter.feed(placed):
+            self._batches.append(batch)
+            self._size += len(batch.data)
+        if self._size > self._budget and self.stream is not None:
+            self.stream.pause()
+        if self._batches:
+            self._wake()
+
+    def on_lost(self, error: PulsarError | KopError) -> None:
+        """The stream's other callback."""
+        self._error = error if isinstance(error, KopError) else kafka_error(error, "cannot read")
+        self._wake()
+
+    async def wait(self, seconds: float) -> None:
+        """Until there is a batch; REQUEST_TIMED_OUT where none comes."""
+        if self._batches:
+            return
+        if self._error is not None:
+            raise self._error
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._waiter
+        except TimeoutError:
+            raise BackendError(
+                f"Pulsar sent nothing for {seconds:.0f} s where records are", ErrorCode.REQUEST_TIMED_OUT
+            ) from None
+        finally:
+            self._waiter = None
+        if not self._batches and self._error is not None:
+            raise self._error
+
+    def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
+        """Batches that lie before offset `end`; they are gone from here."""
+        found: list[Buffer] = []
+        size = 0
+        while self._batches:
+            batch = self._batches[0]
+            if batch.error is not None:
+                if found:
+                    break
+                raise batch.error
+            if batch.last >= end or (size + len(batch.data) > max_bytes and (found or not min_one)):
+                break
+            self._batches.popleft()
+            found.append(batch.data)
+            size += len(batch.data)
+        self._size -= size
+        if self._size <= self._budget // 2 and self.stream is not None:
+            self.stream.go_on()
+        return ReadResult(found, size)
+
+    async def close(self) -> None:
+        """Let go of the reader."""
+        self._error = self._error or BackendError("the reader was closed")
+        self._wake()
+        if self.stream is not None:
+            await self.stream.close()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

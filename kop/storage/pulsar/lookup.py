@@ -1,0 +1,184 @@
+"""Finding things in a partition on Pulsar: its ends, an offset, a time.
+
+Owns: the probes, and when a search reads on instead of probing.
+Must not know: the tail, appends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+from kop.errors import BackendError, ErrorCode
+from kop.pulsar_client import EARLIEST, Position, PulsarError
+from kop.records.batch import first_at_or_after, iter_batches, max_timestamp_record
+from kop.storage.base import Buffer, TimestampOffset
+from kop.storage.pulsar.positions import Ledgers, next_probe
+from kop.storage.pulsar.stream import Placed, Stream
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.log import PulsarLog
+
+_PROBE_SECONDS: Final = 10.0
+_READ_BYTES: Final = 1 << 20
+_MOST_INFLATED: Final = 256 << 20
+_FEW_OFFSETS: Final = 64
+
+
+async def first_entry(log: PulsarLog) -> Placed | None:
+    """The oldest entry, or None where the partition holds none."""
+    return await _probe(log, EARLIEST, maybe_empty=True)
+
+
+async def emptied_end(log: PulsarLog) -> int:
+    """The log end of a partition without entries: what was there and is gone has been counted."""
+    index = await log.engine.admin.closed_index(log.partition_name)
+    return 0 if index is None else index + 1
+
+
+async def last_entry(log: PulsarLog, first: Placed) -> Placed:
+    """The newest entry of a partition that has some."""
+    stream, _ = await _open(log, first.position)
+    try:
+        last = await stream.last_position()
+    finally:
+        await stream.close()
+    if last <= first.position:
+        return first
+    found = await _probe(log, last, maybe_empty=False)
+    assert found is not None
+    return found
+
+
+async def _probe(log: PulsarLog, position: Position, *, maybe_empty: bool, compacted: bool = False) -> Placed | None:
+    stream, arrived = await _open(log, position, compacted=compacted)
+    try:
+        if maybe_empty and not arrived.done() and (await stream.last_position()).entry < 0 and not arrived.done():
+            return None
+        async with asyncio.timeout(_PROBE_SECONDS):
+            return await arrived
+    except TimeoutError:
+        raise BackendError(
+            f"Pulsar sent no entry of {log.title} from {position.ledger}:{position.entry} on",
+            ErrorCode.REQUEST_TIMED_OUT,
+        ) from None
+    finally:
+        await stream.close()
+
+
+async def _open(
+    log: PulsarLog, position: Position, *, compacted: bool = False
+) -> tuple[Stream, asyncio.Future[Placed]]:
+    arrived: asyncio.Future[Placed] = log.loop.create_future()
+
+    def on_entry(placed: Placed) -> None:
+        if not arrived.done():
+            arrived.set_result(placed)
+            stream.pause()
+
+    def on_lost(error: Any) -> None:
+        if not arrived.done():
+            arrived.set_exception(error)
+
+    stream = Stream(on_entry, on_lost)
+    await stream.start(
+        log.client, log.partition_name, position, guard=log.guard, compacted=compacted, budget=1, permits=1
+    )
+    return stream, arrived
+
+
+async def locate(log: PulsarLog, offset: int) -> Position:
+    """A position from which a reader meets the entry that holds `offset` after a few others at most."""
+    ledgers: Ledgers | None = None
+    halve = False
+    while True:
+        low, high = log.marks.floor(offset), log.marks.above(offset)
+        if low is None:
+            return EARLIEST
+        if high is None or offset - low[0] < _FEW_OFFSETS:
+            return low[1]
+        if ledgers is None:
+            ledgers = await _ledgers(log)
+        position = next_probe(low, high, offset, ledgers, halve=halve)
+        if position is None:
+            return low[1]
+        placed = await _probe(log, position, maybe_empty=False)
+        assert placed is not None
+        if not low[0] < placed.base < high[0]:
+            # Nothing lies between, or it was trimmed just now.
+            return low[1]
+        log.marks.add(placed.base, placed.position)
+        halve = not halve
+
+
+async def _ledgers(log: PulsarLog) -> Ledgers:
+    stats = await log.engine.admin.internal_stats(log.partition_name)
+    return Ledgers([(ledger["ledgerId"], ledger["entries"]) for ledger in stats["ledgers"]])
+
+
+async def size(log: PulsarLog) -> int:
+    """Bytes that the partition has in Pulsar."""
+    stats = await log.engine.admin.internal_stats(log.partition_name)
+    return int(stats.get("totalSize", 0))
+
+
+async def _batches(log: PulsarLog, offset: int) -> AsyncIterator[Buffer]:
+    while offset < log.high_watermark:
+        found = await log.read(offset, _READ_BYTES, min_one=True)
+        if not found.size:
+            return
+        for buffer in found.buffers:
+            for start, header in iter_batches(buffer):
+                offset = header.next_offset
+                if header.record_count:
+                    yield memoryview(buffer)[start : start + header.size]
+
+
+async def _from_time(log: PulsarLog, timestamp: int) -> int:
+    """The offset of the first entry that the broker took at or after `timestamp`."""
+    try:
+        ledger, entry = await log.engine.admin.message_id_by_time(log.partition_name, timestamp)
+    except PulsarError as error:
+        if error.code in {"NotFound", "TopicNotFound"}:
+            return log.log_start_offset
+        raise
+    position = Position(ledger, entry)
+    if entry < 0:
+        return log.log_start_offset
+    placed = await _probe(log, position, maybe_empty=True)
+    if placed is None:
+        return log.log_start_offset
+    return max(min(placed.base, log.high_watermark), log.log_start_offset)
+
+
+async def by_time(log: PulsarLog, timestamp: int) -> TimestampOffset | None:
+    """The first record at or after `timestamp`, by the records' own timestamps.
+
+    Looked for from the entries on that the broker took at that time: a record is there when it was made, or later. One
+    whose producer's clock ran ahead, so that it lies before them, is not found.
+    """
+    if log.log_start_offset >= log.high_watermark:
+        return None
+    from_offset = await _from_time(log, timestamp)
+    async for batch in _batches(log, from_offset):
+        _, header = next(iter_batches(batch))
+        if header.max_timestamp >= timestamp:
+            found = first_at_or_after(
+                batch, header, timestamp, max_bytes=_MOST_INFLATED, from_offset=log.log_start_offset
+            )
+            if found is not None:
+                return TimestampOffset(*found)
+    return None
+
+
+async def max_timestamp(log: PulsarLog) -> TimestampOffset | None:
+    """The first record with the largest timestamp."""
+    best: tuple[int, int] | None = None
+    async for batch in _batches(log, log.log_start_offset):
+        _, header = next(iter_batches(batch))
+        if best is None or header.max_timestamp > best[1]:
+            found = max_timestamp_record(batch, header, max_bytes=_MOST_INFLATED, from_offset=log.log_start_offset)
+            if found is not None and found[1] >= 0 and (best is None or found[1] > best[1]):
+                best = found
+    return None if best is None else TimestampOffset(*best)

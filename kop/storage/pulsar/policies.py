@@ -1,0 +1,102 @@
+"""Kafka's topic configs as Pulsar's topic policies.
+
+Owns: that mapping, setting what changed, and waiting until it is in force.
+Must not know: who changed what.
+
+Pulsar stores a policy first and obeys it later (https://pulsar.apache.org/docs/next/admin-api-topics/): CreateTopics
+has not done what it says until the policy reads back.
+
+- retention.ms, retention.bytes -> retention, in whole minutes and MiB, rounded up: Pulsar drops whole ledgers, so it
+  always keeps somewhat more than was asked for. Without `delete` in cleanup.policy, all is kept.
+- cleanup.policy=compact -> compactionThreshold; the threshold 0 turns it off.
+- every topic: deduplication on (idempotent producers), never deleted for being idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from kop.pulsar_client import PulsarError
+from kop.pulsar_client.admin import Admin, Retention
+from kop.storage.base import LogPolicy
+
+COMPACTION_THRESHOLD: Final = 100 * 1024 * 1024
+_MINUTE: Final = 60_000
+_MIB: Final = 1 << 20
+_IN_FORCE_SECONDS: Final = 10.0
+_LARGEST: Final = 2**31 - 1
+
+
+def retention_of(policy: LogPolicy) -> Retention:
+    """Minutes and MiB, -1 where there is no limit."""
+    if not policy.delete:
+        return Retention(-1, -1)
+    minutes = -1 if policy.retention_ms < 0 else min(max(-(-policy.retention_ms // _MINUTE), 1), _LARGEST)
+    megabytes = -1 if policy.retention_bytes < 0 else min(max(-(-policy.retention_bytes // _MIB), 1), _LARGEST)
+    return Retention(minutes, megabytes)
+
+
+def compaction_of(policy: LogPolicy) -> int:
+    """Bytes of backlog from which Pulsar compacts by itself; 0: never."""
+    return COMPACTION_THRESHOLD if policy.compact else 0
+
+
+async def apply(admin: Admin, full_name: str, policy: LogPolicy, before: LogPolicy | None = None) -> None:
+    """Set what differs from `before` (None: all of it, on a new topic), and wait until it reads back."""
+    wanted = retention_of(policy), compaction_of(policy)
+    known = None if before is None else (retention_of(before), compaction_of(before))
+    calls = []
+    if known is None or known[0] != wanted[0]:
+        calls.append(_set_retention(admin, full_name, wanted[0]))
+    if (known is None and wanted[1]) or (known is not None and known[1] != wanted[1]):
+        calls.append(admin.set_compaction_threshold(full_name, wanted[1]))
+    if known is None:
+        calls.append(admin.set_deduplication(full_name, True))
+        calls.append(admin.keep_when_idle(full_name))
+    for call in calls:  # one after the other: Pulsar merges concurrent changes of a topic's policies badly
+        await call
+    if calls:
+        await _in_force(admin, full_name, *wanted)
+
+
+async def _set_retention(admin: Admin, full_name: str, retention: Retention) -> None:
+    try:
+        await admin.set_retention(full_name, retention)
+    except PulsarError as error:
+        if error.code != "PreconditionFailed":
+            raise
+        # The broker wants retention to exceed the backlog quota (10 GB by default). Kafka knows no such quota.
+        await admin.lift_backlog_quotas(full_name)
+        end = asyncio.get_running_loop().time() + _IN_FORCE_SECONDS
+        while True:
+            try:
+                await admin.set_retention(full_name, retention)
+                return
+            except PulsarError as still:
+                if still.code != "PreconditionFailed" or asyncio.get_running_loop().time() > end:
+                    raise
+            await asyncio.sleep(0.02)
+
+
+async def _in_force(admin: Admin, full_name: str, retention: Retention, threshold: int) -> None:
+    async def seen() -> tuple[Retention | None, int]:
+        return (
+            await admin.get_retention(full_name, applied=True),
+            await admin.get_compaction_threshold(full_name, applied=True) or 0,
+        )
+
+    await wait_for(seen, (retention, threshold))
+
+
+async def wait_for(seen: Callable[[], Awaitable[object]], wanted: object) -> None:
+    """Until a policy reads as it was set; PulsarError Timeout where it does not."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _IN_FORCE_SECONDS
+    pause = 0.005
+    while (found := await seen()) != wanted:
+        if loop.time() > end:
+            raise PulsarError("Timeout", f"a policy did not come into force: it is {found}, not {wanted}")
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.2)

@@ -1,0 +1,97 @@
+"""Offset -> position: a sparse index of entries that were seen, and the arithmetic of a search between them.
+
+Owns: the marks, how many are kept, where to look next. Pure: no I/O.
+Must not know: how an entry is read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+from kop.pulsar_client import Position
+
+MOST_MARKS: Final = 512
+NEAR: Final = 64
+"""Entries that are rather read over than searched."""
+
+
+class Marks:
+    """Base offsets of entries and where they lie, both ascending."""
+
+    def __init__(self) -> None:
+        self._offsets: list[int] = []
+        self._positions: list[Position] = []
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, offset: int, position: Position) -> None:
+        """Remember an entry. One at the same offset is replaced; where there are too many, every second goes."""
+        at = bisect_left(self._offsets, offset)
+        if at < len(self._offsets) and self._offsets[at] == offset:
+            self._positions[at] = position
+            return
+        self._offsets.insert(at, offset)
+        self._positions.insert(at, position)
+        if len(self._offsets) > MOST_MARKS:
+            del self._offsets[1:-1:2], self._positions[1:-1:2]
+
+    def floor(self, offset: int) -> tuple[int, Position] | None:
+        """The last mark at or before `offset`."""
+        at = bisect_right(self._offsets, offset) - 1
+        return (self._offsets[at], self._positions[at]) if at >= 0 else None
+
+    def above(self, offset: int) -> tuple[int, Position] | None:
+        """The first mark behind `offset`."""
+        at = bisect_right(self._offsets, offset)
+        return (self._offsets[at], self._positions[at]) if at < len(self._offsets) else None
+
+    def drop_before(self, offset: int) -> None:
+        """Forget what retention took."""
+        at = bisect_left(self._offsets, offset)
+        del self._offsets[:at], self._positions[:at]
+
+
+class Ledgers:
+    """The entries of a partition as one line: each position has a place on it."""
+
+    def __init__(self, ledgers: Sequence[tuple[int, int]]) -> None:
+        """`ledgers`: id and number of entries, in order; of the last, open one the number counts for nothing."""
+        self._ids = [ledger for ledger, _ in ledgers]
+        self._starts: list[int] = []
+        total = 0
+        for _, entries in ledgers:
+            self._starts.append(total)
+            total += entries
+
+    def place(self, position: Position) -> int | None:
+        """How many entries lie before it; None for a ledger that is not there."""
+        at = bisect_left(self._ids, position.ledger)
+        if at == len(self._ids) or self._ids[at] != position.ledger:
+            return None
+        return self._starts[at] + position.entry
+
+    def position(self, place: int) -> Position:
+        """The other way round."""
+        at = bisect_right(self._starts, place) - 1
+        return Position(self._ids[at], place - self._starts[at])
+
+
+def next_probe(
+    low: tuple[int, Position], high: tuple[int, Position], offset: int, ledgers: Ledgers, *, halve: bool
+) -> Position | None:
+    """Where to look for `offset` between two marks: by proportion, or in the middle; None when reading on is cheaper.
+
+    Proportion is right at once where entries are alike; taking turns with the middle bounds the bad cases.
+    """
+    from_place, to_place = ledgers.place(low[1]), ledgers.place(high[1])
+    if from_place is None or to_place is None or to_place - from_place <= NEAR:
+        return None
+    if halve:
+        place = (from_place + to_place) // 2
+    else:
+        share = (offset - low[0]) / max(high[0] - low[0], 1)
+        place = from_place + int((to_place - from_place) * share) - NEAR // 4
+    return ledgers.position(min(max(place, from_place + 1), to_place - 1))

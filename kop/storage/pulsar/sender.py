@@ -1,0 +1,284 @@
+"""Appends on their way to Pulsar through one producer of one partition.
+
+Owns: the producer (opened at the first batch, closed when idle), sequence ids, the order of batches, what a failure
+means.
+Must not know: offsets; `log.py` finds them when a receipt is here.
+
+One Pulsar producer for each idempotent producer id, one for everything else of the gateway. Pulsar deduplicates by that
+name, so what is sent again after a lost connection is stored once.
+
+When a batch of an idempotent producer fails, nothing is known of it, and what was sent behind it must not pass: the
+sender ends, its batches fail in order, and the next one asks Pulsar again what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from kop.errors import BackendError, ErrorCode, KopError, PeerError
+from kop.pulsar_client import Position, Producer, PulsarError
+from kop.records import transcode
+from kop.records.batch import BatchHeader
+from kop.storage.base import AppendResult
+from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.sequences import Sequences
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.log import PulsarLog
+
+_BUSY_SECONDS: Final = 3.0
+"""How long a producer that another gateway holds is tried for, before the client is sent to look for a new leader."""
+_UNSEEN_SECONDS: Final = 10.0
+"""How long the tail may take to bring an entry whose receipt said no more than "duplicate"."""
+
+log = logging.getLogger(__name__)
+
+
+class Append:
+    """One batch and who waits for it."""
+
+    __slots__ = ("base", "batch", "error", "followers", "future", "header", "left", "time", "unknown")
+
+    def __init__(self, batch: bytearray, header: BatchHeader, future: asyncio.Future[AppendResult]) -> None:
+        self.batch = batch
+        self.header = header
+        self.future = future
+        self.followers: list[asyncio.Future[AppendResult]] = []
+        self.left = 0
+        """Pieces that have no end yet."""
+        self.base = -1
+        self.time = -1
+        self.unknown = False
+        """A piece was stored before, nobody knows where."""
+        self.error: KopError | None = None
+
+    def end(self, log_start_offset: int) -> None:
+        """Tell whoever waits."""
+        error = self.error
+        if error is None and self.unknown:
+            error = PeerError("the batch is stored, where is not known here", ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+        for future in (self.future, *self.followers):
+            if future.done():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(AppendResult(self.base, self.time, log_start_offset))
+
+
+class Piece:
+    """One entry of a batch; most batches are one."""
+
+    __slots__ = ("append", "count", "done", "entry", "sender", "sequence_id", "whole")
+
+    def __init__(self, append: Append, entry: transcode.PulsarEntry, sequence_id: int, whole: bool, sender: Sender):
+        self.append = append
+        self.count = entry.num_messages
+        self.entry: transcode.PulsarEntry | None = None if whole else entry
+        """Kept where the batch was split: its bytes are what is served."""
+        self.sequence_id = sequence_id
+        self.whole = whole
+        self.done = False
+        self.sender = sender
+
+
+class Sender:
+    """One Pulsar producer. Its log makes it, and forgets it when it has ended."""
+
+    def __init__(self, owner: PulsarLog, name: str, *, idempotent: bool) -> None:
+        self.name = name
+        self.used = 0.0
+        """Loop time of the last batch."""
+        self.idempotent = idempotent
+        self.sequences: Sequences | None = None
+        self.pending: dict[int, Piece] = {}
+        """Not ended, by sequence id, in order."""
+        self.ended = False
+        self._log = owner
+        self._next = 0
+        self._producer: Producer | None = None
+        self._queue: deque[Append] = deque()
+        self._opening: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits in it."""
+        return not self.pending and not self._queue and self._opening is None
+
+    def add(self, append: Append) -> None:
+        """Send a batch, or let it wait until the producer is open."""
+        self.used = self._log.loop.time()
+        if self._producer is not None:
+            self._send(append)
+            return
+        self._queue.append(append)
+        if self._opening is None:
+            self._opening = self._log.loop.create_task(self._open())
+
+    async def close(self) -> None:
+        """Let the name go, so that another gateway may have it."""
+        self.ended = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._producer is not None:
+            await self._producer.close()
+
+    def fail(self, error: KopError) -> None:
+        """Everything that waits has failed; the sender ends."""
+        if not self.ended:
+            self.ended = True
+            self._log.sender_ended(self)
+        pieces, self.pending = list(self.pending.values()), {}
+        for piece in pieces:
+            self._log.piece_failed(piece, error)
+        while self._queue:
+            append = self._queue.popleft()
+            append.error = error
+            append.end(self._log.log_start_offset)
+
+    async def _open(self) -> None:
+        client, end = self._log.client, self._log.loop.time() + _BUSY_SECONDS
+        pause = 0.02
+        try:
+            if self.idempotent:
+                await self._log.engine.deduplicates(self._log.topic.topic_id)
+            while True:
+                try:
+                    self._producer = await client.open_producer(
+                        self._log.partition_name,
+                        name=self.name,
+                        guard=self._log.guard,
+                        on_lost=self._lost,
+                    )
+                    break
+                except PulsarError as error:
+                    if error.code != "ProducerBusy" or self._log.loop.time() > end:
+                        raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 0.5)
+        except PulsarError as error:
+            self._opening = None
+            refused = kafka_error(error, f"cannot write to {self._log.title}")
+            log.warning("%s", refused.message)
+            self.fail(refused)
+            return
+        except KopError as error:
+            self._opening = None
+            self.fail(error)
+            return
+        self._opening = None
+        if self.idempotent:
+            self.sequences = Sequences(self._producer.last_sequence_id)
+        else:
+            self._next = self._producer.last_sequence_id + 1
+        while self._queue and not self.ended:
+            self._send(self._queue.popleft())
+
+    def _send(self, append: Append) -> None:
+        header = append.header
+        if self.sequences is not None:
+            verdict = self.sequences.check(header)
+            if verdict.original is not None:
+                original: Append = verdict.original.owner
+                if original.left:
+                    original.followers.append(append.future)
+                else:
+                    append.base, append.time, append.unknown = original.base, original.time, original.unknown
+                    append.end(self._log.log_start_offset)
+                return
+            if verdict.error is not None:
+                append.error = verdict.error
+                append.end(self._log.log_start_offset)
+                return
+            assert verdict.sequence_id is not None
+            first = verdict.sequence_id
+        else:
+            first = self._next
+        assert self._producer is not None
+        try:
+            entries = transcode.to_entries(
+                append.batch,
+                header,
+                producer_name=self.name,
+                sequence_base=first,
+                publish_time=int(time.time() * 1000),
+                max_size=self._log.max_entry_bytes,
+            )
+        except KopError as error:
+            append.error = error
+            append.end(self._log.log_start_offset)
+            return
+        if self.sequences is not None:
+            self.sequences.take(header, first, append)
+        self._next = first + header.last_offset_delta + 1
+        append.left = len(entries)
+        for entry in entries:
+            sequence_id = first + entry.first
+            piece = Piece(append, entry, sequence_id, len(entries) == 1, self)
+            self.pending[sequence_id] = piece
+            receipt = self._producer.send(
+                entry.metadata,
+                entry.payload,
+                sequence_id=sequence_id,
+                highest_sequence_id=sequence_id + entry.num_messages - 1,
+                num_messages=entry.num_messages,
+            )
+            receipt.add_done_callback(_Receipt(self, piece))
+
+    def _received(self, piece: Piece, receipt: asyncio.Future[Position]) -> None:
+        if piece.done:
+            return
+        error: BaseException | None = (
+            PulsarError("Closed", "the producer was closed") if receipt.cancelled() else receipt.exception()
+        )
+        if error is None:
+            position = receipt.result()
+            if position.ledger >= 0:
+                self._log.piece_stored(piece, position)
+            else:
+                self._duplicate(piece)
+            return
+        known = (
+            kafka_error(error, f"cannot write to {self._log.title}")
+            if isinstance(error, PulsarError)
+            else BackendError(f"cannot write to {self._log.title}: {error!r}")
+        )
+        if self.idempotent or not isinstance(error, PulsarError):
+            log.warning("%s", known.message)
+            producer = self._producer
+            self.fail(known)
+            if producer is not None:
+                self._log.spawn(producer.close())
+        else:
+            self.pending.pop(piece.sequence_id, None)
+            self._log.piece_failed(piece, known)
+
+    def _duplicate(self, piece: Piece) -> None:
+        """Stored before: by our own send whose receipt was lost, then the tail brings it, or by somebody else's."""
+
+        def give_up() -> None:
+            if not piece.done:
+                self.pending.pop(piece.sequence_id, None)
+                self._log.piece_unknown(piece)
+
+        self._log.loop.call_later(_UNSEEN_SECONDS, give_up)
+
+    def _lost(self, error: PulsarError) -> None:
+        self.fail(kafka_error(error, f"cannot write to {self._log.title}"))
+
+
+class _Receipt:
+    """Calls back with the piece; lighter than a closure for each."""
+
+    __slots__ = ("_piece", "_sender")
+
+    def __init__(self, sender: Sender, piece: Piece) -> None:
+        self._sender = sender
+        self._piece = piece
+
+    def __call__(self, receipt: asyncio.Future[Any]) -> None:
+        self._sender._received(self._piece, receipt)

@@ -1,0 +1,113 @@
+"""The sequence window of one idempotent producer on one partition, over Pulsar's deduplication.
+
+Owns: epochs, sequences, the last five batches, the sequence id under which Pulsar deduplicates, and what a client is
+told when the window cannot answer. A pure machine: no sockets, no clock.
+Must not know: how a batch is sent or stored.
+
+Pulsar keeps, for each producer name, the highest sequence id that it has stored; ours is `epoch << 47 | unwrapped`. The
+unwrapped sequence counts on where Kafka's falls back to 0 after 2147483647: the raw one would be dropped as a duplicate
+there. 15 bits of epoch and 47 of sequence fill Pulsar's signed 64 bits.
+
+The window is this gateway's own memory of what it sent; Pulsar's sequence id is what all gateways know. What lies at or
+below that and is not in the window was stored, but where is not known: DUPLICATE_SEQUENCE_NUMBER, by which clients
+learn "stored" without an offset. A guess would be a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, NamedTuple
+
+from kop.errors import ErrorCode, PeerError
+from kop.records.batch import BatchHeader, add_sequence
+
+WINDOW: Final = 5
+_SHIFT: Final = 47
+_MASK: Final = (1 << _SHIFT) - 1
+_SEQUENCES: Final = 1 << 31
+
+
+class Sent(NamedTuple):
+    """A batch of the window."""
+
+    base_sequence: int
+    last_sequence: int
+    owner: Any
+    """The caller's: what a duplicate of the batch has to wait for."""
+
+
+class Verdict(NamedTuple):
+    """The answer of `check`: one of the three is set."""
+
+    sequence_id: int | None = None
+    """The batch is to be sent, its first record under this id."""
+    original: Sent | None = None
+    """The batch is a duplicate of this one."""
+    error: PeerError | None = None
+
+
+class Sequences:
+    """One producer id on one partition, from what Pulsar said when its producer was opened (-1: nothing known)."""
+
+    def __init__(self, last_sequence_id: int) -> None:
+        self.epoch = -1
+        self._last = -1
+        """Unwrapped sequence of the last record taken, in `epoch`."""
+        self._window: deque[Sent] = deque(maxlen=WINDOW)
+        if last_sequence_id >= 0:
+            self.epoch = last_sequence_id >> _SHIFT
+            self._last = last_sequence_id & _MASK
+        self._stored = self._last
+        """What Pulsar had stored when we began."""
+
+    @property
+    def last_sequence(self) -> int:
+        """Kafka's sequence of the last record, or -1."""
+        return self._last % _SEQUENCES if self._last >= 0 else -1
+
+    def check(self, header: BatchHeader) -> Verdict:
+        """What to do with a batch; changes nothing."""
+        epoch, sequence = header.producer_epoch, header.base_sequence
+        if epoch < self.epoch:
+            return _refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {epoch} after epoch {self.epoch}")
+        if epoch > self.epoch:
+            if sequence == 0:
+                return Verdict(epoch << _SHIFT)
+            if self.epoch >= 0:
+                return _refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"a new epoch begins with {sequence}, not 0")
+            return _refused(
+                ErrorCode.UNKNOWN_PRODUCER_ID,
+                f"Pulsar knows nothing of the producer, its batch has sequence {sequence}",
+            )
+        expected = add_sequence(self.last_sequence, 1)
+        if sequence == expected:
+            return Verdict(epoch << _SHIFT | self._last + 1)
+        last_sequence = header.last_sequence
+        for sent in self._window:
+            if sent.base_sequence == sequence and sent.last_sequence == last_sequence:
+                return Verdict(original=sent)
+        first = self._last - (self.last_sequence - sequence) % _SEQUENCES
+        """Unwrapped, if the batch lies behind."""
+        if not self._window and 0 <= first <= self._stored:
+            if first + header.last_offset_delta > self._stored:
+                # A split batch of which the first pieces are stored: the rest goes after them, Pulsar drops those.
+                return Verdict(epoch << _SHIFT | first)
+            return _refused(
+                ErrorCode.DUPLICATE_SEQUENCE_NUMBER, f"sequence {sequence} is stored, where is not known here"
+            )
+        return _refused(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {sequence} in epoch {epoch}, {expected} comes next"
+        )
+
+    def take(self, header: BatchHeader, sequence_id: int, owner: Any) -> None:
+        """The batch that `check` let through is on its way."""
+        if header.producer_epoch != self.epoch:
+            self._window.clear()
+            self.epoch = header.producer_epoch
+            self._stored = -1
+        self._last = (sequence_id & _MASK) + header.last_offset_delta
+        self._window.append(Sent(header.base_sequence, header.last_sequence, owner))
+
+
+def _refused(code: ErrorCode, text: str) -> Verdict:
+    return Verdict(error=PeerError(text, code))

@@ -1,0 +1,188 @@
+"""A run of entries of one partition, from a position on, as Kafka batches.
+
+Owns: reading ahead within a budget of bytes, putting chunked messages together, filling gaps with empty batches.
+Must not know: who reads, what is cached, appends.
+
+What Pulsar does not hand out (transaction markers, aborted messages, what compaction took) still has its offsets: an
+empty batch stands for them, so that positions and lag move on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from kop.errors import ErrorCode, KopError, PeerError
+from kop.pulsar_client import Client, Entry, Position, PulsarError, Reader
+from kop.records import transcode
+from kop.storage.base import Buffer
+
+FIRST_PERMITS: Final = 16
+"""The broker's first read ignores how many messages an entry holds: this many entries may come at once."""
+MOST_PERMITS: Final = 1000
+
+log = logging.getLogger(__name__)
+
+
+class Placed(NamedTuple):
+    """An entry with its offsets."""
+
+    position: Position
+    base: int
+    last: int
+    """Offset of its last message. What lies between the entry before and `base` was not handed out."""
+    entry: Entry
+    info: transcode.EntryView
+
+
+def place(entry: Entry) -> Placed:
+    """The offsets of an entry, from the index that the broker gave its last message.
+
+    KAFKA_STORAGE_ERROR where the broker sends no index.
+    """
+    if entry.index is None:
+        raise KopError(
+            "the broker sends no entry index: add AppendIndexMetadataInterceptor to brokerEntryMetadataInterceptors "
+            "and set exposingBrokerEntryMetadataToClientEnabled=true",
+            ErrorCode.KAFKA_STORAGE_ERROR,
+        )
+    info = transcode.parse_entry(entry.metadata)
+    # Each chunk moves the index by one, and so does an entry inside a Pulsar transaction, whatever it holds.
+    count = info.num_messages if info.num_chunks <= 1 else 1
+    return Placed(entry.position, entry.index - count + 1, entry.index, entry, info)
+
+
+class Chunks:
+    """Puts chunked messages together. Bounded: a message that does not end in time is given up."""
+
+    _MOST: Final = 64 * 1024 * 1024
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[memoryview]] = {}
+        self._size = 0
+
+    def add(self, info: transcode.EntryView, payload: memoryview) -> Buffer | None:
+        """The whole payload with the last chunk, None before it. CORRUPT_MESSAGE where chunks before it are missing."""
+        if info.chunk_id == 0:
+            self._forget(info.uuid)
+            self._parts[info.uuid] = []
+        parts = self._parts.get(info.uuid)
+        if parts is None or len(parts) != info.chunk_id:
+            if info.chunk_id + 1 < info.num_chunks:
+                return None
+            raise PeerError("the first chunks of a chunked message are missing", ErrorCode.CORRUPT_MESSAGE)
+        parts.append(payload)
+        self._size += len(payload)
+        while self._size > self._MOST and len(self._parts) > 1:
+            self._forget(next(iter(self._parts)))
+        if info.chunk_id + 1 < info.num_chunks:
+            return None
+        whole = b"".join(parts)
+        self._forget(info.uuid)
+        return whole
+
+    def _forget(self, uuid: str) -> None:
+        self._size -= sum(map(len, self._parts.pop(uuid, ())))
+
+
+class Stream:
+    """Entries from a position on, handed to `on_entry` as they come, from `start` on.
+
+    It asks for as much as keeps about `budget` bytes under way; `pause` and `go_on` stop and start that.
+    """
+
+    def __init__(self, on_entry: Callable[[Placed], None], on_lost: Callable[[PulsarError | KopError], None]) -> None:
+        self._on_entry = on_entry
+        self._on_lost = on_lost
+        self._reader: Reader | None = None
+        self._budget = 0
+        self._outstanding = 0
+        """Messages asked for that did not come yet."""
+        self._bytes = 0
+        self._messages = 0
+        self._paused = False
+        self.closed = False
+
+    async def start(
+        self,
+        client: Client,
+        topic: str,
+        start: Position,
+        *,
+        guard: Callable[[], Awaitable[None]] | None,
+        inclusive: bool = True,
+        compacted: bool = False,
+        budget: int,
+        permits: int = FIRST_PERMITS,
+    ) -> None:
+        """Subscribe and ask for the first entries."""
+        self._budget = budget
+        self._outstanding = permits
+        self._reader = await client.open_reader(
+            topic,
+            start,
+            inclusive=inclusive,
+            read_compacted=compacted,
+            permits=permits,
+            on_entry=self._entry,
+            guard=guard,
+            on_lost=self._lost,
+        )
+        if self.closed:
+            await self._reader.close()
+
+    async def last_position(self) -> Position:
+        """Of the last entry in the topic; its entry is -1 where the topic holds none."""
+        assert self._reader is not None
+        return await self._reader.last_position()
+
+    def pause(self) -> None:
+        """Ask for no more; what is under way still comes."""
+        self._paused = True
+
+    def go_on(self) -> None:
+        """Ask again."""
+        if self._paused:
+            self._paused = False
+            self._ask()
+
+    async def close(self) -> None:
+        """No entry comes after it."""
+        self.closed = True
+        if self._reader is not None:
+            await self._reader.close()
+
+    def _entry(self, entry: Entry) -> None:
+        if self.closed:
+            return
+        try:
+            placed = place(entry)
+        except KopError as error:
+            self._lost(error)
+            return
+        count = max(placed.info.num_messages, 1)
+        self._outstanding -= count
+        self._messages += count
+        self._bytes += len(entry.payload)
+        if self._messages > 100_000:  # so that the estimate follows what comes
+            self._messages //= 2
+            self._bytes //= 2
+        self._on_entry(placed)
+        if not self._paused:
+            self._ask()
+
+    def _ask(self) -> None:
+        if self.closed or self._reader is None:
+            return
+        each = max(self._bytes // max(self._messages, 1), 1)
+        wanted = min(max(self._budget // each, 1), max(MOST_PERMITS, self._messages // 4))
+        if self._outstanding <= wanted // 2:
+            more = wanted - max(self._outstanding, 0)
+            self._outstanding = max(self._outstanding, 0) + more
+            self._reader.flow(more)
+
+    def _lost(self, error: PulsarError | KopError) -> None:
+        if not self.closed:
+            self.closed = True
+            self._on_lost(error)

@@ -1,0 +1,360 @@
+"""The catalogue over Pulsar: its partitioned and plain topics of one namespace, and the gateway's own of another.
+
+Owns: names there and here, topic ids, the properties that hold them, how other people's changes are learned.
+Must not know: entries, offsets.
+
+A topic's id and its Kafka configs lie in the Pulsar topic's properties, written in the same request that makes it. A
+topic that somebody else made gets an id when it is first seen. The watcher tells of creation, deletion and growth; a
+slow full listing finds what it missed and configs changed by another gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID, uuid4
+
+from kop.errors import ErrorCode, KopError, PeerError
+from kop.pulsar_client import PulsarError
+from kop.storage.base import TopicInfo
+from kop.storage.pulsar.errors import kafka_error
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.engine import PulsarEngine
+
+ID_PROPERTY: Final = "kop.topic_id"
+CONFIGS_PROPERTY: Final = "kop.configs"
+_PARTITION = re.compile(r"(.+)-partition-(\d+)\Z")
+_AT_ONCE = 16
+"""Admin calls side by side."""
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+ChangeCallback = Callable[[TopicInfo | None, TopicInfo | None], None]
+
+
+def new_uuid() -> UUID:
+    """A random id that is none of Kafka's reserved ones and whose text form does not begin with a dash."""
+    while (value := uuid4()).bytes[0] >> 2 == 62 or value.int < 256:
+        pass
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class PulsarTopic:
+    """What the engine knows of a topic beside its `TopicInfo`."""
+
+    full_name: str
+    """`persistent://tenant/namespace/name`."""
+    plain: bool
+    """Not partitioned: the one partition goes by the topic's own name."""
+    properties: Mapping[str, str]
+
+    def partition(self, index: int) -> str:
+        """Pulsar's name of a partition."""
+        return self.full_name if self.plain else f"{self.full_name}-partition-{index}"
+
+
+class PulsarTopics:
+    """`Topics` over Pulsar's admin API."""
+
+    def __init__(self, engine: PulsarEngine) -> None:
+        self._engine = engine
+        self._version = time.time_ns() // 1_000_000  # so that it grows over restarts, too
+        self._by_name: dict[str, TopicInfo] = {}
+        self._by_id: dict[UUID, TopicInfo] = {}
+        self._pulsar: dict[UUID, PulsarTopic] = {}
+        self._names: list[str] = []
+        self._turn = asyncio.Lock()
+        self._listeners: list[ChangeCallback] = []
+        self._dirty: set[str] = set()
+        """Pulsar names that the watcher named and nobody has looked at yet."""
+        self._wake = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of any topic."""
+        return self._version
+
+    def get(self, name: str) -> TopicInfo | None:
+        """The topic of that name, or None."""
+        return self._by_name.get(name)
+
+    def by_id(self, topic_id: UUID) -> TopicInfo | None:
+        """The topic of that id, or None."""
+        return self._by_id.get(topic_id)
+
+    def all(self) -> Sequence[TopicInfo]:
+        """Every topic, ordered by name."""
+        return [self._by_name[name] for name in self._names]
+
+    def on_change(self, callback: ChangeCallback) -> None:
+        """Call `callback(old, new)` after each change."""
+        self._listeners.append(callback)
+
+    def pulsar(self, topic_id: UUID) -> PulsarTopic:
+        """The Pulsar side of a topic; UNKNOWN_TOPIC_ID where it is gone."""
+        found = self._pulsar.get(topic_id)
+        if found is None:
+            raise PeerError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_ID)
+        return found
+
+    # --- changes of our own
+
+    async def create(
+        self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
+    ) -> TopicInfo:
+        """Make a partitioned topic; its policies are in force when this returns. TOPIC_ALREADY_EXISTS where it is."""
+        topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
+        return await self._change(self._create(topic))
+
+    async def delete(self, topic_id: UUID) -> None:
+        """Delete a topic with its subscriptions."""
+        await self._change(self._delete(topic_id))
+
+    async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
+        """Raise the number of partitions; INVALID_PARTITIONS where it would not grow, or is a plain topic."""
+        return await self._change(self._grow(topic_id, partitions))
+
+    async def set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
+        """Replace the topic's own configs; in force when it returns."""
+        return await self._change(self._set_configs(topic_id, MappingProxyType(dict(configs))))
+
+    async def set_property(self, topic_id: UUID, key: str, value: str) -> None:
+        """Keep a small value beside the topic."""
+        known = self.pulsar(topic_id)
+        await self._ask("cannot keep a property", self._engine.admin.set_properties(known.full_name, {key: value}))
+        if topic_id in self._pulsar:
+            self._pulsar[topic_id] = replace(known, properties={**known.properties, key: value})
+
+    async def _change(self, change: Coroutine[Any, Any, T]) -> T:
+        """Run one change at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
+
+        async def in_turn() -> T:
+            async with self._turn:
+                return await change
+
+        return await self._engine.finish(in_turn())
+
+    async def _ask(self, doing: str, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await call
+        except PulsarError as error:
+            raise kafka_error(error, doing) from error
+
+    async def _create(self, topic: TopicInfo) -> TopicInfo:
+        if topic.name in self._by_name:
+            raise PeerError(f"topic {topic.name!r} already exists", ErrorCode.TOPIC_ALREADY_EXISTS)
+        if topic.partitions < 1:
+            raise PeerError(f"a topic of {topic.partitions} partitions", ErrorCode.INVALID_PARTITIONS)
+        full_name = self._engine.full_name(topic.name, topic.internal)
+        properties = {ID_PROPERTY: str(topic.topic_id), CONFIGS_PROPERTY: json.dumps(dict(topic.configs))}
+        doing = f"cannot create topic {topic.name!r}"
+        await self._ask(doing, self._engine.admin.create_partitioned(full_name, topic.partitions, properties))
+        known = PulsarTopic(full_name, False, properties)
+        try:
+            await self._ask(doing, self._engine.apply_policies(topic, known))
+        except KopError:
+            # Without its retention Pulsar would drop what no subscription holds: no topic is better than that one.
+            await self._ask(doing, self._engine.admin.delete_partitioned(full_name))
+            raise
+        self._put(None, topic, known)
+        return topic
+
+    async def _delete(self, topic_id: UUID) -> None:
+        topic = self._find(topic_id)
+        known = self.pulsar(topic_id)
+        self._engine.deleting(topic_id)
+        admin = self._engine.admin
+        gone = admin.delete_plain(known.full_name) if known.plain else admin.delete_partitioned(known.full_name)
+        try:
+            await gone
+        except PulsarError as error:
+            if error.code not in {"NotFound", "TopicNotFound"}:
+                self._engine.deleting(topic_id, undone=True)
+                raise kafka_error(error, f"cannot delete topic {topic.name!r}") from error
+        self._remove(topic)
+
+    async def _grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
+        topic = self._find(topic_id)
+        known = self.pulsar(topic_id)
+        if partitions <= topic.partitions:
+            raise PeerError(
+                f"topic {topic.name!r} has {topic.partitions} partitions, {partitions} would be no growth",
+                ErrorCode.INVALID_PARTITIONS,
+            )
+        if known.plain:
+            raise PeerError(
+                f"topic {topic.name!r} is not partitioned in Pulsar: it cannot grow", ErrorCode.INVALID_PARTITIONS
+            )
+        doing = f"cannot add partitions to topic {topic.name!r}"
+        await self._ask(doing, self._engine.admin.grow(known.full_name, partitions))
+        grown = replace(topic, partitions=partitions)
+        self._put(topic, grown, known)
+        return grown
+
+    async def _set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
+        topic = self._find(topic_id)
+        known = self.pulsar(topic_id)
+        changed = replace(topic, configs=configs)
+        value = json.dumps(dict(configs))
+        doing = f"cannot change the configs of topic {topic.name!r}"
+        await self._ask(doing, self._engine.apply_policies(changed, known, before=topic))
+        await self._ask(doing, self._engine.admin.set_properties(known.full_name, {CONFIGS_PROPERTY: value}))
+        known = replace(known, properties={**known.properties, CONFIGS_PROPERTY: value})
+        self._put(topic, changed, known)
+        return changed
+
+    def _find(self, topic_id: UUID) -> TopicInfo:
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            raise PeerError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_ID)
+        return topic
+
+    # --- what is there
+
+    async def load(self) -> None:
+        """Read the namespaces whole. PulsarError where that is not possible."""
+        async with self._turn:
+            found = await self._list()
+            await self._look_at(found | set(map(self._name_of, self._by_id)))
+
+    async def refresh(self, topic_id: UUID) -> None:
+        """Look at one topic anew: Pulsar said something of it that does not fit."""
+        topic = self._by_id.get(topic_id)
+        if topic is not None:
+            async with self._turn:
+                await self._look_at({self._name_of(topic_id)})
+
+    def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
+        """The watcher's callback: names of Pulsar's topics, partitions among them."""
+        names = [*added, *removed]
+        if snapshot is not None:
+            present = {self._base(name) for name in snapshot}
+            names += [name for name in map(self._name_of, self._by_id) if name not in present] + [*snapshot]
+        self._dirty.update(self._base(name) for name in names)
+        self._wake.set()
+
+    async def follow(self) -> None:
+        """Look at what the watcher names, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(0.02)  # one event comes for each partition
+            names, self._dirty = self._dirty, set()
+            try:
+                async with self._turn:
+                    await self._look_at(names)
+            except PulsarError as error:
+                log.warning("cannot read topics that changed: %s; trying again", error)
+                self._dirty |= names
+                await asyncio.sleep(1)
+                self._wake.set()
+
+    async def _list(self) -> set[str]:
+        found: set[str] = set()
+        for namespace in self._engine.namespaces:
+            found.update(await self._engine.admin.list_partitioned(namespace))
+            found.update(self._base(name) for name in await self._engine.client.topics(namespace))
+        return {name for name in found if self._engine.kafka_name(name) is not None}
+
+    async def _look_at(self, names: Iterable[str]) -> None:
+        """Compare each of Pulsar's topics with what is known of it. Called in turn."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(name: str) -> None:
+            async with gate:
+                found = await self._read(name)
+            self._found(name, found)
+
+        await asyncio.gather(*(one(name) for name in sorted(names)))
+
+    async def _read(self, full_name: str) -> tuple[TopicInfo, PulsarTopic] | None:
+        admin = self._engine.admin
+        named = self._engine.kafka_name(full_name)
+        if named is None:
+            return None
+        name, internal = named
+        try:
+            partitions, properties = await self._metadata(full_name)
+            plain = partitions == 0
+            if ID_PROPERTY not in properties:
+                if internal:
+                    return None  # Pulsar's own, such as __transaction_buffer_snapshot
+                # Somebody else's topic: the first gateway that sees it names it, a later one reads that name.
+                await admin.set_properties(full_name, {ID_PROPERTY: str(new_uuid())})
+                _, properties = await self._metadata(full_name)
+            topic_id = UUID(properties[ID_PROPERTY])
+            configs = json.loads(properties.get(CONFIGS_PROPERTY, "{}"))
+        except PulsarError as error:
+            if error.code in {"NotFound", "TopicNotFound"}:
+                return None
+            raise
+        except (ValueError, KeyError) as error:
+            log.error("topic %s is left out: its properties cannot be read: %s", full_name, error)
+            return None
+        info = TopicInfo(name, topic_id, max(partitions, 1), MappingProxyType(configs), internal)
+        return info, PulsarTopic(full_name, plain, properties)
+
+    async def _metadata(self, full_name: str) -> tuple[int, Mapping[str, str]]:
+        found = await self._engine.admin.partitioned_metadata(full_name)
+        if found.partitions:
+            return found.partitions, found.properties
+        return 0, await self._engine.admin.properties(full_name)
+
+    def _found(self, full_name: str, found: tuple[TopicInfo, PulsarTopic] | None) -> None:
+        named = self._engine.kafka_name(full_name)
+        if named is None:
+            return
+        old = self._by_name.get(named[0])
+        if old is not None and (found is None or found[0].topic_id != old.topic_id):
+            self._remove(old)
+            old = None
+        if found is None:
+            return
+        topic, known = found
+        if old is None or old != topic:
+            self._put(old, topic, known)
+        else:
+            self._pulsar[topic.topic_id] = known
+
+    def _base(self, name: str) -> str:
+        """The topic that a partition belongs to."""
+        match = _PARTITION.match(name)
+        return match[1] if match else name
+
+    def _name_of(self, topic_id: UUID) -> str:
+        return self._pulsar[topic_id].full_name
+
+    # --- memory
+
+    def _put(self, old: TopicInfo | None, new: TopicInfo, known: PulsarTopic) -> None:
+        self._version += 1
+        if old is None:
+            insort(self._names, new.name)
+        self._by_name[new.name] = self._by_id[new.topic_id] = new
+        self._pulsar[new.topic_id] = known
+        self._engine.update_logs(new, known)
+        self._tell(old, new)
+
+    def _remove(self, topic: TopicInfo) -> None:
+        self._version += 1
+        del self._by_name[topic.name], self._by_id[topic.topic_id], self._pulsar[topic.topic_id]
+        del self._names[bisect_left(self._names, topic.name)]
+        self._engine.remove_logs(topic.topic_id)
+        self._tell(topic, None)
+
+    def _tell(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
+        for callback in self._listeners:
+            try:
+                callback(old, new)
+            except Exception:
+                log.exception("a listener on topic changes failed")

@@ -1,0 +1,46 @@
+"""What the tests of the client share: entries, a client on a broker, and the wait for things."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from kop.pulsar_client import Client, Position, Producer
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+
+T = "persistent://public/default/t"
+
+
+def metadata(producer: Producer, sequence_id: int, messages: int = 1) -> bytes:
+    made = pb.MessageMetadata(producer_name=producer.name, sequence_id=sequence_id, publish_time=1)
+    if messages > 1:
+        made.num_messages_in_batch = messages
+    return made.SerializeToString()
+
+
+def send(producer: Producer, sequence_id: int, payload: bytes = b"", messages: int = 1) -> asyncio.Future[Position]:
+    return producer.send(
+        metadata(producer, sequence_id, messages),
+        payload or b"%d" % sequence_id,
+        sequence_id=sequence_id,
+        highest_sequence_id=sequence_id + messages - 1,
+        num_messages=messages,
+    )
+
+
+def numbers(count: int, begin: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(begin, begin + count)]
+
+
+@asynccontextmanager
+async def client(url: str, **options: Any) -> AsyncIterator[Client]:
+    made = Client(url, **({"request_timeout": 2.0} | options))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+        left = [task for task in asyncio.all_tasks() if task.get_name().startswith("pulsar ")]
+        await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 2)

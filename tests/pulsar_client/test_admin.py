@@ -1,0 +1,672 @@
+"""The admin REST interface: against a server that misbehaves on demand, and against a real Pulsar."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from support.gateway import run
+from support.pulsar import OwnBroker, Pulsar, Urls, fresh_namespace
+
+from kop.pulsar_client.admin import FOREVER, IDLE_TOPICS_STAY, Admin, Retention, topic_path
+from kop.pulsar_client.auth import Auth, Token
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.rest import ATTEMPTS, STATUS
+from kop.pulsar_client.tls import TlsOptions
+
+TOPIC = "persistent://t/ns/x"
+
+# -- a server that answers what it is told
+
+
+class Fake:
+    """Answers each request with the next of its answers; the last one stays. Keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: list[Callable[[web.Request], Awaitable[web.StreamResponse]]] = []
+        self.asked: list[tuple[str, str, str, bytes]] = []
+        """(method, raw path with query, Authorization, body)"""
+        self.url = ""
+
+    def then(self, status: int = 200, body: Any = None, **headers: str) -> Fake:
+        """Add an answer: JSON, or the text of a str."""
+
+        async def answer(_: web.Request) -> web.Response:
+            if isinstance(body, str):
+                return web.Response(status=status, text=body, headers=headers)
+            return web.Response(status=status, body=b"" if body is None else json.dumps(body).encode(), headers=headers)
+
+        self.answers.append(answer)
+        return self
+
+    def then_hang_up(self) -> Fake:
+        """Read the request and close the connection."""
+
+        async def answer(request: web.Request) -> web.Response:
+            assert request.transport
+            request.transport.abort()
+            return web.Response()
+
+        self.answers.append(answer)
+        return self
+
+    def then_never(self) -> Fake:
+        """Do not answer."""
+
+        async def answer(_: web.Request) -> web.Response:
+            await asyncio.sleep(3600)
+            return web.Response()
+
+        self.answers.append(answer)
+        return self
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.read()
+        self.asked.append((request.method, request.raw_path, request.headers.get("Authorization", ""), body))
+        answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
+        return await answer(request)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def fake(tls: ssl.SSLContext | None = None) -> AsyncIterator[Fake]:
+    server = Fake()
+    runner = web.ServerRunner(web.Server(server), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    port = runner.addresses[0][1]
+    server.url = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+async def refusal(call: Awaitable[Any]) -> PulsarError:
+    with pytest.raises(PulsarError) as caught:
+        await call
+    return caught.value
+
+
+@pytest.mark.parametrize("status", sorted(STATUS))
+def test_each_status_is_a_code(status: int) -> None:
+    code, retriable = STATUS[status]
+
+    async def main() -> None:
+        async with fake() as server, Admin(server.url) as admin:
+            server.then(status, {"reason": "because"})
+            error = await refusal(admin.create_plain(TOPIC, {}))
+            assert (error.code, error.retriable) == (code, retriable)
+            assert f"PUT /admin/v2/persistent/t/ns/x: {status} because" in error.message
+
+    run(main())
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+def test_what_may_pass_is_asked_again(status: int) -> None:
+    async def main() -> None:
+        async with fake() as server, Admin(server.url) as admin:
+            server.then(status).then_hang_up().then(200, ["standalone"])
+            assert await admin.clusters() == ["standalone"]
+            assert len(server.asked) == 3
+
+    run(main())
+
+
+def test_what_does_not_pass_ends_after_some_attempts() -> None:
+    async def main() -> None:
+        async with fake() as server, Admin(server.url) as admin:
+            server.then(503, {"reason": "not yet"})
+            assert (await refusal(admin.clusters())).code == "ServiceUnavailable"
+            assert len(server.asked) == ATTEMPTS
+
+    run(main())
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 412, 422])
+def test_a_refusal_is_not_asked_again(status: int) -> None:
+    async def main() -> None:
+        async with fake() as server, Admin(server.url) as admin:
+            server.then(status, {"reason": "no"})
+            assert not (await refusal(admin.clusters())).retriable
+            assert len(server.asked) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["hang up", "500", "503"])
+def test_what_may_have_been_done_is_not_done_twice(how: str) -> None:
+    async def main() -> None:
+        async with fake() as server, Admin(server.url) as admin:
+            (server.then_hang_up() if how == "hang up" else server.then(int(how))).then(204)
+            error = await refusal(admin.create_partitioned(TOPIC, 2, {"id": "a"}))
+            assert error.retriable
+            assert len(server.asked) == 1
+
+    run(main())
+
+
+def test_what_was_surely_not_done_is_asked_again() -> None:
+    async def main() -> None:
+        async with fake() as server, Admin(f"http://127.0.0.1:1,{server.url}") as admin:
+            server.then(429).then(204)
+            await admin.create_partitioned(TOPIC, 2, {"id": "ü"})
+            assert len(server.asked) == 2
+            method, path, _, body = server.asked[0]
+            assert (method, path) == ("PUT", "/admin/v2/persistent/t/ns/x/partitions")
+            assert json.loads(body) == {"partitions": 2, "properties": {"id": "ü"}}
+
+    run(main())
+
+
+def test_no_server_is_a_lost_connection_that_names_it() -> None:
+    async def main() -> None:
+        async with Admin("http://127.0.0.1:1") as admin:
+            error = await refusal(admin.clusters())
+            assert (error.code, error.retriable) == ("ConnectionLost", True)
+            assert "http://127.0.0.1:1" in error.message
+
+    run(main())
+
+
+def test_the_time_limit_holds_for_the_whole_call() -> None:
+    async def main() -> None:
+        async with fake() as server, Admin(server.url, timeout=0.3) as admin:
+            server.then_never()
+            begin = time.monotonic()
+            error = await refusal(admin.clusters())
+            assert 0.25 < time.monotonic() - begin < 5
+            assert (error.code, error.retriable) == ("Timeout", True)
+            assert "within 0.3 s" in error.message
+            server.answers.clear()
+            server.then(503, {"reason": "starting"}).then_never()
+            assert "starting" in (await refusal(admin.clusters())).message  # says more than "no answer"
+
+    run(main())
+
+
+def test_redirects_keep_method_body_and_token_and_end() -> None:
+    async def main() -> None:
+        async with fake() as first, fake() as second, Admin(first.url, Token("T")) as admin:
+            first.then(307, Location=f"{second.url}/admin/v2/persistent/t/ns/a%20b/retention?authoritative=true")
+            second.then(204)
+            await admin.set_retention("persistent://t/ns/a b", Retention(10, -1))
+            method, path, token, body = second.asked[0]
+            assert (method, path) == ("POST", "/admin/v2/persistent/t/ns/a%20b/retention?authoritative=true")
+            assert token == "Bearer T"
+            assert json.loads(body) == {"retentionTimeInMinutes": 10, "retentionSizeInMB": -1}
+            second.answers.clear()
+            second.then(302, Location="/elsewhere")
+            error = await refusal(admin.create_plain(TOPIC, {}))
+            assert error.code == "BadAnswer"
+            assert "sent on more than 5 times" in error.message
+            first.answers.clear()
+            first.then(307, Location="file:///etc/passwd")
+            assert "not safe" in (await refusal(admin.clusters())).message
+
+    run(main())
+
+
+class Renewed(Auth):
+    """Credentials that are new after each refusal."""
+
+    method = "token"
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    async def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer T{self.number}"}
+
+    def forget(self) -> None:
+        self.number += 1
+
+
+def test_refused_credentials_are_renewed_once() -> None:
+    async def main() -> None:
+        async with fake() as server, Admin(server.url, Renewed()) as admin:
+            server.then(401).then(204).then(401, {"reason": "Expired"})
+            await admin.create_plain(TOPIC, {})
+            assert [asked[2] for asked in server.asked] == ["Bearer T0", "Bearer T1"]
+            error = await refusal(admin.create_plain(TOPIC, {}))
+            assert error.code == "Unauthorized"
+            assert "token, user or password is missing, wrong or expired" in error.message
+            assert len(server.asked) == 4
+
+    run(main())
+
+
+def test_a_server_that_is_no_pulsar_is_no_missing_topic() -> None:
+    async def main() -> None:
+        async with fake() as server, Admin(server.url) as admin:
+            server.then(404, "<html>nginx</html>").then(200, "<html>nginx</html>").then(200, [1]).then(204)
+            for what in ("no such page", "no JSON", "an object"):
+                error = await refusal(admin.partitioned_metadata(TOPIC))
+                assert (error.code, error.retriable) == ("BadAnswer", False)
+                assert what in error.message
+
+    run(main())
+
+
+def test_of_a_stack_trace_only_the_message_is_shown() -> None:
+    async def main() -> None:
+        async with fake() as server, Admin(server.url) as admin:
+            server.then(500, {"reason": "\n --- An unexpected error\n\nMessage: it broke\n\nStacktrace:\n\nat x.y\n"})
+            error = await refusal(admin.create_plain(TOPIC, {}))
+            assert error.message.endswith("500 it broke")
+
+    run(main())
+
+
+def test_a_closed_client_says_so() -> None:
+    async def main() -> None:
+        admin = Admin("http://127.0.0.1:1")
+        await admin.close()
+        assert (await refusal(admin.clusters())).code == "Closed"
+
+    run(main())
+
+
+@pytest.mark.parametrize("url", ["", "pulsar://h:6650", "h:8080", "http://", "http://h/admin/v2", "http://h:x"])
+def test_an_url_that_cannot_be_used_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="looks like http://HOST:8080"):
+        Admin(url)
+
+
+def test_an_urls_password_is_not_shown() -> None:
+    with pytest.raises(ValueError, match="admin URL") as caught:
+        Admin("http://me:s3cret@h:8080")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x", "t/ns/x", "persistent://t/ns", "persistent://t/ns/a/b", "http://t/ns/x", "://"])
+def test_names_that_are_not_full_are_refused(name: str) -> None:
+    with pytest.raises(PulsarError, match="persistent://TENANT/NAMESPACE/TOPIC") as caught:
+        topic_path(name)
+    assert caught.value.code == "InvalidTopicName"
+
+
+def test_names_are_percent_encoded() -> None:
+    assert topic_path("persistent://t/ns/ä b%?#&") == "persistent/t/ns/%C3%A4%20b%25%3F%23%26"
+
+
+# -- TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for `localhost`."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+def test_tls_trusts_the_named_authority_and_checks_the_host(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_tls.load_cert_chain(cert, key)
+
+    async def main() -> None:
+        async with fake(server_tls) as server:
+            server.then(200, ["standalone"])
+            trusted = TlsOptions(ca_file=str(cert))
+            async with Admin(server.url, tls=trusted) as admin:
+                assert await admin.clusters() == ["standalone"]
+            by_address = server.url.replace("localhost", "127.0.0.1")
+            for url, tls in ((server.url, None), (by_address, trusted)):
+                async with Admin(url, tls=tls) as admin:
+                    error = await refusal(admin.clusters())
+                    assert (error.code, error.retriable) == ("TlsError", False)
+                    assert "certificate" in error.message.lower()
+            async with Admin(by_address, tls=TlsOptions(ca_file=str(cert), server_hostname="localhost")) as admin:
+                assert await admin.clusters() == ["standalone"]
+            server.answers.clear()
+            server.then(307, Location="http://127.0.0.1:1/x")
+            async with Admin(server.url, Token("T"), trusted) as admin:
+                assert "not safe" in (await refusal(admin.clusters())).message
+
+    run(main())
+
+
+# -- a real Pulsar
+
+
+async def publish(pulsar: Pulsar | Urls, topic: str, count: int) -> None:
+    """Send `count` messages as one entry through the broker's WebSocket door."""
+    path = topic.replace("://", "/")
+    query = f"batchingEnabled=true&batchingMaxMessages={count}&batchingMaxPublishDelay=2000&compressionType=LZ4"
+    url = f"{pulsar.admin_url.replace('http', 'ws')}/ws/v2/producer/{path}?{query}"
+    async with aiohttp.ClientSession() as session, session.ws_connect(url) as socket:
+        for i in range(count):
+            await socket.send_json({"payload": base64.b64encode(b"v%d" % i).decode(), "key": "k"})
+        for _ in range(count):
+            assert (await socket.receive_json())["result"] == "ok"
+
+
+async def until(check: Callable[[], Awaitable[Any]], seconds: float = 20) -> Any:
+    """Ask until the answer is true."""
+    end = time.monotonic() + seconds
+    while not (found := await check()):
+        assert time.monotonic() < end, "it did not come"
+        await asyncio.sleep(0.05)
+    return found
+
+
+def real(pulsar: Pulsar, main: Callable[[Admin], Awaitable[None]]) -> None:
+    async def opened() -> None:
+        async with Admin(pulsar.admin_url, timeout=30) as admin:
+            await main(admin)
+
+    run(opened())
+
+
+def test_a_partitioned_topic_from_birth_to_death(pulsar: Pulsar) -> None:
+    topic = pulsar.topic("ä b%?#&")
+
+    async def main(admin: Admin) -> None:
+        await admin.create_partitioned(topic, 2, {"id": "1", "text": "ü\n\"'"})
+        found = await admin.partitioned_metadata(topic)
+        assert (found.partitions, found.properties) == (2, {"id": "1", "text": "ü\n\"'"})
+        for again in (admin.create_partitioned(topic, 3, {"id": "2"}), admin.create_plain(topic, {})):
+            assert (await refusal(again)).code == "Conflict"
+        assert (await admin.properties(topic))["id"] == "1"
+        await admin.set_properties(topic, {"more": "x"})
+        await admin.remove_property(topic, "text")
+        await admin.remove_property(topic, "never was")
+        assert await admin.properties(topic) == {"id": "1", "more": "x"}
+        await admin.grow(topic, 3)
+        await admin.grow(topic, 3)
+        assert (await refusal(admin.grow(topic, 2))).code == "BadRequest"
+        found = await admin.partitioned_metadata(topic)
+        assert (found.partitions, found.properties) == (3, {"id": "1", "more": "x"})
+        assert topic in await admin.list_partitioned(pulsar.namespace)
+        assert {f"{topic}-partition-{i}" for i in range(3)} <= set(await admin.list_topics(pulsar.namespace))
+        assert (await refusal(admin.delete_plain(topic))).code == "Conflict"
+        await admin.delete_partitioned(topic)
+        for call in (admin.partitioned_metadata(topic), admin.properties(topic), admin.delete_partitioned(topic)):
+            assert (await refusal(call)).code == "NotFound"
+        assert not [name for name in await admin.list_topics(pulsar.namespace) if name.startswith(topic)]
+
+    real(pulsar, main)
+
+
+def test_a_plain_topic_hides_the_brokers_own_property(pulsar: Pulsar) -> None:
+    topic = pulsar.topic()
+
+    async def main(admin: Admin) -> None:
+        await admin.create_plain(topic, {"id": "1"})
+        found = await admin.partitioned_metadata(topic)
+        assert (found.partitions, found.properties) == (0, {})
+        assert await admin.properties(topic) == {"id": "1"}
+        for call in (
+            admin.set_properties(topic, {"index": "5"}),
+            admin.remove_property(topic, "index"),
+            admin.create_plain(topic, {"index": "5"}),
+        ):
+            assert (await refusal(call)).code == "BadRequest"
+        assert await admin.closed_index(topic) == -1
+        await admin.delete_plain(topic)
+        assert (await refusal(admin.closed_index(topic))).code == "NotFound"
+
+    real(pulsar, main)
+
+
+def test_policies_are_read_back(pulsar: Pulsar) -> None:
+    topic = pulsar.topic()
+
+    async def main(admin: Admin) -> None:
+        await admin.create_partitioned(topic, 1, {})
+        assert await admin.get_retention(topic) is None
+        assert await admin.get_retention(topic, applied=True) == FOREVER
+        await admin.set_retention(topic, Retention(10080, -1))
+        await admin.set_deduplication(topic, True)
+        await admin.set_compaction_threshold(topic, 2**40)
+        await admin.set_max_message_size(topic, 1_000_000)
+        await admin.keep_when_idle(topic)
+        await admin.set_publish_rate(topic, messages=100)
+
+        async def in_force() -> bool:
+            return (
+                await admin.get_retention(topic)
+                == Retention(10080, -1)
+                == await admin.get_retention(topic, applied=True)
+                and await admin.get_deduplication(topic, applied=True) is True
+                and await admin.get_compaction_threshold(topic) == 2**40
+                and await admin.get_max_message_size(topic, applied=True) == 1_000_000
+                and await admin.policy(topic, "inactiveTopicPolicies") == IDLE_TOPICS_STAY
+                and (await admin.policy(topic, "publishRate"))["publishThrottlingRateInMsg"] == 100
+            )
+
+        await until(in_force)
+        assert (await refusal(admin.set_retention(topic, Retention(0, -1)))).code == "BadRequest"
+        await admin.remove_retention(topic)
+        await admin.remove_policy(topic, "deduplicationEnabled")
+
+        async def removed() -> bool:
+            return await admin.get_retention(topic) is None and await admin.get_deduplication(topic) is None
+
+        await until(removed)
+        missing = pulsar.topic("missing")
+        assert (await refusal(admin.set_retention(missing, FOREVER))).code == "NotFound"
+
+    real(pulsar, main)
+
+
+def test_namespaces_and_tenants(pulsar: Pulsar) -> None:
+    tenant = f"tenant-{secrets.token_hex(4)}"
+    namespace = f"{tenant}/ns"
+
+    async def main(admin: Admin) -> None:
+        assert await admin.clusters()
+        assert await admin.version()
+        settings = await admin.broker_config()
+        assert settings["brokerDeduplicationEnabled"] in {"true", "false"}
+        assert int(settings["maxMessageSize"]) > 0
+        assert (await refusal(admin.create_namespace(namespace))).code == "NotFound"
+        await admin.create_tenant(tenant)
+        assert (await refusal(admin.create_tenant(tenant))).code == "Conflict"
+        assert not await admin.namespace_exists(namespace)
+        retention = {"retentionTimeInMinutes": 5, "retentionSizeInMB": -1}
+        await admin.create_namespace(namespace, {"retention_policies": retention, "deduplicationEnabled": True})
+        assert await admin.namespace_exists(namespace)
+        assert (await refusal(admin.create_namespace(namespace))).code == "Conflict"
+        assert await admin.get_namespace_retention(namespace) == Retention(5, -1)
+        assert await admin.namespace_policy(namespace, "deduplication") is True
+        assert (await admin.namespace_policies(namespace))["retention_policies"] == retention
+        await admin.set_namespace_retention(namespace, FOREVER)
+        await admin.set_namespace_policy(namespace, "inactiveTopicPolicies", IDLE_TOPICS_STAY)
+        await admin.set_namespace_policy(namespace, "compactionThreshold", 5)
+        assert await admin.get_namespace_retention(namespace) == FOREVER
+        assert await admin.namespace_policy(namespace, "compactionThreshold") == 5
+        await admin.remove_namespace_policy(namespace, "retention")
+        assert await admin.get_namespace_retention(namespace) is None
+        topic = f"persistent://{namespace}/x"
+        await admin.create_plain(topic, {})
+        assert (await refusal(admin.delete_namespace(namespace))).code == "Conflict"
+        before = await admin.bundles(namespace)
+        bundle = await admin.bundle_of(topic)
+        assert bundle in before
+        await admin.split_bundle(namespace, bundle)
+        assert len(await admin.bundles(namespace)) == len(before) + 1
+        await admin.unload_bundle(namespace, await admin.bundle_of(topic))
+        assert await admin.properties(topic) == {}
+        await admin.delete_plain(topic)
+        await admin.delete_namespace(namespace)
+        assert (await refusal(admin.list_topics(namespace))).code == "NotFound"
+        await admin._call("DELETE", f"tenants/{tenant}")
+
+    real(pulsar, main)
+
+
+def test_a_look_into_the_log(pulsar: Pulsar) -> None:
+    topic = pulsar.topic()
+
+    async def main(admin: Admin) -> None:
+        begin = int(time.time() * 1000)
+        await admin.create_plain(topic, {})
+        await publish(pulsar, topic, 5)
+        await asyncio.sleep(0.05)
+        between = int(time.time() * 1000)
+        await publish(pulsar, topic, 3)
+        stats = await admin.internal_stats(topic)
+        ledger = stats["ledgers"][0]["ledgerId"]
+        assert stats["lastConfirmedEntry"] == f"{ledger}:1"
+        assert (await admin.stats(topic))["msgInCounter"] == 8
+        first, second = await admin.entry(topic, ledger, 0), await admin.entry(topic, ledger, 1)
+        assert (first.index, first.num_messages) == (4, 5)
+        assert (second.index, second.num_messages) == (7, 3)
+        assert b"v4" in first.payload  # decompressed
+        assert first.headers["X-Pulsar-compression"] == "LZ4"
+        assert first.broker_timestamp
+        for missing in ((ledger, 2), (ledger, 99), (2**40, 0)):
+            assert (await refusal(admin.entry(topic, *missing))).code == "NotFound"
+        assert await admin.message_id_by_time(topic, begin - 1000) == (ledger, 0)
+        assert await admin.message_id_by_time(topic, between) == (ledger, 1)
+        assert await admin.message_id_by_time(topic, between + 3_600_000) == (ledger, 2)
+
+    real(pulsar, main)
+
+
+def test_the_end_of_an_emptied_log_is_still_known(pulsar: Pulsar) -> None:
+    topic = pulsar.topic()
+
+    async def main(admin: Admin) -> None:
+        await admin.create_plain(topic, {"id": "1"})
+        await publish(pulsar, topic, 5)
+        await publish(pulsar, topic, 5)
+        assert await admin.closed_index(topic) == -1  # the ledger is open
+        await admin.unload(topic)
+
+        async def loaded() -> bool:
+            return await admin.closed_index(topic) == 9
+
+        await until(loaded)
+        await admin.truncate(topic)
+
+        async def emptied() -> bool:
+            await admin.trim(topic)
+            return (await admin.internal_stats(topic))["numberOfEntries"] == 0
+
+        await until(emptied)
+        await admin.unload(topic)
+        await admin.set_properties(topic, {"other": "2"})
+        assert await until(lambda: admin.closed_index(topic)) == 9
+        await publish(pulsar, topic, 2)
+        ledger = (await admin.internal_stats(topic))["ledgers"][-1]["ledgerId"]
+        assert (await admin.entry(topic, ledger, 0)).index == 11
+        assert await admin.properties(topic) == {"id": "1", "other": "2"}
+
+    real(pulsar, main)
+
+
+def test_subscriptions_move_and_never_bring_a_topic_back(pulsar: Pulsar) -> None:
+    topic = pulsar.topic()
+
+    async def main(admin: Admin) -> None:
+        assert (await refusal(admin.create_subscription(topic, "s", 0, 0))).code == "NotFound"
+        assert topic not in await admin.list_topics(pulsar.namespace)
+        await admin.create_plain(topic, {})
+        for _ in range(4):
+            await publish(pulsar, topic, 2)
+        ledger = (await admin.internal_stats(topic))["ledgers"][0]["ledgerId"]
+
+        async def marked() -> str:
+            return str((await admin.internal_stats(topic))["cursors"]["g%2F1"]["markDeletePosition"])
+
+        await admin.create_subscription(topic, "g/1", ledger, 1)
+        assert (await refusal(admin.create_subscription(topic, "g/1", ledger, 1))).code == "Conflict"
+        assert await marked() == f"{ledger}:0"
+        await admin.expire_messages(topic, "g/1", ledger, 2)
+
+        async def moved() -> bool:
+            return await marked() == f"{ledger}:2"
+
+        await until(moved)
+        await admin.reset_cursor(topic, "g/1", ledger, 1)
+        assert await marked() == f"{ledger}:0"
+        await admin.delete_subscription(topic, "g/1")
+        assert (await refusal(admin.delete_subscription(topic, "g/1"))).code == "NotFound"
+
+    real(pulsar, main)
+
+
+def test_compaction_runs_to_its_end(pulsar: Pulsar) -> None:
+    topic = pulsar.topic()
+
+    async def main(admin: Admin) -> None:
+        await admin.create_plain(topic, {})
+        await publish(pulsar, topic, 5)
+        assert (await admin.compaction_status(topic)).status == "NOT_RUN"
+        await admin.compact(topic)
+
+        async def done() -> bool:
+            return (await admin.compaction_status(topic)).status == "SUCCESS"
+
+        await until(done)
+        assert (await admin.internal_stats(topic))["compactedLedger"]["entries"] == 1
+        assert (await refusal(admin.compact(pulsar.topic("missing")))).code == "NotFound"
+
+    real(pulsar, main)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_end_of_a_log_survives_a_killed_broker(own_broker: OwnBroker) -> None:
+    urls = own_broker.start()
+    topic = "persistent://public/default/x"
+
+    async def before() -> None:
+        async with Admin(urls.admin_url, timeout=30) as admin:
+            await admin.create_plain(topic, {})
+            await admin.set_retention(topic, FOREVER)
+            for _ in range(2):
+                await publish(urls, topic, 5)
+
+    async def after(end: int) -> None:
+        async with Admin(urls.admin_url, timeout=30) as admin:
+            assert await admin.closed_index(topic) == end
+            await publish(urls, topic, 5)
+
+    run(before())
+    own_broker.kill()
+    assert own_broker.start() == urls
+    run(after(9))
+    own_broker.stop()
+    assert own_broker.start() == urls
+    run(after(14))
+
+
+def test_a_namespace_is_gone_after_its_tests(pulsar_urls: Urls) -> None:
+    with fresh_namespace(pulsar_urls) as found:
+        topic = found.topic()
+
+        async def fill() -> None:
+            async with Admin(found.admin_url, timeout=30) as admin:
+                assert await admin.get_namespace_retention(found.namespace) == FOREVER
+                await admin.create_partitioned(topic, 2, {})
+                await admin.create_plain(found.topic(), {})
+
+        run(fill())
+
+    async def gone() -> None:
+        async with Admin(found.admin_url, timeout=30) as admin:
+            assert not await admin.namespace_exists(found.namespace)
+
+    run(gone())

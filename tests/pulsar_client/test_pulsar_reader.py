@@ -1,0 +1,322 @@
+"""Readers: exact starts, permits, returning, damage."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pulsar_kit import T, client, numbers
+from support.fake_pulsar import Command, FakePulsar, fails, fake_pulsar, until
+
+from kop.pulsar_client import EARLIEST, LATEST, Entry, Position, PulsarError
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+
+
+def payloads(entries: list[Entry]) -> list[bytes]:
+    return [bytes(entry.payload) for entry in entries]
+
+
+def fill(broker: FakePulsar, count: int, begin: int = 0, messages: int = 1) -> None:
+    for payload in numbers(count, begin):
+        broker.store(T, payload, messages=messages)
+
+
+@pytest.mark.parametrize(
+    ("start", "inclusive", "first"),
+    [
+        (EARLIEST, True, 0),
+        (Position(100, 2), True, 2),
+        (Position(100, 2), False, 3),
+        (Position(100, 4), False, 5),  # behind the last of a ledger that is closed
+        (Position(101, 0), True, 5),
+        (LATEST, True, 10),
+    ],
+)
+async def test_a_reader_begins_where_it_is_told(start: Position, inclusive: bool, first: int) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 5)
+        broker.unload(T)
+        fill(broker, 5, 5)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, start, inclusive=inclusive, permits=100, on_entry=seen.append)
+            fill(broker, 2, 10)
+            await until(lambda: seen and bytes(seen[-1].payload) == b"11")
+            assert payloads(seen) == numbers(12 - first, first)
+            assert [entry.index for entry in seen] == list(range(first, 12))
+            assert reader.position == seen[-1].position == Position(101, 6)
+            assert reader.permits == 100 - (12 - first)
+
+
+async def test_entries_come_as_permits_allow() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 10, messages=5)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, EARLIEST, permits=0, on_entry=seen.append)
+            await reader.last_position()
+            assert seen == []
+            reader.flow(7)
+            await until(lambda: len(seen) == 2)
+            assert reader.permits == -3
+            reader.flow(4)
+            await until(lambda: len(seen) == 3)
+            await reader.last_position()
+            assert (len(seen), reader.permits, seen[0].num_messages) == (3, -4, 5)
+
+
+async def test_a_broker_without_the_index_is_seen() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        broker.with_index = False
+        broker.store(T, b"x", checksum=False)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            await made.open_reader(T, EARLIEST, permits=1, on_entry=seen.append)
+            await until(lambda: seen)
+            assert (seen[0].index, seen[0].broker_timestamp, bytes(seen[0].payload)) == (None, 0, b"x")
+
+
+async def test_the_last_position() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            reader = await made.open_reader(T, EARLIEST, permits=0, on_entry=lambda entry: None)
+            assert (await reader.last_position()).entry == -1
+            fill(broker, 3)
+            assert await reader.last_position() == Position(100, 2)
+
+
+@pytest.mark.parametrize("how", ["hang up", "unload"])
+async def test_a_reader_returns_just_behind_the_last_entry(how: str) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, EARLIEST, permits=12, on_entry=seen.append)
+            for round_number in range(4):
+                fill(broker, 3, round_number * 3)
+                await until(lambda: len(seen) == (round_number + 1) * 3)  # noqa: B023
+                if how == "hang up":
+                    broker.hang_up()
+                else:
+                    broker.unload(T)
+                await until(lambda: reader.attached_times == round_number + 2)  # noqa: B023
+            fill(broker, 3, 12)
+            assert await reader.last_position() == (Position(104, 2) if how == "unload" else Position(100, 14))
+            assert payloads(seen) == numbers(12)
+            assert reader.permits == 0
+            reader.flow(2)
+            await until(lambda: len(seen) == 14)
+            assert payloads(seen) == numbers(14)
+
+
+async def test_a_reader_from_the_end_misses_nothing_after_a_loss() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 3)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, LATEST, permits=10, on_entry=seen.append)
+            broker.hang_up()
+            await until(lambda: not reader.connected)
+            fill(broker, 2, 3)  # while nobody reads
+            await until(lambda: len(seen) == 2)
+            assert payloads(seen) == numbers(2, 3)
+
+
+async def test_a_return_goes_to_the_broker_that_was_named() -> None:
+    async with fake_pulsar() as first, fake_pulsar() as second:
+        for broker in (first, second):
+            broker.create(T)
+        second.store(T, b"there")
+        async with client(first.url) as made:
+            seen: list[Entry] = []
+            await made.open_reader(T, EARLIEST, permits=10, on_entry=seen.append)
+            first.unload(T, assigned=second.url)
+            await until(lambda: seen)
+            assert payloads(seen) == [b"there"]
+            assert first.count(Command.LOOKUP) == 1
+
+
+async def test_a_reader_does_not_bring_a_deleted_topic_back() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            lost: list[PulsarError] = []
+            reader = await made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None, on_lost=lost.append)
+            broker.delete(T)
+            await until(lambda: lost)
+            assert [error.code for error in lost] == ["TopicNotFound"]
+            assert await fails(reader.last_position()) == "TopicNotFound"
+            assert await fails(reader.seek(EARLIEST)) == "TopicNotFound"
+            await reader.close()
+            assert broker.topics == {}
+
+
+async def test_a_guard_may_end_the_reader() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            lost: list[PulsarError] = []
+
+            async def guard() -> None:
+                raise PulsarError("TopicNotFound", "another id")
+
+            reader = await made.open_reader(
+                T, EARLIEST, permits=1, on_entry=lambda entry: None, guard=guard, on_lost=lost.append
+            )
+            broker.unload(T)
+            await until(lambda: lost)
+            assert lost[0].message == "another id"
+            assert broker.count(Command.SUBSCRIBE) == 1
+            assert not reader.connected
+
+
+async def test_seek_delivers_nothing_of_before() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 100)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, EARLIEST, permits=1000, on_entry=seen.append)
+            for place in (50, 3, 99, 0):
+                await reader.seek(Position(100, place))
+                seen.clear()
+                await until(lambda: len(seen) == 100 - place)  # noqa: B023
+                assert payloads(seen) == numbers(100 - place, place)
+            await reader.seek(LATEST)
+            seen.clear()
+            fill(broker, 1, 100)
+            await until(lambda: seen)
+            assert payloads(seen) == [b"100"]
+            assert sum(len(session.consumers) for session in broker.sessions) == 1
+
+
+async def test_seek_during_a_loss() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 10)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, EARLIEST, permits=1000, on_entry=seen.append)
+            await until(lambda: len(seen) == 10)
+            broker.hang_up()
+            await until(lambda: not reader.connected)
+            seen.clear()
+            await reader.seek(Position(100, 8))
+            await until(lambda: len(seen) == 2)
+            assert payloads(seen) == numbers(2, 8)
+
+
+async def test_an_entry_damaged_on_its_way_is_fetched_again() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 5)
+        broker.damage = 1
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, EARLIEST, permits=10, on_entry=seen.append)
+            await until(lambda: len(seen) == 5)
+            assert payloads(seen) == numbers(5)
+            assert reader.attached_times == 2
+
+
+async def test_an_entry_that_stays_damaged_ends_the_reader() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 2)
+        broker.damage = 1000
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            lost: list[PulsarError] = []
+            await made.open_reader(T, EARLIEST, permits=1, on_entry=seen.append, on_lost=lost.append)
+            await until(lambda: lost)
+            assert [error.code for error in lost] == ["ChecksumError"]
+            assert seen == []
+
+
+async def test_an_entry_that_cannot_be_handled_ends_the_reader(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 3)
+        async with client(broker.url) as made:
+            lost: list[PulsarError] = []
+            calls: list[Entry] = []
+
+            def on_entry(entry: Entry) -> None:
+                calls.append(entry)
+                raise RuntimeError("no room")
+
+            await made.open_reader(T, EARLIEST, permits=10, on_entry=on_entry, on_lost=lost.append)
+            await until(lambda: lost)
+            assert [error.code for error in lost] == ["HandlerFailed"]
+            assert len(calls) == 1
+    assert "could not be handled" in caplog.text
+
+
+async def test_after_close_nothing_is_delivered() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, EARLIEST, permits=10, on_entry=seen.append)
+            fill(broker, 1)
+            await reader.close()
+            count = len(seen)
+            fill(broker, 3, 1)
+            await made.partitions(T)
+            assert len(seen) == count
+            assert await fails(reader.last_position()) == "Closed"
+            assert all(not session.consumers for session in broker.sessions)
+
+
+async def test_the_end_of_a_terminated_topic_is_noted() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            reader = await made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
+            session = next(session for session in broker.sessions if session.consumers)
+            told = pb.CommandReachedEndOfTopic(consumer_id=next(iter(session.consumers)))
+            session.send(Command(type=Command.REACHED_END_OF_TOPIC, reachedEndOfTopic=told))
+            await until(lambda: reader.ended)
+
+
+async def test_read_compacted_and_the_kind_of_subscription_are_asked_for() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            await made.open_reader(T, Position(3, 4), read_compacted=True, permits=1, on_entry=lambda entry: None)
+            asked = next(c.subscribe for s in broker.ever for c in s.seen if c.type == Command.SUBSCRIBE)
+            assert asked.read_compacted
+            assert asked.subType == pb.CommandSubscribe.Exclusive
+            assert (asked.start_message_id.ledgerId, asked.start_message_id.entryId) == (3, 4)
+
+
+async def test_views_outlive_the_connection() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 50)
+        seen: list[Entry] = []
+        async with client(broker.url) as made:
+            await made.open_reader(T, EARLIEST, permits=100, on_entry=seen.append)
+            await until(lambda: len(seen) == 50)
+        assert payloads(seen) == numbers(50)
+        assert len({id(entry.payload.obj) for entry in seen}) == 50
+
+
+async def test_a_reader_that_is_not_answered_is_closed_at_the_broker() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url, request_timeout=0.1) as made:
+            broker.silent.add(Command.SUBSCRIBE)
+            opening = made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
+            assert await fails(opening) == "Timeout"
+            await until(lambda: broker.count(Command.CLOSE_CONSUMER) == 1)
+            broker.silent.clear()
+            broker.silent.add(Command.GET_LAST_MESSAGE_ID)
+            reader = await made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
+            assert await fails(reader.last_position()) == "Timeout"
+            assert isinstance(asyncio.get_running_loop().time(), float)

@@ -1,0 +1,435 @@
+"""Kafka batches <-> Pulsar entries, in both twins: round trips, what native clients see, what is refused."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from types import ModuleType
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transcode_kit import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_SIZE,
+    TWINS,
+    back,
+    entries,
+    header_lists,
+    metadata,
+    native_key,
+    native_view,
+    produced,
+    properties,
+    read,
+    record_lists,
+    refused,
+    some_bytes,
+    using,
+)
+
+from kop.errors import ErrorCode, InternalError, PeerError
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.records import transcode
+from kop.records.batch import Codec, Record, RecordsRejectedError, build, iter_records, read_header
+from kop.records.record import content_of, put_record
+
+pytestmark = pytest.mark.parametrize("twin", TWINS)
+CODECS = list(Codec)
+
+
+def plain(*names: bytes, size: int = 10) -> list[Record]:
+    return [Record(index, 1_700_000_000_000 + index, name, b"v" * size) for index, name in enumerate(names)]
+
+
+# Kafka -> Pulsar -> Kafka
+
+
+@settings(deadline=None)
+@given(records=record_lists(), codec=st.sampled_from(CODECS), base=st.integers(0, 2**62))
+def test_what_kafka_wrote_comes_back_exactly(twin: ModuleType, records: list[Record], codec: Codec, base: int) -> None:
+    with using(twin):
+        (entry,) = entries(records, codec)
+        header, found = back(entry.metadata, entry.payload, base)
+    assert found == [record._replace(offset=base + record.offset) for record in records]
+    assert (header.base_offset, header.last_offset, header.record_count) == (
+        base,
+        base + len(records) - 1,
+        len(records),
+    )
+    assert header.codec in (codec, Codec.NONE)
+    assert header.max_timestamp == max(record.timestamp for record in records)
+
+
+@settings(deadline=None)
+@given(records=record_lists())
+def test_a_native_client_sees_what_kafka_wrote(twin: ModuleType, records: list[Record]) -> None:
+    with using(twin):
+        (entry,) = entries(records)
+    for record, (single, value) in zip(records, native_view(entry), strict=True):
+        assert native_key(single) == record.key
+        assert single.null_value == (record.value is None)
+        assert value == (record.value or b"")
+        assert single.event_time == max(record.timestamp, 0)
+        seen = {pair.key: pair.value for pair in single.properties if not pair.key.startswith("__kop_")}
+        last = dict(record.headers)
+        for name, text in seen.items():
+            assert last[name.encode()] == text.encode()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_codec_is_kept_where_it_helps(twin: ModuleType, codec: Codec) -> None:
+    with using(twin):
+        (entry,) = entries(plain(b"k", b"l", size=2000), codec)
+        assert [value for _, value in native_view(entry)] == [b"v" * 2000] * 2
+        assert back(entry.metadata, entry.payload)[0].codec == codec
+
+
+def test_metadata_is_what_pulsars_own_clients_expect(twin: ModuleType) -> None:
+    with using(twin):
+        (entry,) = entries(plain(b"k", b"l", b"m"))
+    meta = pb.MessageMetadata.FromString(entry.metadata)
+    assert meta.producer_name == "gateway-1"
+    assert meta.publish_time == 1_700_000_000_123
+    assert (meta.sequence_id, meta.highest_sequence_id, meta.num_messages_in_batch) == (1000, 1002, 3)
+    assert not meta.HasField("compression")
+    assert not meta.HasField("partition_key")
+
+
+def test_one_record_is_a_batch_too(twin: ModuleType) -> None:
+    with using(twin):
+        (entry,) = entries(plain(b"k"))
+    assert pb.MessageMetadata.FromString(entry.metadata).HasField("num_messages_in_batch")
+
+
+@pytest.mark.parametrize(
+    ("key", "shown", "flag"),
+    [
+        (None, None, False),
+        (b"", "", False),
+        ("grün".encode(), "grün", False),
+        (b"\xff\x00", "/wA=", True),
+        (b"\xed\xa0\x80", "7aCA", True),  # half a surrogate pair is not UTF-8
+    ],
+)
+def test_keys_read_as_text_where_they_are_text(
+    twin: ModuleType, key: bytes | None, shown: str | None, flag: bool
+) -> None:
+    with using(twin):
+        (entry,) = entries([Record(0, 1, key, b"")])
+        ((single, _),) = native_view(entry)
+        assert back(entry.metadata, entry.payload)[1][0].key == key
+    assert (single.partition_key if single.HasField("partition_key") else None) == shown
+    assert single.partition_key_b64_encoded == flag
+
+
+def shown_headers(twin: ModuleType, *headers: tuple[bytes, bytes | None]) -> list[tuple[str, str]]:
+    with using(twin):
+        (entry,) = entries([Record(0, 1, None, b"", headers)])
+        assert tuple(back(entry.metadata, entry.payload)[1][0].headers) == headers
+    ((single, _),) = native_view(entry)
+    return [(pair.key, pair.value) for pair in single.properties]
+
+
+def test_plain_headers_are_plain_properties_in_order(twin: ModuleType) -> None:
+    assert shown_headers(twin, (b"b", b"1"), (b"a", b""), (b"entry.format", b"kafka")) == [
+        ("b", "1"),
+        ("a", ""),
+        ("entry.format", "kafka"),
+    ]
+
+
+def test_headers_that_no_property_can_be_are_listed_beside_those_that_can(twin: ModuleType) -> None:
+    listed, *shown = shown_headers(
+        twin, (b"a", b"1"), (b"n", None), (b"b", b"\xff"), (b"a", b"2"), (b"\xff", b"x"), (b"c", b"3"), (b"c", None)
+    )
+    assert shown == [("a", "2")]
+    assert listed[0] == "__kop_headers"
+    assert base64.b64decode(listed[1], validate=True).startswith(b"\x0e\x02a\x021\x02n\x01")
+
+
+@pytest.mark.parametrize("name", [b"__kop_headers", b"__kop_timestamp", b"__kop_new"])
+def test_names_of_ours_in_a_kafka_header_come_back(twin: ModuleType, name: bytes) -> None:
+    listed, *shown = shown_headers(twin, (name, b"0"))
+    assert listed[0] == "__kop_headers"
+    assert shown == []
+
+
+@pytest.mark.parametrize("timestamp", [0, -1, -2, INT64_MIN])
+def test_times_that_pulsar_does_not_know_are_kept(twin: ModuleType, timestamp: int) -> None:
+    with using(twin):
+        (entry,) = entries([Record(0, timestamp, None, b"")])
+        ((single, _),) = native_view(entry)
+        assert back(entry.metadata, entry.payload)[1] == [Record(0, timestamp, None, b"")]
+    assert not single.HasField("event_time")
+    assert [(pair.key, pair.value) for pair in single.properties] == [("__kop_timestamp", str(timestamp))]
+
+
+def test_timestamps_further_apart_than_a_delta_can_be(twin: ModuleType) -> None:
+    body = bytearray()
+    for index, timestamp in enumerate((INT64_MAX, INT64_MIN, 5)):
+        put_record(body, timestamp, index, content_of(None, b"", ()))
+    batch, _ = produced([Record(0, 0, None, b"x"), Record(2, 0, None, b"x")])
+    wide = bytearray(batch[:61]) + body
+    struct.pack_into(">i", wide, 8, len(wide) - 12)
+    struct.pack_into(">i", wide, 57, 3)
+    with using(twin):
+        (entry,) = transcode.to_entries(
+            wide, read_header(wide), producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE
+        )
+        _, found = back(entry.metadata, entry.payload)
+    assert [record.timestamp for record in found] == [INT64_MAX, INT64_MIN, 5]
+
+
+def test_log_append_time_is_every_records_time(twin: ModuleType) -> None:
+    with using(twin):
+        (entry,) = entries(plain(b"a", b"b"))
+        header, found = back(entry.metadata, entry.payload, 5, log_append_time=777)
+    assert header.log_append_time
+    assert header.max_timestamp == 777
+    assert [record.timestamp for record in found] == [777, 777]
+
+
+# splitting
+
+
+@settings(deadline=None)
+@given(records=record_lists(), codec=st.sampled_from(CODECS), room=st.integers(0, 400))
+def test_pieces_are_in_order_within_the_limit_and_hold_all(
+    twin: ModuleType, records: list[Record], codec: Codec, room: int
+) -> None:
+    with using(twin):
+        try:
+            pieces = entries(records, codec, max_size=transcode.ENTRY_ROOM + room)
+        except PeerError as error:
+            assert error.code is ErrorCode.MESSAGE_TOO_LARGE  # noqa: PT017
+            return
+        found: list[Record] = []
+        for entry in pieces:
+            assert len(entry.payload) <= room
+            meta = pb.MessageMetadata.FromString(entry.metadata)
+            assert entry.first == len(found)
+            assert meta.sequence_id == 1000 + entry.first
+            assert meta.highest_sequence_id == 1000 + entry.first + entry.num_messages - 1
+            found += back(entry.metadata, entry.payload, entry.first)[1]
+    assert found == records
+
+
+def test_pieces_do_not_depend_on_names_numbers_and_codecs(twin: ModuleType) -> None:
+    records = plain(*[b"key"] * 100, size=3000)
+    with using(twin):
+        counts = []
+        for codec in CODECS:
+            batch, header = produced(records, codec)
+            for name, sequence, now in (("p", 0, 1), ("p" * 256, 2**62, 2**62)):
+                pieces = transcode.to_entries(
+                    batch, header, producer_name=name, sequence_base=sequence, publish_time=now, max_size=64_000
+                )
+                counts.append([entry.num_messages for entry in pieces])
+                assert all(len(entry.metadata) + len(entry.payload) + 16 <= 64_000 for entry in pieces)
+    assert counts == [[21, 21, 21, 21, 16]] * len(counts)
+
+
+def test_a_record_that_fits_only_compressed_is_taken(twin: ModuleType) -> None:
+    records = [Record(0, 1, b"a", b"x" * 10), Record(1, 1, b"b", b"x" * 200_000), Record(2, 1, b"c", b"x")]
+    with using(twin):
+        pieces = entries(records, Codec.ZSTD, max_size=10_000)
+        assert [entry.num_messages for entry in pieces] == [1, 1, 1]
+        with pytest.raises(PeerError, match="record 1 takes") as caught:
+            entries(records, max_size=10_000)
+    assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+# what is refused on the way in
+
+
+def test_null_keys_are_named_for_compacted_topics(twin: ModuleType) -> None:
+    batch, header = produced([Record(0, 1, None, b""), Record(1, 1, b"", b""), Record(2, 1, None, b"")])
+    with using(twin), pytest.raises(RecordsRejectedError) as caught:
+        transcode.to_entries(
+            batch, header, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE, reject_null_keys=True
+        )
+    assert [index for index, _ in caught.value.records] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ({"transactional": True}, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        ({"control": True}, ErrorCode.INVALID_RECORD),
+    ],
+)
+@pytest.mark.parametrize("raw", [False, True])
+def test_transactions_are_refused(twin: ModuleType, flags: dict[str, bool], code: ErrorCode, raw: bool) -> None:
+    batch = bytes(build(plain(b"k"), producer_id=1, producer_epoch=0, base_sequence=0, **flags))  # type: ignore[arg-type]
+    make = transcode.to_raw_entry if raw else transcode.to_entries
+    with using(twin), pytest.raises(PeerError) as caught:
+        make(batch, read_header(batch), producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize(("at", "byte"), [(61, 0x7F), (61, 0x06), (64, 0x02), (65, 0x40), (67, 0x40), (69, 0x02)])
+def test_malformed_records_are_invalid(twin: ModuleType, at: int, byte: int) -> None:
+    batch = bytearray(produced([Record(0, 1, b"k", b"v")])[0])
+    batch[at] = byte
+    with using(twin), pytest.raises(PeerError) as caught:
+        transcode.to_entries(
+            batch, read_header(batch), producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE
+        )
+    assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
+def test_a_batch_that_inflates_beyond_the_bound_is_invalid(twin: ModuleType) -> None:
+    batch, header = produced([Record(0, 1, b"k", bytes(100_000))], Codec.GZIP)
+    with using(twin), pytest.raises(PeerError) as caught:
+        transcode.to_entries(
+            batch, header, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE, max_bytes=99_999
+        )
+    assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("change", [{"producer_name": "p" * 257}, {"sequence_base": -1}, {"publish_time": -1}])
+def test_what_a_caller_of_ours_may_not_ask(twin: ModuleType, change: dict[str, object]) -> None:
+    batch, header = produced(plain(b"k"))
+    asked = {"producer_name": "p", "sequence_base": 0, "publish_time": 1, "max_size": MAX_SIZE, **change}
+    with using(twin), pytest.raises(InternalError):
+        transcode.to_entries(batch, header, **asked)  # type: ignore[arg-type]
+
+
+# KoP's `kafka` format
+
+
+def raw(records: list[Record], codec: int = Codec.NONE, count: int | None = None) -> tuple[bytes, bytes]:
+    """As KoP writes it."""
+    batch, header = produced(records, codec)
+    meta = metadata(
+        producer_name="",
+        sequence_id=0,
+        properties=properties(("entry.format", "kafka")),
+        num_messages_in_batch=header.record_count if count is None else count,
+    )
+    return meta.SerializeToString(), batch
+
+
+@settings(deadline=None)
+@given(records=record_lists(), codec=st.sampled_from(CODECS))
+def test_raw_entries_keep_the_batch_byte_for_byte(twin: ModuleType, records: list[Record], codec: Codec) -> None:
+    batch, header = produced(records, codec)
+    with using(twin):
+        entry = transcode.to_raw_entry(
+            batch, header, producer_name="p", sequence_base=5, publish_time=1, max_size=MAX_SIZE
+        )
+        found = transcode.to_batch(entry.metadata, entry.payload, base_offset=50, log_append_time=None)
+    assert isinstance(found, bytes)
+    assert found[17:] == batch[17:]
+    assert read_header(found).base_offset == 50
+    assert entry.payload == batch
+    meta = pb.MessageMetadata.FromString(entry.metadata)
+    assert [(pair.key, pair.value) for pair in meta.properties] == [("entry.format", "kafka")]
+    assert (meta.sequence_id, meta.highest_sequence_id) == (5, 5 + len(records) - 1)
+
+
+def test_kops_entries_of_several_batches(twin: ModuleType) -> None:
+    (meta, one), (_, two) = raw(plain(b"a", b"b"), count=5), raw(plain(b"c", b"d", b"e"))
+    with using(twin):
+        found = transcode.to_batch(meta, one + two, base_offset=100, log_append_time=None)
+    assert [read(batch)[0].base_offset for batch in found] == [100, 102]
+
+
+def test_raw_entries_get_the_brokers_time(twin: ModuleType) -> None:
+    with using(twin):
+        _, found = back(*raw(plain(b"a", b"b"), Codec.LZ4), log_append_time=99)
+    assert [record.timestamp for record in found] == [99, 99]
+
+
+def test_raw_entries_that_are_not_right(twin: ModuleType) -> None:
+    meta, batch = raw(plain(b"a", b"b"))
+    assert refused(twin, meta, b"") == "damaged"
+    assert refused(twin, meta, batch[:-1]) == "damaged"
+    assert refused(twin, meta, batch[:-1] + b"\x01") == "damaged"
+    assert refused(twin, meta, batch + batch) == "damaged"
+    old = bytearray(batch)
+    old[16] = 1
+    assert refused(twin, meta, bytes(old)) == "damaged"
+    marked = bytes(build(plain(b"a", b"b"), transactional=True, producer_id=1, producer_epoch=0, base_sequence=0))
+    assert refused(twin, meta, marked) == "transactional"
+
+
+def test_raw_entries_have_a_limit_too(twin: ModuleType) -> None:
+    batch, header = produced(plain(b"a"))
+    with using(twin), pytest.raises(PeerError) as caught:
+        transcode.to_raw_entry(batch, header, producer_name="p", sequence_base=0, publish_time=1, max_size=len(batch))
+    assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+# the rest
+
+
+def test_empty_batches_cover_offsets(twin: ModuleType) -> None:
+    with using(twin):
+        batch = transcode.empty_batch(5, 5 + 2**31 - 1)
+        header, found = read(batch)
+        assert found == []
+        assert (header.base_offset, header.last_offset) == (5, 5 + 2**31 - 1)
+        with pytest.raises(InternalError):
+            transcode.empty_batch(5, 5 + 2**31)
+
+
+@settings(deadline=None)
+@given(
+    meta=st.builds(
+        metadata,
+        sequence_id=st.integers(0, 2**64 - 1),
+        publish_time=st.integers(0, 2**63 - 1),
+        highest_sequence_id=st.integers(0, 2**64 - 1),
+        event_time=st.integers(0, 2**63 - 1),
+        num_messages_in_batch=st.integers(1, 2**31 - 1),
+        uncompressed_size=st.integers(0, 2**32 - 1),
+        compression=st.integers(0, 4),
+        txnid_least_bits=st.integers(0, 2**64 - 1),
+        txnid_most_bits=st.integers(0, 2**64 - 1),
+        marker_type=st.integers(0, 30),
+        uuid=st.text(max_size=5),
+        producer_name=st.text(max_size=5),
+        partition_key=st.text(max_size=5),
+        replicate_to=st.lists(st.text(max_size=3), max_size=2),
+    )
+)
+def test_a_view_says_what_protobuf_says(twin: ModuleType, meta: pb.MessageMetadata) -> None:
+    with using(twin):
+        view = transcode.parse_entry(memoryview(meta.SerializeToString()))
+    assert view == transcode.EntryView(
+        producer_name=meta.producer_name,
+        sequence_id=meta.sequence_id,
+        highest_sequence_id=meta.highest_sequence_id,
+        publish_time=meta.publish_time,
+        event_time=meta.event_time,
+        num_messages=meta.num_messages_in_batch,
+        batched=True,
+        compression=meta.compression,
+        uncompressed_size=meta.uncompressed_size,
+        raw=False,
+        encrypted=False,
+        marker_type=meta.marker_type,
+        chunk_id=-1,
+        num_chunks=1,
+        total_chunk_size=0,
+        uuid=meta.uuid,
+        txn_most=meta.txnid_most_bits,
+        txn_least=meta.txnid_least_bits,
+    )
+
+
+@settings(deadline=None)
+@given(headers=header_lists, key=st.one_of(st.none(), some_bytes))
+def test_a_consumer_of_ours_and_kafkas_walk_read_the_same(
+    twin: ModuleType, headers: list[tuple[bytes, bytes | None]], key: bytes | None
+) -> None:
+    """What `check_records` takes, `to_entries` takes: no header list that only one of them can read."""
+    batch, _ = produced([Record(0, 1, key, b"v", tuple(headers))])
+    with using(twin):
+        (entry,) = entries(iter_records(batch, max_bytes=1 << 20))
+        assert tuple(back(entry.metadata, entry.payload)[1][0].headers) == tuple(headers)
+    assert crc32c(batch[21:]) == read_header(batch).crc

@@ -1,0 +1,200 @@
+"""The compiled transcoder against the plain one, byte for byte: on what is right, and on what is damaged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transcode_kit import INT64_MAX, INT64_MIN, header_lists, metadata, record_lists, some_bytes
+
+from kop.errors import KopError
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.records import _pure, transcode
+from kop.records.batch import Record, build, read_header, records_of
+
+pytestmark = pytest.mark.skipif(not transcode.NATIVE, reason="kop._native was not built: there is one transcoder")
+native = transcode._twin
+
+int64 = st.integers(INT64_MIN, INT64_MAX)
+uint64 = st.integers(0, 2**64 - 1)
+
+
+def outcome(function: Callable[..., Any], *args: object) -> object:
+    """What comes back, or the error that a caller can tell apart from others."""
+    try:
+        found = function(*args)
+    except KopError as error:
+        return type(error), error.code, getattr(error, "reason", None)
+    return tuple(found) if isinstance(found, tuple) else found
+
+
+def same(name: str, *args: object) -> object:
+    expected = outcome(getattr(_pure, name), *args)
+    assert outcome(getattr(native, name), *args) == expected
+    return expected
+
+
+def damaged(data: bytes, seed: int) -> bytes:
+    """A few bytes changed, cut out, doubled or put in."""
+    rng = random.Random(seed)
+    out = bytearray(data)
+    for _ in range(rng.randint(0, 4)):
+        at = rng.randrange(len(out) + 1)
+        match rng.randrange(4):
+            case 0 if at < len(out):
+                out[at] = rng.choice([0, 1, 2, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+            case 1:
+                del out[at : at + rng.randint(1, 4)]
+            case 2:
+                out[at:at] = out[at : at + rng.randint(1, 8)]
+            case 3:
+                out[at:at] = rng.randbytes(rng.randint(1, 3))
+    return bytes(out)
+
+
+seeds = st.integers(0, 2**32)
+
+
+def body_of(records: list[Record]) -> bytes:
+    batch = bytes(build(records))
+    return records_of(batch, read_header(batch), max_bytes=1 << 20)
+
+
+@settings(deadline=None, max_examples=300)
+@given(record_lists(), st.one_of(st.none(), int64), st.integers(-1, 300), st.booleans())
+def test_records_to_messages(records: list[Record], append_time: int | None, room: int, reject: bool) -> None:
+    same("pack", body_of(records), len(records), records[0].timestamp, append_time, room, reject)
+
+
+@settings(deadline=None, max_examples=1000)
+@given(record_lists(), seeds, st.integers(-1, 1), int64)
+def test_damaged_records(records: list[Record], seed: int, more: int, base: int) -> None:
+    same("pack", damaged(body_of(records), seed), len(records) + more, base, None, 1 << 20, False)
+
+
+names = st.one_of(
+    st.text(max_size=5), st.sampled_from(["__kop_headers", "__kop_timestamp", "__kop_x", "a", "b", "entry.format"])
+)
+
+
+@st.composite
+def values(draw: st.DrawFn) -> str:
+    """Property values, those that stand for a list of headers or a time among them."""
+    match draw(st.integers(0, 3)):
+        case 0:
+            return draw(st.text(max_size=8))
+        case 1:
+            return str(draw(st.one_of(int64, st.sampled_from([0, -1, 1, -(2**63) - 1, 2**64]))))
+        case 2:
+            headers = draw(header_lists)
+            ((payload, _),), _ = _pure.pack(
+                body_of([Record(0, 1, None, b"", tuple(headers))]), 1, 1, None, 1 << 20, False
+            )
+            single = pb.SingleMessageMetadata.FromString(payload[4 : 4 + int.from_bytes(payload[:4], "big")])
+            return next((pair.value for pair in single.properties if pair.key == "__kop_headers"), "AA==")
+    return draw(st.text("ABab01+/=- \n", max_size=9))
+
+
+pairs = st.lists(st.builds(pb.KeyValue, key=names, value=values()), max_size=5)
+maybe = st.booleans()
+keys = st.one_of(st.text(max_size=6), st.text("ABab01+/=", max_size=6))
+
+
+@st.composite
+def singles(draw: st.DrawFn) -> pb.SingleMessageMetadata:
+    message = pb.SingleMessageMetadata(payload_size=0, properties=draw(pairs))
+    for name, kind in {
+        "partition_key": keys,
+        "ordering_key": some_bytes,
+        "event_time": uint64,
+        "partition_key_b64_encoded": maybe,
+        "null_value": maybe,
+        "null_partition_key": maybe,
+        "compacted_out": maybe,
+        "sequence_id": uint64,
+    }.items():
+        if draw(st.integers(0, 3)) == 0:
+            setattr(message, name, draw(kind))
+    return message
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> tuple[bytes, int]:
+    out, count = b"", draw(st.integers(1, 4))
+    for _ in range(count):
+        message, value = draw(singles()), draw(some_bytes)
+        message.payload_size = len(value)
+        data = message.SerializeToString()
+        out += len(data).to_bytes(4, "big") + data + value
+    return out, count
+
+
+@settings(deadline=None, max_examples=500)
+@given(payloads(), int64, int64)
+def test_messages_to_records(payload: tuple[bytes, int], publish_time: int, event_time: int) -> None:
+    same("unpack", *payload, publish_time, event_time)
+
+
+@settings(deadline=None, max_examples=1000)
+@given(payloads(), seeds, st.integers(-1, 1))
+def test_damaged_messages(payload: tuple[bytes, int], seed: int, more: int) -> None:
+    same("unpack", damaged(payload[0], seed), payload[1] + more, 5, 0)
+
+
+@st.composite
+def entry_metadata(draw: st.DrawFn) -> bytes:
+    meta = metadata(properties=draw(pairs))
+    for name, kind in {
+        "partition_key": keys,
+        "ordering_key": some_bytes,
+        "event_time": uint64,
+        "publish_time": uint64,
+        "partition_key_b64_encoded": maybe,
+        "null_value": maybe,
+        "null_partition_key": maybe,
+        "num_messages_in_batch": st.integers(-5, 5),
+        "chunk_id": st.integers(-1, 3),
+        "num_chunks_from_msg": st.integers(-1, 3),
+        "total_chunk_msg_size": st.integers(-1, 3),
+        "uuid": st.text(max_size=3),
+        "marker_type": st.integers(-1, 30),
+        "txnid_least_bits": uint64,
+        "txnid_most_bits": uint64,
+        "uncompressed_size": st.integers(0, 2**32 - 1),
+    }.items():
+        if draw(st.integers(0, 3)) == 0:
+            setattr(meta, name, draw(kind))
+    if draw(maybe):
+        meta.properties.add(key="entry.format", value="kafka")
+    return meta.SerializeToString()
+
+
+@settings(deadline=None, max_examples=500)
+@given(entry_metadata(), some_bytes, seeds)
+def test_metadata(data: bytes, payload: bytes, seed: int) -> None:
+    for form in (data, damaged(data, seed)):
+        same("parse_entry", form)
+        same("unpack_one", form, payload)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.binary(max_size=40), st.integers(-1, 3))
+def test_any_bytes(data: bytes, count: int) -> None:
+    same("parse_entry", data)
+    same("unpack_one", data, b"")
+    same("unpack", data, count, 0, 0)
+    same("pack", data, count, 0, None, 100, True)
+
+
+def test_half_a_million_headers() -> None:
+    headers = tuple((b"%d" % (index % 1000), None) for index in range(200_000))
+    found = same("pack", body_of([Record(0, 1, None, b"", headers)]), 1, 1, None, 1 << 30, False)
+    assert isinstance(found, tuple)
+    ((payload, count),), _ = found
+    records = same("unpack", payload, count, 0, 0)
+    assert isinstance(records, tuple)
+    assert records[1] == 1

@@ -1,0 +1,300 @@
+"""A real Pulsar for the tests that need one: the one that `KOP_TEST_PULSAR` names, or one started for the run.
+
+A pytest plugin (`tests/conftest.py` names it). Tests take the fixture `pulsar`: two URLs and a namespace of their own
+that keeps everything. A test that stops or breaks its broker, or needs other settings, takes `own_broker`.
+
+    KOP_TEST_PULSAR=pulsar://HOST:PORT,http://HOST:PORT   use this one
+    KOP_TEST_PULSAR=off                                   leave these tests out
+    KOP_REQUIRE_PULSAR=1                                  fail where they would be left out
+
+Else the first process of the run that has such a test starts `conformance/pulsar_server.sh` behind the scenes, all
+xdist workers use that one, and the process that started the run stops it. Without Java or Maven the tests are skipped,
+and the last lines of the run say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from kop.pulsar_client.admin import FOREVER, Admin
+from kop.pulsar_client.errors import PulsarError
+
+SCRIPT = Path(__file__).parents[2] / "conformance" / "pulsar_server.sh"
+START_TIMEOUT = 900
+"""Seconds, the first download of 245 MB included."""
+_RUN = "KOP_TEST_PULSAR_RUN"
+"""Variable with the folder that all processes of a run share."""
+_LEFT_OUT = "needs a Pulsar: "
+
+
+class Urls(NamedTuple):
+    """Where a Pulsar answers."""
+
+    service_url: str
+    admin_url: str
+
+    @classmethod
+    def parse(cls, text: str) -> Urls:
+        """Read `pulsar://HOST:PORT,http://HOST:PORT`."""
+        service, comma, admin = text.strip().partition(",")
+        if not comma or not service.startswith("pulsar") or not admin.startswith("http"):
+            raise ValueError(f"must be pulsar://HOST:PORT,http://HOST:PORT, got {text!r}")
+        return cls(service, admin)
+
+
+@dataclass(frozen=True)
+class Pulsar:
+    """A broker and a namespace of our own on it, with infinite retention."""
+
+    service_url: str
+    admin_url: str
+    namespace: str
+
+    def topic(self, name: str = "t") -> str:
+        """The full name of a topic that nobody has used."""
+        return f"persistent://{self.namespace}/{name}-{secrets.token_hex(4)}"
+
+
+class OwnBroker:
+    """A broker of one test, in its folder, to stop, kill and start again. It keeps its data and its ports."""
+
+    def __init__(self, directory: Path, *, index: bool = True, settings: str = "") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        extra = directory / "extra.conf"
+        extra.write_text(settings)
+        self._environ = {"DIR": str(directory), "KEEP": "1", "INDEX": str(int(index)), "EXTRA_CONF": str(extra)}
+        self.directory = directory
+        self.urls = Urls("", "")
+
+    def start(self) -> Urls:
+        """Start it and wait until it is healthy."""
+        self.urls = Urls.parse(self._script("start"))
+        return self.urls
+
+    def stop(self) -> None:
+        """Stop it in an orderly way."""
+        self._script("stop")
+
+    def kill(self) -> None:
+        """Stop it by SIGKILL."""
+        self._script("kill")
+
+    @property
+    def pid(self) -> int:
+        """Of the JVM; for SIGSTOP and SIGCONT."""
+        return int((self.directory / "pid").read_text())
+
+    def _script(self, what: str) -> str:
+        environ = _environ() | self._environ
+        # To files: the node would keep a pipe open.
+        with (self.directory / "out").open("w+") as out, (self.directory / "err").open("w+") as err:
+            done = subprocess.run([SCRIPT, what], env=environ, stdout=out, stderr=err, check=False)
+            out.seek(0)
+            err.seek(0)
+            if done.returncode:
+                raise RuntimeError(f"{SCRIPT.name} {what}: {err.read()[-4000:]}")
+            return out.read()
+
+
+@contextlib.contextmanager
+def fresh_namespace(urls: Urls) -> Iterator[Pulsar]:
+    """A namespace `public/test-<random>` that keeps everything; gone afterwards with all that is in it."""
+    pulsar = Pulsar(*urls, f"public/test-{secrets.token_hex(4)}")
+    asyncio.run(_create(pulsar))
+    try:
+        yield pulsar
+    finally:
+        asyncio.run(_delete(pulsar))
+
+
+async def _create(pulsar: Pulsar) -> None:
+    async with Admin(pulsar.admin_url, timeout=30) as admin:
+        await admin.create_namespace(pulsar.namespace)
+        await admin.set_namespace_retention(pulsar.namespace, FOREVER)
+
+
+async def _delete(pulsar: Pulsar) -> None:
+    async with Admin(pulsar.admin_url, timeout=30) as admin:
+        for topic in await admin.list_partitioned(pulsar.namespace):
+            with contextlib.suppress(PulsarError):
+                await admin.delete_partitioned(topic)
+        for topic in await admin.list_topics(pulsar.namespace):
+            with contextlib.suppress(PulsarError):
+                await admin.delete_plain(topic)
+        with contextlib.suppress(PulsarError):  # a client that still closes may have made a topic again
+            await admin.delete_namespace(pulsar.namespace)
+
+
+# -- fixtures
+
+
+@pytest.fixture(scope="session")
+def pulsar_urls() -> Urls:
+    """Where the run's Pulsar answers. Skips or fails where there is none."""
+    if why := _missing():
+        if os.environ.get("KOP_REQUIRE_PULSAR") == "1":
+            pytest.fail(f"KOP_REQUIRE_PULSAR=1, but {why}", pytrace=False)
+        pytest.skip(_LEFT_OUT + why)
+    return _served()
+
+
+@pytest.fixture(scope="session")
+def pulsar(pulsar_urls: Urls) -> Iterator[Pulsar]:
+    """A Pulsar and a namespace of this process on it. `pulsar.topic()` gives each test its own topics."""
+    with fresh_namespace(pulsar_urls) as found:
+        yield found
+
+
+@pytest.fixture
+def own_broker(pulsar_urls: Urls, tmp_path: Path) -> Iterator[OwnBroker]:
+    """A broker to stop and start, not started yet; its test needs a mark `timeout` of minutes. Skipped as the others.
+
+    With other settings: `OwnBroker(tmp_path / "broker", index=False, settings="...")`, stopped by the test itself.
+    """
+    if not _can_start():
+        pytest.skip(f"{_LEFT_OUT}a broker of its own, and {_NO_JAVA}")
+    broker = OwnBroker(tmp_path / "broker")
+    try:
+        yield broker
+    finally:
+        broker.kill()
+        shutil.rmtree(broker.directory, ignore_errors=True)
+
+
+# -- one broker for the run
+
+_NO_JAVA = "there is no Java or no Maven here"
+
+
+def _named() -> str:
+    return os.environ.get("KOP_TEST_PULSAR", "").strip()
+
+
+def _can_start() -> bool:
+    return bool(shutil.which("java") and shutil.which("mvn"))
+
+
+def _missing() -> str:
+    """Why there is no Pulsar; empty where there is one, or will be."""
+    if _named() == "off":
+        return "KOP_TEST_PULSAR=off"
+    return "" if _named() or _can_start() else _NO_JAVA
+
+
+def _environ() -> dict[str, str]:
+    """Without the settings of somebody's own broker."""
+    ours = {"DIR", "PORT", "WEB_PORT", "MEM", "KEEP", "INDEX", "EXTRA_CONF"}
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    return kept | {"OWNER": kept.get("KOP_TEST_PULSAR_OWNER", str(os.getpid()))}
+
+
+def _start_once(run: Path) -> None:
+    """Start the run's broker behind the scenes, unless another process of the run did. Its answer comes in files."""
+    try:
+        (run / "started").mkdir()
+    except FileExistsError:
+        return
+    command = '"$0" start >"$1/out" 2>"$1/err"; echo $? >"$1/rc.new"; mv "$1/rc.new" "$1/rc"'
+    starter = subprocess.Popen(
+        ["bash", "-c", command, SCRIPT, run],
+        env=_environ() | {"DIR": str(run / "broker")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    (run / "starter").write_text(str(starter.pid))
+    starter.returncode = 0  # nobody waits for it in this process, and that is no ResourceWarning
+
+
+@functools.cache
+def _served() -> Urls:
+    """Wait for the run's broker."""
+    if _named():
+        return Urls.parse(_named())
+    run = Path(os.environ[_RUN])
+    _start_once(run)
+    end = time.monotonic() + START_TIMEOUT
+    while not (run / "rc").exists():
+        if time.monotonic() > end:
+            raise RuntimeError(f"no Pulsar within {START_TIMEOUT} s: {(run / 'err').read_text()[-4000:]}")
+        time.sleep(0.1)
+    if (run / "rc").read_text().strip() != "0":
+        raise RuntimeError(
+            f"Pulsar did not start; KOP_TEST_PULSAR=off leaves its tests out: {(run / 'err').read_text()[-4000:]}"
+        )
+    return Urls.parse((run / "out").read_text())
+
+
+def _needs(item: pytest.Item) -> bool:
+    return "pulsar_urls" in getattr(item, "fixturenames", ())
+
+
+# -- hooks
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder of the run, before any worker is started."""
+    if not hasattr(config, "workerinput"):
+        os.environ[_RUN] = tempfile.mkdtemp(prefix="kop-pulsar-")
+        os.environ["KOP_TEST_PULSAR_OWNER"] = str(os.getpid())
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the broker early, while other tests run."""
+    if not _missing() and not _named() and not session.config.option.collectonly and any(map(_needs, session.items)):
+        _start_once(Path(os.environ[_RUN]))
+
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Wait for the broker outside the test's time limit. What fails here fails in the fixture, once more."""
+    if _needs(item) and not _missing():
+        with contextlib.suppress(RuntimeError, ValueError):
+            _served()
+    return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if _LEFT_OUT in str(r.longrepr)]
+    if skipped:
+        terminalreporter.write_line(
+            f"LEFT OUT: {len(skipped)} tests that need a Pulsar ({_missing() or _NO_JAVA}). Install Java 17 and Maven, "
+            "or name a running one: KOP_TEST_PULSAR=pulsar://HOST:PORT,http://HOST:PORT",
+            red=True,
+            bold=True,
+        )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the broker of the run."""
+    if hasattr(config, "workerinput"):
+        return
+    run = Path(os.environ.pop(_RUN))
+    if (run / "started").exists():
+        if not (run / "rc").exists():  # it is starting still, maybe downloading
+            with contextlib.suppress(OSError, ValueError):
+                os.killpg(int((run / "starter").read_text()), signal.SIGTERM)
+        subprocess.run(
+            [SCRIPT, "stop"],
+            env=_environ() | {"DIR": str(run / "broker")},
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+    shutil.rmtree(run, ignore_errors=True)
