@@ -4,12 +4,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark bench
+.PHONY: help run test test-full lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
 
-$(BIN)/kop: pyproject.toml
+$(BIN)/kop: pyproject.toml kop/_native/Cargo.lock $(wildcard kop/_native/src/*.rs)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kop needs Python 3.11 or newer; name one with: make run PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
@@ -33,6 +33,9 @@ test-full: $(VENV)/.test ## every test, the slow ones too
 
 conformance-fast: $(VENV)/.test ## real clients against `kop serve`: the part that CI runs
 	$(BIN)/python -m conformance --start-kop --fast $(ARGS)
+
+conformance-pulsar: $(VENV)/.test ## the same over an Apache Pulsar that it starts (Java, Maven)
+	$(BIN)/python -m conformance --start-kop-pulsar --fast $(ARGS)
 
 conformance: $(VENV)/.test ## every real client (ARGS="--bootstrap HOST:PORT" for another server)
 	$(BIN)/python -m conformance $(or $(ARGS),--start-kop)
@@ -58,4 +61,4 @@ lint: $(VENV)/.test ## format and check
 	$(BIN)/mypy
 
 clean: ## remove the environment and caches (data stays)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist
+	rm -rf $(VENV) kop/_native/target kop/*.so .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist

@@ -17,7 +17,7 @@ from pathlib import Path
 from conformance.protocol import Result
 from conformance.report import TARGETS, Gaps, Report
 from conformance.runner import run, run_all
-from conformance.servers import Kafka, Kop, StartFailed
+from conformance.servers import Kafka, Kop, KopOverPulsar, StartFailed
 from conformance.suites import SUITES, Suite
 
 
@@ -59,6 +59,7 @@ def _options() -> argparse.Namespace:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--bootstrap", metavar="HOST:PORT", help="the server to drive (127.0.0.1:9092)")
     where.add_argument("--start-kop", action="store_true", help="start `kop serve` of this checkout and drive that")
+    where.add_argument("--start-kop-pulsar", action="store_true", help="the same over an Apache Pulsar, started, too")
     where.add_argument("--start-kafka", action="store_true", help="start an Apache Kafka and drive that")
     parser.add_argument("--target", choices=TARGETS, help="whose known gaps count (kafka with --start-kafka, else kop)")
     parser.add_argument(
@@ -82,6 +83,8 @@ def _options() -> argparse.Namespace:
 def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[str, str]:
     if options.start_kafka:
         return stack.enter_context(Kafka()), options.target or "kafka"
+    if options.start_kop_pulsar:
+        return stack.enter_context(KopOverPulsar()), options.target or "kop-pulsar"
     if options.start_kop:
         return stack.enter_context(Kop()), options.target or "kop"
     return options.bootstrap or "127.0.0.1:9092", options.target or "kop"

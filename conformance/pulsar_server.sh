@@ -107,12 +107,14 @@ start() {
   if [ -n "${OWNER:-}" ]; then
     setsid nohup bash -c "while kill -0 $OWNER && kill -0 $pid; do sleep 1; done; kill -9 $pid" >/dev/null 2>&1 </dev/null &
   fi
-  if python3 - "$pid" "http://127.0.0.1:$web/admin/v2/brokers/health" <<'P'
+  if python3 - "$pid" "http://127.0.0.1:$web/admin/v2" <<'P'
 import os, sys, time, urllib.request
 end = time.monotonic() + 120
 while time.monotonic() < end:
     try:
-        sys.exit(urllib.request.urlopen(sys.argv[2], timeout=10).read() != b"ok")
+        for path in ("brokers/health", "namespaces/public"):  # it is healthy before its tenant is made
+            urllib.request.urlopen(f"{sys.argv[2]}/{path}", timeout=10).read()
+        sys.exit(0)
     except OSError:
         try:
             os.kill(int(sys.argv[1]), 0)

@@ -6,6 +6,7 @@ Must not know: the suites.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -61,10 +63,12 @@ class Kop:
         found = shutil.which("kop")
         return [found] if found else [sys.executable, "-m", "kop.cli.main"]
 
+    def _store(self) -> list[str]:
+        return ["--store", f"sqlite:{self._folder / 'kop.db'}"]
+
     def __enter__(self) -> str:
         address = f"127.0.0.1:{_free_port()}"
-        command = [*self._command(), "serve", "--listen", address, "--store", f"sqlite:{self._folder / 'kop.db'}"]
-        command += ["--http", ""]
+        command = [*self._command(), "serve", "--listen", address, "--http", "", *self._store()]
         for name, value in SETTINGS.items():
             command += ["--set", f"{name}={value}"]
         with self.log.open("wb") as log:
@@ -94,6 +98,45 @@ class Kop:
                 print("kop serve did not end within 15 s of SIGTERM", file=sys.stderr)
         if not os.environ.get("KEEP_LOGS"):
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class KopOverPulsar(Kop):
+    """As `Kop`, over the Apache Pulsar of pulsar_server.sh, or of KOP_TEST_PULSAR=pulsar://...,http://..."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._urls = os.environ.get("KOP_TEST_PULSAR", "")
+        self._own = not self._urls
+        self._environment = os.environ | {"DIR": str(self._folder / "pulsar")}
+
+    def _store(self) -> list[str]:
+        service, _, admin = self._urls.partition(",")
+        namespace = f"public/conformance-{secrets.token_hex(4)}"
+        request = urllib.request.Request(f"{admin}/admin/v2/namespaces/{namespace}", method="PUT")
+        urllib.request.urlopen(request, timeout=30).close()
+        command = ["--store", service, "--admin-url", admin, "--cluster", f"{namespace}-kop"]
+        return [*command, "--set", f"kop.pulsar.namespace={namespace}"]
+
+    def __enter__(self) -> str:
+        if self._own:
+            done = subprocess.run(
+                [str(HERE / "pulsar_server.sh"), "start"],
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise StartFailed("no Apache Pulsar could be started")
+            self._urls = done.stdout.strip().splitlines()[-1]
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            super().__exit__()
+        finally:
+            if self._own:
+                subprocess.run([str(HERE / "pulsar_server.sh"), "stop"], env=self._environment, check=False)
 
 
 class Kafka:

@@ -11,9 +11,11 @@ import errno
 import logging
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -22,8 +24,10 @@ from prometheus_client.core import Metric
 from kop import __version__
 from kop.cluster.brokers import BrokerConfigs
 from kop.cluster.catalog import Catalog
+from kop.cluster.membership import Membership
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Address, Config
+from kop.errors import KopError
 from kop.groups.coordinator import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.handlers import registry
@@ -31,41 +35,74 @@ from kop.handlers.base import Gateway
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata import MetadataCache
 from kop.handlers.producer_ids import ProducerIds
-from kop.metrics import Metrics, counter_value, gauge_family
+from kop.metrics import Metrics, counter_family, counter_value, gauge_family
 from kop.server import memory
 from kop.server.dispatch import Dispatcher
 from kop.server.http import serve_http
 from kop.server.listener import Limits, Server
+from kop.server.supervisor import supervise
 from kop.storage import pulsar, sqlite
+from kop.storage.base import Member
 
 _MOST_PARTITIONS_A_SCRAPE = 10_000
+_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 log = logging.getLogger("kop")
 
 
-def run(config: Config) -> None:
+def run(config: Config, *, worker: bool = False) -> None:
     """Serve until SIGINT or SIGTERM; returns when everything is stopped and synced.
 
     KopError where storage cannot be opened, OSError where an address cannot be bound.
     """
     logging.basicConfig(
         level=config.kop_log_level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        format=_LOG_FORMAT,
         stream=sys.stderr,
     )
     memory.tune()
     _raise_file_limit()
-    uvloop.run(_serve(config))
+    uvloop.run(_serve(config, worker))
 
 
-async def _serve(config: Config) -> None:
+def run_workers(config: Config) -> None:
+    """Serve with `kop.workers` processes until SIGINT or SIGTERM."""
+    logging.basicConfig(level=config.kop_log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    ports = [config.listen[0].port + 1 + index for index in range(config.kop_workers)]
+    log.info(
+        "%d workers: brokers %d to %d on ports %d to %d, bootstrap on %s",
+        len(ports), config.node_id, config.node_id + len(ports) - 1, ports[0], ports[-1],
+        ", ".join(map(str, config.listen)),
+    )  # fmt: skip
+    supervise(config.kop_workers, partial(_run_worker, config))
+
+
+def _run_worker(config: Config, index: int) -> None:
+    """One worker: the shared listeners, and one of its own that clients are told of."""
+    own = config.listen[0].port + 1 + index
+    changes: dict[str, object] = {
+        "node_id": config.node_id + index,
+        "listen": (Address(config.listen[0].host, own), *config.listen),
+        "advertise": tuple(Address(one.host, one.port + 1 + index) for one in config.advertise[:1]),
+    }
+    if config.http is not None:
+        changes["http"] = Address(config.http.host, config.http.port + index)
+    try:
+        run(config.model_copy(update=changes), worker=True)
+    except (KopError, OSError) as error:
+        log.error("worker %d: %s", index, error)
+        raise SystemExit(1) from None
+
+
+async def _serve(config: Config, worker: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
     async with AsyncExitStack() as stack:
-        serving = await start(config, stack)
-        _banner(config, serving)
+        serving = await start(config, stack, worker=worker)
+        if not worker:
+            _banner(config, serving)
         await stop.wait()
         log.info("stopping: requests under way may end, then data is synced")
     log.info("stopped")
@@ -83,8 +120,11 @@ class Serving:
         self.http_port = http_port
 
 
-async def start(config: Config, stack: AsyncExitStack) -> Serving:
-    """Start every part; `stack` stops them in the reverse order: listeners drain, groups, storage."""
+async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) -> Serving:
+    """Start every part; `stack` stops them in the reverse order: listeners drain, groups, storage.
+
+    A `worker` shares its listeners but the first with other processes, and tells clients of the first alone.
+    """
     brokers = BrokerConfigs(config)
     topic_configs = TopicConfigs(brokers)
     engine = await _open_engine(config, topic_configs)
@@ -95,9 +135,8 @@ async def start(config: Config, stack: AsyncExitStack) -> Serving:
 
     catalog = Catalog(engine)
     metrics = Metrics()
-    groups = GroupCoordinator(engine, _group_settings(config))
-    await groups.start()
-    stack.push_async_callback(groups.stop)
+    membership = Membership(engine, config.node_id)
+    groups = GroupCoordinator(engine, _group_settings(config), membership=membership)
     gateway = Gateway(
         config=config,
         engine=engine,
@@ -105,6 +144,7 @@ async def start(config: Config, stack: AsyncExitStack) -> Serving:
         brokers=brokers,
         topic_configs=topic_configs,
         groups=groups,
+        membership=membership,
         metrics=metrics,
         metadata_cache=MetadataCache(),
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),
@@ -125,8 +165,13 @@ async def start(config: Config, stack: AsyncExitStack) -> Serving:
             counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", server.bytes_out),
         )
     )
+    # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
+    # wait. On the way down it is the other way round: requests end, then groups, then storage.
+    listeners = await _listen(config, server, worker)
+    await engine.join(_member(config, listeners[0]))
+    stack.push_async_callback(groups.stop)
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
-    listeners = await _listen(config, server)
+    await groups.start()
     return Serving(gateway, server, listeners, http_port)
 
 
@@ -170,12 +215,15 @@ def _store_path(config: Config) -> Path:
     return path
 
 
-async def _listen(config: Config, server: Server) -> list[tuple[str, int]]:
-    bound = []
+async def _listen(config: Config, server: Server, worker: bool) -> list[tuple[str, int]]:
+    bound: list[tuple[str, int]] = []
     for index, address in enumerate(config.listen):
         advertised = _advertised(config, index)
+        shared = worker and index > 0
+        if shared and advertised is None:
+            advertised = "", bound[0][1]
         try:
-            bound.append(await server.listen(address.host, address.port, advertised))
+            bound.append(await server.listen(address.host, address.port, advertised, shared=shared))
         except OSError as error:
             # A machine without IPv6 still serves on its IPv4 address, and the other way round.
             last = index + 1 == len(config.listen)
@@ -190,6 +238,14 @@ def _advertised(config: Config, index: int) -> tuple[str, int] | None:
         return None
     address = config.advertise[index if len(config.advertise) > 1 else 0]
     return address.host, address.port
+
+
+def _member(config: Config, bound: tuple[str, int]) -> Member:
+    """This gateway as the others name it to their clients."""
+    host, port = _advertised(config, 0) or bound
+    if host in {"0.0.0.0", "::"}:
+        host = socket.getfqdn()
+    return Member(config.node_id, host, port)
 
 
 def _limits(config: Config) -> Limits:
@@ -262,6 +318,11 @@ def _scrape(gw: Gateway) -> Iterator[Metric]:
     yield groups
     yield from _scrape_logs(gw)
     yield from _scrape_lag(gw)
+    if isinstance(gw.engine, pulsar.PulsarEngine):
+        troubles = counter_family("kop_pulsar_troubles", "What went wrong between gateway and Pulsar.", ["what"])
+        for what, times in gw.engine.counts.items():
+            troubles.add_metric([what], times)
+        yield troubles
     ready = gauge_family("kop_storage_writable", "1 while records can be written.", [])
     ready.add_metric([], gw.engine.healthy is None)
     yield ready

@@ -215,6 +215,13 @@ class Config(BaseModel):
     http: Annotated[Address | None, "string", BeforeValidator(_address_or_none)] = _own(
         "http", "127.0.0.1:7092", "Address of /metrics, /healthz and /readyz: HOST:PORT; empty: none."
     )
+    kop_workers: Int = _own(
+        "kop.workers",
+        1,
+        "Serving processes, each a broker with an id (node.id, +1, ...) and a port (the first listener's +1, +2, ...).",
+        ge=1,
+        le=256,
+    )
     node_id: Int = _kafka("node.id", 1, "Id of this broker, as clients see it.", ge=0)
 
     # -- topics
@@ -447,6 +454,8 @@ class Config(BaseModel):
             raise ConfigError(problems) from None
         if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
             problems.append("group.min.session.timeout.ms must not be above group.max.session.timeout.ms")
+        if config.kop_workers > 1 and config.store.startswith("sqlite:"):
+            problems.append("kop.workers above 1 needs store=pulsar://...: a SQLite file has one process")
         if problems:
             raise ConfigError(problems)
         config._origins.update({name: origin for name, (_, origin) in known.items()})

@@ -83,6 +83,11 @@ def counter_value(name: str, documentation: str, value: float) -> CounterMetricF
     return CounterMetricFamily(name, documentation, value=value)
 
 
+def counter_family(name: str, documentation: str, labels: list[str]) -> CounterMetricFamily:
+    """A counter with labels that is read off at a scrape."""
+    return CounterMetricFamily(name, documentation, labels=labels)
+
+
 def gauge_family(name: str, documentation: str, labels: list[str]) -> GaugeMetricFamily:
     """A gauge to be filled at scrape time with `add_metric(label_values, value)`."""
     return GaugeMetricFamily(name, documentation, labels=labels)

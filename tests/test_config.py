@@ -156,7 +156,7 @@ def test_unknown_setting_without_a_near_one_says_where_to_look():
 
 def test_unknown_variable_names_the_nearest():
     assert problems(environ={"KOP_NODEID": "1"}) == ["unknown variable KOP_NODEID; did you mean KOP_NODE_ID?"]
-    assert problems(environ={"KOP_XQZWV": "1"}) == ["unknown variable KOP_XQZWV; `kop config` lists them all"]
+    assert problems(environ={"KOP_QQQQQQ": "1"}) == ["unknown variable KOP_QQQQQQ; `kop config` lists them all"]
 
 
 @pytest.mark.parametrize(

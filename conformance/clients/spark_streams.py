@@ -51,6 +51,14 @@ def written(run: Run, topic: str, count: int) -> list[Any]:
         return take(c, count, 45)
 
 
+def committed(path: str) -> str:
+    """The offsets that a sink's checkpoint will go on from."""
+    done = max(
+        (int(file.name) for file in Path(path, "sink", "commits").iterdir() if file.name.isdigit()), default=None
+    )
+    return "" if done is None else Path(path, "sink", "offsets", str(done)).read_text()
+
+
 def lose(run: Run, topic: str, before: int) -> None:
     """Delete the records of partition 0 before an offset."""
     with admin(run) as a:
@@ -377,10 +385,7 @@ def continuous_trigger_from_topic_to_topic(run: Run) -> None:
                 fill(run, topic, 30, start=start)
                 got = [r.key for r in written(run, out, start + 30)]
                 same(got[start:], [b"k%d" % i for i in range(start, start + 30)])
-                commits = Path(path, "sink", "offsets")
-                last = lambda: max((int(f.name), f) for f in commits.iterdir() if f.name.isdigit())[1]  # noqa: B023,E731
-                eventually(lambda: f'"0":{start + 30}' in last().read_text(), 20)  # noqa: B023
-                time.sleep(1)  # the epoch of that offset is committed
+                eventually(lambda end=start + 30: f'"0":{end}}}' in committed(path), 30)
                 assert query.exception() is None, str(query.exception())
             finally:
                 query.stop()

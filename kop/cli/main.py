@@ -24,6 +24,7 @@ COMMANDS = {
     "groups": "List, describe, reset and delete consumer groups.",
     "produce": "Send lines of stdin or a file as records.",
     "consume": "Print records.",
+    "offsets": "Turn Pulsar's message ids into offsets and back.",
     "check": "Run a round trip against a server and say what works.",
 }
 

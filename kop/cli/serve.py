@@ -23,6 +23,7 @@ Examples:
   kop serve
   kop serve --listen 0.0.0.0:9092 --advertise kafka.example:9092
   kop serve --store sqlite:/var/lib/kop/kop.db --set num.partitions=3
+  kop serve --store pulsar://pulsar:6650 --admin-url http://pulsar:8080
   KOP_LOG_RETENTION_HOURS=24 kop serve --config kop.toml"""
 
 
@@ -33,14 +34,15 @@ Examples:
 def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
     """Serve Kafka clients until Ctrl-C or SIGTERM; both let requests in flight end and sync data.
 
-    Data is kept in one durable file in your data directory unless --store says otherwise.
+    Data is kept in one durable file in your data directory unless --store says otherwise: another file, or an Apache
+    Pulsar, whose clients share the topics.
     """
     context.find_root().meta["kop.debug"] = debug
     config = load(**flags)
-    from kop.app import run
+    from kop.app import run, run_workers
 
     try:
-        run(config)
+        run(config) if config.kop_workers == 1 else run_workers(config)
     except KopError as error:
         if debug:
             raise

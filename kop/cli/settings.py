@@ -33,6 +33,10 @@ def settings_options(command: Command) -> Command:
             "--store", metavar="sqlite:PATH|pulsar://HOST:PORT", help="Where data is kept: a file, or Apache Pulsar."
         ),
         click.option("--admin-url", metavar="URL", help="Pulsar's admin REST, with --store pulsar://..."),
+        click.option("--workers", metavar="N", help="Serving processes, each a broker of its own (with Pulsar)."),
+        click.option(
+            "--cluster", metavar="TENANT/NAMESPACE", help="Where gateways of one cluster find one another in Pulsar."
+        ),
         click.option("--http", metavar="HOST:PORT", help='Where /metrics, /healthz and /readyz are; "" for nowhere.'),
         click.option(
             "--config",
@@ -56,6 +60,8 @@ def load(
     advertise: Sequence[str],
     store: str | None,
     admin_url: str | None,
+    workers: str | None,
+    cluster: str | None,
     http: str | None,
 ) -> Config:
     """The Config of these flags, the environment and the file. Raises ConfigError."""
@@ -65,6 +71,8 @@ def load(
         "advertise": advertise or None,
         "store": store,
         "kop.pulsar.admin.url": admin_url,
+        "kop.workers": workers,
+        "kop.pulsar.metadata.namespace": cluster,
         "http": http,
     }
     for name, value in named.items():

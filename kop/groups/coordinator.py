@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from kop.cluster.catalog import Catalog
+from kop.cluster.membership import Membership
 from kop.errors import ErrorCode, InternalError
 from kop.groups.classic import ClassicGroup
 from kop.groups.log import Done, GroupLog, KeyValue
@@ -39,6 +40,7 @@ from kop.groups.messages import (
     SyncResult,
 )
 from kop.groups.offsets import GroupOffsets, Key
+from kop.groups.partitions import Partitions
 from kop.groups.roster import NEVER
 from kop.groups.settings import GroupSettings
 from kop.groups.states import State, answer_for
@@ -110,6 +112,7 @@ class GroupCoordinator:
         *,
         clock: Callable[[], int] | None = None,
         wall: Callable[[], int] | None = None,
+        membership: Membership | None = None,
     ) -> None:
         """`clock` and `wall` give milliseconds since the epoch; the former never goes back."""
         self.settings = settings or GroupSettings()
@@ -119,8 +122,10 @@ class GroupCoordinator:
         self._engine = engine
         self._catalog = Catalog(engine)
         self._log = GroupLog(engine, self.settings, self._wall)
+        self._partitions = Partitions(self._log, membership, self._load, self._unload)
         self._entries: dict[str, _Entry] = {}
         self._refusal = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        self._keys_read = 0
         self._heap: list[tuple[int, int, _Entry]] = []
         self._serial = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -133,12 +138,21 @@ class GroupCoordinator:
         """Make or open the topic and rebuild all groups from it."""
         await self._log.open()
         self._engine.topics.on_change(self._topic_changed)
+        self._expiry = asyncio.get_running_loop().create_task(self._expire_now_and_then())
         began = time.monotonic()
-        count = 0
+        await self._partitions.start()
+        self._refusal = ErrorCode.NONE
+        for partition in range(self._log.partitions):
+            self._resume(partition)
+        elapsed = (time.monotonic() - began) * 1000
+        _log.info("%d groups loaded from %d keys in %.0f ms", len(self._entries), self._keys_read, elapsed)
+
+    async def _load(self, partition: int) -> None:
+        """Rebuild the groups of a partition that this broker has taken over."""
         values: dict[str, GroupMetadataValue] = {}
         offsets: dict[str, GroupOffsets] = {}
-        async for raw_key, raw_value in self._log.read_all():
-            count += 1
+        for raw_key, raw_value in (await self._log.read(partition)).items():
+            self._keys_read += 1
             if raw_value is None:
                 continue
             key = decode_key(raw_key)
@@ -156,16 +170,26 @@ class GroupCoordinator:
                 group = ClassicGroup(group_id, self.settings, now)
             else:
                 group = ClassicGroup.load(group_id, value, self.settings, now)
-            entry = _Entry(group, self._log.partition_of(group_id), offsets.get(group_id) or GroupOffsets())
-            self._entries[group_id] = entry
-        self._refusal = ErrorCode.NONE
-        for entry in list(self._entries.values()):
+            self._entries[group_id] = _Entry(group, partition, offsets.get(group_id) or GroupOffsets())
+        if not self._refusal:  # at the start all partitions come first
+            self._resume(partition)
+
+    def _resume(self, partition: int) -> None:
+        now = self._clock()
+        entries = [entry for entry in self._entries.values() if entry.partition == partition]
+        for entry in entries:
             self._carry_out(entry, entry.group.resume(now))
-        self._forget_missing_topics()
-        self._expiry = asyncio.get_running_loop().create_task(self._expire_now_and_then())
-        _log.info(
-            "%d groups loaded from %d keys in %.0f ms", len(self._entries), count, (time.monotonic() - began) * 1000
-        )
+        self._forget_missing_topics(entries)
+
+    def _unload(self, partition: int) -> None:
+        """Another broker coordinates the partition: who waits is sent there."""
+        for group_id, entry in list(self._entries.items()):
+            if entry.partition == partition:
+                del self._entries[group_id]
+                entry.armed = NEVER
+                for effect in entry.group.unload():
+                    if isinstance(effect, Reply):
+                        _answer(effect.token, effect.result)
 
     async def stop(self) -> None:
         """Answer what waits, hand over what is queued, take nothing more."""
@@ -180,17 +204,30 @@ class GroupCoordinator:
             self._expiry.cancel()
             with suppress(asyncio.CancelledError):
                 await self._expiry
+        await self._partitions.stop()
 
     @property
     def refusal(self) -> ErrorCode:
         """NONE when requests are served, else what to answer all of them."""
+        if not self._refusal and self._partitions.loading:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return self._refusal
+
+    def refusal_of(self, group_id: str) -> ErrorCode:
+        """NONE when requests for the group are served here, else what to answer."""
+        if not self._refusal and not self._engine.members_fresh:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # who was stopped for a while may have been replaced
+        return self._refusal or self._partitions.refusal(self._log.partition_of(group_id))
+
+    def coordinator_of(self, group_id: str) -> tuple[UUID, int] | None:
+        """The partition of `__offsets` that keeps the group; None before the topic is known."""
+        return (self._log.topic_id, self._log.partition_of(group_id)) if self._log.partitions else None
 
     # -- members
 
     def join(self, group_id: str, request: JoinRequest) -> Later[JoinResult]:
         """JoinGroup. Waits until the rebalance comes to its next generation, or fails at once."""
-        error = self._refusal
+        error = self.refusal_of(group_id)
         if not error and not group_id:
             error = ErrorCode.INVALID_GROUP_ID
         limits = self.settings
@@ -250,8 +287,8 @@ class GroupCoordinator:
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, says_not_found: bool
     ) -> ErrorCode:
         """May these offsets be committed? `says_not_found`: the client knows GROUP_ID_NOT_FOUND (version 9 and up)."""
-        if self._refusal:
-            return self._refusal
+        if refusal := self.refusal_of(group_id):
+            return refusal
         entry = self._entries.get(group_id)
         if entry is not None:
             return entry.group.check_commit(member_id, instance_id, generation, self._clock())
@@ -407,8 +444,8 @@ class GroupCoordinator:
     def _find(
         self, group_id: str, missing: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID
     ) -> tuple[_Entry, ErrorCode] | tuple[None, ErrorCode]:
-        if self._refusal:
-            return None, self._refusal
+        if refusal := self.refusal_of(group_id):
+            return None, refusal
         if not group_id and missing == ErrorCode.UNKNOWN_MEMBER_ID:  # only offsets may be kept under an empty id
             return None, ErrorCode.INVALID_GROUP_ID
         entry = self._entries.get(group_id)
@@ -510,9 +547,9 @@ class GroupCoordinator:
                 if keys:
                     self._delete(entry, keys, _ignore)
 
-    def _forget_missing_topics(self) -> None:
+    def _forget_missing_topics(self, entries: Iterable[_Entry]) -> None:
         """Topics that were deleted just before a crash, whose tombstones were not written any more."""
-        for entry in self._entries.values():
+        for entry in entries:
             gone: list[Key] = []
             for topic, partition, value in entry.offsets:
                 found = self._catalog.get(topic)

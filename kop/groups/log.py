@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
+from uuid import UUID
 
 from kop.cluster.catalog import OFFSETS_TOPIC
 from kop.errors import ErrorCode, InternalError, KopError
@@ -57,6 +58,7 @@ class GroupLog:
         self._settings = settings
         self._wall_ms = wall_ms
         self._logs: list[PartitionLog] = []
+        self.topic_id = UUID(int=0)
         self._queued: dict[int, list[_Write]] = {}
         self._failing = False
         self._lost = 0
@@ -78,8 +80,8 @@ class GroupLog:
             found = self._engine.log(topic.topic_id, index)
             if found is None:
                 raise InternalError(f"partition {index} of {OFFSETS_TOPIC} is missing")
-            await found.attach()
             self._logs.append(found)
+        self.topic_id = topic.topic_id
 
     @property
     def partitions(self) -> int:
@@ -91,27 +93,35 @@ class GroupLog:
         value = java_hash(group_id)
         return (0 if value == -(1 << 31) else abs(value)) % len(self._logs)
 
-    async def read_all(self) -> AsyncIterator[KeyValue]:
-        """The newest record of every key, tombstones included, partition after partition."""
-        for log in self._logs:
-            newest: dict[bytes, bytes | None] = {}
-            offset = start = log.log_start_offset
-            while offset < log.high_watermark:
-                found = await log.read(offset, _READ_BYTES, min_one=True)
-                if not found.size:
-                    break  # compaction took the last batches
-                for buffer in found.buffers:
-                    view = memoryview(buffer)
-                    for pos, header in iter_batches(view):
-                        offset = header.next_offset
-                        if header.control:
-                            continue
-                        batch = view[pos : pos + header.size]
-                        for record in iter_records(batch, header, max_bytes=_LARGEST_BATCH):
-                            if record.key is not None and record.offset >= start:
-                                newest[record.key] = record.value
-            for key_value in newest.items():
-                yield key_value
+    async def lead(self, partition: int, lost: Callable[[], None]) -> None:
+        """Become the only writer of a partition; see `PartitionLog.lead`."""
+        await self._logs[partition].lead(lost)
+
+    async def resign(self, partition: int) -> None:
+        """Write to a partition no more."""
+        await self._logs[partition].resign()
+
+    async def read(self, partition: int) -> Mapping[bytes, bytes | None]:
+        """The newest record of every key of a partition, tombstones included."""
+        log = self._logs[partition]
+        newest: dict[bytes, bytes | None] = {}
+        await log.attach()
+        offset = start = log.log_start_offset
+        while offset < log.high_watermark:
+            found = await log.read(offset, _READ_BYTES, min_one=True)
+            if not found.size:
+                break  # compaction took the last batches
+            for buffer in found.buffers:
+                view = memoryview(buffer)
+                for pos, header in iter_batches(view):
+                    offset = header.next_offset
+                    if header.control:
+                        continue
+                    batch = view[pos : pos + header.size]
+                    for record in iter_records(batch, header, max_bytes=_LARGEST_BATCH):
+                        if record.key is not None and record.offset >= start:
+                            newest[record.key] = record.value
+        return newest
 
     def write(self, partition: int, records: Sequence[KeyValue], done: Done) -> None:
         """Append records to a partition, all of them or none, and call `done` when that has ended."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from kop.cluster.brokers import BrokerConfigs
     from kop.cluster.catalog import Catalog
+    from kop.cluster.membership import Membership
     from kop.cluster.topic_configs import TopicConfigs
     from kop.config import Config
     from kop.groups.coordinator import GroupCoordinator
@@ -34,7 +35,7 @@ class ConnectionInfo:
     """The address that the client connected to: what a wildcard listener advertises."""
     local_port: int
     advertised: tuple[str, int] | None = None
-    """Host and port of `--advertise` for this listener, or None."""
+    """Host and port of `--advertise` for this listener, or None; with an empty host only the port."""
     software_name: str = ""
     """From ApiVersions 3 and up (KIP-511)."""
     software_version: str = ""
@@ -42,7 +43,10 @@ class ConnectionInfo:
     @property
     def broker_address(self) -> tuple[str, int]:
         """Host and port that this client shall use for the broker."""
-        return self.advertised or (self.local_host, self.local_port)
+        if self.advertised is None:
+            return self.local_host, self.local_port
+        host, port = self.advertised
+        return host or self.local_host, port
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ class Gateway:
     brokers: BrokerConfigs
     """Effective broker settings: configured ones under those altered at run time."""
     groups: GroupCoordinator
+    membership: Membership
     metrics: Metrics
     metadata_cache: MetadataCache
     fetch_sessions: FetchSessions

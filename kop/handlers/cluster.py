@@ -44,7 +44,7 @@ _UNKNOWN_PARTITION = "This server does not host this topic-partition."
 
 
 def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
-    """Name this broker, which is the controller for clients, too."""
+    """Name the brokers; the first of them is the controller for clients."""
     kind = request.endpoint_type if ctx.version >= 1 else _BROKERS
     if kind != _BROKERS:
         code, message = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}"
@@ -54,19 +54,19 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
         return DescribeClusterResponse(
             version=ctx.version, error_code=code, error_message=message, cluster_id="", controller_id=-1, brokers=[]
         )
-    host, port = ctx.conn.broker_address
-    node = gw.config.node_id
-    broker = DescribeClusterResponse.DescribeClusterBroker(
-        version=ctx.version, broker_id=node, host=host, port=port, rack=None, is_fenced=False
-    )
+    row = DescribeClusterResponse.DescribeClusterBroker
+    brokers = [
+        row(version=ctx.version, broker_id=node, host=host, port=port, rack=None, is_fenced=False)
+        for node, host, port in gw.membership.nodes(ctx.conn.broker_address)
+    ]
     return DescribeClusterResponse(
         version=ctx.version,
         error_code=0,
         error_message=None,
         endpoint_type=_BROKERS,
         cluster_id=gw.engine.cluster_id,
-        controller_id=node,
-        brokers=[broker],
+        controller_id=gw.membership.ids[0],
+        brokers=brokers,
         authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
     )
 

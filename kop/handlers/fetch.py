@@ -103,6 +103,7 @@ class _Fetch:
     async def read(self) -> _Round:
         """A pass that reads from storage where memory does not hold what is wanted."""
         found = _Round(self.budget)
+        await self._attach_all()
         for wanted in self.wanted():
             partition_log = self._log(found, wanted)
             if partition_log is None:
@@ -121,6 +122,14 @@ class _Fetch:
                 continue
             self._add(found, wanted, partition_log, result)
         return found
+
+    async def _attach_all(self) -> None:
+        """Side by side, where storage has to attach more than one; who fails is asked again in its turn."""
+        unused = _Round(self.budget)
+        logs = [self._log(unused, wanted) for wanted in self.wanted()]
+        waiting = {id(one): one for one in logs if one is not None and not one.attached}
+        if len(waiting) > 1:
+            await asyncio.gather(*(one.attach() for one in waiting.values()), return_exceptions=True)
 
     def _log(self, found: _Round, wanted: FetchPartition) -> PartitionLog | None:
         """The partition's log, or None after an error was noted."""

@@ -118,8 +118,8 @@ def _by_id(gw: Gateway, topic_id: Any) -> TopicInfo | None:
 def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Answer from memory: what is there is durable."""
     version = ctx.version
-    error = gw.groups.refusal
     if version < 8:
+        error = gw.groups.refusal_of(request.group_id)
         topic_class = OffsetFetchResponse.OffsetFetchResponseTopic
         if error and version >= 2:
             return OffsetFetchResponse(version=version, error_code=error, topics=[])
@@ -149,6 +149,7 @@ def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
                 ),
             )
             for asked in request.groups
+            for error in [gw.groups.refusal_of(asked.group_id)]
         ],
     )
 

@@ -46,16 +46,13 @@ _DEAD = "Dead"
 
 
 def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """This broker coordinates everything that there is."""
+    """The broker to which the group's partition of `__offsets` is given; this one for what is not served yet."""
     version = ctx.version
     key_type = request.key_type if version >= 1 else _GROUP
     known = key_type in (_GROUP, _TRANSACTION)
     code = ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST
-    host, port = ctx.conn.broker_address
-    node = gw.config.node_id
-    if not known:
-        node, host, port = -1, "", -1
     if version < 4:
+        node, host, port = _coordinator(gw, ctx, key_type, request.key) if known else (-1, "", -1)
         return FindCoordinatorResponse(
             version=version,
             error_code=code,
@@ -71,8 +68,16 @@ def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any:
         coordinators=[
             row(version=version, key=key, node_id=node, host=host, port=port, error_code=code, error_message=message)
             for key in request.coordinator_keys
+            for node, host, port in [_coordinator(gw, ctx, key_type, key) if known else (-1, "", -1)]
         ],
     )
+
+
+def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int]:
+    own = ctx.conn.broker_address
+    place = gw.groups.coordinator_of(key) if key_type == _GROUP else None
+    node = gw.config.node_id if place is None else gw.membership.leader(*place)
+    return (node, *gw.membership.address(node, own))
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
@@ -126,7 +131,9 @@ def sync_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
     version = ctx.version
     protocol_type, protocol = (request.protocol_type, request.protocol_name) if version >= 5 else (None, None)
     if version >= 5 and (protocol_type is None or protocol is None):
-        return _synced(version, SyncResult(gw.groups.refusal or ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+        return _synced(
+            version, SyncResult(gw.groups.refusal_of(request.group_id) or ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        )
     result = gw.groups.sync(
         request.group_id,
         SyncRequest(

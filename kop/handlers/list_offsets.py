@@ -12,8 +12,10 @@ OffsetForLeaderEpoch: epoch 0 ends at the high watermark; a later one is unknown
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from kop.errors import ErrorCode, KopError
 from kop.handlers.base import Api, Context, Gateway
@@ -28,6 +30,9 @@ _LATEST_TIERED = -5
 _EARLIEST_PENDING_UPLOAD = -6
 _OLDEST_VERSION_OF = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
 
+_AT_ONCE = 64
+_Found: TypeAlias = tuple[ErrorCode, int, int]
+
 log = logging.getLogger(__name__)
 
 
@@ -40,13 +45,14 @@ async def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
         for part in topic.partitions:
             key = (topic.name, part.partition_index)
             seen[key] = seen.get(key, 0) + 1
+    found = await _look_all_up(gw, ctx, [key for key, count in seen.items() if count == 1], request)
     topics = []
     for topic in request.topics:
         answers = []
         for part in topic.partitions:
             code, timestamp, offset, epoch = ErrorCode.INVALID_REQUEST, -1, -1, -1
-            if seen[topic.name, part.partition_index] == 1:
-                code, timestamp, offset = await _look_up(gw, ctx, topic.name, part)
+            if (topic.name, part.partition_index) in found:
+                code, timestamp, offset = found[topic.name, part.partition_index]
                 epoch = 0 if code == ErrorCode.NONE and offset >= 0 else -1
             answers.append(
                 partition_class(
@@ -62,7 +68,23 @@ async def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
     return ListOffsetsResponse(version=ctx.version, topics=topics)
 
 
-async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any) -> tuple[ErrorCode, int, int]:
+async def _look_all_up(
+    gw: Gateway, ctx: Context, wanted: Sequence[tuple[str, int]], request: Any
+) -> dict[tuple[str, int], _Found]:
+    """Side by side: a storage that has to attach a partition first may take some milliseconds for each."""
+    parts = {(topic.name, part.partition_index): part for topic in request.topics for part in topic.partitions}
+    if len(wanted) == 1:
+        return {wanted[0]: await _look_up(gw, ctx, wanted[0][0], parts[wanted[0]])}
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(key: tuple[str, int]) -> _Found:
+        async with gate:
+            return await _look_up(gw, ctx, key[0], parts[key])
+
+    return dict(zip(wanted, await asyncio.gather(*map(one, wanted)), strict=True))
+
+
+async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any) -> _Found:
     """Error code, timestamp, offset."""
     topic = gw.catalog.get(name)
     partition_log = None if topic is None else gw.catalog.log(topic.topic_id, part.partition_index)
@@ -83,6 +105,7 @@ async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any) -> tuple[Err
 
 async def _find(partition_log: PartitionLog, asked: int) -> tuple[int, int]:
     if asked == _LATEST:
+        await partition_log.refresh()
         return -1, partition_log.high_watermark
     if asked in (_EARLIEST, _EARLIEST_LOCAL):
         return -1, partition_log.log_start_offset

@@ -41,22 +41,22 @@ _CACHE_LARGEST = 4 * 1024 * 1024
 
 
 class MetadataCache:
-    """Encoded answers, without size and correlation id, of one version of the catalogue."""
+    """Encoded answers, without size and correlation id, of one version of the catalogue and of the brokers."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
-        self._version = -1
+        self._version = (-1, -1)
         self._bytes = 0
 
-    def get(self, version: int, key: tuple[Any, ...]) -> bytes | None:
-        """The answer kept for `key` while the catalogue is at `version`."""
+    def get(self, version: tuple[int, int], key: tuple[Any, ...]) -> bytes | None:
+        """The answer kept for `key` while catalogue and brokers are at `version`."""
         if version != self._version:
             self._answers.clear()
             self._version, self._bytes = version, 0
             return None
         return self._answers.get(key)
 
-    def put(self, version: int, key: tuple[Any, ...], answer: bytes) -> None:
+    def put(self, version: tuple[int, int], key: tuple[Any, ...], answer: bytes) -> None:
         """Keep an answer; the oldest go when there are too many."""
         if version != self._version or len(answer) > _CACHE_LARGEST or key in self._answers:
             return
@@ -70,7 +70,7 @@ class MetadataCache:
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     """Answer from the cache where the same was asked before, else look up, making topics where that is allowed."""
     key = (ctx.version, ctx.conn.broker_address, bytes(body))
-    version = gw.catalog.version
+    version = (gw.catalog.version, gw.membership.version)
     kept = gw.metadata_cache.get(version, key)
     if kept is not None:
         return _framed(ctx.correlation_id, kept)
@@ -117,8 +117,6 @@ async def _create_and_answer(gw: Gateway, ctx: Context, request: Any, missing: l
 
 def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode] | None = None) -> Any:
     version = ctx.version
-    node = gw.config.node_id
-    host, port = ctx.conn.broker_address
     topic_operations = _TOPIC_OPERATIONS if version >= 8 and request.include_topic_authorized_operations else None
     rows = [
         (code, name, topic_id, internal, partitions, topic_operations if code == 0 else None)
@@ -126,9 +124,9 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
     ]
     response = MetadataResponse(
         version=version,
-        brokers=[(node, host, port, None)],
+        brokers=[(*node, None) for node in gw.membership.nodes(ctx.conn.broker_address)],
         cluster_id=gw.engine.cluster_id,
-        controller_id=node,
+        controller_id=gw.membership.ids[0],
     )
     response.topics = [_row(version, row) for row in rows]
     wanted = 8 <= version <= 10 and request.include_cluster_authorized_operations
@@ -154,11 +152,10 @@ def _topics(
     gw: Gateway, version: int, request: Any, failed: dict[str, ErrorCode]
 ) -> Iterable[tuple[int, str | None, UUID | None, bool, list[tuple[Any, ...]]]]:
     """Error code, name, id, internal, partitions of each topic asked for."""
-    node = gw.config.node_id
     wanted = request.topics
     if wanted is None or (version == 0 and not wanted):
         for topic in gw.catalog.all():
-            yield 0, topic.name, topic.topic_id, topic.internal, _partitions(version, node, topic.partitions)
+            yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, version, topic)
         return
     for asked in wanted:
         if asked.name is None and asked.topic_id is None:
@@ -167,7 +164,7 @@ def _topics(
         by_id = asked.topic_id is not None
         found: TopicInfo | None = gw.catalog.by_id(asked.topic_id) if by_id else gw.catalog.get(asked.name)
         if found is not None:
-            yield 0, found.name, found.topic_id, found.internal, _partitions(version, node, found.partitions)
+            yield 0, found.name, found.topic_id, found.internal, _partitions(gw, version, found)
         elif by_id:
             yield ErrorCode.UNKNOWN_TOPIC_ID, None if version >= 12 else "", asked.topic_id, False, []
         else:
@@ -177,13 +174,14 @@ def _topics(
             yield code, asked.name, None, False, []
 
 
-def _partitions(version: int, node: int, count: int) -> list[tuple[Any, ...]]:
-    me = [node]
+def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, ...]]:
+    lead, topic_id = gw.membership.leader, topic.topic_id
+    nodes = [(index, lead(topic_id, index)) for index in range(topic.partitions)]
     if version >= 7:
-        return [(0, index, node, 0, me, me, []) for index in range(count)]
+        return [(0, index, node, 0, [node], [node], []) for index, node in nodes]
     if version >= 5:
-        return [(0, index, node, me, me, []) for index in range(count)]
-    return [(0, index, node, me, me) for index in range(count)]
+        return [(0, index, node, [node], [node], []) for index, node in nodes]
+    return [(0, index, node, [node], [node]) for index, node in nodes]
 
 
 def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
@@ -197,7 +195,6 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
     if cursor is not None:
         names = [name for name in names if name >= cursor.topic_name]
         first = cursor.partition_index if names and names[0] == cursor.topic_name else 0
-    node = gw.config.node_id
     for name in names:
         if limit == 0:
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
@@ -229,6 +226,7 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
                         offline_replicas=[],
                     )
                     for index in range(first, stop)
+                    for node in [gw.membership.leader(topic.topic_id, index)]
                 ],
                 topic_authorized_operations=_TOPIC_OPERATION_BITS,
             )

@@ -166,14 +166,14 @@ def _partitions_of(gw: Gateway, asked: Any) -> int:
 
 
 def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
-    """Raise INVALID_REPLICA_ASSIGNMENT unless one partition's replicas are this broker, once."""
+    """Raise INVALID_REPLICA_ASSIGNMENT unless one partition's replicas are live brokers, each once."""
     reason = ""
     if not brokers:
         reason = "an empty replica list."
-    elif unknown := [broker for broker in brokers if broker != gw.config.node_id]:
+    elif unknown := [broker for broker in brokers if broker not in gw.membership.ids]:
         reason = f"broker {unknown[0]}, but no such broker is registered."
-    elif len(brokers) > 1:
-        reason = f"the broker {brokers[0]} more than once."
+    elif twice := [broker for broker in brokers if brokers.count(broker) > 1]:
+        reason = f"the broker {twice[0]} more than once."
     if reason:
         raise PeerError(f"The manual partition assignment includes {reason}", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
 

@@ -124,6 +124,14 @@ class Admin(Rest):
         info = {"allowedClusters": allowed, "adminRoles": []}
         await self._call("PUT", f"tenants/{quote(tenant, safe='')}", info, repeat=False)
 
+    async def delete_tenant(self, tenant: str) -> None:
+        """Delete a tenant without namespaces. Conflict while it has some."""
+        await self._call("DELETE", f"tenants/{quote(tenant, safe='')}", repeat=False)
+
+    async def list_namespaces(self, tenant: str) -> list[str]:
+        """Full names of a tenant's namespaces."""
+        return await self._list(f"namespaces/{quote(tenant, safe='')}")
+
     async def namespace_exists(self, namespace: str) -> bool:
         """Whether there is such a namespace."""
         try:

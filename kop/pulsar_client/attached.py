@@ -20,6 +20,8 @@ OnLost = Callable[[PulsarError], None]
 
 _AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError"})
 """What the first opening tries again until its time is up; a later one tries all that is retriable, for ever."""
+_TELL_EVERY = 10
+"""Of so many tries in vain, one is logged."""
 _STABLE_SECONDS = 5.0
 """Attached for so long, the next loss begins with a short wait again."""
 
@@ -29,8 +31,17 @@ log = logging.getLogger(__name__)
 class Attached(ABC):
     """One thing that lives on a broker's connection and follows its topic."""
 
-    def __init__(self, what: str, *, timeout: float, guard: Guard | None, on_lost: OnLost | None) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        timeout: float,
+        guard: Guard | None,
+        on_lost: OnLost | None,
+        turn: asyncio.Semaphore | None = None,
+    ) -> None:
         self._what = what
+        self._turn_to_attach = turn or asyncio.Semaphore()
         self._timeout = timeout
         self._guard = guard
         self._on_lost = on_lost
@@ -62,6 +73,9 @@ class Attached(ABC):
     def _detached(self, error: PulsarError) -> None:
         """Note that the connection is gone, before the way back is begun."""
 
+    def _in_vain(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
+        """Note that a try to come back failed; there will be another."""
+
     @abstractmethod
     def _resume(self) -> None:
         """Go on after being attached."""
@@ -92,9 +106,10 @@ class Attached(ABC):
                 await asyncio.sleep(wait)
 
     async def _once(self, assigned: str | None) -> None:
-        connection = await self._find(assigned)
-        self._broken = None
-        await self._attach(connection)
+        async with self._turn_to_attach:
+            connection = await self._find(assigned)
+            self._broken = None
+            await self._attach(connection)
         if self._broken is not None:
             raise self._broken
         self._connection = connection
@@ -113,7 +128,7 @@ class Attached(ABC):
             return
         if self._loop.time() - self._attached_at >= _STABLE_SECONDS:
             self._backoff.reset()
-        log.log(logging.DEBUG if assigned else logging.INFO, "%s: detached, coming back: %s", self._what, error)
+        log.debug("%s: detached, coming back: %s", self._what, error)
         self._detached(error)
         if error.code == "Closed":
             self._give_up(error)
@@ -122,6 +137,7 @@ class Attached(ABC):
 
     async def _come_back(self, assigned: str | None, *, moved: bool = False) -> None:
         """Try until attached. `moved` is by our own will: at once, and the guard is not asked."""
+        tries = 0
         while self._end is None:
             if assigned is None and not moved:
                 await asyncio.sleep(self._backoff.next())
@@ -133,7 +149,10 @@ class Attached(ABC):
                 if not error.retriable:
                     self._give_up(error)
                     return
-                log.info("%s: not yet back: %s", self._what, error)
+                tries += 1
+                self._in_vain(error)
+                if tries % _TELL_EVERY == 0:
+                    log.warning("%s: not back after %d tries: %s", self._what, tries, error)
             except Exception as error:  # the guard's: whatever it raises ends this
                 log.warning("%s: given up: %r", self._what, error)
                 self._give_up(PulsarError("GuardFailed", repr(error)))

@@ -6,9 +6,10 @@ Must not know: Kafka, and what entries mean.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from kop.pulsar_client.attached import Attached, Guard, OnLost
 from kop.pulsar_client.connection import Connection
@@ -21,6 +22,8 @@ from kop.pulsar_client.tls import TlsOptions
 from kop.pulsar_client.types import Access, Auth, Entry, Position
 from kop.pulsar_client.watch import OnChange, Watch
 from kop.pulsar_client.wire import DEFAULT_MAX_MESSAGE_SIZE
+
+_ATTACH_AT_ONCE = 64
 
 
 class Client:
@@ -58,6 +61,7 @@ class Client:
         self._producer_ids = itertools.count(1)
         self._consumer_ids = itertools.count(1)
         self._watcher_ids = itertools.count(1)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._users: WeakSet[Attached] = WeakSet()
         self.max_message_size = DEFAULT_MAX_MESSAGE_SIZE
         """The largest entry (metadata and payload, in bytes) that the brokers take, known after `start`."""
@@ -123,8 +127,9 @@ class Client:
         ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound, ...
         """
         kind = f"{SEND}:{lane}" if lane else SEND
+        waits = access == "wait_for_exclusive"  # keeps nobody else waiting
         producer = Producer(
-            next(self._producer_ids),
+            self._producer_ids,
             topic,
             lambda assigned: self._connection(topic, kind, assigned),
             name=name,
@@ -135,6 +140,7 @@ class Client:
             send_timeout=send_timeout,
             guard=guard,
             on_lost=on_lost,
+            turn=None if waits else self._turn(kind),
         )
         self._users.add(producer)
         await producer.open()
@@ -169,10 +175,18 @@ class Client:
             timeout=self._timeout,
             guard=guard,
             on_lost=on_lost,
+            turn=self._turn(READ),
         )
         self._users.add(reader)
         await reader.open()
         return reader
+
+    def _turn(self, kind: str) -> asyncio.Semaphore:
+        """How many may attach at once: a broker that comes back is not met by ten thousand, of whom most time out."""
+        turn = self._turns.get(kind)
+        if turn is None:
+            turn = self._turns[kind] = asyncio.Semaphore(_ATTACH_AT_ONCE)
+        return turn
 
     async def _connection(self, topic: str, kind: str, assigned: str | None) -> Connection:
         """The connection of `kind` to the broker of `topic`."""

@@ -19,10 +19,11 @@ from kop.pulsar_client import wire
 from kop.pulsar_client.errors import PulsarError, server_error
 from kop.pulsar_client.frames import Frames
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import Auth, Buffer, Position
-from kop.pulsar_client.wire import Delivery
+from kop.pulsar_client.types import DUPLICATE, Auth, Buffer, Position
 
 PROTOCOL_VERSION = 21
+_MESSAGE = pb.BaseCommand.MESSAGE
+_SEND_RECEIPT = pb.BaseCommand.SEND_RECEIPT
 _WRITE_HIGH = 4 * 1024 * 1024
 """Bytes unsent from which on producers keep their entries back."""
 
@@ -48,7 +49,7 @@ class ProducerEvents(Protocol):
 class ReaderEvents(Protocol):
     """What a connection tells a reader."""
 
-    def on_entry(self, frame: memoryview, at: int, delivery: Delivery) -> None:
+    def on_entry(self, frame: memoryview, at: int, message: pb.CommandMessage) -> None:
         """Take an entry, which begins at `at`."""
 
     def on_end(self) -> None:
@@ -203,6 +204,8 @@ class Connection(asyncio.BufferedProtocol):
             *self.watches.values(),
         ]
         self.producers, self.readers, self.watches = {}, {}, {}
+        if users:  # one line here, not one each
+            log.info("%s lost, with %d producers, readers and watches: %s", self.name, len(users), error)
         self._on_closed(self)
         for user in users:
             user.on_disconnect(error, None)
@@ -234,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, command: pb.BaseCommand) -> None:
         """Write a command."""
-        self.write_frame(wire.command_frame(command.SerializeToString()))
+        self.write_frame(wire.command_frame(command))
 
     def when_writable(self, producer_id: int, producer: ProducerEvents) -> None:
         """Call `on_writable` once when the peer takes entries again."""
@@ -278,28 +281,25 @@ class Connection(asyncio.BufferedProtocol):
     def _on_frame(self, frame: memoryview) -> None:
         if self.closed:
             return
-        kind, end = wire.command_type(frame)
-        if kind == wire.MESSAGE:
-            delivery = wire.read_delivery(frame, end)
-            reader = self.readers.get(delivery.consumer_id)
+        command, end = wire.read_command(frame)
+        kind = command.type
+        if kind == _MESSAGE:
+            message = command.message
+            reader = self.readers.get(message.consumer_id)
             if reader is not None:  # else of a consumer that is closed already
-                reader.on_entry(frame, end, delivery)
-        elif kind == wire.SEND_RECEIPT:
-            producer_id, sequence_id, position = wire.read_receipt(frame, end)
-            producer = self.producers.get(producer_id)
+                reader.on_entry(frame, end, message)
+        elif kind == _SEND_RECEIPT:
+            receipt = command.send_receipt
+            producer = self.producers.get(receipt.producer_id)
             if producer is not None:
-                producer.on_receipt(sequence_id, position)
-        elif kind == wire.PING:
-            self.write_frame(wire.PONG_FRAME)
-        elif kind != wire.PONG:
-            self._on_command(pb.BaseCommand.FromString(bytes(frame[4:end])))
-
-    def _on_command(self, command: pb.BaseCommand) -> None:
-        handle = _HANDLERS.get(command.type)
-        if handle is None:
-            log.debug("%s: command %s is not known to this client", self.name, command.type)
+                known = receipt.HasField("message_id")
+                producer.on_receipt(receipt.sequence_id, wire.read_position(receipt.message_id) if known else DUPLICATE)
         else:
-            handle(self, command)
+            handle = _HANDLERS.get(kind)
+            if handle is None:
+                log.debug("%s: command %s is not known to this client", self.name, kind)
+            else:
+                handle(self, command)
 
     def _answer(self, request_id: int, value: Any) -> None:
         future = self._requests.pop(request_id, None)
@@ -310,6 +310,12 @@ class Connection(asyncio.BufferedProtocol):
         future = self._requests.pop(request_id, None)
         if future is not None and not future.done():
             future.set_exception(error)
+
+    def _on_ping(self, command: pb.BaseCommand) -> None:
+        self.write_frame(wire.PONG_FRAME)
+
+    def _on_pong(self, command: pb.BaseCommand) -> None:
+        """Nothing to do: that something came is what matters."""
 
     def _on_connected(self, command: pb.BaseCommand) -> None:
         if not self._connected.done():
@@ -337,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
         told = command.send_error
         producer = self.producers.get(told.producer_id)
         if producer is not None:
-            producer.on_send_error(wire.signed(told.sequence_id), server_error(told.error, told.message))
+            producer.on_send_error(told.sequence_id, server_error(told.error, told.message))
 
     def _on_close_producer(self, command: pb.BaseCommand) -> None:
         told = command.close_producer
@@ -434,6 +440,8 @@ class Connection(asyncio.BufferedProtocol):
 
 
 _HANDLERS: dict[int, Callable[[Connection, pb.BaseCommand], None]] = {
+    pb.BaseCommand.PING: Connection._on_ping,
+    pb.BaseCommand.PONG: Connection._on_pong,
     pb.BaseCommand.CONNECTED: Connection._on_connected,
     pb.BaseCommand.SUCCESS: Connection._on_success,
     pb.BaseCommand.ERROR: Connection._on_error,

@@ -6,16 +6,12 @@ Must not know: producers and readers.
 
 from __future__ import annotations
 
-import asyncio
-
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.pool import LOOKUP, Broker, Pool
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 _MOST_REDIRECTS = 20
-_AT_ONCE = 64
-"""Lookups under way: a restarted broker is not met by ten thousand at once."""
 
 
 class Lookup:
@@ -25,28 +21,26 @@ class Lookup:
         self._pool = pool
         self._timeout = timeout
         self._listener = listener
-        self._turn = asyncio.Semaphore(_AT_ONCE)
 
     async def broker(self, topic: str) -> Broker:
         """The broker that serves `topic` (a partition or an unpartitioned topic). PulsarError."""
-        async with self._turn:
-            connection = await self._pool.any(LOOKUP)
-            authoritative = False
-            for _ in range(_MOST_REDIRECTS):
-                answer = await self._ask(connection, topic, authoritative)
-                url = answer.brokerServiceUrlTls if self._pool.tls else answer.brokerServiceUrl
-                if not url:
-                    needed = "pulsar+ssl://" if answer.brokerServiceUrlTls else "pulsar://"
-                    raise PulsarError(
-                        "ServiceNotReady", f"{connection.name} names no address for this client: try {needed}"
-                    )
-                self._pool.proxied = answer.proxy_through_service_url
-                broker = self._pool.broker(url)
-                if answer.response == pb.CommandLookupTopicResponse.Connect:
-                    return broker
-                authoritative = answer.authoritative
-                connection = await self._pool.get(broker, LOOKUP)
-            raise PulsarError("ServiceNotReady", f"{topic}: more than {_MOST_REDIRECTS} redirects")
+        connection = await self._pool.any(LOOKUP)
+        authoritative = False
+        for _ in range(_MOST_REDIRECTS):
+            answer = await self._ask(connection, topic, authoritative)
+            url = answer.brokerServiceUrlTls if self._pool.tls else answer.brokerServiceUrl
+            if not url:
+                needed = "pulsar+ssl://" if answer.brokerServiceUrlTls else "pulsar://"
+                raise PulsarError(
+                    "ServiceNotReady", f"{connection.name} names no address for this client: try {needed}"
+                )
+            self._pool.proxied = answer.proxy_through_service_url
+            broker = self._pool.broker(url)
+            if answer.response == pb.CommandLookupTopicResponse.Connect:
+                return broker
+            authoritative = answer.authoritative
+            connection = await self._pool.get(broker, LOOKUP)
+        raise PulsarError("ServiceNotReady", f"{topic}: more than {_MOST_REDIRECTS} redirects")
 
     async def _ask(self, connection: Connection, topic: str, authoritative: bool) -> pb.CommandLookupTopicResponse:
         number = connection.request_id()

@@ -7,6 +7,7 @@ Must not know: what the entries mean, and which topic id is the right one (the g
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -24,8 +25,7 @@ MODES: dict[str, pb.ProducerAccessMode] = {
     "exclusive_with_fencing": pb.ExclusiveWithFencing,
     "wait_for_exclusive": pb.WaitForExclusive,
 }
-_UNDECIDED = "PersistenceError"
-"""What a broker says of a resent entry whose first copy it has not finished with."""
+_QUOTA = "ProducerBlockedQuotaExceededError"
 
 Find = Callable[[str | None], Awaitable[Connection]]
 
@@ -40,7 +40,7 @@ class Producer(Attached):
 
     def __init__(
         self,
-        producer_id: int,
+        ids: itertools.count[int],
         topic: str,
         find: Find,
         *,
@@ -52,11 +52,13 @@ class Producer(Attached):
         send_timeout: float,
         guard: Guard | None,
         on_lost: OnLost | None,
+        turn: asyncio.Semaphore | None,
     ) -> None:
-        super().__init__(f"producer {name or producer_id} of {topic}", timeout=timeout, guard=guard, on_lost=on_lost)
+        what = f"producer {name or 'without a name'} of {topic}"
+        super().__init__(what, timeout=timeout, guard=guard, on_lost=on_lost, turn=turn)
         self._find_connection = find
-        self._id = producer_id
-        self._id_bytes = wire.varint(producer_id)
+        self._ids = ids
+        self._id = 0
         self._access = access
         self._properties = properties
         self._named = name is not None
@@ -97,8 +99,9 @@ class Producer(Attached):
 
         `metadata` is a serialized MessageMetadata that carries the producer's name, `sequence_id` and the publish time;
         the buffers must not change until the answer. The future fails with PulsarError: the code of the broker's
-        refusal, MessageTooLarge, Timeout (not answered within `send_timeout`; all entries behind it fail with it), or
-        the reason why the producer is over. ValueError for a sequence id that is still pending.
+        refusal where that is final, MessageTooLarge, Timeout (not stored within `send_timeout`; all entries behind it
+        fail with it), ProducerBlockedQuotaExceededError, or the reason why the producer is over. ValueError for a
+        sequence id that is still pending.
         """
         future: asyncio.Future[Position] = self._loop.create_future()
         if self._end is not None:
@@ -112,11 +115,11 @@ class Producer(Attached):
                 PulsarError("MessageTooLarge", f"an entry of {size} bytes; the broker takes {self._max_size}")
             )
             return future
-        head = wire.send_head(self._id_bytes, sequence_id, highest_sequence_id, num_messages, metadata, payload)
-        item = Pending(sequence_id, (head, metadata, payload), future, self._loop.time() + self._send_timeout)
+        deadline = self._loop.time() + self._send_timeout
+        item = Pending(sequence_id, highest_sequence_id, num_messages, metadata, payload, future, deadline)
         self._window.add(item)
         if self._timer is None:
-            self._timer = self._loop.call_at(item.deadline, self._expire)
+            self._timer = self._loop.call_at(deadline, self._expire)
         self._flush()
         return future
 
@@ -140,16 +143,17 @@ class Producer(Attached):
             item.future.set_result(position)
 
     def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
-        """Fail the entry; but one that was resent too early is sent once more, with all behind it."""
+        """Fail an entry that is refused for good; for any other reason begin anew, with all that is pending.
+
+        A topic that is being unloaded refuses what is under way (PersistenceError, "fenced"). Were that entry given up
+        and those behind it sent again, its own retry would be dropped as a duplicate, and nobody would have it. The
+        same code is said of an entry whose first copy the broker has not finished with.
+        """
         item = self._window.get(sequence_id)
         if item is None:
             return
-        if item.times > 1 and error.code == _UNDECIDED:
-            connection = self._connection
-            if connection is not None:
-                connection.producers.pop(self._id, None)
-                connection.write(self._close_command(connection.request_id()))
-                self._start_over(error)
+        if error.retriable:
+            self._leave(error)
             return
         self._window.take(sequence_id)
         if not item.future.done():
@@ -166,11 +170,13 @@ class Producer(Attached):
 
     async def _attach(self, connection: Connection) -> None:
         number = connection.request_id()
+        # A new one each time: a broker ignores entries for an id that it has closed lately, without a word.
+        self._id = next(self._ids)
         command = pb.CommandProducer(
             topic=self.topic,
             producer_id=self._id,
             request_id=number,
-            epoch=self._attempts,  # lets the broker replace the one of the connection that was lost
+            epoch=self._attempts,
             user_provided_producer_name=self._named,
             producer_access_mode=self._mode(),
             metadata=[pb.KeyValue(key=key, value=value) for key, value in self._properties.items()],
@@ -217,6 +223,10 @@ class Producer(Attached):
     def _detached(self, error: PulsarError) -> None:
         self._window.rewind()
 
+    def _in_vain(self, error: PulsarError) -> None:
+        if error.code == _QUOTA:  # may last for hours: say so at once
+            self._fail(self._window.clear(), error)
+
     def _resume(self) -> None:
         self._window.rewind()
         self._flush()
@@ -238,7 +248,11 @@ class Producer(Attached):
             item = window.next_unsent()
             if item is None:
                 return
-            connection.write_entry(item.parts)
+            metadata, payload = item.metadata, item.payload
+            head = wire.send_head(
+                self._id, item.sequence_id, item.highest_sequence_id, item.num_messages, metadata, payload
+            )
+            connection.write_entry((head, metadata, payload))
         if not window.all_sent:
             connection.when_writable(self._id, self)
 
@@ -246,7 +260,10 @@ class Producer(Attached):
         self._timer = None
         now = self._loop.time()
         text = f"{self._what}: no receipt in {self._send_timeout:g} s" + ("" if self.connected else ", not connected")
-        self._fail(self._window.expire(now), PulsarError("Timeout", text))
+        expired = self._window.expire(now)
+        self._fail(expired, PulsarError("Timeout", text))
+        if expired:
+            self._leave(PulsarError("Timeout", text))  # whatever the broker does with this producer: a new one
         deadline = self._window.deadline()
         if deadline is not None:
             self._timer = self._loop.call_at(deadline, self._expire)
@@ -256,6 +273,14 @@ class Producer(Attached):
         for item in items:
             if not item.future.done():
                 item.future.set_exception(error)
+
+    def _leave(self, error: PulsarError) -> None:
+        """Close the producer at the broker and come back with a new one."""
+        connection = self._connection
+        if connection is not None:
+            connection.producers.pop(self._id, None)
+            connection.write(self._close_command(connection.request_id()))
+            self._start_over(error)
 
     def _close_command(self, request_id: int) -> pb.BaseCommand:
         closing = pb.CommandCloseProducer(producer_id=self._id, request_id=request_id)

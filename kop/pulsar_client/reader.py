@@ -50,8 +50,9 @@ class Reader(Attached):
         timeout: float,
         guard: Guard | None,
         on_lost: OnLost | None,
+        turn: asyncio.Semaphore | None,
     ) -> None:
-        super().__init__(f"reader of {topic}", timeout=timeout, guard=guard, on_lost=on_lost)
+        super().__init__(f"reader of {topic}", timeout=timeout, guard=guard, on_lost=on_lost, turn=turn)
         self._ids = ids
         self._find_connection = find
         self._read_compacted = read_compacted
@@ -85,7 +86,7 @@ class Reader(Attached):
     async def last_position(self) -> Position:
         """The position of the topic's last entry, entry -1 where the ledger that it names has none. PulsarError."""
         answer = await self._last()
-        return _position(answer.last_message_id)
+        return wire.read_position(answer.last_message_id)
 
     async def seek(self, position: Position, *, inclusive: bool = True) -> None:
         """Go on at `position`; nothing of before is delivered once this returns. PulsarError.
@@ -124,12 +125,12 @@ class Reader(Attached):
 
     # --- what the connection tells
 
-    def on_entry(self, frame: memoryview, at: int, delivery: wire.Delivery) -> None:
+    def on_entry(self, frame: memoryview, at: int, message: pb.CommandMessage) -> None:
         """Check and deliver."""
-        if self._end is not None or delivery.consumer_id != self._id:
+        if self._end is not None or message.consumer_id != self._id:
             return
         try:
-            entry = wire.read_entry(frame, at, delivery)
+            entry = wire.read_entry(frame, at, message)
         except PulsarError as error:
             self._on_damaged(error)
             return
@@ -185,7 +186,7 @@ class Reader(Attached):
             durable=False,
             read_compacted=self._read_compacted,
             force_topic_creation=False,
-            start_message_id=pb.MessageIdData(ledgerId=start.ledger % 2**64, entryId=start.entry % 2**64),
+            start_message_id=pb.MessageIdData(ledgerId=start.ledger, entryId=start.entry),
         )
         connection.readers[self._id] = self
         try:
@@ -195,7 +196,7 @@ class Reader(Attached):
             if self._at_end:
                 answer = await self._last(connection)
                 if answer.HasField("consumer_mark_delete_position"):
-                    self._cursor.pin(_position(answer.consumer_mark_delete_position))
+                    self._cursor.pin(wire.read_position(answer.consumer_mark_delete_position))
                     self._at_end = False
         except BaseException as error:
             connection.readers.pop(self._id, None)
@@ -247,7 +248,3 @@ class Reader(Attached):
     def _close_command(self, request_id: int) -> pb.BaseCommand:
         closing = pb.CommandCloseConsumer(consumer_id=self._id, request_id=request_id)
         return pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=closing)
-
-
-def _position(data: pb.MessageIdData) -> Position:
-    return Position(wire.signed(data.ledgerId), wire.signed(data.entryId))

@@ -15,15 +15,34 @@ from kop.pulsar_client.types import Buffer, Position
 class Pending:
     """One entry that waits for its receipt."""
 
-    __slots__ = ("deadline", "future", "parts", "sequence_id", "size", "times")
+    __slots__ = (
+        "deadline",
+        "future",
+        "highest_sequence_id",
+        "metadata",
+        "num_messages",
+        "payload",
+        "sequence_id",
+        "size",
+        "times",
+    )
 
     def __init__(
-        self, sequence_id: int, parts: tuple[Buffer, ...], future: asyncio.Future[Position], deadline: float
+        self,
+        sequence_id: int,
+        highest_sequence_id: int | None,
+        num_messages: int,
+        metadata: Buffer,
+        payload: Buffer,
+        future: asyncio.Future[Position],
+        deadline: float,
     ) -> None:
         self.sequence_id = sequence_id
-        self.parts = parts
-        """The frame, in pieces."""
-        self.size = sum(map(len, parts))
+        self.highest_sequence_id = highest_sequence_id
+        self.num_messages = num_messages
+        self.metadata = metadata
+        self.payload = payload
+        self.size = len(metadata) + len(payload)
         self.future = future
         self.deadline = deadline
         self.times = 0

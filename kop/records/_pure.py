@@ -21,11 +21,13 @@ headers         properties, in order, where each header can be one: a name that 
                 Else the property `__kop_headers` comes first: base64 of all headers as they stand in the Kafka
                 record (count, then length and bytes of names and values, -1 for null). Behind it, so that native
                 clients see them, the headers that can be properties; of several with one name only the last one
-                counts (`Headers.lastHeader`), and is left out where it is binary or null.
+                counts (`Headers.lastHeader`), and is left out where it is binary or null. Of more than 1,000 headers
+                none is a property, for a peer can put half a million into a megabyte.
                 Back: no `__kop_headers`, then the properties in order. With it, that list; but where a native
                 client changed, removed or added properties on the way, what it did wins: a listed header stays only
                 if the property of its name is what the list makes of it, and properties that the list does not
-                explain follow. A `__kop_headers` or `__kop_timestamp` that cannot be read is a property like others.
+                explain follow (of more than 1,000 listed headers all stay). A `__kop_headers` or `__kop_timestamp`
+                that cannot be read is a property like others.
 producer id, epoch, sequence: in `producer_name` and `sequence_id`, given by the caller; consumers get none back, which
                 only matters to them for transactions, and those are Pulsar's own.
 
@@ -39,14 +41,17 @@ their numbers, false and absent ones left out. `tests/records/transcode_vectors.
 
 From native producers all else of Pulsar is read too: single messages (no `num_messages_in_batch`), `compacted_out`
 stubs (left out, the others keep their places), unknown fields. As native clients do, bytes behind the last message are
-ignored, and of a field that comes twice the last one counts. Sizes that cannot be are UndecodableEntryError.
+ignored, and of a field that comes twice the last one counts. Sizes that cannot be and messages of more than 100,000
+properties are UndecodableEntryError.
 """
 
 from __future__ import annotations
 
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from kop.errors import BackendError, ErrorCode, PeerError
@@ -61,6 +66,10 @@ TIMESTAMP_PROPERTY: Final = b"__kop_timestamp"
 RAW_PROPERTY: Final = b"entry.format"
 """KoP's mark, on the entry, of a payload that is Kafka batches (its KafkaPayloadProcessor looks for it)."""
 RAW_VALUE: Final = b"kafka"
+
+MAX_SHOWN: Final = 1_000
+"""Of more headers none becomes a property. Part of how batches are split: never change it."""
+MAX_PROPERTIES: Final = 100_000
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 
@@ -136,7 +145,7 @@ def pack(
     # offsets ascend and end within the batch, and there are as many as it has places: so they are 0, 1, 2, ...
     for index, timestamp, start, end in frames(body, count, 0, count - 1, base_timestamp, append_time):
         key, value, pos = key_and_value(body, start, end)
-        headers = () if body[pos] == 0 and pos + 1 == end else tuple(headers_of(body, pos, end))
+        headers = () if body[pos] == 0 and pos + 1 == end else _few(headers_of(body, pos, end))
         if key is None and reject_null_keys:
             without_key.append(index)
         single = _single(key, value, timestamp, headers, body[pos:end])
@@ -153,15 +162,23 @@ def pack(
     return pieces, without_key
 
 
-def _single(key: bytes | None, value: bytes | None, timestamp: int, headers: Headers, section: bytes) -> bytes:
+def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
+    """The headers; None where they are more than MAX_SHOWN, which are walked and not kept."""
+    found = tuple(islice(headers, MAX_SHOWN + 1))
+    if len(found) <= MAX_SHOWN:
+        return found
+    deque(headers, maxlen=0)
+    return None
+
+
+def _single(key: bytes | None, value: bytes | None, timestamp: int, headers: Headers | None, section: bytes) -> bytes:
     """The SMM of a record; `section` is its headers as they stand in it."""
     out = bytearray()
-    if headers:
-        shown = _as_properties(headers)
-        if len(shown) != len(headers):
-            _put_property(out, 1, HEADERS_PROPERTY, b2a_base64(section, newline=False))
-        for name, text in shown.items():
-            _put_property(out, 1, name, text)
+    shown = {} if headers is None else _as_properties(headers)
+    if headers is None or len(shown) != len(headers):
+        _put_property(out, 1, HEADERS_PROPERTY, b2a_base64(section, newline=False))
+    for name, text in shown.items():
+        _put_property(out, 1, name, text)
     if timestamp <= 0:
         _put_property(out, 1, TIMESTAMP_PROPERTY, b"%d" % timestamp)
     binary_key = key is not None and not _is_text(key)
@@ -303,7 +320,9 @@ def _read_single(data: bytes) -> _Message:
 
 def _record(message: _Message, payload: bytes, publish_time: int, entry_event_time: int) -> tuple[int, bytearray]:
     """Timestamp and content of the Kafka record that a message is."""
-    headers, marker = _headers(message.properties)
+    if len(message.properties) > MAX_PROPERTIES:
+        raise _damaged(f"a message of {len(message.properties)} properties")
+    section, marker = _headers(message.properties)
     if message.event_time:
         timestamp = _int64(message.event_time)
     elif marker is not None:
@@ -319,14 +338,16 @@ def _record(message: _Message, payload: bytes, publish_time: int, entry_event_ti
         key = _from_base64(key)
         if key is None:
             raise _damaged("a key that is marked as base64 is none")
-    return timestamp, content_of(key, None if message.null_value else payload, headers)
+    content = content_of(key, None if message.null_value else payload, ())
+    content.pop()  # a count of no headers
+    return timestamp, content + section
 
 
-def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[Headers, int | None]:
-    """The headers that properties stand for, and the timestamp where they hold one."""
+def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:
+    """The headers that properties stand for, as they stand in a record, and the timestamp where they hold one."""
     if not any(name.startswith(RESERVED) for name, _ in properties):
-        return properties, None
-    listed: Headers | None = None
+        return _section(len(properties), properties), None
+    listed: tuple[bytes, int] | None = None
     marker: int | None = None
     plain: list[tuple[bytes, bytes]] = []
     for name, value in properties:
@@ -337,20 +358,42 @@ def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[Headers, int | None
         else:
             plain.append((name, value))
     if listed is None:
-        return plain, marker
-    expected, present = _as_properties(listed), dict(plain)
-    kept = [header for header in listed if expected.get(header[0]) == present.get(header[0])]
-    return kept + [(name, value) for name, value in plain if expected.get(name) != value], marker
+        return _section(len(plain), plain), marker
+    section, count = listed
+    headers = headers_of(section, 0, len(section))
+    if count > MAX_SHOWN:
+        return _section(count + len(plain), chain(headers, plain)), marker
+    kept = list(headers)
+    expected, present = _as_properties(kept), dict(plain)
+    kept = [header for header in kept if expected.get(header[0]) == present.get(header[0])]
+    kept += [(name, value) for name, value in plain if expected.get(name) != value]
+    return _section(len(kept), kept), marker
 
 
-def _listed(value: bytes) -> Headers | None:
+def _listed(value: bytes) -> tuple[bytes, int] | None:
+    """A list of headers as it stood in a record, and how many they are; None where it is none."""
     section = _from_base64(value)
     if section is None:
         return None
     try:
-        return tuple(headers_of(section, 0, len(section)))
+        return section, sum(1 for _ in headers_of(section, 0, len(section)))
     except PeerError:
         return None
+
+
+def _section(count: int, headers: Iterable[tuple[bytes, bytes | None]]) -> bytes:
+    """The headers as a record has them. Its numbers are zigzag varints, so these are doubled."""
+    out = bytearray()
+    _put_varint(out, count << 1)
+    for name, value in headers:
+        _put_varint(out, len(name) << 1)
+        out += name
+        if value is None:
+            out.append(1)  # -1
+        else:
+            _put_varint(out, len(value) << 1)
+            out += value
+    return bytes(out)
 
 
 def _marker(value: bytes) -> int | None:

@@ -278,6 +278,12 @@ def _misfit(data: Buffer) -> PeerError:
     return _invalid("more than one record batch")
 
 
+def max_timestamp_of(buf: Buffer) -> int:
+    """The largest timestamp of the batch at the start of `buf`, from its header."""
+    value: int = _LONG.unpack_from(buf, _MAX_TIMESTAMP_AT)[0]
+    return value
+
+
 def stamp(buf: bytearray | memoryview, base_offset: int, leader_epoch: int = 0) -> None:
     """Write the base offset and leader epoch of the batch at the start of `buf`; its checksum does not cover them."""
     _LONG.pack_into(buf, 0, base_offset)

@@ -71,7 +71,7 @@ NATIVE: Final = _twin is not _pure
 """True when the compiled twin does the work."""
 ENTRY_ROOM: Final = 512
 """Bytes of an entry that are kept for its metadata and framing. Part of how batches are split: never change it."""
-MAX_UNCOMPRESSED: Final = 256 * 1024 * 1024
+MAX_UNCOMPRESSED: Final = 128 * 1024 * 1024
 """Bytes that a compressed batch or entry may grow to, unless told otherwise."""
 
 _MAX_PRODUCER_NAME: Final = 256

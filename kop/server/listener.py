@@ -84,14 +84,20 @@ class Server:
 
     # --- listening
 
-    async def listen(self, host: str, port: int, advertised: tuple[str, int] | None = None) -> tuple[str, int]:
-        """Listen; `*` is every address. Returns the address bound (port 0 picks one). OSError where it is taken."""
+    async def listen(
+        self, host: str, port: int, advertised: tuple[str, int] | None = None, *, shared: bool = False
+    ) -> tuple[str, int]:
+        """Listen; `*` is every address. Returns the address bound (port 0 picks one). OSError where it is taken.
+
+        `shared`: other processes listen on the same address, the system deals connections out.
+        """
         listener = await self.loop.create_server(
             lambda: Connection(self, advertised),
             None if host in {"*", ""} else host,
             port,
             backlog=4096,
             reuse_address=True,
+            reuse_port=shared or None,
         )
         self._listeners.append(listener)
         for sock in listener.sockets:  # what is accepted inherits it

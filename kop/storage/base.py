@@ -37,6 +37,15 @@ class TopicInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A live gateway on the same data, and where clients find it."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogPolicy:
     """What an engine has to know of a topic's effective configs (its own, then the broker's defaults)."""
 
@@ -125,6 +134,9 @@ class PartitionLog(Protocol):
     async def attach(self) -> None:
         """Make the log ready to serve. Cheap to call again."""
 
+    async def refresh(self) -> None:
+        """Bring `high_watermark` up to all that is durable now, whoever wrote it. Attaches where that is needed."""
+
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         """Take one validated RecordBatch v2; the future ends when the batch is durable.
 
@@ -139,7 +151,8 @@ class PartitionLog(Protocol):
         """What is in memory from the batch that holds `offset` on, or None where it has to be read from storage.
 
         Takes whole batches up to `max_bytes`; with `min_one` the first batch is taken whatever its size. An
-        offset at the high watermark gives an empty result, one out of range raises OFFSET_OUT_OF_RANGE.
+        offset at the high watermark gives an empty result, one out of range raises OFFSET_OUT_OF_RANGE; None for one
+        behind the high watermark where another gateway may have moved that.
         """
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
@@ -162,6 +175,16 @@ class PartitionLog(Protocol):
 
     def producers(self) -> Sequence[ProducerView]:
         """Idempotent producers that the log remembers now."""
+
+    async def lead(self, lost: Callable[[], None]) -> None:
+        """Become the only writer of the log: what another gateway appends from now on fails.
+
+        `lost` is called once when another one leads, or the log can be written no more. What is read after this has
+        ended holds all that was ever acknowledged. An engine of one process has nothing to do.
+        """
+
+    async def resign(self) -> None:
+        """Lead no more. Nothing where it did not lead."""
 
 
 class Topics(Protocol):
@@ -220,6 +243,20 @@ class Engine(Protocol):
 
     async def put_state(self, key: str, value: str | None) -> None:
         """Set or, with None, remove such a value; durable when it returns."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The live gateways on the same data; this one, too, once it has joined. Empty where there can be no other."""
+
+    @property
+    def members_fresh(self) -> bool:
+        """False where `members` may be out of date: then another gateway may have taken over what this one leads."""
+
+    def on_members(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change of `members`."""
+
+    async def join(self, member: Member) -> None:
+        """Become one of `members`, until `close`. BROKER_ID_NOT_REGISTERED where its id is another live one's."""
 
     @property
     def healthy(self) -> str | None:

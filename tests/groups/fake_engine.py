@@ -31,6 +31,12 @@ class FakeLog:
         await asyncio.sleep(0)
         self.attached = True
 
+    async def lead(self, lost: Callable[[], None]) -> None:
+        await self.attach()
+
+    async def resign(self) -> None:
+        pass
+
     def append(self, batch: Any, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         assert self.attached
         if self.raises:
@@ -114,6 +120,12 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.topics = FakeTopics()
+
+    members: tuple[Any, ...] = ()
+    members_fresh = True
+
+    def on_members(self, callback: Callable[[], None]) -> None:
+        pass
 
     def log(self, topic_id: uuid.UUID, partition: int) -> FakeLog | None:
         logs = self.topics.logs.get(topic_id, [])

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from kop.cluster.brokers import BrokerConfigs
 from kop.cluster.catalog import Catalog
+from kop.cluster.membership import Membership
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
 from kop.handlers import cluster, configs, topics
@@ -51,6 +52,7 @@ class Admin:
             brokers=brokers,
             topic_configs=topic_configs,
             groups=unused,
+            membership=Membership(engine, config.node_id),
             metrics=unused,
             metadata_cache=unused,
             fetch_sessions=unused,

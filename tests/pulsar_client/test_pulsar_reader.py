@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from pulsar_kit import T, client, numbers
-from support.fake_pulsar import Command, FakePulsar, fails, fake_pulsar, until
+from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar, until
 
 from kop.pulsar_client import EARLIEST, LATEST, Entry, Position, PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -320,3 +320,35 @@ async def test_a_reader_that_is_not_answered_is_closed_at_the_broker() -> None:
             reader = await made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
             assert await fails(reader.last_position()) == "Timeout"
             assert isinstance(asyncio.get_running_loop().time(), float)
+
+
+async def test_many_readers_return_a_few_at_a_time() -> None:
+    async with fake_pulsar() as broker:
+        for number in range(300):
+            broker.create(f"{T}{number}")
+        async with client(broker.url) as made:
+            readers = await asyncio.gather(
+                *(made.open_reader(f"{T}{n}", EARLIEST, permits=1, on_entry=lambda entry: None) for n in range(300))
+            )
+            waiting = 0
+            most = 0
+
+            def slow(session: Session, command: Command) -> bool:
+                nonlocal waiting, most
+                if command.type != Command.SUBSCRIBE:
+                    return False
+                waiting += 1
+                most = max(most, waiting)
+
+                def answer() -> None:
+                    nonlocal waiting
+                    waiting -= 1
+                    broker._on_subscribe(session, command, b"")
+
+                asyncio.get_running_loop().call_later(0.02, answer)
+                return True
+
+            broker.hook = slow
+            broker.hang_up()
+            await until(lambda: all(reader.attached_times == 2 for reader in readers), 20)
+            assert most == 64

@@ -21,7 +21,7 @@ LOOP.close()
 
 
 def pending(sequence: int, deadline: float = 100.0) -> Pending:
-    return Pending(sequence, (b"head", b"meta", b"payload"), asyncio.Future(loop=LOOP), deadline)
+    return Pending(sequence, sequence, 1, b"metadata", b"payload", asyncio.Future(loop=LOOP), deadline)
 
 
 def wire_order(window: Window) -> list[int]:

@@ -28,6 +28,8 @@ RECORDS: dict[str, Sequence[Record]] = {
         Record(0, NOW, b"k", b"v", ((b"a", b"1"), (b"b", None), (b"a", b"2"), (b"c", "ü".encode())))
     ],
     "reserved names": [Record(0, NOW, b"k", b"v", ((b"__kop_headers", b"x"), (b"entry.format", b"kafka")))],
+    "as many headers as are shown": [Record(0, NOW, b"k", b"v", tuple((b"%d" % n, b"") for n in range(1000)))],
+    "more headers than are shown": [Record(0, NOW, b"k", b"v", tuple((b"%d" % n, b"") for n in range(1001)))],
     "timestamps": [
         Record(index, time, None, b"") for index, time in enumerate((NOW, 0, -1, -(2**40), 1, 2**62, NOW - 5))
     ],

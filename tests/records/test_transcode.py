@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gzip
+import json
 import struct
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -33,7 +36,7 @@ from transcode_kit import (
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records import transcode
-from kop.records.batch import Codec, Record, RecordsRejectedError, build, iter_records, read_header
+from kop.records.batch import Codec, Record, RecordsRejectedError, build, iter_batches, iter_records, read_header
 from kop.records.record import content_of, put_record
 
 pytestmark = pytest.mark.parametrize("twin", TWINS)
@@ -155,6 +158,16 @@ def test_names_of_ours_in_a_kafka_header_come_back(twin: ModuleType, name: bytes
     listed, *shown = shown_headers(twin, (name, b"0"))
     assert listed[0] == "__kop_headers"
     assert shown == []
+
+
+@pytest.mark.parametrize("count", [1000, 1001, 200_000])
+def test_of_very_many_headers_none_is_shown(twin: ModuleType, count: int) -> None:
+    headers = [(b"%d" % index, b"x") for index in range(count)]
+    shown = shown_headers(twin, *headers)
+    if count == 1000:
+        assert [(name.encode(), text.encode()) for name, text in shown] == headers
+    else:
+        assert [name for name, _ in shown] == ["__kop_headers"]
 
 
 @pytest.mark.parametrize("timestamp", [0, -1, -2, INT64_MIN])
@@ -433,3 +446,33 @@ def test_a_consumer_of_ours_and_kafkas_walk_read_the_same(
         (entry,) = entries(iter_records(batch, max_bytes=1 << 20))
         assert tuple(back(entry.metadata, entry.payload)[1][0].headers) == tuple(headers)
     assert crc32c(batch[21:]) == read_header(batch).crc
+
+
+JAVA = Path(__file__).parents[2] / "conformance" / "vectors" / "batches.jsonl.gz"
+
+
+def test_batches_that_java_made_come_back(twin: ModuleType) -> None:
+    """Every codec and level of Kafka's own producer; what is no producer's batch is refused."""
+    tried = refused_ones = 0
+    with gzip.open(JAVA, "rt", encoding="utf-8") as lines, using(twin):
+        vectors = [json.loads(line) for line in lines]
+        for vector in vectors:
+            if vector["name"].startswith("magic-"):
+                continue
+            raw = base64.b64decode(vector["bytes"])
+            for pos, header in iter_batches(raw):
+                batch = raw[pos : pos + header.size]
+                arguments = {"producer_name": "p", "sequence_base": 0, "publish_time": 1, "max_size": MAX_SIZE}
+                dense = header.record_count == header.last_offset_delta + 1 > 0
+                if header.transactional or header.control or not dense:
+                    refused_ones += 1
+                    with pytest.raises(PeerError):
+                        transcode.to_entries(batch, header, **arguments)  # type: ignore[arg-type]
+                    continue
+                tried += 1
+                found = []
+                for entry in transcode.to_entries(batch, header, **arguments):  # type: ignore[arg-type]
+                    found += back(entry.metadata, entry.payload, header.base_offset + entry.first)[1]
+                assert found == list(iter_records(batch, max_bytes=1 << 26))
+    assert tried > 50
+    assert refused_ones > 0

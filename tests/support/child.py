@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,8 +25,12 @@ def free_port() -> int:
 class Child:
     """A gateway that can be started again on the same port and store."""
 
-    def __init__(self, directory: Path, *, files: int | None = None, **settings: str) -> None:
+    def __init__(
+        self, directory: Path, *, files: int | None = None, store: Sequence[str] = (), **settings: str
+    ) -> None:
+        """`store`: the options that name it; an embedded one in `directory` where there are none."""
         self.directory = directory
+        self._store = list(store) or ["--store", f"sqlite:{directory}/kop.db"]
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         self._files = files
@@ -43,7 +47,7 @@ class Child:
     def start(self, wait: bool = True) -> None:
         """Start, and wait until it takes connections."""
         arguments = [sys.executable, "-m", "kop.cli.main", "serve", "--listen", self.address, "--http", ""]
-        arguments += ["--store", f"sqlite:{self.directory}/kop.db"]
+        arguments += self._store
         for name, value in self._settings.items():
             arguments += ["--set", f"{name}={value}"]
 

@@ -1,4 +1,4 @@
-"""A Pulsar broker in memory, that refuses, forgets, stalls and hangs up when a test says so; and a link that breaks.
+"""A Pulsar broker in memory, that refuses, forgets, stalls and hangs up when a test says so.
 
 Owns: enough of the binary protocol to be a peer of `kop.pulsar_client`, written on protobuf alone, so that a mistake in
 the client's own reading and writing of bytes is not made twice.
@@ -313,7 +313,11 @@ class FakePulsar:
             answer.brokerServiceUrl, answer.authoritative = self.redirects.pop(0)
             answer.response = pb.CommandLookupTopicResponse.Redirect
         else:
-            answer.brokerServiceUrl = self.owner or self.url
+            url = self.owner or self.url
+            if url.startswith("pulsar+ssl"):
+                answer.brokerServiceUrlTls = url
+            else:
+                answer.brokerServiceUrl = url
             answer.response = pb.CommandLookupTopicResponse.Connect
             answer.proxy_through_service_url = self.through_proxy
         session.send(Command(type=Command.LOOKUP_RESPONSE, lookupTopicResponse=answer))
@@ -402,7 +406,7 @@ class FakePulsar:
             return
         highest = max(told.highest_sequence_id, told.sequence_id)
         if told.sequence_id <= topic.last_sequence.get(producer, -1):
-            receipt.message_id.ledgerId = receipt.message_id.entryId = 2**64 - 1
+            receipt.message_id.ledgerId = receipt.message_id.entryId = -1
         else:
             topic.last_sequence[producer] = highest
             stored = topic.append(behind, told.num_messages)
@@ -434,8 +438,6 @@ class FakePulsar:
             session.fail(asked.request_id, pb.TopicNotFound)
             return
         start = (asked.start_message_id.ledgerId, asked.start_message_id.entryId)
-        if start == (2**64 - 1, 2**64 - 1):
-            start = (0, 0)
         first = next((at for at, stored in enumerate(topic.log) if (stored.ledger, stored.entry) >= start), None)
         session.consumers[asked.consumer_id] = Consumer(asked.topic, len(topic.log) if first is None else first)
         session.success(asked.request_id)
@@ -455,11 +457,11 @@ class FakePulsar:
         topic = self.topics[consumer.topic]
         answer = pb.CommandGetLastMessageIdResponse(request_id=asked.request_id)
         last = topic.log[-1] if topic.log else None
-        answer.last_message_id.ledgerId = last.ledger if last else 2**64 - 1
-        answer.last_message_id.entryId = last.entry if last else 2**64 - 1
+        answer.last_message_id.ledgerId = last.ledger if last else -1
+        answer.last_message_id.entryId = last.entry if last else -1
         before = topic.log[consumer.next - 1] if consumer.next else None
         answer.consumer_mark_delete_position.ledgerId = before.ledger if before else topic.ledger
-        answer.consumer_mark_delete_position.entryId = before.entry if before else 2**64 - 1
+        answer.consumer_mark_delete_position.entryId = before.entry if before else -1
         session.send(Command(type=Command.GET_LAST_MESSAGE_ID_RESPONSE, getLastMessageIdResponse=answer))
 
     def _on_close_consumer(self, session: Session, command: Command, behind: bytes) -> None:
@@ -546,95 +548,6 @@ async def fake_pulsar() -> AsyncIterator[FakePulsar]:
         yield broker
     finally:
         await broker.stop()
-
-
-class Link:
-    """A TCP link to a server that can be cut, stalled, or made to pass crumbs."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._server: asyncio.Server | None = None
-        self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
-        self._flows = asyncio.Event()
-        self._flows.set()
-        self.crumbs = 0
-        """Pass so many bytes at a time; 0 for as they come."""
-        self.cut_after: int | None = None
-        """Cut every connection once so many more bytes have come from the server."""
-        self.refuse = False
-        self.connections = 0
-        self.url = ""
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"pulsar://127.0.0.1:{self.port}"
-
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-        while self._pairs:  # noqa: ASYNC110 - their tasks end by themselves
-            await asyncio.sleep(0.001)
-
-    def cut(self) -> None:
-        """Reset every connection, whatever is on its way."""
-        for pair in self._pairs:
-            for writer in pair:
-                writer.transport.abort()
-        self._flows.set()
-
-    def stall(self) -> None:
-        """Let nothing through; connections stay."""
-        self._flows.clear()
-
-    def go_on(self) -> None:
-        self._flows.set()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refuse:
-            writer.transport.abort()
-            return
-        self.connections += 1
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        pair = (writer, far_writer)
-        self._pairs.append(pair)
-        try:
-            await asyncio.gather(self._pass(reader, far_writer, False), self._pass(far_reader, writer, True))
-        finally:
-            for side in pair:
-                side.transport.abort()
-            self._pairs.remove(pair)
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, back: bool) -> None:
-        try:
-            while data := await reader.read(self.crumbs or 65536):
-                await self._flows.wait()
-                if back and self.cut_after is not None:
-                    data, self.cut_after = data[: self.cut_after], self.cut_after - len(data)
-                    if self.cut_after <= 0:
-                        self.cut_after = None
-                        writer.write(data)
-                        await writer.drain()
-                        self.cut()
-                        return
-                writer.write(data)
-                await writer.drain()
-        except (ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.transport.abort()
-
-
-@asynccontextmanager
-async def link(port: int) -> AsyncIterator[Link]:
-    """A link to a port of this machine, for the length of a block."""
-    made = Link(port)
-    await made.start()
-    try:
-        yield made
-    finally:
-        await made.stop()
 
 
 async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:

@@ -129,15 +129,22 @@ async def _create(pulsar: Pulsar) -> None:
 
 
 async def _delete(pulsar: Pulsar) -> None:
+    """Also what a gateway named after it, such as `public/test-1234-kop`."""
     async with Admin(pulsar.admin_url, timeout=30) as admin:
-        for topic in await admin.list_partitioned(pulsar.namespace):
-            with contextlib.suppress(PulsarError):
-                await admin.delete_partitioned(topic)
-        for topic in await admin.list_topics(pulsar.namespace):
-            with contextlib.suppress(PulsarError):
-                await admin.delete_plain(topic)
-        with contextlib.suppress(PulsarError):  # a client that still closes may have made a topic again
-            await admin.delete_namespace(pulsar.namespace)
+        for namespace in await admin.list_namespaces("public"):
+            if namespace == pulsar.namespace or namespace.startswith(f"{pulsar.namespace}-"):
+                with contextlib.suppress(PulsarError):  # a client that still closes may have made a topic again
+                    await _delete_one(admin, namespace)
+
+
+async def _delete_one(admin: Admin, namespace: str) -> None:
+    for topic in await admin.list_partitioned(namespace):
+        with contextlib.suppress(PulsarError):
+            await admin.delete_partitioned(topic)
+    for topic in await admin.list_topics(namespace):
+        with contextlib.suppress(PulsarError):
+            await admin.delete_plain(topic)
+    await admin.delete_namespace(namespace)
 
 
 # -- fixtures

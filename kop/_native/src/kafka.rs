@@ -49,17 +49,35 @@ impl<'a> Reader<'a> {
 
 pub type Header<'a> = (&'a [u8], Option<&'a [u8]>);
 
-/// The headers that fill `section`; None where it is malformed.
-pub fn headers(section: &[u8]) -> Option<Vec<Header<'_>>> {
+/// Hands each of the headers that fill `section` on, and counts them; None where it is malformed.
+pub fn walk_headers<'a>(section: &'a [u8], mut each: impl FnMut(Header<'a>)) -> Option<usize> {
     let mut reader = Reader(section);
     let count = usize::try_from(reader.signed(32)?).ok().filter(|&count| count <= reader.0.len())?;
-    let mut found = Vec::with_capacity(count);
     for _ in 0..count {
         let length = usize::try_from(reader.signed(32)?).ok()?;
         let name = reader.take(length)?;
-        found.push((name, reader.nullable()?));
+        each((name, reader.nullable()?));
     }
-    reader.0.is_empty().then_some(found)
+    reader.0.is_empty().then_some(count)
+}
+
+/// The headers of a section, at most `MAX_SHOWN` of them.
+pub enum Headers<'a> {
+    Few(Vec<Header<'a>>),
+    /// How many they are: a peer can put half a million into a megabyte.
+    Many(usize),
+}
+
+pub const MAX_SHOWN: usize = 1_000;
+
+pub fn headers(section: &[u8]) -> Option<Headers<'_>> {
+    let mut found = Vec::new();
+    let count = walk_headers(section, |header| {
+        if found.len() <= MAX_SHOWN {
+            found.push(header);
+        }
+    })?;
+    Some(if count > MAX_SHOWN { Headers::Many(count) } else { Headers::Few(found) })
 }
 
 pub struct Record<'a> {
@@ -111,6 +129,11 @@ impl<'a> Records<'a> {
         let value = record.nullable()?;
         Some(Record { timestamp: self.append_time.unwrap_or(timestamp), key, value, section: record.0 })
     }
+}
+
+pub fn put_header(out: &mut Vec<u8>, (name, value): Header<'_>) {
+    put_nullable(out, Some(name));
+    put_nullable(out, value);
 }
 
 pub fn put_signed(out: &mut Vec<u8>, number: i64) {

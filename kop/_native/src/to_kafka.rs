@@ -3,10 +3,14 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use crate::kafka::{headers, nullable_size, put_nullable, put_signed, signed_size, Header};
+use crate::kafka::{
+    headers, nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Header, Headers,
+};
 use crate::proto::{property, Field, Fields, Property};
 use crate::text::{as_properties, from_base64, marker, HEADERS_PROPERTY, RESERVED, TIMESTAMP_PROPERTY};
 use crate::{entry_fault, Fault, Result};
+
+const MAX_PROPERTIES: usize = 100_000;
 
 pub struct Records {
     pub bytes: Vec<u8>,
@@ -34,6 +38,8 @@ struct Writer {
     count: u32,
     base: Option<i64>,
     max: i64,
+    /// The headers of one record.
+    section: Vec<u8>,
 }
 
 enum Stop {
@@ -145,7 +151,7 @@ fn write(size: usize, put_all: impl Fn(&mut Writer) -> std::result::Result<(), S
 
 impl Writer {
     fn new(size: usize, base: Option<i64>) -> Self {
-        Writer { bytes: Vec::with_capacity(size + size / 8 + 64), count: 0, base, max: i64::MIN }
+        Writer { bytes: Vec::with_capacity(size + size / 8 + 64), count: 0, base, max: i64::MIN, section: Vec::new() }
     }
 
     fn put(
@@ -156,13 +162,16 @@ impl Writer {
         publish_time: i64,
         entry_event_time: i64,
     ) -> std::result::Result<(), Stop> {
+        if message.properties.len() > MAX_PROPERTIES {
+            return Err(Fault::Entry(format!("a message of {} properties", message.properties.len())).into());
+        }
         let ours = message.properties.iter().any(|(name, _)| name.starts_with(RESERVED));
-        let decoded; // what __kop_headers holds: the headers borrow from it
-        let (headers, marked) = if ours {
-            decoded = listed(&message.properties);
-            restore(&message.properties, decoded.as_deref())
+        self.section.clear();
+        let marked = if ours {
+            restore(&mut self.section, &message.properties)
         } else {
-            (message.properties.iter().map(|&(name, value)| (name, Some(value))).collect(), None)
+            put_plain(&mut self.section, &message.properties);
+            None
         };
         let timestamp = match (message.event_time, marked, entry_event_time) {
             (0, Some(marked), _) => marked,
@@ -183,15 +192,12 @@ impl Writer {
         let delta = timestamp.checked_sub(base).ok_or(Stop::Base)?;
         self.max = self.max.max(timestamp);
         self.count += 1;
-        let sections: usize =
-            headers.iter().map(|header| nullable_size(Some(header.0)) + nullable_size(header.1)).sum();
         let size = 1
             + signed_size(delta)
             + signed_size(index)
             + nullable_size(key.as_deref())
             + nullable_size(value)
-            + signed_size(headers.len() as i64)
-            + sections;
+            + self.section.len();
         let out = &mut self.bytes;
         put_signed(out, size as i64);
         out.push(0); // attributes
@@ -199,44 +205,54 @@ impl Writer {
         put_signed(out, index);
         put_nullable(out, key.as_deref());
         put_nullable(out, value);
-        put_signed(out, headers.len() as i64);
-        for (name, value) in headers {
-            put_nullable(out, Some(name));
-            put_nullable(out, value);
-        }
+        out.extend_from_slice(&self.section);
         Ok(())
     }
 }
 
-/// The bytes of the first `__kop_headers` that can be read.
-fn listed(properties: &[Property<'_>]) -> Option<Vec<u8>> {
-    let mut candidates = properties.iter().filter(|(name, _)| *name == HEADERS_PROPERTY);
-    candidates.find_map(|(_, value)| from_base64(value).filter(|section| headers(section).is_some()))
+fn put_plain(out: &mut Vec<u8>, properties: &[Property<'_>]) {
+    put_signed(out, properties.len() as i64);
+    for &(name, value) in properties {
+        put_header(out, (name, Some(value)));
+    }
 }
 
-/// The headers that properties stand for where some are ours, and the timestamp where they hold one.
-fn restore<'a>(properties: &[Property<'a>], section: Option<&'a [u8]>) -> (Vec<Header<'a>>, Option<i64>) {
-    let listed = section.and_then(headers);
-    let mut list_is_due = listed.is_some();
+/// Writes the headers that properties stand for where some are ours; returns the timestamp where they hold one.
+fn restore(out: &mut Vec<u8>, properties: &[Property<'_>]) -> Option<i64> {
+    let mut section = None;
     let mut marked = None;
     let mut plain = Vec::with_capacity(properties.len());
     for &(name, value) in properties {
-        if list_is_due && name == HEADERS_PROPERTY && from_base64(value).as_deref() == section {
-            list_is_due = false;
-        } else if name == TIMESTAMP_PROPERTY && marked.is_none() && marker(value).is_some() {
+        if name == HEADERS_PROPERTY && section.is_none() {
+            section = from_base64(value).filter(|section| walk_headers(section, |_| ()).is_some());
+            if section.is_some() {
+                continue;
+            }
+        } else if name == TIMESTAMP_PROPERTY && marked.is_none() {
             marked = marker(value);
-        } else {
-            plain.push((name, value));
+            if marked.is_some() {
+                continue;
+            }
+        }
+        plain.push((name, value));
+    }
+    let listed = section.as_deref().and_then(|section| Some((section, headers(section)?)));
+    match listed {
+        None => put_plain(out, &plain),
+        Some((section, Headers::Many(count))) => {
+            put_signed(out, (count + plain.len()) as i64);
+            walk_headers(section, |header| put_header(out, header));
+            plain.iter().for_each(|&(name, value)| put_header(out, (name, Some(value))));
+        }
+        Some((_, Headers::Few(listed))) => {
+            let expected: HashMap<&[u8], &[u8]> = as_properties(&listed).into_iter().collect();
+            let present: HashMap<&[u8], &[u8]> = plain.iter().copied().collect();
+            let kept = listed.into_iter().filter(|(name, _)| expected.get(name) == present.get(name));
+            let added = plain.iter().filter(|(name, value)| expected.get(name) != Some(value));
+            let found: Vec<Header<'_>> = kept.chain(added.map(|&(name, value)| (name, Some(value)))).collect();
+            put_signed(out, found.len() as i64);
+            found.into_iter().for_each(|header| put_header(out, header));
         }
     }
-    let Some(listed) = listed else {
-        return (plain.into_iter().map(|(name, value)| (name, Some(value))).collect(), marked);
-    };
-    let expected: HashMap<&[u8], &[u8]> = as_properties(&listed).into_iter().collect();
-    let present: HashMap<&[u8], &[u8]> = plain.iter().copied().collect();
-    let mut found: Vec<Header<'a>> =
-        listed.into_iter().filter(|(name, _)| expected.get(name) == present.get(name)).collect();
-    let added = plain.into_iter().filter(|(name, value)| expected.get(name) != Some(value));
-    found.extend(added.map(|(name, value)| (name, Some(value))));
-    (found, marked)
+    marked
 }

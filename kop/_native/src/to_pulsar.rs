@@ -1,9 +1,12 @@
 //! Kafka records -> Pulsar messages.
 
-use crate::kafka::{headers, Record, Records};
+use crate::kafka::{headers, Headers, Record, Records};
 use crate::proto::{put_bytes, put_number, put_property};
 use crate::text::{as_properties, is_text, to_base64, HEADERS_PROPERTY, TIMESTAMP_PROPERTY};
 use crate::{record_fault, Result};
+
+/// Payloads with the number of their messages, and the numbers of records.
+pub type Packed = (Vec<(Vec<u8>, u32)>, Vec<u32>);
 
 /// The payloads with the number of their messages, and the records without a key where those are refused.
 pub fn pack(
@@ -13,7 +16,7 @@ pub fn pack(
     append_time: Option<i64>,
     room: i64,
     reject_null_keys: bool,
-) -> Result<(Vec<(Vec<u8>, u32)>, Vec<u32>)> {
+) -> Result<Packed> {
     let room = usize::try_from(room).unwrap_or(0);
     let mut pieces = Vec::new();
     let mut without_key = Vec::new();
@@ -50,9 +53,15 @@ pub fn pack(
 /// Writes the SMM of a record; None where its headers are malformed.
 fn put_single(out: &mut Vec<u8>, record: &Record<'_>) -> Option<()> {
     if record.section != [0] {
-        let headers = headers(record.section)?;
-        let shown = as_properties(&headers);
-        if shown.len() != headers.len() {
+        let (shown, all) = match headers(record.section)? {
+            Headers::Few(headers) => {
+                let shown = as_properties(&headers);
+                let all = shown.len() == headers.len();
+                (shown, all)
+            }
+            Headers::Many(_) => (Vec::new(), false),
+        };
+        if !all {
             put_property(out, 1, HEADERS_PROPERTY, &to_base64(record.section));
         }
         for (name, value) in shown {

@@ -17,7 +17,7 @@ from kop.pulsar_client import PulsarError
 from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.errors import kafka_error
-from kop.storage.pulsar.stream import Chunks, Placed, Stream
+from kop.storage.pulsar.stream import Chunks, ChunksMissingError, Placed, Stream
 
 log = logging.getLogger(__name__)
 
@@ -41,19 +41,26 @@ class Converter:
         self._name = name
         self._count = count
         self._chunks = Chunks()
+        self._before = -1
+        """Last offset of the entry before, where that was seen."""
+        self.torn: set[int] = set()
+        """Offsets of chunked messages whose first chunks did not come."""
 
     def feed(self, placed: Placed) -> list[Batch]:
         """What an entry makes of the log: nothing where it lies behind, else up to two batches."""
         found: list[Batch] = []
         base, last = placed.base, placed.last
         expected = base if self.next_offset is None else self.next_offset
+        before, self._before = self._before, last
         if last < expected:
-            if placed.info.num_chunks > 1:  # the first chunks of the message that is wanted
-                self._convert(placed)
+            if placed.info.num_chunks > placed.info.chunk_id + 1:  # the first chunks of the message that is wanted
+                self._chunks.add(placed.info, placed.entry.payload)
             return found
+        # Whoever begins inside a batch gets it whole; one that begins inside the entry before it is miscounted.
+        within, self._wanted_within = self._wanted_within and base > before, False
         if base > expected:
             found.append(Batch(expected, base - 1, transcode.empty_batch(expected, base - 1)))
-        elif base < expected and self.next_offset is not None and not self._wanted_within:
+        elif base < expected and self.next_offset is not None and not within:
             self._count("offsets that cannot hold the records")
             text = (
                 f"{self._name}: the entry at {placed.position.ledger}:{placed.position.entry} has "
@@ -64,11 +71,12 @@ class Converter:
             found.append(Batch(expected, last, b"", PeerError(text, ErrorCode.CORRUPT_MESSAGE)))
             self.next_offset = last + 1
             return found
-        self._wanted_within = False
         self.next_offset = last + 1
         try:
             data = self._convert(placed)
         except KopError as error:
+            if isinstance(error, ChunksMissingError):
+                self.torn.add(last)
             self._count("entries that cannot be read")
             text = f"{self._name}: entry {placed.position.ledger}:{placed.position.entry}: {error.message}"
             log.error("%s; consumers stop there until it is skipped or trimmed", text)
@@ -104,10 +112,12 @@ class CatchUp:
     def __init__(self, converter: Converter, budget: int) -> None:
         self.converter = converter
         self.busy = False
+        self.far_back = False
+        """It began well before what was wanted, for the first chunks of that."""
         self.used = 0.0
         """Loop time of the last use."""
         self.first: Placed | None = None
-        """The first entry that came."""
+        """The first entry that came, or the last one behind a gap: retention may have taken what is missing."""
         self.stream: Stream | None = None
         self._budget = budget
         self._batches: deque[Batch] = deque()
@@ -123,6 +133,11 @@ class CatchUp:
         return self.converter.next_offset or 0
 
     @property
+    def ready(self) -> bool:
+        """There is something to take."""
+        return bool(self._batches)
+
+    @property
     def failed(self) -> bool:
         """It will not go on."""
         return self._error is not None
@@ -135,7 +150,8 @@ class CatchUp:
 
     def on_entry(self, placed: Placed) -> None:
         """The stream's callback."""
-        if self.first is None:
+        gap = self.converter.next_offset is not None and placed.base > self.converter.next_offset
+        if self.first is None or (gap and self.stream is not None and not self.stream.compacted):
             self.first = placed
         for batch in self.converter.feed(placed):
             self._batches.append(batch)
@@ -168,6 +184,15 @@ class CatchUp:
             self._waiter = None
         if not self._batches and self._error is not None:
             raise self._error
+
+    async def fill(self, end: int) -> None:
+        """Where compaction took the last entries before offset `end`, nothing comes: an empty batch stands for them."""
+        if self.stream is None or not await self.stream.exhausted():
+            return
+        begin = self.converter.next_offset
+        if not self._batches and begin is not None and begin < end:
+            self._batches.append(Batch(begin, end - 1, transcode.empty_batch(begin, end - 1)))
+            self.converter.next_offset = end
 
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
         """Batches that lie before offset `end`; they are gone from here."""

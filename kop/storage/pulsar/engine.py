@@ -14,7 +14,7 @@ import base64
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -25,11 +25,13 @@ from kop.pulsar_client.admin import FOREVER, Admin
 from kop.records import transcode
 from kop.records.batch import build, read_header
 from kop.records.record import Record
-from kop.storage.base import AppendResult, LogPolicy, TopicInfo
+from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
+from kop.storage.pulsar.members import Gateways
 from kop.storage.pulsar.topics import CONFIGS_PROPERTY, ID_PROPERTY, PulsarTopic, PulsarTopics, new_uuid
 from kop.storage.tail_cache import TailCache
 
@@ -37,7 +39,7 @@ _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _BLOCK: Final = 1000
 """Producer ids that a message of our own topic stands for."""
-_ALIVE_SECONDS: Final = 1.0
+_ALIVE_SECONDS: Final = 0.05
 _CLOSE_SECONDS: Final = 10.0
 _PREFIX: Final = "persistent://"
 
@@ -102,6 +104,9 @@ class PulsarEngine:
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
         self._deduplicating: set[UUID] = set()
+        self._gateways = Gateways(
+            client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced
+        )
         self._producer: Any = None
 
     # --- for handlers and coordinators: see kop.storage.base.Engine
@@ -141,6 +146,27 @@ class PulsarEngine:
             raise kafka_error(error, "cannot keep a setting") from error
 
     @property
+    def members(self) -> Sequence[Member]:
+        """The live gateways, as `members.py` sees them."""
+        return self._gateways.members
+
+    @property
+    def members_fresh(self) -> bool:
+        """Whether `members` is of these last seconds."""
+        return self._gateways.fresh
+
+    def on_members(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change of `members`."""
+        self._gateways.on_change(callback)
+
+    async def join(self, member: Member) -> None:
+        """Become one of the gateways; BROKER_ID_NOT_REGISTERED where the id is taken."""
+        try:
+            await self._gateways.join(member)
+        except PulsarError as error:
+            raise kafka_error(error, "cannot join the gateways") from error
+
+    @property
     def healthy(self) -> str | None:
         """None while Pulsar answers, else what it last said."""
         return "the storage engine is closed" if self._closed else self._failure
@@ -162,6 +188,7 @@ class PulsarEngine:
             log.warning("batches of %d bytes are given up: Pulsar did not answer in time", self._queued)
         for task in self._background:
             task.cancel()
+        await self._gateways.close()
         for watch in self._watches:
             await watch.close()
         logs = [one for logs in self._logs.values() for one in logs]
@@ -184,7 +211,7 @@ class PulsarEngine:
         if not full_name.startswith(_PREFIX) or not local:
             return None
         if namespace == self.settings.metadata_namespace:
-            return None if local == _OWN_TOPIC else (local, True)
+            return None if local in {_OWN_TOPIC, MEMBERS_TOPIC} else (local, True)
         if namespace == self.settings.namespace:
             return None if local.startswith("__") else (local, False)
         return None
@@ -192,6 +219,18 @@ class PulsarEngine:
     def producer_name(self, producer_id: int) -> str:
         """Of the Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches."""
         return f"kop-pid-{producer_id}" if producer_id >= 0 else f"kop-gateway-{self._instance}"
+
+    @property
+    def leader_name(self) -> str:
+        """Of the Pulsar producer that leads a log."""
+        return f"kop-leader-{self._instance}"
+
+    def announce(self, full_name: str) -> None:
+        """A topic's properties changed: the other gateways have to look."""
+        self._gateways.announce(full_name)
+
+    def _announced(self, names: Sequence[str]) -> None:
+        self.topics.watched(None, names, ())
 
     def count(self, what: str) -> None:
         """One more of something that went wrong."""
@@ -252,6 +291,8 @@ class PulsarEngine:
             one.topic, one.policy = topic, policy
         for index in range(len(logs), topic.partitions):
             logs.append(PulsarLog(self, topic, index, known.partition(index), policy))
+        for one in logs:
+            one.learn()
 
     def deleting(self, topic_id: UUID, *, undone: bool = False) -> None:
         """A topic is about to go: its readers and producers must not bring it back."""
@@ -265,7 +306,7 @@ class PulsarEngine:
             one.remove()
 
     async def still_there(self, one: PulsarLog) -> bool:
-        """Whether Pulsar has the topic, and it is the same: asked once a second at most for each topic."""
+        """Whether Pulsar has the topic, and it is the same: an answer of just now is good for all its partitions."""
         topic_id, now = one.topic.topic_id, self.loop.time()
         asked = self._alive.get(topic_id)
         if asked is None or now - asked[0] > _ALIVE_SECONDS:
@@ -305,13 +346,13 @@ class PulsarEngine:
             await policies.wait_for(lambda: self.admin.get_deduplication(known.full_name, applied=True), True)
         self._deduplicating.add(topic_id)
 
-    def remembered_start(self, one: PulsarLog) -> int:
-        """Where DeleteRecords put the log start, or 0."""
-        return int(self.topics.pulsar(one.topic.topic_id).properties.get(f"kop.log_start.{one.index}", "0"))
+    def remembered(self, one: PulsarLog, what: str) -> int:
+        """A number that a gateway kept beside a partition, or 0."""
+        return int(self.topics.pulsar(one.topic.topic_id).properties.get(f"kop.{what}.{one.index}", "0"))
 
-    async def remember_start(self, one: PulsarLog, offset: int) -> None:
-        """Keep a log start."""
-        await self.topics.set_property(one.topic.topic_id, f"kop.log_start.{one.index}", str(offset))
+    async def remember(self, one: PulsarLog, what: str, value: int) -> None:
+        """Keep a number beside a partition, for all gateways."""
+        await self.topics.set_property(one.topic.topic_id, f"kop.{what}.{one.index}", str(value))
 
     # --- open, upkeep
 

@@ -14,6 +14,7 @@ from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.records.batch import first_at_or_after, iter_batches, max_timestamp_record
 from kop.storage.base import Buffer, TimestampOffset
+from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.positions import Ledgers, next_probe
 from kop.storage.pulsar.stream import Placed, Stream
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kop.storage.pulsar.log import PulsarLog
 
 _PROBE_SECONDS: Final = 10.0
+_TAIL_SECONDS: Final = 20.0
 _READ_BYTES: Final = 1 << 20
 _MOST_INFLATED: Final = 256 << 20
 _FEW_OFFSETS: Final = 64
@@ -88,6 +90,28 @@ async def _open(
     return stream, arrived
 
 
+async def until_end(log: PulsarLog, tail: Stream) -> None:
+    """Wait until the tail has brought what is the last entry in Pulsar now."""
+    try:
+        last = await tail.last_position()
+    except PulsarError as error:
+        raise kafka_error(error, f"cannot read {log.title}") from error
+    if last.entry < 0:
+        return  # emptied, or never written to
+    moved = asyncio.Event()
+    undo = log.on_advance(moved.set)
+    try:
+        async with asyncio.timeout(_TAIL_SECONDS):
+            while log.last_position < last and log.attached:
+                await moved.wait()
+                moved.clear()
+    except TimeoutError:
+        text = f"the tail of {log.title} does not come to its end"
+        raise BackendError(text, ErrorCode.REQUEST_TIMED_OUT) from None
+    finally:
+        undo()
+
+
 async def locate(log: PulsarLog, offset: int) -> Position:
     """A position from which a reader meets the entry that holds `offset` after a few others at most."""
     ledgers: Ledgers | None = None
@@ -105,10 +129,10 @@ async def locate(log: PulsarLog, offset: int) -> Position:
             return low[1]
         placed = await _probe(log, position, maybe_empty=False)
         assert placed is not None
-        if not low[0] < placed.base < high[0]:
+        if not low[0] < placed.last < high[0]:
             # Nothing lies between, or it was trimmed just now.
             return low[1]
-        log.marks.add(placed.base, placed.position)
+        log.marks.add(placed.last, placed.position)
         halve = not halve
 
 
@@ -136,9 +160,14 @@ async def _batches(log: PulsarLog, offset: int) -> AsyncIterator[Buffer]:
 
 
 async def _from_time(log: PulsarLog, timestamp: int) -> int:
-    """The offset of the first entry that the broker took at or after `timestamp`."""
+    """The offset of an entry before which no record has `timestamp`: none is older than when the broker took it.
+
+    Unless its producer's clock ran ahead; the log knows by how much any did that a gateway has seen.
+    """
     try:
-        ledger, entry = await log.engine.admin.message_id_by_time(log.partition_name, timestamp)
+        ledger, entry = await log.engine.admin.message_id_by_time(
+            log.partition_name, max(timestamp - log.clock_ahead, 0)
+        )
     except PulsarError as error:
         if error.code in {"NotFound", "TopicNotFound"}:
             return log.log_start_offset
@@ -146,6 +175,8 @@ async def _from_time(log: PulsarLog, timestamp: int) -> int:
     position = Position(ledger, entry)
     if entry < 0:
         return log.log_start_offset
+    if position > log.last_position:  # behind the last entry: nothing was taken since
+        return log.high_watermark
     placed = await _probe(log, position, maybe_empty=True)
     if placed is None:
         return log.log_start_offset
@@ -155,8 +186,7 @@ async def _from_time(log: PulsarLog, timestamp: int) -> int:
 async def by_time(log: PulsarLog, timestamp: int) -> TimestampOffset | None:
     """The first record at or after `timestamp`, by the records' own timestamps.
 
-    Looked for from the entries on that the broker took at that time: a record is there when it was made, or later. One
-    whose producer's clock ran ahead, so that it lies before them, is not found.
+    Looked for from the entries on that the broker took at that time: a record is there when it was made, or later.
     """
     if log.log_start_offset >= log.high_watermark:
         return None

@@ -18,7 +18,7 @@ NEAR: Final = 64
 
 
 class Marks:
-    """Base offsets of entries and where they lie, both ascending."""
+    """Offsets, each of an entry's last message (or another of its), and where they lie, both ascending."""
 
     def __init__(self) -> None:
         self._offsets: list[int] = []
@@ -39,13 +39,13 @@ class Marks:
             del self._offsets[1:-1:2], self._positions[1:-1:2]
 
     def floor(self, offset: int) -> tuple[int, Position] | None:
-        """The last mark at or before `offset`."""
-        at = bisect_right(self._offsets, offset) - 1
+        """The last mark before `offset`: from there on a reader meets the entry before the one that holds it."""
+        at = bisect_left(self._offsets, offset) - 1
         return (self._offsets[at], self._positions[at]) if at >= 0 else None
 
     def above(self, offset: int) -> tuple[int, Position] | None:
-        """The first mark behind `offset`."""
-        at = bisect_right(self._offsets, offset)
+        """The first mark at or behind `offset`."""
+        at = bisect_left(self._offsets, offset)
         return (self._offsets[at], self._positions[at]) if at < len(self._offsets) else None
 
     def drop_before(self, offset: int) -> None:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 _BUSY_SECONDS: Final = 3.0
 """How long a producer that another gateway holds is tried for, before the client is sent to look for a new leader."""
+_OPEN_SECONDS: Final = 25.0
+"""How long opening a producer may take with all that it needs; clients wait 30 s for an answer."""
+_DOUBTS: Final = (0.2, 1.0, 3.0)
+"""Seconds after which Pulsar is asked again what is stored, before a client is told that its sequence does not fit."""
 _UNSEEN_SECONDS: Final = 10.0
 """How long the tail may take to bring an entry whose receipt said no more than "duplicate"."""
 
@@ -56,6 +60,14 @@ class Append:
         """A piece was stored before, nobody knows where."""
         self.error: KopError | None = None
 
+    def lies_at(self, base: int, piece: Piece) -> None:
+        """A piece has its offset. With others' records between the pieces no one offset tells where all lie."""
+        base -= piece.first
+        if self.base < 0:
+            self.base = base
+        elif base != self.base:
+            self.unknown = True
+
     def end(self, log_start_offset: int) -> None:
         """Tell whoever waits."""
         error = self.error
@@ -73,11 +85,12 @@ class Append:
 class Piece:
     """One entry of a batch; most batches are one."""
 
-    __slots__ = ("append", "count", "done", "entry", "sender", "sequence_id", "whole")
+    __slots__ = ("append", "count", "done", "entry", "first", "sender", "sequence_id", "whole")
 
     def __init__(self, append: Append, entry: transcode.PulsarEntry, sequence_id: int, whole: bool, sender: Sender):
         self.append = append
         self.count = entry.num_messages
+        self.first = entry.first
         self.entry: transcode.PulsarEntry | None = None if whole else entry
         """Kept where the batch was split: its bytes are what is served."""
         self.sequence_id = sequence_id
@@ -89,8 +102,10 @@ class Piece:
 class Sender:
     """One Pulsar producer. Its log makes it, and forgets it when it has ended."""
 
-    def __init__(self, owner: PulsarLog, name: str, *, idempotent: bool) -> None:
+    def __init__(self, owner: PulsarLog, name: str, *, idempotent: bool, exclusive: bool = False) -> None:
         self.name = name
+        self.exclusive = exclusive
+        """The only writer of the log; whoever was it before is fenced when it opens."""
         self.used = 0.0
         """Loop time of the last batch."""
         self.idempotent = idempotent
@@ -103,6 +118,7 @@ class Sender:
         self._producer: Producer | None = None
         self._queue: deque[Append] = deque()
         self._opening: asyncio.Task[None] | None = None
+        self._refused: KopError | None = None
 
     @property
     def idle(self) -> bool:
@@ -119,67 +135,133 @@ class Sender:
         if self._opening is None:
             self._opening = self._log.loop.create_task(self._open())
 
+    async def open(self) -> None:
+        """Open the producer now; the KopError of why it cannot be."""
+        await self._open()
+        if self._producer is None:
+            raise self._refused or BackendError(f"cannot write to {self._log.title}")
+
     async def close(self) -> None:
-        """Let the name go, so that another gateway may have it."""
-        self.ended = True
-        if self._opening is not None:
-            self._opening.cancel()
+        """Let the name go, so that another gateway may have it. What waits fails."""
+        self.fail(BackendError(f"the producer of {self._log.title} was closed"))
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
         if self._producer is not None:
             await self._producer.close()
 
     def fail(self, error: KopError) -> None:
         """Everything that waits has failed; the sender ends."""
         if not self.ended:
+            self._refused = error
             self.ended = True
             self._log.sender_ended(self)
+        # What was sent may be stored. NOT_LEADER_OR_FOLLOWER tells clients that it is not.
+        unsure = error
+        if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            unsure = BackendError(error.message, ErrorCode.KAFKA_STORAGE_ERROR)
         pieces, self.pending = list(self.pending.values()), {}
         for piece in pieces:
-            self._log.piece_failed(piece, error)
+            self._log.piece_failed(piece, unsure)
         while self._queue:
             append = self._queue.popleft()
             append.error = error
             append.end(self._log.log_start_offset)
 
     async def _open(self) -> None:
-        client, end = self._log.client, self._log.loop.time() + _BUSY_SECONDS
-        pause = 0.02
+        refused: KopError
         try:
-            if self.idempotent:
-                await self._log.engine.deduplicates(self._log.topic.topic_id)
-            while True:
-                try:
-                    self._producer = await client.open_producer(
-                        self._log.partition_name,
-                        name=self.name,
-                        guard=self._log.guard,
-                        on_lost=self._lost,
-                    )
-                    break
-                except PulsarError as error:
-                    if error.code != "ProducerBusy" or self._log.loop.time() > end:
-                        raise
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 0.5)
+            async with asyncio.timeout(_OPEN_SECONDS):
+                producer = await self._opened()
+                for pause in _DOUBTS:
+                    if not self._is_behind(producer):
+                        break
+                    await producer.close()
+                    await asyncio.sleep(pause)
+                    producer = await self._opened()
+                self._producer = producer
         except PulsarError as error:
-            self._opening = None
-            refused = kafka_error(error, f"cannot write to {self._log.title}")
-            log.warning("%s", refused.message)
-            self.fail(refused)
-            return
+            refused = self._refusal(error)
+        except TimeoutError:
+            refused = self._refusal(PulsarError("Timeout", f"no producer within {_OPEN_SECONDS:.0f} s"))
         except KopError as error:
+            refused = error
+        except Exception as error:
+            log.exception("cannot write to %s", self._log.title)
+            refused = BackendError(f"cannot write to {self._log.title}: {error!r}")
+        else:
             self._opening = None
-            self.fail(error)
+            if self.ended:
+                await producer.close()
+                return
+            if self.idempotent:
+                self.sequences = Sequences(producer.last_sequence_id)
+                log.debug("%s: %s begins behind %d", self._log.title, self.name, producer.last_sequence_id)
+            else:
+                self._next = producer.last_sequence_id + 1
+            while self._queue and not self.ended:
+                self._send(self._queue.popleft())
             return
         self._opening = None
+        self.fail(refused)
+
+    def _is_behind(self, producer: Producer) -> bool:
+        """Whether a client knows of more than Pulsar says is stored: so says a broker that comes back from a crash."""
+        if not self.idempotent or not self._queue:
+            return False
+        error = Sequences(producer.last_sequence_id).check(self._queue[0].header).error
+        if error is None or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            return False
+        self._log.engine.count("sequences ahead of what Pulsar knows")
+        log.warning(
+            "%s: Pulsar knows %s up to %d, the client goes on elsewhere: %s",
+            self._log.title, self.name, producer.last_sequence_id, error.message,
+        )  # fmt: skip
+        return True
+
+    async def _opened(self) -> Producer:
+        owner = self._log
+        end = owner.loop.time() + _BUSY_SECONDS
+        pause = 0.02
+        await owner.guard()
         if self.idempotent:
-            self.sequences = Sequences(self._producer.last_sequence_id)
-        else:
-            self._next = self._producer.last_sequence_id + 1
-        while self._queue and not self.ended:
-            self._send(self._queue.popleft())
+            await owner.engine.deduplicates(owner.topic.topic_id)
+        while True:
+            try:
+                return await owner.client.open_producer(
+                    owner.partition_name,
+                    name=self.name,
+                    guard=owner.guard,
+                    on_lost=self._lost,
+                    access="exclusive_with_fencing" if self.exclusive else "shared",
+                    # A fenced producer loses its connection: it must not be the one that others send on.
+                    lane="coordinators" if self.exclusive else "",
+                )
+            except PulsarError as error:
+                if error.code != "ProducerBusy" or owner.loop.time() > end:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.5)
+
+    def _refusal(self, error: PulsarError) -> KopError:
+        """The error for the client; it is counted and logged."""
+        found = kafka_error(error, f"cannot write to {self._log.title}")
+        self._log.engine.count(f"writes refused: {error.code}")
+        log.warning("%s", found.message)
+        return found
 
     def _send(self, append: Append) -> None:
-        header = append.header
+        try:
+            self._send_checked(append)
+        except Exception as error:
+            log.exception("cannot write to %s", self._log.title)
+            append.error = BackendError(f"cannot write to {self._log.title}: {error!r}")
+            append.end(self._log.log_start_offset)
+            self._end(append.error)
+
+    def _send_checked(self, append: Append) -> None:
+        header, known = append.header, False
         if self.sequences is not None:
             verdict = self.sequences.check(header)
             if verdict.original is not None:
@@ -191,11 +273,15 @@ class Sender:
                     append.end(self._log.log_start_offset)
                 return
             if verdict.error is not None:
+                log.info("%s: %s: %s", self._log.title, self.name, verdict.error)
                 append.error = verdict.error
                 append.end(self._log.log_start_offset)
                 return
             assert verdict.sequence_id is not None
-            first = verdict.sequence_id
+            first, known = verdict.sequence_id, verdict.known
+            if known and (asked := self.pending.get(first)) is not None:
+                asked.append.followers.append(append.future)
+                return
         else:
             first = self._next
         assert self._producer is not None
@@ -212,9 +298,10 @@ class Sender:
             append.error = error
             append.end(self._log.log_start_offset)
             return
-        if self.sequences is not None:
+        if self.sequences is None:
+            self._next = first + header.last_offset_delta + 1
+        elif not known:
             self.sequences.take(header, first, append)
-        self._next = first + header.last_offset_delta + 1
         append.left = len(entries)
         for entry in entries:
             sequence_id = first + entry.first
@@ -227,14 +314,21 @@ class Sender:
                 highest_sequence_id=sequence_id + entry.num_messages - 1,
                 num_messages=entry.num_messages,
             )
-            receipt.add_done_callback(_Receipt(self, piece))
+            if receipt.done():  # refused before it was sent: what comes next must not pass it
+                self._received(piece, receipt)
+                if self.ended:  # with pieces that were never sent
+                    append.error = append.error or self._refused
+                    append.end(self._log.log_start_offset)
+                    return
+            else:
+                receipt.add_done_callback(_Receipt(self, piece))
 
     def _received(self, piece: Piece, receipt: asyncio.Future[Position]) -> None:
-        if piece.done:
-            return
         error: BaseException | None = (
             PulsarError("Closed", "the producer was closed") if receipt.cancelled() else receipt.exception()
         )
+        if piece.done:
+            return
         if error is None:
             position = receipt.result()
             if position.ledger >= 0:
@@ -242,20 +336,17 @@ class Sender:
             else:
                 self._duplicate(piece)
             return
-        known = (
-            kafka_error(error, f"cannot write to {self._log.title}")
-            if isinstance(error, PulsarError)
-            else BackendError(f"cannot write to {self._log.title}: {error!r}")
-        )
+        refusal = self._refusal(error if isinstance(error, PulsarError) else PulsarError("Failed", f"{error!r}"))
         if self.idempotent or not isinstance(error, PulsarError):
-            log.warning("%s", known.message)
-            producer = self._producer
-            self.fail(known)
-            if producer is not None:
-                self._log.spawn(producer.close())
+            self._end(refusal)
         else:
             self.pending.pop(piece.sequence_id, None)
-            self._log.piece_failed(piece, known)
+            self._log.piece_failed(piece, refusal)
+
+    def _end(self, error: KopError) -> None:
+        self.fail(error)
+        if self._producer is not None:
+            self._log.spawn(self._producer.close())
 
     def _duplicate(self, piece: Piece) -> None:
         """Stored before: by our own send whose receipt was lost, then the tail brings it, or by somebody else's."""
@@ -265,10 +356,14 @@ class Sender:
                 self.pending.pop(piece.sequence_id, None)
                 self._log.piece_unknown(piece)
 
-        self._log.loop.call_later(_UNSEEN_SECONDS, give_up)
+        if self.sequences is not None and self.sequences.known(piece.sequence_id):
+            give_up()
+        else:
+            self._log.loop.call_later(_UNSEEN_SECONDS, give_up)
 
     def _lost(self, error: PulsarError) -> None:
-        self.fail(kafka_error(error, f"cannot write to {self._log.title}"))
+        if not self.ended:
+            self.fail(self._refusal(error))
 
 
 class _Receipt:

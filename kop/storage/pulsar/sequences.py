@@ -9,8 +9,9 @@ unwrapped sequence counts on where Kafka's falls back to 0 after 2147483647: the
 there. 15 bits of epoch and 47 of sequence fill Pulsar's signed 64 bits.
 
 The window is this gateway's own memory of what it sent; Pulsar's sequence id is what all gateways know. What lies at or
-below that and is not in the window was stored, but where is not known: DUPLICATE_SEQUENCE_NUMBER, by which clients
-learn "stored" without an offset. A guess would be a wrong answer.
+below that and is not in the window was stored, or is being stored this moment for a gateway that is gone: it is sent
+once more, so that Pulsar says which. Dropped as a duplicate there, it is DUPLICATE_SEQUENCE_NUMBER to the client, by
+which clients learn "stored" without an offset. A guess would be a wrong answer.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class Sent(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The answer of `check`: one of the three is set."""
+    """The answer of `check`: one of `sequence_id`, `original` and `error` is set."""
 
     sequence_id: int | None = None
     """The batch is to be sent, its first record under this id."""
+    known: bool = False
+    """Pulsar had it when we began: it is sent to be confirmed, it is not taken."""
     original: Sent | None = None
     """The batch is a duplicate of this one."""
     error: PeerError | None = None
@@ -65,6 +68,10 @@ class Sequences:
         """Kafka's sequence of the last record, or -1."""
         return self._last % _SEQUENCES if self._last >= 0 else -1
 
+    def known(self, sequence_id: int) -> bool:
+        """True for what Pulsar had stored when we began."""
+        return sequence_id >> _SHIFT == self.epoch and sequence_id & _MASK <= self._stored
+
     def check(self, header: BatchHeader) -> Verdict:
         """What to do with a batch; changes nothing."""
         epoch, sequence = header.producer_epoch, header.base_sequence
@@ -86,15 +93,15 @@ class Sequences:
         for sent in self._window:
             if sent.base_sequence == sequence and sent.last_sequence == last_sequence:
                 return Verdict(original=sent)
-        first = self._last - (self.last_sequence - sequence) % _SEQUENCES
-        """Unwrapped, if the batch lies behind."""
-        if not self._window and 0 <= first <= self._stored:
-            if first + header.last_offset_delta > self._stored:
+        behind = (self.last_sequence - sequence) % _SEQUENCES
+        first = self._last - behind
+        """Unwrapped, if the batch lies behind and not ahead."""
+        if behind < _SEQUENCES // 2 and 0 <= first <= self._stored:
+            if first + header.last_offset_delta <= self._stored:
+                return Verdict(epoch << _SHIFT | first, known=True)
+            if self._last == self._stored:
                 # A split batch of which the first pieces are stored: the rest goes after them, Pulsar drops those.
                 return Verdict(epoch << _SHIFT | first)
-            return _refused(
-                ErrorCode.DUPLICATE_SEQUENCE_NUMBER, f"sequence {sequence} is stored, where is not known here"
-            )
         return _refused(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {sequence} in epoch {epoch}, {expected} comes next"
         )

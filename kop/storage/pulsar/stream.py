@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.pulsar_client import Client, Entry, Position, PulsarError, Reader
+from kop.pulsar_client import EARLIEST, Client, Entry, Position, PulsarError, Reader
 from kop.records import transcode
 from kop.storage.base import Buffer
 
@@ -53,6 +53,10 @@ def place(entry: Entry) -> Placed:
     return Placed(entry.position, entry.index - count + 1, entry.index, entry, info)
 
 
+class ChunksMissingError(PeerError):
+    """The last chunk of a message came, its first ones did not: the reader may have begun between them."""
+
+
 class Chunks:
     """Puts chunked messages together. Bounded: a message that does not end in time is given up."""
 
@@ -71,7 +75,7 @@ class Chunks:
         if parts is None or len(parts) != info.chunk_id:
             if info.chunk_id + 1 < info.num_chunks:
                 return None
-            raise PeerError("the first chunks of a chunked message are missing", ErrorCode.CORRUPT_MESSAGE)
+            raise ChunksMissingError("the first chunks of a chunked message are missing", ErrorCode.CORRUPT_MESSAGE)
         parts.append(payload)
         self._size += len(payload)
         while self._size > self._MOST and len(self._parts) > 1:
@@ -97,12 +101,14 @@ class Stream:
         self._on_lost = on_lost
         self._reader: Reader | None = None
         self._budget = 0
-        self._outstanding = 0
-        """Messages asked for that did not come yet."""
         self._bytes = 0
         self._messages = 0
         self._paused = False
         self.closed = False
+        self.compacted = False
+        """It hands out what compaction left."""
+        self._start = self._came = EARLIEST
+        """Where it began, and the last entry that came since then."""
 
     async def start(
         self,
@@ -118,7 +124,8 @@ class Stream:
     ) -> None:
         """Subscribe and ask for the first entries."""
         self._budget = budget
-        self._outstanding = permits
+        self.compacted = compacted
+        self._start = start
         self._reader = await client.open_reader(
             topic,
             start,
@@ -136,6 +143,11 @@ class Stream:
         """Of the last entry in the topic; its entry is -1 where the topic holds none."""
         assert self._reader is not None
         return await self._reader.last_position()
+
+    async def exhausted(self) -> bool:
+        """True where nothing follows what came: of a compacted topic the last entries may be gone."""
+        last = await self.last_position()
+        return last.entry < 0 or last < self._start or last <= self._came
 
     def pause(self) -> None:
         """Ask for no more; what is under way still comes."""
@@ -161,8 +173,8 @@ class Stream:
         except KopError as error:
             self._lost(error)
             return
+        self._came = entry.position
         count = max(placed.info.num_messages, 1)
-        self._outstanding -= count
         self._messages += count
         self._bytes += len(entry.payload)
         if self._messages > 100_000:  # so that the estimate follows what comes
@@ -177,10 +189,9 @@ class Stream:
             return
         each = max(self._bytes // max(self._messages, 1), 1)
         wanted = min(max(self._budget // each, 1), max(MOST_PERMITS, self._messages // 4))
-        if self._outstanding <= wanted // 2:
-            more = wanted - max(self._outstanding, 0)
-            self._outstanding = max(self._outstanding, 0) + more
-            self._reader.flow(more)
+        permits = self._reader.permits  # below zero after the broker's first read: that has to be made good, too
+        if permits <= wanted // 2:
+            self._reader.flow(wanted - permits)
 
     def _lost(self, error: PulsarError | KopError) -> None:
         if not self.closed:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from uuid import UUID, uuid4
+from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
@@ -35,6 +35,9 @@ CONFIGS_PROPERTY: Final = "kop.configs"
 _PARTITION = re.compile(r"(.+)-partition-(\d+)\Z")
 _AT_ONCE = 16
 """Admin calls side by side."""
+_NAMING_ROUNDS = 5
+_LOOK_AGAIN = (0.2, 1.0, 5.0)
+"""Seconds after a partition was removed."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,9 +46,13 @@ ChangeCallback = Callable[[TopicInfo | None, TopicInfo | None], None]
 
 def new_uuid() -> UUID:
     """A random id that is none of Kafka's reserved ones and whose text form does not begin with a dash."""
-    while (value := uuid4()).bytes[0] >> 2 == 62 or value.int < 256:
+    while not _is_usable(value := uuid4()):
         pass
     return value
+
+
+def _is_usable(value: UUID) -> bool:
+    return value.bytes[0] >> 2 != 62 and value.int >= 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,7 @@ class PulsarTopics:
         await self._ask("cannot keep a property", self._engine.admin.set_properties(known.full_name, {key: value}))
         if topic_id in self._pulsar:
             self._pulsar[topic_id] = replace(known, properties={**known.properties, key: value})
+            self._engine.announce(known.full_name)
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
         """Run one change at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
@@ -167,6 +175,7 @@ class PulsarTopics:
             await self._ask(doing, self._engine.admin.delete_partitioned(full_name))
             raise
         self._put(None, topic, known)
+        self._engine.announce(full_name)
         return topic
 
     async def _delete(self, topic_id: UUID) -> None:
@@ -182,6 +191,7 @@ class PulsarTopics:
                 self._engine.deleting(topic_id, undone=True)
                 raise kafka_error(error, f"cannot delete topic {topic.name!r}") from error
         self._remove(topic)
+        self._engine.announce(known.full_name)
 
     async def _grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
         topic = self._find(topic_id)
@@ -199,6 +209,7 @@ class PulsarTopics:
         await self._ask(doing, self._engine.admin.grow(known.full_name, partitions))
         grown = replace(topic, partitions=partitions)
         self._put(topic, grown, known)
+        self._engine.announce(known.full_name)
         return grown
 
     async def _set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
@@ -211,6 +222,7 @@ class PulsarTopics:
         await self._ask(doing, self._engine.admin.set_properties(known.full_name, {CONFIGS_PROPERTY: value}))
         known = replace(known, properties={**known.properties, CONFIGS_PROPERTY: value})
         self._put(topic, changed, known)
+        self._engine.announce(known.full_name)
         return changed
 
     def _find(self, topic_id: UUID) -> TopicInfo:
@@ -237,10 +249,18 @@ class PulsarTopics:
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
         """The watcher's callback: names of Pulsar's topics, partitions among them."""
         names = [*added, *removed]
+        for name in map(self._base, removed):
+            for delay in _LOOK_AGAIN:
+                self._engine.loop.call_later(delay, self._look_again, name)
         if snapshot is not None:
             present = {self._base(name) for name in snapshot}
             names += [name for name in map(self._name_of, self._by_id) if name not in present] + [*snapshot]
         self._dirty.update(self._base(name) for name in names)
+        self._wake.set()
+
+    def _look_again(self, name: str) -> None:
+        """Partitions go first: when the watcher tells of that, the topic itself is still there."""
+        self._dirty.add(name)
         self._wake.set()
 
     async def follow(self) -> None:
@@ -278,7 +298,6 @@ class PulsarTopics:
         await asyncio.gather(*(one(name) for name in sorted(names)))
 
     async def _read(self, full_name: str) -> tuple[TopicInfo, PulsarTopic] | None:
-        admin = self._engine.admin
         named = self._engine.kafka_name(full_name)
         if named is None:
             return None
@@ -289,9 +308,7 @@ class PulsarTopics:
             if ID_PROPERTY not in properties:
                 if internal:
                     return None  # Pulsar's own, such as __transaction_buffer_snapshot
-                # Somebody else's topic: the first gateway that sees it names it, a later one reads that name.
-                await admin.set_properties(full_name, {ID_PROPERTY: str(new_uuid())})
-                _, properties = await self._metadata(full_name)
+                properties = await self._name(full_name, plain)
             topic_id = UUID(properties[ID_PROPERTY])
             configs = json.loads(properties.get(CONFIGS_PROPERTY, "{}"))
         except PulsarError as error:
@@ -303,6 +320,36 @@ class PulsarTopics:
             return None
         info = TopicInfo(name, topic_id, max(partitions, 1), MappingProxyType(configs), internal)
         return info, PulsarTopic(full_name, plain, properties)
+
+    async def _name(self, full_name: str, plain: bool) -> Mapping[str, str]:
+        """Give somebody else's topic an id: the first gateways that see it do, later ones read that."""
+        found = await self._foreign_id(full_name, plain)
+        for _ in range(_NAMING_ROUNDS):
+            await self._engine.admin.set_properties(full_name, {ID_PROPERTY: str(found or new_uuid())})
+            _, properties = await self._metadata(full_name)
+            # The topic may have been deleted and made again meanwhile: the new one must not keep the old one's id.
+            before, found = found, await self._foreign_id(full_name, plain)
+            if found == before:
+                break
+        return properties
+
+    async def _foreign_id(self, full_name: str, plain: bool) -> UUID | None:
+        """The same from each gateway that asks at this moment; None where Pulsar does not say enough for that.
+
+        It follows from the topic's oldest ledger, so a topic that is deleted and made again has another.
+        """
+        try:
+            stats = await self._engine.admin.internal_stats(full_name if plain else f"{full_name}-partition-0")
+        except PulsarError as error:
+            if plain or error.code not in {"NotFound", "TopicNotFound"}:
+                raise
+            return None  # a partition that no client has used yet
+        if not stats.get("ledgers"):
+            return None
+        seed = f"{full_name}#{stats['ledgers'][0]['ledgerId']}"
+        while not _is_usable(found := uuid5(NAMESPACE_URL, seed)):
+            seed += "+"
+        return found
 
     async def _metadata(self, full_name: str) -> tuple[int, Mapping[str, str]]:
         found = await self._engine.admin.partitioned_metadata(full_name)
@@ -325,6 +372,7 @@ class PulsarTopics:
             self._put(old, topic, known)
         else:
             self._pulsar[topic.topic_id] = known
+            self._engine.update_logs(topic, known)
 
     def _base(self, name: str) -> str:
         """The topic that a partition belongs to."""

@@ -24,7 +24,7 @@ from uuid import UUID
 from kop.errors import BackendError, KopError
 from kop.records.batch import read_header
 from kop.records.producer_state import ProducerStates
-from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.base import LogPolicy, Member, TopicInfo
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.log import SqliteLog
@@ -131,6 +131,19 @@ class SqliteEngine:
             await self.writer.execute("DELETE FROM state WHERE key = ?", (key,))
         else:
             await self.writer.execute("REPLACE INTO state (key, value) VALUES (?, ?)", (key, value))
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """None: the file has one process."""
+        return ()
+
+    members_fresh = True
+
+    def on_members(self, callback: Callable[[], None]) -> None:
+        """They never change."""
+
+    async def join(self, member: Member) -> None:
+        """There is nobody to join."""
 
     @property
     def healthy(self) -> str | None:

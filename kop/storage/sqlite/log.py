@@ -82,6 +82,9 @@ class SqliteLog:
     async def attach(self) -> None:
         """Nothing to do: the log is ready when the engine is open."""
 
+    async def refresh(self) -> None:
+        """Nothing to do: one process writes."""
+
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         """Queue a batch for the next commit; see `PartitionLog.append`. A duplicate waits for its original."""
         writer = self._engine.writer
@@ -231,6 +234,12 @@ class SqliteLog:
         if self.producer_states is None:
             return ()
         return [ProducerView(*info) for info in self.producer_states.views()]
+
+    async def lead(self, lost: Callable[[], None]) -> None:
+        """Nothing to do: the file has one process."""
+
+    async def resign(self) -> None:
+        """Nothing to do."""
 
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""

@@ -1,0 +1,120 @@
+"""`kop offsets`: from Pulsar's message ids to Kafka's offsets and back, by Pulsar's own admin REST.
+
+Owns: the two look-ups.
+Must not know: the gateway; none has to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+import click
+
+from kop.cli.common import CliUsageError, fail
+from kop.config import Config
+
+EPILOG = """\b
+A message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it.
+
+\b
+Examples:
+  kop offsets orders --partition 2 --message-id 12:5:3
+  kop offsets orders --partition 2 --offset 4711"""
+
+
+class _Place(NamedTuple):
+    ledger: int
+    entry: int
+    base: int
+    last: int
+
+
+@click.command("offsets", epilog=EPILOG)
+@click.argument("topic")
+@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="Partition of the topic.")
+@click.option("--message-id", metavar="L:E[:B]", help="Print the offset of this message.")
+@click.option("--offset", type=click.IntRange(min=0), help="Print the message id of this offset.")
+@click.option("--admin-url", metavar="URL", help="Pulsar's admin REST.")
+@click.option("--namespace", metavar="TENANT/NAMESPACE", help="Where the topic lies.")
+@click.option("--plain", is_flag=True, help="The topic is not partitioned in Pulsar.")
+def command(
+    topic: str,
+    partition: int,
+    message_id: str | None,
+    offset: int | None,
+    admin_url: str | None,
+    namespace: str | None,
+    plain: bool,
+) -> None:
+    """Print the Kafka offset of a Pulsar message id, or the message id of an offset."""
+    if (message_id is None) == (offset is None):
+        raise CliUsageError("give either --message-id or --offset")
+    config = Config.load()
+    name = f"persistent://{namespace or config.kop_pulsar_namespace}/{topic}"
+    full = name if plain else f"{name}-partition-{partition}"
+    wanted = None if message_id is None else _parse(message_id)
+    click.echo(asyncio.run(_look_up(admin_url or config.kop_pulsar_admin_url, config, full, wanted, offset)))
+
+
+def _parse(text: str) -> tuple[int, int, int]:
+    parts = text.split(":")
+    if len(parts) not in {2, 3} or not all(part.lstrip("-").isdigit() for part in parts):
+        raise CliUsageError(f"a message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, not {text!r}")
+    ledger, entry, *batch = map(int, parts)
+    return ledger, entry, max(batch[0], -1) if batch else -1
+
+
+async def _look_up(
+    url: str, config: Config, topic: str, message_id: tuple[int, int, int] | None, offset: int | None
+) -> str:
+    from kop.pulsar_client import PulsarError, TlsOptions
+    from kop.pulsar_client.admin import Admin
+    from kop.pulsar_client.auth import parse_auth
+
+    tls = TlsOptions(ca_file=config.kop_pulsar_tls_ca_file or None)
+    auth = parse_auth(config.kop_pulsar_auth, tls) if config.kop_pulsar_auth else None
+    try:
+        async with Admin(url, auth=auth, tls=tls) as admin:
+            if message_id is not None:
+                return str(await _offset(admin, topic, *message_id))
+            assert offset is not None
+            return await _message_id(admin, topic, offset)
+    except PulsarError as error:
+        return fail(f"Pulsar says {error}")
+
+
+async def _offset(admin: Any, topic: str, ledger: int, entry: int, batch: int) -> int:
+    place = await _place(admin, topic, ledger, entry)
+    if batch > place.last - place.base:
+        fail(f"the entry {ledger}:{entry} has {place.last - place.base + 1} messages, {batch} is not among them")
+    return place.base + max(batch, 0)
+
+
+async def _place(admin: Any, topic: str, ledger: int, entry: int) -> _Place:
+    found = await admin.entry(topic, ledger, entry)
+    if found.index is None:
+        fail("the broker keeps no entry index: see `kop serve --store pulsar://...`, which says what to set")
+    return _Place(ledger, entry, found.index - (found.num_messages or 1) + 1, found.index)
+
+
+async def _message_id(admin: Any, topic: str, offset: int) -> str:
+    """Bisection over the entries: their offsets ascend."""
+    stats = await admin.internal_stats(topic)
+    _, _, last = stats["lastConfirmedEntry"].partition(":")
+    ledgers = [(found["ledgerId"], found["entries"]) for found in stats["ledgers"]]
+    ledgers[-1] = ledgers[-1][0], int(last) + 1 if stats["lastConfirmedEntry"].startswith(f"{ledgers[-1][0]}:") else 0
+    entries = [(ledger, count) for ledger, count in ledgers if count > 0]
+    low, high = 0, sum(count for _, count in entries)
+    while low < high:
+        middle = (low + high) // 2
+        rest = middle
+        for ledger, count in entries:  # noqa: B007 - the ledger that holds it
+            if rest < count:
+                break
+            rest -= count
+        place = await _place(admin, topic, ledger, rest)
+        if place.base <= offset <= place.last:
+            return f"{ledger}:{rest}:{offset - place.base}"
+        low, high = (middle + 1, high) if offset > place.last else (low, middle)
+    return fail(f"no message of {topic} has offset {offset}")

@@ -1,0 +1,136 @@
+"""Which partitions of `__offsets` this broker coordinates: taking them over, serving, letting them go.
+
+Owns: the state of each partition, who may answer for its groups.
+Must not know: groups; the coordinator loads and unloads them.
+
+A partition is taken over when membership gives it to this broker: it becomes the only writer of the log, by which it
+has fenced whoever was it before, and reads the log to its end. What the old one had not finished has failed then. A
+broker that has lost a partition to another asks for it again only after a pause that grows: two that see different
+members must not take it from each other in turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from kop.cluster.membership import Membership
+from kop.errors import ErrorCode, KopError
+from kop.groups.log import GroupLog
+
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Partitions:
+    """The state of every partition. `load` reads a partition's groups, `unload` ends them."""
+
+    def __init__(
+        self,
+        log: GroupLog,
+        membership: Membership | None,
+        load: Callable[[int], Awaitable[None]],
+        unload: Callable[[int], None],
+    ) -> None:
+        self._log = log
+        self._membership = membership
+        self._load = load
+        self._unload = unload
+        self._states: list[ErrorCode] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._pauses: dict[int, float] = {}
+        self._stopped = False
+
+    def refusal(self, partition: int) -> ErrorCode:
+        """NONE where the partition's groups are served, else what to answer."""
+        return self._states[partition]
+
+    @property
+    def loading(self) -> bool:
+        """A partition of ours is not served yet."""
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS in self._states
+
+    async def start(self) -> None:
+        """Take over what is ours; ends when that is served. KopError where it is ours alone and cannot be had."""
+        self._states = [ErrorCode.NOT_COORDINATOR] * self._log.partitions
+        if self._membership is None or len(self._membership.ids) == 1:
+            await asyncio.gather(*(self._take(partition) for partition in range(self._log.partitions)))
+        if self._membership is not None:
+            self._membership.on_change(self._settle)
+            self._settle()
+
+    async def stop(self) -> None:
+        """Let everything go."""
+        self._stopped = True
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*(self._log.resign(partition) for partition in range(len(self._states))))
+
+    def _mine(self, partition: int) -> bool:
+        if self._membership is None:
+            return True
+        return self._membership.leader(self._log.topic_id, partition) == self._membership.node_id
+
+    def _settle(self) -> None:
+        """Bring each partition to what membership says."""
+        for partition in range(len(self._states)):
+            self._settle_one(partition)
+
+    def _settle_one(self, partition: int) -> None:
+        if self._stopped or partition in self._tasks:
+            return
+        held = self._states[partition] != ErrorCode.NOT_COORDINATOR
+        if self._mine(partition) == held:
+            return
+        task = asyncio.get_running_loop().create_task(self._give_up(partition) if held else self._try(partition))
+        self._tasks[partition] = task
+        task.add_done_callback(lambda _: self._done(partition))
+
+    def _done(self, partition: int) -> None:
+        del self._tasks[partition]
+        self._settle_one(partition)
+
+    async def _try(self, partition: int) -> None:
+        pause = self._pauses.get(partition, 0.0)
+        if pause:
+            await asyncio.sleep(pause)
+        self._pauses[partition] = min(max(pause * 2, _FIRST_PAUSE), _LONGEST_PAUSE)
+        if not self._mine(partition):
+            return
+        try:
+            await self._take(partition)
+        except KopError as error:
+            _log.warning("cannot coordinate partition %d of the offsets topic: %s; trying again", partition, error)
+            self._states[partition] = ErrorCode.NOT_COORDINATOR
+            return
+
+    async def _take(self, partition: int) -> None:
+        self._states[partition] = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        await self._log.lead(partition, lambda: self._lost(partition))
+        await self._load(partition)
+        if self._states[partition] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            self._states[partition] = ErrorCode.NONE
+            asyncio.get_running_loop().call_later(_LONGEST_PAUSE, self._pauses.pop, partition, None)
+
+    async def _give_up(self, partition: int) -> None:
+        self._end(partition)
+        await self._log.resign(partition)
+
+    def _lost(self, partition: int) -> None:
+        """Another broker is the writer now, or the log is gone."""
+        if self._stopped:
+            return
+        _log.warning("partition %d of the offsets topic went to another broker, or its log was lost", partition)
+        self._end(partition)
+        self._pauses.setdefault(partition, _FIRST_PAUSE)
+        self._settle_one(partition)
+
+    def _end(self, partition: int) -> None:
+        if self._states[partition] != ErrorCode.NOT_COORDINATOR:
+            self._states[partition] = ErrorCode.NOT_COORDINATOR
+            self._unload(partition)

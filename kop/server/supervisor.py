@@ -1,0 +1,88 @@
+"""Several worker processes behind one address: each is a Kafka broker with an id and a port of its own.
+
+Owns: starting them, starting again one that died, stopping all.
+Must not know: what a worker does.
+
+The workers share the listening addresses (SO_REUSEPORT: the system deals connections out) for bootstrapping; clients
+are told each worker's own port, the shared one plus one for the first worker, plus two for the second.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Final
+
+_LIVED_SECONDS: Final = 30.0
+"""A worker that lived so long is started again at once."""
+_LONGEST_PAUSE: Final = 30.0
+_STOP_SECONDS: Final = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class _Worker:
+    """One place among the workers, and the process that has it now."""
+
+    def __init__(self, index: int, target: Callable[[int], None]) -> None:
+        self.index = index
+        self.due = 0.0
+        """Monotonic time from which it may be started."""
+        self.process: BaseProcess | None = None
+        self._target = target
+        self._pause = 0.0
+        self._started = 0.0
+
+    def start(self) -> None:
+        self.process = multiprocessing.get_context("spawn").Process(target=self._target, args=(self.index,))
+        self.process.start()
+        self._started = time.monotonic()
+
+    def ended(self) -> None:
+        """Plan the next start: at once after a long life, else after a pause that grows."""
+        now = time.monotonic()
+        assert self.process is not None
+        code = self.process.exitcode
+        self.process = None
+        self._pause = 0.0 if now - self._started > _LIVED_SECONDS else min(max(self._pause * 2, 1.0), _LONGEST_PAUSE)
+        self.due = now + self._pause
+        log.error("worker %d ended with code %s; it is started again in %.0f s", self.index, code, self._pause)
+
+
+def supervise(count: int, target: Callable[[int], None]) -> None:
+    """Run `target(index)` in `count` processes until SIGINT or SIGTERM, then stop them in an orderly way.
+
+    `target` has to be importable (processes are spawned), and to end by itself on SIGTERM.
+    """
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, stop)
+    workers = [_Worker(index, target) for index in range(count)]
+    while not stopping:
+        for worker in workers:
+            if worker.process is None and time.monotonic() >= worker.due:
+                worker.start()
+        wait([worker.process.sentinel for worker in workers if worker.process is not None], timeout=0.5)
+        for worker in workers:
+            if worker.process is not None and not worker.process.is_alive():
+                worker.ended()
+    running = [worker.process for worker in workers if worker.process is not None]
+    for process in running:
+        process.terminate()
+    end = time.monotonic() + _STOP_SECONDS
+    for process in running:
+        process.join(max(end - time.monotonic(), 0))
+        if process.is_alive():
+            log.error("a worker does not end: killed")
+            process.kill()
+            process.join()

@@ -1,0 +1,52 @@
+"""Being the only writer of a log: Pulsar's exclusive producer, and who has to hear when another one takes it.
+
+Owns: that producer, and the one call when it is lost.
+Must not know: what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kop.storage.pulsar.sender import Sender
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.log import PulsarLog
+
+
+class Leading:
+    """One log's leadership. `sender` is there while this gateway leads."""
+
+    def __init__(self, log: PulsarLog) -> None:
+        self.sender: Sender | None = None
+        self._log = log
+        self._lost: Callable[[], None] | None = None
+
+    async def begin(self, lost: Callable[[], None]) -> None:
+        """Fence whoever was it before, by the topic's epoch in Pulsar, then read what it wrote."""
+        await self.end()
+        await self._log.attach()
+        sender = Sender(self._log, self._log.engine.leader_name, idempotent=False, exclusive=True)
+        await sender.open()
+        self.sender, self._lost = sender, lost
+        try:
+            await self._log.refresh()
+        except BaseException:
+            await self.end()
+            raise
+
+    async def end(self) -> None:
+        """Lead no more."""
+        sender, self.sender, self._lost = self.sender, None, None
+        if sender is not None:
+            await sender.close()
+
+    def ended(self, sender: Sender) -> bool:
+        """A sender takes no more batches; True where it was this one."""
+        if sender is not self.sender:
+            return False
+        lost, self.sender, self._lost = self._lost, None, None
+        if lost is not None:
+            lost()
+        return True

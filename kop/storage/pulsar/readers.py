@@ -1,0 +1,140 @@
+"""The readers of one partition behind its tail: one for each place where somebody reads on.
+
+Owns: which reader serves an offset, how many there are, when an idle one goes.
+Must not know: the tail, the cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kop.errors import BackendError, ErrorCode, PeerError
+from kop.storage.base import ReadResult
+from kop.storage.pulsar import lookup
+from kop.storage.pulsar.catchup import CatchUp, Converter
+from kop.storage.pulsar.stream import Stream
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.log import PulsarLog
+
+_BUDGET: Final = 4 << 20
+"""Bytes that a reader reads ahead."""
+_SOON: Final = 0.5
+"""Seconds after which somebody looks why nothing comes."""
+_SECONDS: Final = 20.0
+"""How long the first entry may take."""
+_MOST: Final = 8
+_MOST_CHUNKS: Final = 200
+"""Offsets from the last chunk of a message back to its first, with those of others between them."""
+
+
+class Readers:
+    """Readers of one log."""
+
+    def __init__(self, log: PulsarLog) -> None:
+        self._log = log
+        self._readers: list[CatchUp] = []
+
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> tuple[ReadResult, bool]:
+        """Batches from the one that holds `offset` on; True with them where the first entry lay behind `offset`."""
+        reader = await self._at(offset)
+        try:
+            if not await self._comes_soon(reader, offset):
+                self._drop(reader)
+                reader = await self._new(offset)
+                await reader.wait(_SECONDS)
+            if offset in reader.converter.torn and not reader.far_back:
+                self._drop(reader)
+                reader = await self._new(offset, back=_MOST_CHUNKS)
+                await reader.wait(_SECONDS)
+            if reader.next_offset <= offset and not reader.holds(offset) and not reader.failed:
+                raise BackendError(f"the reader of {self._log.title} lost its place")
+            found = reader.take(self._log.high_watermark, max_bytes, min_one)
+        except BaseException:
+            self._drop(reader)
+            raise
+        finally:
+            reader.busy = False
+            reader.used = self._log.loop.time()
+        return found, reader.first is not None and reader.first.base > offset
+
+    async def _comes_soon(self, reader: CatchUp, offset: int) -> bool:
+        """Wait for the next batch. Where none comes there may be a reason: compaction or retention took what was.
+
+        False for a reader that worked before and is silent: truncating a topic moves the cursors of all its readers.
+        """
+        end, worked = self._log.high_watermark, reader.first is not None
+        try:
+            await reader.wait(_SOON)
+            return True
+        except BackendError as error:
+            if error.code != ErrorCode.REQUEST_TIMED_OUT:
+                raise
+        if self._log.policy.compact:
+            await reader.fill(end)
+        else:
+            await self._log.refresh_start()
+            if offset < self._log.log_start_offset:
+                text = f"retention took offset {offset} of {self._log.title}"
+                raise PeerError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
+        if not worked:
+            await reader.wait(_SECONDS)
+        return reader.ready
+
+    def close_idle(self, now: float, seconds: float) -> None:
+        """Let those go that nobody used for a while."""
+        for reader in tuple(self._readers):
+            if not reader.busy and now - reader.used > seconds:
+                self._drop(reader)
+
+    def drop_all(self) -> None:
+        """Let all go; who waits in one is told."""
+        for reader in tuple(self._readers):
+            self._drop(reader)
+
+    async def close(self) -> None:
+        """As `drop_all`, to the end."""
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            await reader.close()
+
+    async def _at(self, offset: int) -> CatchUp:
+        """One that stands at `offset`, or a new one."""
+        for reader in self._readers:
+            if not reader.busy and not reader.failed and reader.holds(offset):
+                reader.busy = True
+                return reader
+        return await self._new(offset)
+
+    async def _new(self, offset: int, *, back: int = 0) -> CatchUp:
+        log = self._log
+        position = await lookup.locate(log, max(offset - back, log.log_start_offset))
+        converter = Converter(log.title, offset, append_time=log.policy.log_append_time, count=log.engine.count)
+        converter.start_within()
+        reader = CatchUp(converter, _BUDGET)
+        reader.busy = True
+        reader.far_back = back > 0
+        reader.used = log.loop.time()
+        idle = sorted((one for one in self._readers if not one.busy), key=lambda one: one.used)
+        for one in idle[: max(0, len(self._readers) - _MOST + 1)]:
+            self._drop(one)
+        self._readers.append(reader)
+        try:
+            reader.stream = Stream(reader.on_entry, reader.on_lost)
+            await reader.stream.start(
+                log.client,
+                log.partition_name,
+                position,
+                guard=log.guard,
+                compacted=log.policy.compact,
+                budget=_BUDGET,
+            )
+        except BaseException:
+            self._drop(reader)
+            raise
+        return reader
+
+    def _drop(self, reader: CatchUp) -> None:
+        if reader in self._readers:
+            self._readers.remove(reader)
+        self._log.spawn(reader.close())

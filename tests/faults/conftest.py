@@ -1,0 +1,20 @@
+"""Fault tests: child gateways over a real Pulsar, under load."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from support.pulsar import Pulsar, Urls, fresh_namespace
+
+
+@pytest.fixture
+def fresh(pulsar_urls: Urls) -> Iterator[Pulsar]:
+    """A namespace of this test on the run's broker."""
+    with fresh_namespace(pulsar_urls) as found:
+        yield found

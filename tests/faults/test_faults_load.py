@@ -1,0 +1,89 @@
+"""Under load: topics and bundles unloaded, brokers and gateways restarted, killed and stopped.
+
+No acknowledged record lost, none twice from an idempotent producer, order kept, offsets unchanged, commits kept.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from fault_kit import Load, gateway, rest, running, say, stored
+from support.pulsar import OwnBroker, Pulsar, fresh_namespace
+
+_STOPPED = 30.0
+"""Seconds for which something is stopped."""
+
+
+def unload_topic(pulsar: Pulsar) -> None:
+    for topic in ("load", "plain"):
+        rest(pulsar, "PUT", f"persistent/{pulsar.namespace}/{topic}/unload")
+
+
+def unload_namespaces(pulsar: Pulsar) -> None:
+    """Every bundle, those of the gateway's own topics too."""
+    for namespace in (pulsar.namespace, f"{pulsar.namespace}-kop"):
+        rest(pulsar, "PUT", f"namespaces/{namespace}/unload")
+
+
+@pytest.mark.timeout(180)
+def test_unloads_and_a_killed_gateway_under_load(fresh: Pulsar, tmp_path: Path) -> None:
+    one = gateway(tmp_path / "one", fresh)
+    with running(one), Load(one.address) as load:
+        unload_topic(fresh)
+        say(f"flows {load.flows():.1f} s after a topic's unload")
+        unload_namespaces(fresh)
+        say(f"flows {load.flows():.1f} s after the unload of all bundles")
+        one.kill()
+        one.start()
+        say(f"flows {load.flows():.1f} s after kill -9 of the gateway")
+        load.check([one.address])
+        before = stored(one.address, "load")
+        one.kill()
+        one.start()
+        assert stored(one.address, "load") == before, "offsets unchanged"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_broker_restarted_killed_and_stopped_under_load(own_broker: OwnBroker, tmp_path: Path) -> None:
+    with fresh_namespace(own_broker.start()) as pulsar:
+        one = gateway(tmp_path / "one", pulsar)
+        with running(one), Load(one.address) as load:
+            own_broker.stop()
+            own_broker.start()
+            say(f"flows {load.flows(120):.1f} s after a broker's restart")
+            own_broker.kill()
+            own_broker.start()
+            say(f"flows {load.flows(120):.1f} s after kill -9 of the broker")
+            os.kill(own_broker.pid, signal.SIGSTOP)
+            try:
+                time.sleep(_STOPPED)
+            finally:
+                os.kill(own_broker.pid, signal.SIGCONT)
+            say(f"flows {load.flows(120):.1f} s after a broker stood for {_STOPPED:.0f} s")
+            load.check([one.address])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_clients_switch_between_two_gateways(fresh: Pulsar, tmp_path: Path) -> None:
+    one, two = gateway(tmp_path / "one", fresh, 1), gateway(tmp_path / "two", fresh, 2)
+    with running(one, two), Load(f"{one.address},{two.address}") as load:
+        one.kill()
+        say(f"flows {load.flows(120):.1f} s after kill -9 of one gateway")
+        one.start()
+        time.sleep(3)
+        two.kill()
+        say(f"flows {load.flows(120):.1f} s after kill -9 of the other")
+        two.start()
+        time.sleep(3)
+        one.signal(signal.SIGSTOP)
+        say(f"flows {load.flows(150):.1f} s after one gateway was stopped")
+        time.sleep(5)
+        one.signal(signal.SIGCONT)
+        say(f"flows {load.flows(120):.1f} s after it went on")
+        load.check([one.address, two.address])

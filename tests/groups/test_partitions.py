@@ -1,0 +1,177 @@
+"""Taking partitions of `__offsets` over and letting them go, against a log that obeys the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kop.errors import BackendError, ErrorCode
+from kop.groups import partitions as module
+from kop.groups.partitions import Partitions
+
+NONE, LOADING, ELSEWHERE = ErrorCode.NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR
+
+
+class World:
+    """Four partitions; `mine` says which membership gives to us."""
+
+    topic_id = UUID(int=1000)
+    node_id = 1
+    partitions = 4
+
+    def __init__(self) -> None:
+        self.mine: set[int] = set()
+        self.ids = [1, 2]
+        self.changed: Callable[[], None] = lambda: None
+        self.led: dict[int, Callable[[], None]] = {}
+        self.story: list[tuple[str, int]] = []
+        self.refuse: set[int] = set()
+        self.under_test = Partitions(self, self, self.load, self.unload)  # type: ignore[arg-type]
+
+    # membership
+
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        assert topic_id == self.topic_id
+        return 1 if partition in self.mine else 2
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self.changed = callback
+
+    # the log
+
+    async def lead(self, partition: int, lost: Callable[[], None]) -> None:
+        self.story.append(("lead", partition))
+        await asyncio.sleep(0)
+        if partition in self.refuse:
+            raise BackendError("another one holds it")
+        self.led[partition] = lost
+
+    async def resign(self, partition: int) -> None:
+        if self.led.pop(partition, None):
+            self.story.append(("resign", partition))
+
+    # the coordinator
+
+    async def load(self, partition: int) -> None:
+        assert partition in self.led
+        self.story.append(("load", partition))
+        await asyncio.sleep(0)
+
+    def unload(self, partition: int) -> None:
+        self.story.append(("unload", partition))
+
+    async def settle(self, *mine: int) -> None:
+        self.mine = set(mine)
+        self.changed()
+        for _ in range(20):
+            await asyncio.sleep(0.002)
+
+    @property
+    def states(self) -> list[ErrorCode]:
+        return [self.under_test.refusal(index) for index in range(self.partitions)]
+
+
+def run(test: Callable[[World], Any]) -> None:
+    async def main() -> None:
+        world = World()
+        await test(world)
+        await world.under_test.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_what_is_ours_is_led_loaded_and_served_and_the_rest_is_elsewhere() -> None:
+    async def test(world: World) -> None:
+        world.mine = {0, 2}
+        await world.under_test.start()
+        assert world.states[1] == world.states[3] == ELSEWHERE
+        await world.settle(0, 2)
+        assert world.states == [NONE, ELSEWHERE, NONE, ELSEWHERE]
+        assert not world.under_test.loading
+        assert [step for step in world.story if step[1] == 0] == [("lead", 0), ("load", 0)]
+
+    run(test)
+
+
+def test_a_partition_that_goes_to_another_broker_is_unloaded_before_it_is_resigned() -> None:
+    async def test(world: World) -> None:
+        world.mine = {0, 1}
+        await world.under_test.start()
+        await world.settle(0, 1)
+        world.story.clear()
+        await world.settle(1)
+        assert world.story == [("unload", 0), ("resign", 0)]
+        assert world.states == [ELSEWHERE, NONE, ELSEWHERE, ELSEWHERE]
+
+    run(test)
+
+
+def test_alone_the_start_ends_when_all_is_served() -> None:
+    async def test(world: World) -> None:
+        world.ids, world.mine = [1], {0, 1, 2, 3}
+        await world.under_test.start()
+        assert world.states == [NONE] * 4
+
+    run(test)
+
+
+def test_alone_a_partition_that_cannot_be_had_fails_the_start() -> None:
+    async def test(world: World) -> None:
+        world.ids, world.mine, world.refuse = [1], {0, 1, 2, 3}, {2}
+        with pytest.raises(BackendError):
+            await world.under_test.start()
+
+    run(test)
+
+
+def test_one_that_was_taken_away_is_asked_for_again_only_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.1)
+
+    async def test(world: World) -> None:
+        await world.under_test.start()
+        await world.settle(0)
+        world.story.clear()
+        world.led.pop(0)()
+        assert world.states[0] == ELSEWHERE
+        assert world.story == [("unload", 0)]
+        await asyncio.sleep(0.05)
+        assert ("lead", 0) not in world.story
+        await asyncio.sleep(0.15)
+        assert world.story == [("unload", 0), ("lead", 0), ("load", 0)]
+        assert world.states[0] == NONE
+
+    run(test)
+
+
+def test_one_that_was_taken_away_and_is_not_ours_any_more_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+
+    async def test(world: World) -> None:
+        await world.under_test.start()
+        await world.settle(0)
+        world.story.clear()
+        world.mine = set()
+        world.led.pop(0)()
+        await asyncio.sleep(0.1)
+        assert world.story == [("unload", 0)]
+
+    run(test)
+
+
+def test_a_refusal_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+
+    async def test(world: World) -> None:
+        await world.under_test.start()
+        world.refuse = {0}
+        await world.settle(0)
+        assert world.states[0] in {ELSEWHERE, LOADING}
+        world.refuse = set()
+        await asyncio.sleep(0.3)
+        assert world.states[0] == NONE
+
+    run(test)

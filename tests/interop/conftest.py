@@ -1,0 +1,29 @@
+"""One namespace, two gateways and a native client for all these tests; every test has topics of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pulsar as native
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from interop_kit import Interop
+from support.pulsar import Pulsar
+from support.pulsar_gateway import PulsarGateway
+
+
+@pytest.fixture(scope="session")
+def interop(pulsar: Pulsar) -> Iterator[Interop]:
+    with ExitStack() as stack:
+        gateway, other = PulsarGateway(pulsar), PulsarGateway(pulsar, "other")
+        for each in (gateway, other):
+            stack.callback(each.stop)
+            each.start()
+        client = native.Client(pulsar.service_url, logger=native.ConsoleLogger(native.LoggerLevel.Error))
+        stack.callback(client.close)
+        yield Interop(pulsar, gateway, other, client)

@@ -1,0 +1,108 @@
+"""Compacted topics: what Pulsar's compaction took leaves its offsets behind, so that no consumer stops or slips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from interop_kit import NOW, SECONDS, Interop, fetch, take, until
+from support.pulsar_gateway import PulsarGateway
+
+from kop.errors import ErrorCode
+from kop.records.record import Record
+
+
+def compact(interop: Interop, topic: str) -> None:
+    """Now, and wait until it is done."""
+    partition = interop.partition(topic)
+    interop.admin(lambda admin: admin.compact(partition))
+
+    def done() -> bool:
+        status = interop.admin(lambda admin: admin.compaction_status(partition))
+        assert status.status != "ERROR", status
+        return status.status == "SUCCESS"
+
+    until(done, "the compaction", 30)
+
+
+def contents(records: list[Record]) -> Mapping[int, tuple[bytes | None, bytes | None]]:
+    return {record.offset: (record.key, record.value) for record in records}
+
+
+def from_storage(interop: Interop, topic: str, end: int) -> Mapping[int, tuple[bytes | None, bytes | None]]:
+    """As a gateway has it that was started after the compaction."""
+    gateway = PulsarGateway(interop.pulsar, interop.name("fresh"))
+    try:
+        gateway.start()
+        assert interop.ends(topic, gateway) == (0, end)
+        found = contents(interop.read(topic, 0, end, gateway))
+        with interop.consumer(topic, gateway=gateway) as consumer:
+            assert [record.offset for record in take(consumer, len(found))] == list(found)
+            assert [position.offset for position in consumer.position(consumer.assignment())] == [max(found) + 1]
+        return found
+    finally:
+        gateway.stop()
+
+
+def test_gaps_are_empty_batches_and_the_newest_of_each_key_keeps_its_offset(interop: Interop) -> None:
+    topic = interop.create(interop.name("compact"), cleanup_policy="compact")
+    for number in range(4):
+        interop.write(topic, [Record(i, NOW, b"k%d" % i, b"%d.%d" % (number, i)) for i in range(3)])
+    interop.send(interop.partition(topic), [{"content": b"native", "partition_key": "k0"}])
+    interop.write(topic, [Record(0, NOW, b"last", b"of all")])
+    compact(interop, topic)
+    expected = {10: (b"k1", b"3.1"), 11: (b"k2", b"3.2"), 12: (b"k0", b"native"), 13: (b"last", b"of all")}
+    assert from_storage(interop, topic, 14) == expected
+
+
+def test_tombstones_go_also_where_they_are_the_last(interop: Interop) -> None:
+    topic = interop.create(interop.name("tombstone"), cleanup_policy="compact")
+    interop.write(topic, [Record(0, NOW, b"a", b"1"), Record(1, NOW, b"b", b"1")], [Record(0, NOW, b"a", None)])
+    compact(interop, topic)
+    assert from_storage(interop, topic, 3) == {1: (b"b", b"1")}
+    interop.write(topic, [Record(0, NOW, b"c", b"1")])
+    assert from_storage(interop, topic, 4) == {1: (b"b", b"1"), 3: (b"c", b"1")}
+
+
+def test_native_messages_without_a_key_vanish_and_leave_their_offsets(interop: Interop) -> None:
+    topic = interop.create(interop.name("keyless"), cleanup_policy="compact")
+    interop.write(topic, [Record(0, NOW, b"a", b"1")])
+    interop.send(interop.partition(topic), [{"content": b"no key"}, {"content": b"k", "partition_key": "b"}])
+    interop.send(interop.partition(topic), [{"content": b"none either"}])
+    interop.ended(topic, 4)
+    compact(interop, topic)
+    assert from_storage(interop, topic, 4) == {0: (b"a", b"1"), 2: (b"b", b"k")}
+
+
+def test_all_that_is_left_of_a_log_may_be_nothing(interop: Interop) -> None:
+    topic = interop.create(interop.name("nothing"), cleanup_policy="compact")
+    interop.write(topic, [Record(0, NOW, b"a", b"1")], [Record(0, NOW, b"a", None)])
+    compact(interop, topic)
+    gateway = PulsarGateway(interop.pulsar, interop.name("fresh"))
+    try:
+        gateway.start()
+        assert interop.ends(topic, gateway) == (0, 2)
+        assert interop.read(topic, 0, 2, gateway) == []
+    finally:
+        gateway.stop()
+
+
+@pytest.mark.parametrize("offset", [0, 4, 7])
+def test_a_fetch_inside_a_gap_answers_at_once(interop: Interop, offset: int) -> None:
+    topic = interop.create(interop.name("gap"), cleanup_policy="compact")
+    for number in range(8):
+        interop.write(topic, [Record(0, NOW, b"k", b"%d" % number)])
+    interop.write(topic, [Record(0, NOW, b"other", b"v")])
+    compact(interop, topic)
+    interop.known(topic, interop.other)
+    found = fetch(interop.other, topic, offset, max_wait_ms=int(SECONDS * 500))
+    assert found.error == ErrorCode.NONE
+    assert found.batches[0][0] <= offset <= found.batches[0][1]
+    assert contents(found.records) == {7: (b"k", b"7"), 8: (b"other", b"v")}
+
+
+def test_null_keys_are_refused(interop: Interop) -> None:
+    topic = interop.create(interop.name("nullkey"), cleanup_policy="compact")
+    with pytest.raises(AssertionError, match="without key"):
+        interop.write(topic, [Record(0, NOW, None, b"v")])
+    assert interop.ends(topic) == (0, 0)

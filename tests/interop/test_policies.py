@@ -1,0 +1,79 @@
+"""What Kafka tools set on a topic holds in Pulsar, and reads back true."""
+
+from __future__ import annotations
+
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+from interop_kit import SECONDS, Interop
+
+from kop.pulsar_client.admin import Retention
+
+DAY = 86_400_000
+
+
+def described(interop: Interop, topic: str) -> dict[str, tuple[str, bool]]:
+    """Value, and whether it is a default, of each config of a topic."""
+    admin = AdminClient({"bootstrap.servers": interop.gateway.bootstrap})
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    found = admin.describe_configs([resource])[resource].result(SECONDS)
+    return {name: (entry.value, entry.is_default) for name, entry in found.items()}
+
+
+def alter(interop: Interop, topic: str, **values: str | None) -> None:
+    """IncrementalAlterConfigs; None takes a value back."""
+    entries = [
+        ConfigEntry(
+            name.replace("_", "."),
+            value or "",
+            incremental_operation=AlterConfigOpType.SET if value is not None else AlterConfigOpType.DELETE,
+        )
+        for name, value in values.items()
+    ]
+    admin = AdminClient({"bootstrap.servers": interop.gateway.bootstrap})
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(SECONDS)
+
+
+def policies(interop: Interop, topic: str) -> tuple[Retention | None, int]:
+    """Retention and compaction threshold that hold for a topic in Pulsar."""
+    full = interop.full(topic)
+    retention = interop.admin(lambda admin: admin.get_retention(full, applied=True))
+    return retention, interop.admin(lambda admin: admin.get_compaction_threshold(full, applied=True)) or 0
+
+
+def test_a_new_topic_has_kafkas_retention_in_pulsar(interop: Interop) -> None:
+    topic = interop.create(interop.name("defaults"))
+    assert policies(interop, topic) == (Retention(7 * 24 * 60, -1), 0)
+    configs = described(interop, topic)
+    assert configs["retention.ms"] == (str(7 * DAY), True)
+    assert configs["cleanup.policy"] == ("delete", True)
+    full = interop.full(topic)
+    idle = interop.admin(lambda admin: admin.policy(full, "inactiveTopicPolicies", applied=True))
+    assert idle["deleteWhileInactive"] is False
+
+
+def test_configs_of_a_new_topic_hold_and_read_back(interop: Interop) -> None:
+    topic = interop.create(interop.name("given"), retention_ms=str(DAY), retention_bytes=str(64 << 20))
+    assert policies(interop, topic) == (Retention(24 * 60, 64), 0)
+    configs = described(interop, topic)
+    assert (configs["retention.ms"], configs["retention.bytes"]) == ((str(DAY), False), (str(64 << 20), False))
+    assert configs["segment.bytes"][1]
+
+
+def test_altered_configs_hold_and_read_back(interop: Interop) -> None:
+    topic = interop.create(interop.name("altered"))
+    alter(interop, topic, retention_ms=str(2 * DAY))
+    assert policies(interop, topic) == (Retention(2 * 24 * 60, -1), 0)
+    assert described(interop, topic)["retention.ms"] == (str(2 * DAY), False)
+    alter(interop, topic, cleanup_policy="compact", retention_ms=None)
+    retention, threshold = policies(interop, topic)
+    assert (retention, threshold > 0) == (Retention(-1, -1), True)
+    configs = described(interop, topic)
+    assert (configs["cleanup.policy"], configs["retention.ms"]) == (("compact", False), (str(7 * DAY), True))
+    alter(interop, topic, cleanup_policy=None)
+    assert policies(interop, topic) == (Retention(7 * 24 * 60, -1), 0)

@@ -1,0 +1,404 @@
+"""Producers: order, resending, refusals, exclusive access."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pulsar_kit import T, client, metadata, numbers, send
+from support.fake_pulsar import Command, Session, fails, fake_pulsar, until
+
+from kop.pulsar_client import DUPLICATE, Position, PulsarError
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+
+
+async def test_entries_are_stored_in_the_order_of_send() -> None:
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, properties={"made-by": "kop"})
+            assert producer.last_sequence_id == -1
+            assert producer.topic_epoch is None
+            futures = [send(producer, number * 3, messages=3) for number in range(200)]
+            assert producer.pending == 200
+            assert producer.pending_bytes > 0
+            assert await asyncio.gather(*futures) == [Position(100, number) for number in range(200)]
+            assert producer.pending == producer.pending_bytes == 0
+            assert broker.payloads(T) == [b"%d" % (number * 3) for number in range(200)]
+            assert topic.index == 599
+            asked = next(c.producer for s in broker.ever for c in s.seen if c.type == Command.PRODUCER)
+            assert [(p.key, p.value) for p in asked.metadata] == [("made-by", "kop")]
+            assert not asked.user_provided_producer_name
+
+
+async def test_a_known_entry_is_a_duplicate() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p")
+            assert await send(producer, 5) == Position(100, 0)
+            assert await send(producer, 5) == DUPLICATE
+            await producer.close()
+            again = await made.open_producer(T, name="p")
+            assert (again.name, again.last_sequence_id) == ("p", 5)
+
+
+async def test_a_sequence_id_may_be_pending_once() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T)
+            first = send(producer, 5)
+            with pytest.raises(ValueError, match="5 is pending already"):
+                send(producer, 5)
+            await first
+
+
+async def test_what_is_too_large_is_not_sent() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        broker.max_message_size = 100
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T)
+            room = 100 - len(metadata(producer, 1))
+            assert await fails(send(producer, 1, b"x" * (room + 1))) == "MessageTooLarge"
+            assert await send(producer, 1, b"x" * room) == Position(100, 0)
+
+
+@pytest.mark.parametrize("error", [pb.NotAllowedError, pb.TopicTerminatedError, pb.ChecksumError])
+async def test_a_refused_entry_fails_alone(error: int) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T)
+            await send(producer, 0)
+            broker.refusals[Command.SEND] = [error]
+            refused, accepted = send(producer, 1), send(producer, 2)
+            assert await fails(refused) == pb.ServerError.Name(error)
+            await accepted
+            assert broker.payloads(T) == [b"0", b"2"]
+
+
+async def test_what_is_pending_is_sent_again_in_order() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p")
+            await send(producer, 0)
+            broker.hold_receipts = True
+            sent = [send(producer, number) for number in range(1, 4)]
+            await until(lambda: len(broker.held) == 3)
+            broker.hang_up()
+            await until(lambda: not producer.connected)
+            sent += [send(producer, number) for number in range(4, 7)]
+            broker.hold_receipts = False
+            assert await asyncio.gather(*sent) == [DUPLICATE] * 3 + [Position(100, n) for n in (4, 5, 6)]
+            assert broker.payloads(T) == numbers(7)
+            assert producer.attached_times == 2
+            asked = [c.producer for s in broker.ever for c in s.seen if c.type == Command.PRODUCER]
+            assert [(a.producer_id, a.producer_name, a.epoch) for a in asked] == [(1, "p", 0), (2, "p", 1)]
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+async def test_an_unloaded_topic_is_followed(assigned: bool) -> None:
+    async with fake_pulsar() as first, fake_pulsar() as second:
+        first.create(T)
+        second.create(T)
+        async with client(first.url) as made:
+            producer = await made.open_producer(T)
+            await send(producer, 0)
+            if not assigned:
+                first.owner = second.url
+            lookups = first.count(Command.LOOKUP)
+            first.unload(T, assigned=second.url if assigned else None)
+            await asyncio.gather(*(send(producer, number) for number in range(1, 50)))
+            assert (first.payloads(T) + second.payloads(T)) == numbers(50)
+            assert second.payloads(T)
+            assert first.count(Command.LOOKUP) - lookups == (0 if assigned else 1)
+
+
+async def test_a_resent_entry_that_the_broker_has_not_finished_with_is_sent_once_more() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p")
+            broker.hold_receipts = True
+            sent = [send(producer, number) for number in range(3)]
+            await until(lambda: len(broker.held) == 3)
+            broker.hold_receipts = False
+            broker.refusals[Command.SEND] = [pb.PersistenceError]
+            broker.hang_up()
+            assert await asyncio.gather(*sent) == [DUPLICATE] * 3
+            assert broker.payloads(T) == numbers(3)
+            assert producer.attached_times == 3
+
+
+@pytest.mark.parametrize("error", [pb.PersistenceError, pb.ServiceNotReady, pb.UnknownError])
+async def test_what_an_unloading_topic_refuses_is_sent_again_in_order(error: int) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p")
+            await send(producer, 0)
+            broker.refusals[Command.SEND] = [error] * 3
+            sent = [send(producer, number) for number in range(1, 4)]
+            assert await asyncio.gather(*sent) == [Position(100, number) for number in range(1, 4)]
+            assert broker.payloads(T) == numbers(4)
+            assert producer.attached_times == 2
+
+
+async def test_a_full_backlog_is_told_at_once() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T)
+            broker.refusals[Command.PRODUCER] = [pb.ProducerBlockedQuotaExceededException] * 2
+            broker.unload(T)
+            await until(lambda: not producer.connected)
+            sent = [send(producer, number) for number in range(3)]
+            assert [await fails(future) for future in sent] == ["ProducerBlockedQuotaExceededError"] * 3
+            await until(lambda: producer.connected)
+            await send(producer, 3)
+            assert broker.payloads(T) == [b"3"]
+
+
+async def test_no_receipt_in_time_fails_all_in_order() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, send_timeout=0.15)
+            broker.hold_receipts = True
+            failed: list[int] = []
+            sent = [send(producer, number) for number in range(3)]
+            await asyncio.sleep(0.1)
+            sent.append(send(producer, 3))  # behind an expired one nothing may be stored
+            for number, future in enumerate(sent):
+                future.add_done_callback(lambda _, number=number: failed.append(number))
+            assert [await fails(future) for future in sent] == ["Timeout"] * 4
+            await asyncio.sleep(0)
+            assert failed == [0, 1, 2, 3]
+            assert producer.pending_bytes == 0
+            broker.release()  # too late, nothing waits
+            assert await send(producer, 4) == Position(100, 4)
+
+
+async def test_a_producer_that_the_broker_forgot_without_a_word_is_made_anew() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        broker.hook = lambda session, command: command.type == Command.SEND and command.send.producer_id == 1
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, send_timeout=0.15)
+            assert await fails(send(producer, 0)) == "Timeout"
+            assert await send(producer, 0) == Position(100, 0)
+            assert producer.attached_times == 2
+
+
+async def test_no_broker_in_time_fails_all_in_order() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, send_timeout=0.2)
+            broker.refusals[Command.PRODUCER] = [pb.ServiceNotReady] * 3
+            broker.hang_up()
+            await until(lambda: not producer.connected)
+            sent = [send(producer, number) for number in range(3)]
+            assert [await fails(future) for future in sent] == ["Timeout"] * 3
+            await until(lambda: producer.connected)
+            await send(producer, 3)
+            assert broker.payloads(T) == [b"3"]
+
+
+async def test_the_guard_is_asked_before_each_return_and_may_end_it() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            asked = 0
+            lost: list[PulsarError] = []
+
+            async def guard() -> None:
+                nonlocal asked
+                asked += 1
+                if asked == 2:
+                    raise PulsarError("Timeout", "passing")
+                if asked == 4:
+                    raise LookupError("another topic of that name")
+
+            producer = await made.open_producer(T, guard=guard, on_lost=lost.append)
+            assert asked == 0
+            broker.unload(T)
+            await send(producer, 0)
+            assert asked == 1
+            broker.unload(T)
+            await until(lambda: not producer.connected)
+            await send(producer, 1)
+            assert asked == 3
+            broker.hold_receipts = True
+            pending = send(producer, 2)
+            await until(lambda: broker.held)
+            broker.unload(T)
+            assert await fails(pending) == "GuardFailed"
+            assert [error.code for error in lost] == ["GuardFailed"]
+            assert await fails(send(producer, 3)) == "GuardFailed"
+
+
+async def test_a_deleted_topic_ends_the_producer() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            lost: list[PulsarError] = []
+            producer = await made.open_producer(T, on_lost=lost.append)
+            broker.delete(T)
+            await until(lambda: lost)
+            assert lost[0].code == "TopicNotFound"
+            assert await fails(send(producer, 0)) == "TopicNotFound"
+
+
+async def test_close_answers_what_is_pending() -> None:
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T)
+            stored = send(producer, 0)
+            await producer.close()
+            assert await stored == Position(100, 0)
+            assert topic.producers == {}
+            assert await fails(send(producer, 1)) == "Closed"
+            await producer.close()
+            other = await made.open_producer(T)
+            broker.hold_receipts = True
+            unknown = send(other, 0)
+            await other.close()
+            assert await fails(unknown) == "Closed"
+
+
+@pytest.mark.parametrize("error", [pb.ProducerBusy, pb.ProducerBlockedQuotaExceededException, pb.AuthorizationError])
+async def test_a_refused_producer_is_told_at_once(error: int) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            broker.refusals[Command.PRODUCER] = [error]
+            code = await fails(made.open_producer(T))
+            assert code == pb.ServerError.Name(error).replace("Exception", "Error")
+            assert broker.count(Command.PRODUCER) == 1
+
+
+async def test_opening_outlasts_a_moment_of_trouble() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            broker.refusals[Command.PRODUCER] = [pb.ServiceNotReady]
+            broker.refusals[Command.LOOKUP] = [pb.ServiceNotReady]
+            await send(await made.open_producer(T), 0)
+
+
+async def test_a_producer_that_is_not_answered_is_closed_at_the_broker() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url, request_timeout=0.1) as made:
+            broker.silent.add(Command.PRODUCER)
+            assert await fails(made.open_producer(T)) == "Timeout"
+            await until(lambda: broker.count(Command.CLOSE_PRODUCER) == 1)
+
+
+# --- exclusive access
+
+
+async def test_the_epoch_is_shown_again() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p", access="exclusive")
+            assert producer.topic_epoch == 0
+            broker.hang_up()
+            await until(lambda: producer.attached_times == 2)
+            asked = [c.producer for s in broker.ever for c in s.seen if c.type == Command.PRODUCER]
+            assert [a.producer_access_mode for a in asked] == [pb.Exclusive, pb.ExclusiveWithFencing]
+            assert [a.HasField("topic_epoch") for a in asked] == [False, True]
+            assert producer.topic_epoch == 0
+            assert await fails(made.open_producer(T, name="q")) == "ProducerBusy"
+            assert await fails(made.open_producer(T, name="q", access="exclusive")) == "ProducerFenced"
+
+
+async def test_a_fenced_producer_is_lost_with_all_that_is_pending() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            lost: list[PulsarError] = []
+            old = await made.open_producer(
+                T, name="old", access="exclusive_with_fencing", lane="a", on_lost=lost.append
+            )
+            new = await made.open_producer(T, name="new", access="exclusive_with_fencing", lane="b")
+            assert (old.topic_epoch, new.topic_epoch) == (0, 1)
+            sent = [send(old, number) for number in range(3)]
+            assert [await fails(future) for future in sent] == ["ProducerFenced"] * 3
+            assert [error.code for error in lost] == ["ProducerFenced"]
+            await send(new, 0)
+            assert len(broker.payloads(T)) == 1
+            assert await fails(made.open_producer(T, access="exclusive_with_fencing", epoch=0)) == "ProducerFenced"
+
+
+async def test_who_waits_gets_the_topic_when_it_is_free() -> None:
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        async with client(broker.url, request_timeout=0.1) as made:
+            holder = await made.open_producer(T, name="holder", access="exclusive", lane="a")
+            waiting = asyncio.create_task(made.open_producer(T, name="next", access="wait_for_exclusive", lane="b"))
+            await asyncio.sleep(0.25)  # longer than requests may take
+            assert not waiting.done()
+            await holder.close()
+            heir = await waiting
+            assert heir.topic_epoch == 1
+            assert list(topic.producers) == ["next"]
+            await send(heir, 0)
+
+
+@pytest.mark.parametrize("how", ["hang up", "unload"])
+async def test_who_waits_waits_again_after_a_loss(how: str) -> None:
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        async with client(broker.url) as made:
+            holder = await made.open_producer(T, name="holder", access="exclusive", lane="a")
+            waiting = asyncio.create_task(made.open_producer(T, name="next", access="wait_for_exclusive", lane="b"))
+            await until(lambda: topic.waiting)
+            session = topic.waiting.pop()[0]
+            if how == "hang up":
+                session.hang_up()
+            else:
+                gone = pb.CommandCloseProducer(producer_id=2, request_id=2**64 - 1)
+                session.send(Command(type=Command.CLOSE_PRODUCER, close_producer=gone))
+            await until(lambda: topic.waiting)
+            await holder.close()
+            assert (await waiting).topic_epoch == 1
+
+
+async def test_who_stops_waiting_tells_the_broker() -> None:
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        async with client(broker.url) as made:
+            await made.open_producer(T, name="holder", access="exclusive", lane="a")
+            waiting = asyncio.create_task(made.open_producer(T, name="next", access="wait_for_exclusive", lane="b"))
+            await until(lambda: topic.waiting)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await until(lambda: broker.count(Command.CLOSE_PRODUCER) == 1)
+
+
+async def test_both_answers_to_who_waits_may_come_in_one_read() -> None:
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        topic.epoch = 4
+
+        def both(session: Session, command: Command) -> bool:
+            if command.type != Command.PRODUCER:
+                return False
+            waits = pb.CommandProducerSuccess(
+                request_id=command.producer.request_id, producer_name="p", producer_ready=False
+            )
+            session.send(Command(type=Command.PRODUCER_SUCCESS, producer_success=waits))
+            broker._produce(session, command.producer, topic)
+            return True
+
+        broker.hook = both
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p", access="wait_for_exclusive")
+            assert producer.topic_epoch == 5

@@ -1,0 +1,135 @@
+"""TLS: who is trusted, and for which name."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from pulsar_kit import T, client, send
+from support.fake_pulsar import FakePulsar
+
+from kop.pulsar_client import Client, PulsarError, TlsOptions
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+
+
+def make(folder: Path, name: str, subject: str) -> tuple[str, str]:
+    """A self-signed certificate and its key."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-keyout", str(key), "-out", str(cert), "-subj", "/CN=kop test", "-addext", subject]
+    subprocess.run(command, check=True, capture_output=True)
+    return str(cert), str(key)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    make(folder, "here", "subjectAltName=IP:127.0.0.1")
+    make(folder, "elsewhere", "subjectAltName=DNS:elsewhere.example")
+    make(folder, "client", "subjectAltName=DNS:client.example")
+    return folder
+
+
+class TlsPulsar(FakePulsar):
+    """The fake broker behind TLS."""
+
+    async def start_tls(self, folder: Path, name: str, *, clients: bool = False) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+        if clients:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(folder / "client.pem")
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"pulsar+ssl://127.0.0.1:{self.port}"
+
+
+async def start(url: str, tls: TlsOptions, seconds: float = 5.0) -> None:
+    made = Client(url, tls=tls, request_timeout=seconds)
+    try:
+        await made.start()
+    finally:
+        await made.close()
+
+
+async def test_a_trusted_broker_is_used(folder: Path) -> None:
+    broker = TlsPulsar()
+    await broker.start_tls(folder, "here")
+    broker.create(T)
+    async with client(broker.url, tls=TlsOptions(ca_file=str(folder / "here.pem")), request_timeout=5) as made:
+        producer = await made.open_producer(T)
+        await asyncio.gather(*(send(producer, number, bytes(100_000)) for number in range(20)))
+        assert len(broker.payloads(T)) == 20
+    await broker.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "works"),
+    [
+        ("here", {}, False),  # nobody vouches for it
+        ("here", {"insecure": True}, True),
+        ("elsewhere", {"ca_file": "elsewhere.pem"}, False),  # the name is another's
+        ("elsewhere", {"ca_file": "elsewhere.pem", "check_hostname": False}, True),
+        ("elsewhere", {"ca_file": "elsewhere.pem", "server_hostname": "elsewhere.example"}, True),
+        ("elsewhere", {"ca_file": "elsewhere.pem", "server_hostname": "other.example"}, False),
+    ],
+)
+async def test_who_is_trusted(folder: Path, name: str, options: dict[str, object], works: bool) -> None:
+    broker = TlsPulsar()
+    await broker.start_tls(folder, name)
+    if "ca_file" in options:
+        options = options | {"ca_file": str(folder / str(options["ca_file"]))}
+    try:
+        if works:
+            await start(broker.url, TlsOptions(**options))  # type: ignore[arg-type]
+        else:
+            with pytest.raises(PulsarError, match="check the file of trusted certificates") as caught:
+                await start(broker.url, TlsOptions(**options))  # type: ignore[arg-type]
+            assert caught.value.code == "TlsError"
+            assert not caught.value.retriable
+    finally:
+        await broker.stop()
+
+
+async def test_a_client_shows_its_certificate(folder: Path) -> None:
+    broker = TlsPulsar()
+    await broker.start_tls(folder, "here", clients=True)
+    trusted = str(folder / "here.pem")
+    try:
+        own = TlsOptions(trusted, str(folder / "client.pem"), str(folder / "client.key"))
+        await start(broker.url, own)
+        with pytest.raises(PulsarError):
+            await start(broker.url, TlsOptions(trusted))
+    finally:
+        await broker.stop()
+
+
+@pytest.mark.parametrize("options", [{"ca_file": "/none.pem"}, {"cert_file": "/none.pem"}])
+async def test_a_missing_file_is_named(options: dict[str, str]) -> None:
+    with pytest.raises(PulsarError, match=r"/none\.pem") as caught:
+        await start("pulsar+ssl://127.0.0.1:1", TlsOptions(**options))  # type: ignore[arg-type]
+    assert caught.value.code == "TlsError"
+
+
+async def test_plain_to_a_tls_port_and_tls_to_a_plain_port_are_told(folder: Path) -> None:
+    broker = TlsPulsar()
+    await broker.start_tls(folder, "here")
+    try:
+        with pytest.raises(PulsarError) as caught:
+            await start(broker.url.replace("+ssl", ""), TlsOptions())
+        assert caught.value.code in {"FrameError", "ConnectionLost"}
+    finally:
+        await broker.stop()
+    plain = FakePulsar()
+    await plain.start()
+    try:
+        with pytest.raises(PulsarError) as caught:
+            await start(plain.url.replace("pulsar:", "pulsar+ssl:"), TlsOptions(insecure=True), 0.5)
+        assert caught.value.code in {"TlsError", "ConnectionLost", "Timeout"}
+    finally:
+        await plain.stop()

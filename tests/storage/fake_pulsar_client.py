@@ -1,0 +1,280 @@
+"""A Pulsar without sockets for one `PulsarLog`: what is stored, told and delivered happens when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+from uuid import UUID
+
+from batches import batch
+
+from kop.errors import ErrorCode, KopError
+from kop.pulsar_client import EARLIEST, Entry, Position, PulsarError
+from kop.pulsar_client.types import DUPLICATE
+from kop.records import transcode
+from kop.records.batch import read_header
+from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.pulsar.log import PulsarLog
+from kop.storage.tail_cache import TailCache
+
+STAMP = 1_700_000_123_456
+"""When the broker took each entry."""
+
+
+class Sent:
+    """What a producer handed over."""
+
+    def __init__(self, producer: FakeProducer, metadata: bytes, payload: bytes, first: int, count: int) -> None:
+        self.producer = producer
+        self.metadata = metadata
+        self.payload = payload
+        self.sequence_id = first
+        self.count = count
+        self.receipt: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        self.position: Position | None = None
+
+
+class FakeProducer:
+    def __init__(self, broker: Broker, name: str, on_lost: Callable[[PulsarError], None]) -> None:
+        self.broker = broker
+        self.name = name
+        self.on_lost = on_lost
+        self.last_sequence_id = broker.sequences.get(name, -1)
+        self.closed = False
+
+    def send(
+        self, metadata: bytes, payload: bytes, *, sequence_id: int, highest_sequence_id: int, num_messages: int
+    ) -> asyncio.Future[Position]:
+        assert highest_sequence_id == sequence_id + num_messages - 1
+        sent = Sent(self, metadata, payload, sequence_id, num_messages)
+        if len(metadata) + len(payload) > self.broker.refuse_over:
+            sent.receipt.set_exception(PulsarError("MessageTooLarge", "too large"))
+        else:
+            self.broker.sent.append(sent)
+        return sent.receipt
+
+    async def close(self) -> None:
+        self.closed = True
+        self.broker.open_names.discard(self.name)
+        for sent in self.broker.sent:
+            if sent.producer is self and not sent.receipt.done():
+                sent.receipt.set_exception(PulsarError("Closed", "closed"))
+
+
+class FakeReader:
+    """Probes (one permit) get their entries at once, the tail when the test delivers."""
+
+    permits = 1000
+
+    def __init__(self, broker: Broker, start: Position, inclusive: bool, probe: bool, on_entry: Any, on_lost: Any):
+        self.broker = broker
+        self.probe = probe
+        self.on_entry = on_entry
+        self.on_lost = on_lost
+        self.closed = False
+        self.next = 0
+        while (
+            start != EARLIEST
+            and self.next < len(broker.entries)
+            and (
+                broker.entries[self.next].position < start
+                or (not inclusive and broker.entries[self.next].position == start)
+            )
+        ):
+            self.next += 1
+
+    def deliver(self) -> None:
+        while not self.closed and self.next < len(self.broker.entries):
+            self.next += 1
+            self.on_entry(self.broker.entries[self.next - 1])
+
+    def flow(self, messages: int) -> None:
+        pass
+
+    async def last_position(self) -> Position:
+        entries = self.broker.entries
+        return entries[-1].position if entries else Position(-1, -1)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Broker:
+    """One partition, and the client to it."""
+
+    max_message_size = 5 << 20
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.sent: list[Sent] = []
+        self.readers: list[FakeReader] = []
+        self.producers: list[FakeProducer] = []
+        self.open_names: set[str] = set()
+        self.sequences: dict[str, int] = {}
+        self.refuse_over = 1 << 30
+        self.position = Position(7, -1)
+        self.index = -1
+        self.open_error: PulsarError | None = None
+        self.opening_takes: asyncio.Event | None = None
+        self.attach_error: PulsarError | None = None
+
+    # --- the client
+
+    async def open_producer(self, topic: str, *, name: str, on_lost: Any, **_: Any) -> FakeProducer:
+        if self.opening_takes is not None:
+            await self.opening_takes.wait()
+        if self.open_error is not None:
+            raise self.open_error
+        if name in self.open_names:
+            raise PulsarError("ProducerBusy", "somebody has it")
+        self.open_names.add(name)
+        self.producers.append(FakeProducer(self, name, on_lost))
+        return self.producers[-1]
+
+    async def open_reader(
+        self,
+        topic: str,
+        start: Position,
+        *,
+        inclusive: bool = True,
+        permits: int,
+        on_entry: Any,
+        on_lost: Any,
+        **_: Any,
+    ) -> FakeReader:
+        if self.attach_error is not None:
+            raise self.attach_error
+        reader = FakeReader(self, start, inclusive, permits == 1, on_entry, on_lost)
+        if reader.probe:
+            asyncio.get_running_loop().call_soon(reader.deliver)
+        else:
+            self.readers.append(reader)
+        return reader
+
+    # --- the test's side
+
+    @property
+    def tail(self) -> FakeReader:
+        return self.readers[-1]
+
+    def put(self, metadata: bytes, payload: bytes, moves: int, count: int) -> Position:
+        self.position = Position(self.position.ledger, self.position.entry + 1)
+        self.index += moves
+        entry = Entry(self.position, self.index, STAMP, count, memoryview(metadata), memoryview(payload))
+        self.entries.append(entry)
+        return self.position
+
+    def store(self, moves: int | None = None) -> None:
+        """Store the next entry that was sent."""
+        sent = next(one for one in self.sent if one.position is None and not one.receipt.done())
+        sent.position = self.put(sent.metadata, sent.payload, sent.count if moves is None else moves, sent.count)
+        self.sequences[sent.producer.name] = sent.sequence_id + sent.count - 1
+
+    def tell(self, error: str | None = None, *, duplicate: bool = False) -> None:
+        """The next receipt."""
+        sent = next(one for one in self.sent if not one.receipt.done())
+        if error is not None:
+            sent.receipt.set_exception(PulsarError(error, "so says the test"))
+        elif duplicate:
+            sent.receipt.set_result(DUPLICATE)
+        else:
+            assert sent.position is not None
+            sent.receipt.set_result(sent.position)
+
+    def foreign(self, count: int = 3) -> None:
+        """Somebody else's entry."""
+        data = batch([f"foreign {i}" for i in range(count)])
+        (entry,) = transcode.to_entries(
+            data, read_header(data), producer_name="them", sequence_base=0, publish_time=0, max_size=1 << 20
+        )
+        self.put(entry.metadata, entry.payload, count, count)
+
+    def new_ledger(self) -> None:
+        self.position = Position(self.position.ledger + 1, -1)
+
+    def gap(self, offsets: int) -> None:
+        """A marker, or what was aborted: it has offsets, nobody sees it."""
+        self.index += offsets
+        self.position = Position(self.position.ledger, self.position.entry + 1)
+
+
+class FakeAdmin:
+    async def internal_stats(self, name: str) -> dict[str, Any]:
+        return {"totalSize": 0, "ledgers": []}
+
+    async def closed_index(self, name: str) -> int | None:
+        return None
+
+
+class FakeEngine:
+    """What a log asks of its engine."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.client = broker
+        self.admin = FakeAdmin()
+        self.cache = TailCache(1 << 20)
+        self.counts: dict[str, int] = {}
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.gone = False
+        self.queued_bytes = 0
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def refusal(self, size: int) -> KopError | None:
+        return None
+
+    def queued(self, size: int, future: asyncio.Future[Any]) -> None:
+        self.queued_bytes += size
+
+        def ended(_: object) -> None:
+            self.queued_bytes -= size
+
+        future.add_done_callback(ended)
+
+    async def still_there(self, log: PulsarLog) -> bool:
+        return not self.gone
+
+    async def deduplicates(self, topic_id: UUID) -> None:
+        pass
+
+    def remembered(self, log: PulsarLog, what: str) -> int:
+        return 0
+
+    async def remember(self, log: PulsarLog, what: str, value: int) -> None:
+        pass
+
+    def producer_name(self, producer_id: int) -> str:
+        return f"pid-{producer_id}" if producer_id >= 0 else "gateway"
+
+
+def make_log(broker: Broker, *, append_time: bool = False) -> PulsarLog:
+    engine: Any = FakeEngine(broker)
+    policy = LogPolicy(log_append_time=append_time)
+    return PulsarLog(
+        engine, TopicInfo("t", UUID(int=1 << 70), 1), 0, "persistent://public/default/t-partition-0", policy
+    )
+
+
+async def settle() -> None:
+    """Let what is due happen."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+def outcome(future: asyncio.Future[Any]) -> int | ErrorCode | None:
+    """The base offset, the error's code, or None for what has not ended."""
+    if not future.done():
+        return None
+    error = future.exception()
+    if error is None:
+        return int(future.result().base_offset)
+    assert isinstance(error, KopError), error
+    return error.code

@@ -1,0 +1,115 @@
+"""Two engines on the same namespaces of a real Pulsar: what one does, the other sees; who leads, leads alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from batches import append, attached, batch, first, make, read_values, refused
+from engines import PulsarStore
+from support.pulsar import Urls, fresh_namespace
+
+from kop.errors import ErrorCode
+from kop.storage.base import Member
+from kop.storage.pulsar import PulsarEngine
+
+
+@pytest.fixture
+def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
+    with fresh_namespace(pulsar_urls) as found:
+        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+
+
+@asynccontextmanager
+async def two(store: PulsarStore) -> AsyncIterator[tuple[PulsarEngine, PulsarEngine]]:
+    async with store.opened() as one, store.opened() as other:
+        await one.join(Member(1, "host-1", 9001))
+        await other.join(Member(2, "host-2", 9002))
+        yield one, other
+
+
+async def until(true: Callable[[], object], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 - other people's events
+            await asyncio.sleep(0.02)
+
+
+async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> None:
+    async with pulsar_store.opened() as one:
+        heard: list[list[int]] = []
+        one.on_members(lambda: heard.append([member.node_id for member in one.members]))
+        await one.join(Member(1, "host-1", 9001))
+        async with pulsar_store.opened() as other:
+            await other.join(Member(2, "host-2", 9002))
+            assert list(other.members) == [Member(1, "host-1", 9001), Member(2, "host-2", 9002)]
+            await until(lambda: list(one.members) == list(other.members))
+        await until(lambda: [member.node_id for member in one.members] == [1])
+        assert heard == [[1], [1, 2], [1]]
+
+
+async def test_both_have_one_cluster_id_and_never_the_same_producer_ids(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        assert one.cluster_id == other.cluster_id
+        starts = await asyncio.gather(
+            *[engine.allocate_producer_ids(1000) for engine in (one, other) for _ in range(5)]
+        )
+        assert len(set(starts)) == 10
+        assert all(abs(a - b) >= 1000 for a in starts for b in starts if a != b)
+
+
+async def test_topics_configs_and_deletions_of_one_are_seen_by_the_other(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        topic = await one.topics.create("t", 2, {"max.message.bytes": "1000"})
+        await until(lambda: other.topics.get("t") == topic)
+        changed = await one.topics.set_configs(topic.topic_id, {"max.message.bytes": "2000"})
+        await until(lambda: other.topics.get("t") == changed, 3)
+        grown = await other.topics.grow(topic.topic_id, 3)
+        await until(lambda: one.topics.get("t") == grown)
+        await one.topics.delete(topic.topic_id)
+        await until(lambda: other.topics.get("t") is None)
+
+
+async def test_what_one_writes_the_other_reads_at_the_same_offsets(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        here = await make(one)
+        await until(lambda: other.topics.get("t"))
+        there = await attached(other)
+        for number in range(20):
+            log = (here, there)[number % 2]
+            assert (await append(log, batch([f"{number}.0", f"{number}.1"]))).base_offset == 2 * number
+        await until(lambda: here.high_watermark == there.high_watermark == 40)
+        assert await read_values(here) == await read_values(there) == [f"{n}.{i}" for n in range(20) for i in range(2)]
+        assert not one.counts
+        assert not other.counts
+
+
+async def test_a_new_leader_fences_the_old_one_and_reads_all_that_it_wrote(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        topic = await one.topics.create("__state", 1, {"cleanup.policy": "compact"}, internal=True)
+        await until(lambda: other.topics.get("__state") is not None)
+        old, new = first(one, topic), await attached(other, "__state")
+        with refused(ErrorCode.NOT_LEADER_OR_FOLLOWER):
+            await append(old, batch(["nobody leads"], keys=["k"]))
+        lost: list[str] = []
+        await old.lead(lambda: lost.append("old"))
+        for number in range(5):
+            await append(old, batch([str(number)], keys=["k"]))
+        await new.lead(lambda: lost.append("new"))
+        assert new.high_watermark == 5
+        assert await read_values(new) == ["0", "1", "2", "3", "4"]
+        await append(new, batch(["5"], keys=["k"]))
+        with pytest.raises(Exception, match=r"NOT_LEADER_OR_FOLLOWER|KAFKA_STORAGE_ERROR"):
+            await append(old, batch(["too late"], keys=["k"]))
+        await until(lambda: lost == ["old"])
+        assert (await append(new, batch(["6"], keys=["k"]))).base_offset == 6
+        assert await read_values(new) == ["0", "1", "2", "3", "4", "5", "6"]
+
+
+async def test_an_id_is_taken_once(pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kop.storage.pulsar.members._BUSY_SECONDS", 1.0)
+    async with pulsar_store.opened() as one, pulsar_store.opened() as other:
+        await one.join(Member(1, "host-1", 9001))
+        with refused(ErrorCode.BROKER_ID_NOT_REGISTERED):
+            await other.join(Member(1, "host-2", 9002))

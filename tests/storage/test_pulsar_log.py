@@ -1,0 +1,529 @@
+"""A partition's log over a Pulsar without sockets: which offset an append is told, and what every fault ends in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from batches import batch, records
+from fake_pulsar_client import STAMP, Broker, make_log, outcome, settle
+
+from kop.errors import ErrorCode
+from kop.pulsar_client import PulsarError
+from kop.records.batch import read_header
+from kop.storage.pulsar import log as log_module
+from kop.storage.pulsar import sender as sender_module
+from kop.storage.pulsar.log import PulsarLog
+
+STORED = ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+AGAIN = ErrorCode.KAFKA_STORAGE_ERROR
+GONE = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+WRONG = "offsets that the chain got wrong"
+
+
+class Play:
+    """Runs a script on a log that holds three records of somebody else's.
+
+    a append two records   S the broker stores the next entry   s the same, the index moves by 1   R the next receipt
+    D a receipt "duplicate"   X a receipt "Timeout"   F somebody else's entry of three   L a new ledger
+    G four offsets without an entry that anybody sees   T the tail brings all   ! the tail is lost
+    """
+
+    def __init__(self, producer: int, *, append_time: bool = False) -> None:
+        self.broker = Broker()
+        self.broker.foreign()
+        self.log = make_log(self.broker, append_time=append_time)
+        self.producer = producer
+        self.futures: list[asyncio.Future[Any]] = []
+        self.sequence = 0
+
+    def append(self, sequence: int | None = None, values: tuple[str, ...] = ("x", "y"), epoch: int = 0) -> None:
+        first = self.sequence if sequence is None else sequence
+        data = batch(values, producer=self.producer, epoch=epoch, sequence=first)
+        self.sequence = first + len(values)
+        self.futures.append(self.log.append(data, read_header(data), now_ms=0))
+
+    async def run(self, script: str) -> None:
+        broker = self.broker
+        steps = {
+            "a": self.append,
+            "S": broker.store,
+            "s": lambda: broker.store(1),
+            "R": broker.tell,
+            "D": lambda: broker.tell(duplicate=True),
+            "X": lambda: broker.tell("Timeout"),
+            "F": broker.foreign,
+            "L": broker.new_ledger,
+            "G": lambda: broker.gap(4),
+            "T": lambda: broker.tail.deliver(),  # noqa: PLW0108 - the tail of then
+            "!": lambda: broker.tail.on_lost(PulsarError("TopicNotFound", "so says the test")),
+        }
+        for step in script:
+            if step != " ":
+                steps[step]()
+                await settle()
+
+    @property
+    def outcomes(self) -> list[int | ErrorCode | None]:
+        return [outcome(future) for future in self.futures]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        found: dict[str, int] = self.log.engine.counts
+        return found
+
+
+PRODUCERS = pytest.mark.parametrize("producer", [-1, 41])
+SCRIPTS = {
+    "the entry before is known": ("aSR", [3], {}),
+    "one behind the other": ("aSR aSR aSR", [3, 5, 7], {}),
+    "receipts later than entries": ("aaa SSS RRR", [3, 5, 7], {}),
+    "the tail agrees": ("aSR aSR T", [3, 5], {}),
+    "the tail is faster": ("aST", [3], {}),
+    "the tail is faster, then the receipt": ("aST R", [3], {}),
+    "half by the tail": ("aa ST S RR", [3, 5], {}),
+    "a foreign entry before ours: wait": ("aF SR", [None], {}),
+    "a foreign entry before ours: the tail tells": ("aF SRT", [6], {}),
+    "a foreign entry between two": ("aa S F S RR", [3, None], {}),
+    "a foreign entry between two, then the tail": ("aa S F S RRT", [3, 8], {}),
+    "behind a foreign entry the chain goes on": ("aF SRT aSR", [6, 8], {}),
+    "a new ledger: wait": ("aL SR", [None], {}),
+    "a new ledger: the tail tells": ("aL SRT", [3], {}),
+    "in the new ledger the chain goes on": ("aL SRT aSR", [3, 5], {}),
+    "a gap: wait": ("aG SR", [None], {}),
+    "a gap: the tail tells": ("aG SRT", [7], {}),
+    "a gap, the receipt later": ("aG STR", [7], {}),
+    "the index moves too little: not told, not overlapping": (
+        "aL sRT",
+        [STORED],
+        {"offsets that cannot hold the records": 1},
+    ),
+    "a breach of the chain is counted": ("a sR T", [3], {WRONG: 1}),
+    "a lost receipt, the tail brings it": ("aS D T", [3], {}),
+    "the tail brings it, the receipt says duplicate": ("aST D", [3], {}),
+    "two duplicates": ("aa SS DD T", [3, 5], {}),
+    "nothing is told before a receipt or the tail": ("aS", [None], {}),
+    "the tail is lost with a batch under way": ("a!", [AGAIN], {"tails lost": 1}),
+    "the tail is lost with a stored batch that waits for it": ("aL SR!", [AGAIN], {"tails lost": 1}),
+    "what ended before the tail was lost stays": ("aSR a!", [3, AGAIN], {"tails lost": 1}),
+}
+
+
+@PRODUCERS
+@pytest.mark.parametrize("case", SCRIPTS)
+async def test_what_an_append_is_told(case: str, producer: int) -> None:
+    script, expected, counts = SCRIPTS[case]
+    play = Play(producer)
+    await play.run(script)
+    assert play.outcomes == expected
+    assert play.counts == counts
+    await play.log.close()
+    assert None not in play.outcomes, "every future has ended when the log is closed"
+    await settle()
+    assert play.log.engine.queued_bytes == 0  # type: ignore[attr-defined]
+
+
+@PRODUCERS
+async def test_what_is_told_is_what_is_read(producer: int) -> None:
+    play = Play(producer)
+    await play.run("aSR aF SRT aG SRT aL SRT aSR F T")
+    cached = play.log.read_cached(3, 1 << 20, min_one=True)
+    assert cached is not None
+    assert play.outcomes == [3, 8, 14, 16, 18]
+    ours = [record.offset for record in records(cached.buffers) if record.value in {b"x", b"y"}]
+    assert ours == [offset for base in (3, 8, 14, 16, 18) for offset in (base, base + 1)]
+    assert play.log.high_watermark == 23
+    await play.log.close()
+
+
+@PRODUCERS
+async def test_log_append_time_comes_with_the_tail(producer: int) -> None:
+    play = Play(producer, append_time=True)
+    await play.run("aSR")
+    assert play.outcomes == [None], "the receipt does not tell the time"
+    await play.run("T")
+    assert play.futures[0].result().base_offset == 3
+    assert play.futures[0].result().log_append_time == STAMP
+    cached = play.log.read_cached(3, 1 << 20, min_one=True)
+    assert cached is not None
+    assert read_header(cached.buffers[0]).max_timestamp == STAMP
+    await play.log.close()
+
+
+async def test_after_the_tail_was_lost_the_next_batch_attaches_again_and_nothing_is_missing() -> None:
+    play = Play(41)
+    await play.run("aSR aS !")
+    assert play.outcomes == [3, AGAIN]
+    assert not play.log.attached
+    play.append(2)  # the client sends it again: it is stored, the receipt was lost
+    await settle()
+    await play.run("D")
+    assert play.outcomes[2] is STORED
+    await play.run("aSR")
+    assert play.outcomes[3] == 7
+    assert play.log.high_watermark == 9
+    await play.log.close()
+
+
+async def test_a_stream_that_was_left_does_not_reach_the_log() -> None:
+    play = Play(-1)
+    await play.run("aSR T")
+    old = play.broker.tail
+    await play.run("!")
+    await play.log.attach()
+    play.broker.foreign()
+    play.broker.foreign()
+    old.closed = False
+    old.deliver()
+    assert play.log.high_watermark == 5
+    play.broker.tail.deliver()
+    assert play.log.high_watermark == 11
+    await play.log.close()
+
+
+async def test_a_tail_that_ends_while_it_begins_is_no_attached_log() -> None:
+    play = Play(-1)
+    broker, opened = play.broker, play.broker.open_reader
+
+    async def open_reader(*args: Any, **named: Any) -> Any:
+        reader = await opened(*args, **named)
+        if not reader.probe:
+            reader.on_lost(PulsarError("TopicNotFound", "gone again"))
+        return reader
+
+    broker.open_reader = open_reader  # type: ignore[method-assign]
+    await play.run("a")
+    assert play.outcomes == [AGAIN]
+    assert not play.log.attached
+    broker.open_reader = opened  # type: ignore[method-assign]
+    await play.run("aSR")
+    assert play.outcomes == [AGAIN, 3]
+    await play.log.close()
+
+
+async def test_appends_keep_their_order_while_the_log_attaches() -> None:
+    play = Play(41)
+    play.append()
+    for _ in range(1000):
+        if play.log.attached:
+            break
+        await asyncio.sleep(0)
+    play.append()  # attached, but what waited has not been handed on
+    await settle()
+    assert [sent.sequence_id for sent in play.broker.sent] == [0, 2]
+    await play.log.close()
+
+
+async def test_an_attach_that_fails_fails_what_waits_and_the_next_try_succeeds() -> None:
+    play = Play(41)
+    play.broker.attach_error = PulsarError("ServiceNotReady", "soon")
+    await play.run("aa")
+    assert play.outcomes == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
+    play.broker.attach_error = None
+    play.append(0)
+    await settle()
+    await play.run("SR")
+    assert play.outcomes[2] == 3
+    await play.log.close()
+
+
+async def test_an_attach_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "ATTACH_SECONDS", 0.02)
+    play = Play(41)
+    play.broker.open_reader = lambda *_, **__: asyncio.sleep(3600)  # type: ignore[method-assign,assignment,return-value]
+    play.append()
+    await asyncio.sleep(0.1)
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT]
+    await play.log.close()
+
+
+# --- an idempotent producer's failed batch is never passed
+
+
+@pytest.mark.parametrize("error", ["Timeout", "ChecksumError", "PersistenceError", "ProducerBlockedQuotaExceededError"])
+async def test_what_stands_behind_a_failed_batch_fails_with_it(error: str) -> None:
+    play = Play(41)
+    await play.run("aaa")
+    play.broker.tell(error)
+    await settle()
+    assert None not in play.outcomes
+    assert not any(isinstance(one, int) and one >= 0 and not isinstance(one, ErrorCode) for one in play.outcomes)
+    assert play.broker.producers[0].closed, "Pulsar is asked again what it has"
+    assert play.counts == {f"writes refused: {error}": 1}
+    play.append(0)
+    await settle()
+    assert len(play.broker.producers) == 2
+    await play.run("SR")
+    assert play.outcomes[3] == 3
+    await play.log.close()
+
+
+async def test_a_batch_refused_before_it_is_sent_is_not_passed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_DOUBTS", ())
+    play = Play(41)
+    await play.run("aSR")
+    play.broker.refuse_over = 500
+    play.append(values=("x" * 1000,))
+    play.append()
+    assert len(play.broker.sent) == 1, "neither was sent"
+    await settle()
+    assert play.outcomes[:2] == [3, ErrorCode.MESSAGE_TOO_LARGE]
+    assert play.outcomes[2] is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    await play.log.close()
+
+
+async def test_a_plain_batch_that_fails_takes_no_other_with_it() -> None:
+    play = Play(-1)
+    await play.run("aaX")
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, None]
+    play.broker.sent.pop(0)
+    await play.run("SR")
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, 3]
+    await play.log.close()
+
+
+async def test_a_retry_of_a_pending_batch_joins_it() -> None:
+    play = Play(41)
+    await play.run("a")
+    play.append(0)
+    await settle()
+    assert len(play.broker.sent) == 1
+    await play.run("SR")
+    play.append(0)
+    assert play.outcomes == [3, 3, 3]
+    await play.log.close()
+
+
+async def test_a_retry_through_another_gateway_is_confirmed_by_pulsar() -> None:
+    play = Play(41)
+    play.broker.sequences["pid-41"] = 3  # another gateway has stored 0 to 3
+    play.append(0)
+    play.append(0)
+    play.append(2)
+    await settle()
+    assert [sent.sequence_id for sent in play.broker.sent] == [0, 2], "sent again, each once"
+    assert play.outcomes == [None] * 3, "what Pulsar only has in hand is not yet stored"
+    await play.run("DD")
+    assert play.outcomes == [STORED] * 3
+    play.append(4)
+    await settle()
+    play.broker.sent[-1].position = play.broker.put(play.broker.sent[-1].metadata, play.broker.sent[-1].payload, 2, 2)
+    await play.run("R")
+    assert play.outcomes[3] == 3
+    await play.log.close()
+
+
+async def test_what_pulsar_has_in_hand_and_cannot_store_is_no_duplicate() -> None:
+    play = Play(41)
+    play.broker.sequences["pid-41"] = 3
+    play.append(0)
+    await settle()
+    play.broker.tell("PersistenceError")
+    await settle()
+    assert play.outcomes == [AGAIN]
+    await play.log.close()
+
+
+async def test_a_pulsar_that_knows_less_than_the_client_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_DOUBTS", (0.01, 0.01))
+    play = Play(41)
+    play.broker.sequences["pid-41"] = 3  # it is still reading what was stored before it crashed
+    opened = play.broker.open_producer
+
+    async def open_producer(*args: Any, **named: Any) -> Any:
+        if len(play.broker.producers) == 1:
+            play.broker.sequences["pid-41"] = 9
+        return await opened(*args, **named)
+
+    play.broker.open_producer = open_producer  # type: ignore[method-assign]
+    play.append(10)
+    await asyncio.sleep(0.1)
+    await play.run("SR")
+    assert play.outcomes == [3]
+    assert play.counts == {"sequences ahead of what Pulsar knows": 1}
+    await play.log.close()
+
+
+async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_DOUBTS", (0.01, 0.01))
+    play = Play(41)
+    play.broker.sequences["pid-41"] = 3
+    play.append(10)
+    await asyncio.sleep(0.1)
+    assert play.outcomes == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER]
+    assert len(play.broker.producers) == 3
+    await play.log.close()
+
+
+# --- nothing waits for ever
+
+
+async def test_a_tail_that_stands_still_ends_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_TAIL_SECONDS", 0.02)
+    play = Play(41)
+    await play.run("aL SR")
+    await asyncio.sleep(0.1)
+    assert play.outcomes == [STORED], "stored, nobody knows where"
+    assert play.counts == {"tails that stood still": 1, "tails lost": 1}
+    await play.run("aSRT")
+    assert play.outcomes[1] == 5, "it healed"
+    await play.log.close()
+
+
+@PRODUCERS
+async def test_a_duplicate_that_the_tail_never_brings_ends(producer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_UNSEEN_SECONDS", 0.02)
+    play = Play(producer)
+    await play.run("aD")
+    assert play.outcomes == [None]
+    await asyncio.sleep(0.1)
+    assert play.outcomes == [STORED]
+    await play.log.close()
+
+
+@PRODUCERS
+@pytest.mark.parametrize("script", ["", "a", "aa", "aS", "aL SR", "aG SRT a"])
+@pytest.mark.parametrize("how", ["close", "remove", "deleting"])
+async def test_every_append_ends_with_the_log(how: str, script: str, producer: int) -> None:
+    play = Play(producer)
+    await play.run(script)
+    play.append()
+    if how == "close":
+        await play.log.close()
+    elif how == "remove":
+        play.log.remove()
+    else:
+        play.log.deleted = True
+        play.log.engine.gone = True  # type: ignore[attr-defined]
+        if play.broker.readers:
+            play.broker.tail.on_lost(PulsarError("TopicNotFound"))
+    await settle()
+    assert None not in play.outcomes
+    if how != "close":
+        assert play.outcomes[-1] is GONE
+        play.append()
+        assert play.outcomes[-1] is GONE
+    assert play.log.engine.queued_bytes == 0  # type: ignore[attr-defined]
+    await play.log.close()
+
+
+async def test_closing_while_the_producer_opens_ends_what_waits() -> None:
+    play = Play(41)
+    play.broker.opening_takes = asyncio.Event()
+    await play.run("aa")
+    await play.log.close()
+    assert play.outcomes == [AGAIN] * 2
+
+
+async def test_opening_a_producer_takes_its_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_OPEN_SECONDS", 0.02)
+    play = Play(41)
+    play.broker.opening_takes = asyncio.Event()
+    await play.run("a")
+    await asyncio.sleep(0.1)
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT]
+    assert play.counts == {"writes refused: Timeout": 1}
+    await play.log.close()
+
+
+async def test_a_name_that_another_gateway_holds_sends_the_client_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_BUSY_SECONDS", 0.05)
+    play = Play(41)
+    play.broker.open_names.add("pid-41")
+    await play.run("a")
+    await asyncio.sleep(0.3)
+    assert play.outcomes == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    play.broker.open_names.clear()
+    play.append(0)
+    await settle()
+    await play.run("SR")
+    assert play.outcomes[1] == 3
+    await play.log.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("ProducerBlockedQuotaExceededError", AGAIN),
+        ("TopicTerminatedError", ErrorCode.POLICY_VIOLATION),
+        ("IncompatibleSchema", ErrorCode.POLICY_VIOLATION),
+        ("AuthorizationError", ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        ("TopicNotFound", GONE),
+        ("ConnectionLost", AGAIN),
+    ],
+)
+async def test_a_producer_that_cannot_be_opened_has_a_named_error(code: str, expected: ErrorCode) -> None:
+    play = Play(41)
+    play.broker.open_error = PulsarError(code, "so says the test")
+    play.append()
+    play.append()
+    await settle()
+    assert play.outcomes == [expected] * 2
+    assert play.counts == {f"writes refused: {code}": 1}
+    assert play.log.producers() == []
+    await play.log.close()
+
+
+# --- batches in pieces
+
+
+def big() -> tuple[str, ...]:
+    return tuple("v" * 400 for _ in range(8))
+
+
+def pieces(log: PulsarLog) -> None:
+    log.client.max_message_size = 2048
+
+
+async def test_a_split_batch_has_the_offset_of_its_first_record() -> None:
+    play = Play(41)
+    pieces(play.log)
+    play.append(values=big())
+    await settle()
+    parts = len(play.broker.sent)
+    assert parts > 1
+    await play.run("SR" * (parts - 1))
+    assert play.outcomes == [None], "all of it has to be stored"
+    await play.run("SR")
+    assert play.outcomes == [3]
+    assert play.log.high_watermark == 11
+    await play.log.close()
+
+
+async def test_a_split_batch_with_others_records_in_it_has_no_one_offset() -> None:
+    play = Play(41)
+    pieces(play.log)
+    play.append(values=big())
+    await settle()
+    parts = len(play.broker.sent)
+    await play.run("SF" + "S" * (parts - 1) + "R" * parts + "T")
+    assert play.outcomes == [STORED]
+    await play.log.close()
+
+
+async def test_a_split_batch_of_which_a_piece_is_refused_fails_as_one() -> None:
+    play = Play(41)
+    pieces(play.log)
+    await play.run("aSR")
+    play.append(values=big())
+    await settle()
+    await play.run("SRX")
+    assert play.outcomes == [3, ErrorCode.REQUEST_TIMED_OUT]
+    play.sequence = 2
+    play.append(values=big())
+    await settle()
+    assert play.outcomes[2] is None, "the pieces that are stored are sent again and dropped by Pulsar"
+    again = [sent for sent in play.broker.sent if sent.producer is play.broker.producers[1]]
+    assert again[0].sequence_id == 2
+    await play.log.close()
+
+
+async def test_a_split_batch_half_refused_before_it_is_sent_ends() -> None:
+    play = Play(41)
+    pieces(play.log)
+    play.broker.refuse_over = 300
+    play.append(values=big())
+    await settle()
+    assert play.outcomes == [ErrorCode.MESSAGE_TOO_LARGE]
+    await play.log.close()

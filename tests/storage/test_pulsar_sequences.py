@@ -1,0 +1,142 @@
+"""The sequence window over Pulsar's deduplication, as a table, and against a model of both."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from batches import batch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kop.errors import ErrorCode
+from kop.records.batch import BatchHeader, add_sequence, read_header
+from kop.storage.pulsar.sequences import WINDOW, Sequences, Verdict
+
+LAST = 2**31 - 1
+UNKNOWN = ErrorCode.UNKNOWN_PRODUCER_ID
+DISORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+OLD = ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def at(epoch: int, unwrapped: int) -> int:
+    """Pulsar's sequence id."""
+    return epoch << 47 | unwrapped
+
+
+def header(sequence: int, count: int = 1, epoch: int = 0) -> BatchHeader:
+    return read_header(batch(["v"] * count, producer=1, epoch=epoch, sequence=sequence))
+
+
+class Step(NamedTuple):
+    """A batch, and what is said of it: a sequence id, "known" one, the batch that it repeats, or an error."""
+
+    sequence: int
+    count: int = 1
+    epoch: int = 0
+    sent: int | None = None
+    known: int | None = None
+    repeats: int | None = None
+    error: ErrorCode | None = None
+
+
+TABLE: dict[str, tuple[int, list[Step]]] = {
+    "a new producer begins at 0": (-1, [Step(0, 3, sent=0), Step(3, sent=3)]),
+    "a forgotten name": (-1, [Step(7, error=UNKNOWN)]),
+    "a forgotten name, then a new epoch": (-1, [Step(7, error=UNKNOWN), Step(0, epoch=1, sent=at(1, 0))]),
+    "a gap": (-1, [Step(0, 3, sent=0), Step(4, error=DISORDER), Step(3, sent=3)]),
+    "a duplicate in the window": (-1, [Step(0, 3, sent=0), Step(3, 2, sent=3), Step(0, 3, repeats=0)]),
+    "the oldest of the window": (
+        -1,
+        [*(Step(i, sent=i) for i in range(WINDOW)), Step(0, repeats=0), Step(WINDOW, sent=WINDOW)],
+    ),
+    "behind the window, never told by Pulsar": (
+        -1,
+        [*(Step(i, sent=i) for i in range(WINDOW + 1)), Step(0, error=DISORDER)],
+    ),
+    "same start, other length": (-1, [Step(0, 3, sent=0), Step(0, 2, error=DISORDER)]),
+    "window lost, the next batch": (at(0, 9), [Step(10, sent=10)]),
+    "window lost, a stored batch": (at(0, 9), [Step(8, 2, known=8), Step(10, sent=10)]),
+    "window lost, an old stored batch": (at(0, 9), [Step(0, 2, known=0)]),
+    "window lost, stored ones again when new ones came": (at(0, 9), [Step(10, sent=10), Step(8, 2, known=8)]),
+    "window lost, a gap": (at(0, 9), [Step(11, error=DISORDER)]),
+    "a split batch half stored": (at(0, 9), [Step(8, 4, sent=8), Step(12, sent=12), Step(8, 4, repeats=8)]),
+    "over the end but not split: something came since": (at(0, 9), [Step(10, sent=10), Step(8, 4, error=DISORDER)]),
+    "a new epoch begins at 0": (at(2, 9), [Step(0, epoch=3, sent=at(3, 0)), Step(1, epoch=3, sent=at(3, 1))]),
+    "a new epoch does not begin elsewhere": (at(2, 9), [Step(10, epoch=3, error=DISORDER)]),
+    "an old epoch": (at(2, 9), [Step(10, epoch=1, error=OLD)]),
+    "a new epoch ends the old one": (-1, [Step(0, sent=0), Step(0, epoch=1, sent=at(1, 0)), Step(1, error=OLD)]),
+    "after a new epoch the stored ones of the old are not known": (
+        at(0, 9),
+        [Step(0, epoch=1, sent=at(1, 0)), Step(5, epoch=1, error=DISORDER)],
+    ),
+    "a new epoch forgets the window": (
+        -1,
+        [Step(0, 2, sent=0), Step(0, 2, epoch=1, sent=at(1, 0)), Step(0, 2, epoch=1, repeats=0)],
+    ),
+    "the largest epoch": (-1, [Step(0, epoch=32767, sent=at(32767, 0))]),
+    "up to the wrap": (at(0, LAST - 1), [Step(LAST, sent=LAST), Step(0, sent=LAST + 1), Step(1, sent=LAST + 2)]),
+    "a batch over the wrap": (at(0, LAST - 2), [Step(LAST - 1, 4, sent=LAST - 1), Step(2, sent=LAST + 3)]),
+    "a batch over the wrap again": (
+        at(0, LAST - 2),
+        [Step(LAST - 1, 4, sent=LAST - 1), Step(LAST - 1, 4, repeats=LAST - 1)],
+    ),
+    "behind the wrap, window lost": (at(0, LAST + 3), [Step(3, sent=LAST + 4), Step(LAST, known=LAST)]),
+    "stored over the wrap, window lost": (at(0, LAST + 2), [Step(LAST - 1, 4, known=LAST - 1)]),
+    "behind the wrap, a gap ahead is not taken for stored": (at(0, 2**32 + 9), [Step(12, error=DISORDER)]),
+    "a gap ahead over the wrap": (at(0, 2**32 + LAST - 1), [Step(0, error=DISORDER)]),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_verdicts(case: str) -> None:
+    last, steps = TABLE[case]
+    window = Sequences(last)
+    for step in steps:
+        batch_header = header(step.sequence, step.count, step.epoch)
+        found = window.check(batch_header)
+        assert str(window.check(batch_header)) == str(found), "a check changes nothing"
+        if step.error is not None:
+            assert found.error is not None
+            assert found.error.code is step.error
+            assert (found.sequence_id, found.original, found.known) == (None, None, False)
+        elif step.repeats is not None:
+            assert found.original is not None
+            assert found.original.owner == (step.repeats, step.epoch)
+        elif step.known is not None:
+            assert found == Verdict(step.known, known=True)
+            assert window.known(step.known)
+        else:
+            assert found == Verdict(step.sent)
+            assert step.sent is not None
+            window.take(batch_header, step.sent, (step.sequence, step.epoch))
+            assert window.last_sequence == add_sequence(step.sequence, step.count - 1)
+            assert window.epoch == step.epoch
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.integers(0, 2**32), st.data())
+def test_a_client_that_sends_again_after_any_change_of_gateway_is_stored_once_in_order(
+    counts: list[int], begin: int, data: st.DataObject
+) -> None:
+    """Pulsar: takes what is above its last id, drops the rest. The client repeats until it hears of each batch."""
+    pulsar = at(0, begin - 1) if begin else -1
+    stored: list[tuple[int, int]] = []
+    window, unwrapped = Sequences(pulsar), begin
+    for count in counts:
+        batch_header = header(unwrapped % 2**31, count)
+        lost = True
+        while lost:
+            if data.draw(st.booleans()):
+                window = Sequences(pulsar)  # another gateway
+            verdict = window.check(batch_header)
+            assert verdict.error is None, "a well-behaved client is never refused"
+            if verdict.sequence_id is not None:
+                if not verdict.known:
+                    window.take(batch_header, verdict.sequence_id, None)
+                if verdict.sequence_id > pulsar:
+                    assert not verdict.known
+                    pulsar = verdict.sequence_id + count - 1
+                    stored.append((unwrapped, count))
+            lost = data.draw(st.booleans())  # the answer
+        unwrapped += count
+    assert [first for first, _ in stored] == [begin + sum(counts[:i]) for i in range(len(counts))]
