@@ -14,8 +14,7 @@ import click
 from kop.cli.common import CliUsageError, fail
 from kop.config import Config
 
-EPILOG = """\b
-A message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it.
+EPILOG = """A message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it.
 
 \b
 Examples:
