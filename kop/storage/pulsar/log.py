@@ -343,7 +343,7 @@ class PulsarLog:
         if offset > self.high_watermark and not self.deleted:
             return None  # another gateway may have given it out already: `read` asks Pulsar
         self._check(offset)
-        if offset == self.high_watermark:
+        if self.high_watermark in (offset, self.log_start_offset):
             return _EMPTY
         found = self.tail.get(offset, max_bytes, min_one)
         return None if found is None else ReadResult(*found)
