@@ -16,6 +16,8 @@ from kop.config import Config
 
 EPILOG = """A message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it.
 
+--numbering has to be the gateway's; `kop config kop.pulsar.offsets` explains it.
+
 \b
 Examples:
   kop offsets orders --partition 2 --message-id 12:5:3
@@ -36,6 +38,11 @@ class _Place(NamedTuple):
 @click.option("--offset", type=click.IntRange(min=0), help="Print the message id of this offset.")
 @click.option("--admin-url", metavar="URL", help="Pulsar's admin REST.")
 @click.option("--namespace", metavar="TENANT/NAMESPACE", help="Where the topic lies.")
+@click.option(
+    "--numbering",
+    type=click.Choice(("index", "packed")),
+    help="What offsets are made of; kop.pulsar.offsets by default.",
+)
 @click.option("--plain", is_flag=True, help="The topic is not partitioned in Pulsar.")
 def command(
     topic: str,
@@ -44,6 +51,7 @@ def command(
     offset: int | None,
     admin_url: str | None,
     namespace: str | None,
+    numbering: str | None,
     plain: bool,
 ) -> None:
     """Print the Kafka offset of a Pulsar message id, or the message id of an offset."""
@@ -53,7 +61,8 @@ def command(
     name = f"persistent://{namespace or config.kop_pulsar_namespace}/{topic}"
     full = name if plain else f"{name}-partition-{partition}"
     wanted = None if message_id is None else _parse(message_id)
-    click.echo(asyncio.run(_look_up(admin_url or config.kop_pulsar_admin_url, config, full, wanted, offset)))
+    packed = (numbering or config.kop_pulsar_offsets) == "packed"
+    click.echo(asyncio.run(_look_up(admin_url or config.kop_pulsar_admin_url, config, full, wanted, offset, packed)))
 
 
 def _parse(text: str) -> tuple[int, int, int]:
@@ -65,7 +74,7 @@ def _parse(text: str) -> tuple[int, int, int]:
 
 
 async def _look_up(
-    url: str, config: Config, topic: str, message_id: tuple[int, int, int] | None, offset: int | None
+    url: str, config: Config, topic: str, message_id: tuple[int, int, int] | None, offset: int | None, packed: bool
 ) -> str:
     from kop.pulsar_client import PulsarError, TlsOptions
     from kop.pulsar_client.admin import Admin
@@ -76,15 +85,15 @@ async def _look_up(
     try:
         async with Admin(url, auth=auth, tls=tls) as admin:
             if message_id is not None:
-                return str(await _offset(admin, topic, *message_id))
+                return str(await _offset(admin, topic, *message_id, packed))
             assert offset is not None
-            return await _message_id(admin, topic, offset)
+            return await (_unpacked if packed else _message_id)(admin, topic, offset)
     except PulsarError as error:
         return fail(f"Pulsar says {error}")
 
 
-async def _offset(admin: Any, topic: str, ledger: int, entry: int, batch: int) -> int:
-    place = await _place(admin, topic, ledger, entry)
+async def _offset(admin: Any, topic: str, ledger: int, entry: int, batch: int, packed: bool) -> int:
+    place = await (_packed if packed else _place)(admin, topic, ledger, entry)
     if batch > place.last - place.base:
         fail(f"the entry {ledger}:{entry} has {place.last - place.base + 1} messages, {batch} is not among them")
     return place.base + max(batch, 0)
@@ -95,6 +104,35 @@ async def _place(admin: Any, topic: str, ledger: int, entry: int) -> _Place:
     if found.index is None:
         fail("the broker keeps no entry index: see `kop serve --store pulsar://...`, which says what to set")
     return _Place(ledger, entry, found.index - (found.num_messages or 1) + 1, found.index)
+
+
+async def _packed(admin: Any, topic: str, ledger: int, entry: int) -> _Place:
+    from kop.pulsar_client import Position
+    from kop.pulsar_client.packed import MOST_MESSAGES, fits, pack
+
+    found = await admin.entry(topic, ledger, entry)
+    count = found.num_messages or 1
+    if not fits(Position(ledger, entry)) or count > MOST_MESSAGES:
+        fail(f"the entry {ledger}:{entry} with {count} messages has no packed offsets")
+    base = pack(Position(ledger, entry))
+    return _Place(ledger, entry, base, base + count - 1)
+
+
+async def _unpacked(admin: Any, topic: str, offset: int) -> str:
+    """The message that has an offset; there need not be one."""
+    from kop.pulsar_client import PulsarError
+    from kop.pulsar_client.packed import unpack
+
+    (ledger, entry), batch = unpack(offset)
+    try:
+        place = await _packed(admin, topic, ledger, entry)
+    except PulsarError as error:
+        if error.code != "NotFound":
+            raise
+        return fail(f"no message of {topic} has offset {offset}: it would be in entry {ledger}:{entry}, which is not")
+    if offset > place.last:
+        fail(f"no message of {topic} has offset {offset}: the entry {ledger}:{entry} has {place.last - place.base + 1}")
+    return f"{ledger}:{entry}:{batch}"
 
 
 async def _message_id(admin: Any, topic: str, offset: int) -> str:

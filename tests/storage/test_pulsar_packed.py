@@ -1,0 +1,403 @@
+"""Offsets packed from message ids: gaps, ledgers that come and go, what does not fit.
+
+What all engines have in common runs over them in the suite, seen without the gaps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from batches import LIMIT, NOW, append, attached, batch, first, make, read_all, read_values, records, refused
+from engines import PulsarStore
+from fake_pulsar_client import Broker, make_log, settle
+from support.pulsar import Urls, fresh_namespace
+from test_pulsar_log import AGAIN, STORED, Play
+
+from kop.errors import BackendError, ErrorCode, KopError
+from kop.pulsar_client import Entry, Position
+from kop.pulsar_client.packed import LAST_ENTRY, MOST_LEDGERS, MOST_MESSAGES, pack, unpack
+from kop.records import transcode
+from kop.records.batch import read_header
+from kop.storage.base import PartitionLog
+from kop.storage.pulsar import PulsarEngine, numbering
+from kop.storage.pulsar import log as log_module
+from kop.storage.pulsar.catchup import Converter
+from kop.storage.pulsar.log import PulsarLog
+
+TOO_LARGE = ErrorCode.MESSAGE_TOO_LARGE
+REFUSED = "batches that packed offsets cannot hold"
+
+
+# --- without a broker
+
+
+class PackedPlay(Play):
+    """On a broker that sends neither index nor time, as it comes."""
+
+    def __init__(self, producer: int, *, append_time: bool = False) -> None:
+        super().__init__(producer)
+        put = self.broker.put
+
+        def without(metadata: bytes, payload: bytes, moves: int, count: int) -> Position:
+            position = put(metadata, payload, moves, count)
+            self.broker.entries[-1] = replace(self.broker.entries[-1], index=None, broker_timestamp=0)
+            return position
+
+        self.broker.entries[-1] = replace(self.broker.entries[-1], index=None, broker_timestamp=0)
+        self.broker.put = without  # type: ignore[method-assign]
+        self.log = make_log(self.broker, append_time=append_time, offsets="packed")
+
+    @property
+    def places(self) -> list[Any]:
+        """Outcomes; offsets as (ledger, entry)."""
+        return [
+            (*unpack(one)[0], *unpack(one)[1:])[:2] if isinstance(one, int) and not isinstance(one, ErrorCode) else one
+            for one in self.outcomes
+        ]
+
+
+SCRIPTS = {
+    "the entry before is known": ("aSR", [(7, 1)], {}),
+    "one behind the other": ("aSR aSR aSR", [(7, 1), (7, 2), (7, 3)], {}),
+    "the tail agrees": ("aSR aSR T", [(7, 1), (7, 2)], {}),
+    "the tail is faster, then the receipt": ("aST R", [(7, 1)], {}),
+    "a foreign entry before ours: the log end must not pass it": ("aF SR", [None], {}),
+    "a foreign entry before ours: the tail brings it": ("aF SRT", [(7, 2)], {}),
+    "behind a foreign entry the chain goes on": ("aF SRT aSR", [(7, 2), (7, 3)], {}),
+    "a new ledger: wait for what the old one may hold": ("aL SR", [None], {}),
+    "a new ledger: the tail tells": ("aL SRT", [(8, 0)], {}),
+    "in the new ledger the chain goes on": ("aL SRT aSR", [(8, 0), (8, 1)], {}),
+    "an entry that nobody sees": ("aG SRT", [(7, 2)], {}),
+    "how far an index would have moved is of no matter": ("aL sRT aSR", [(8, 0), (8, 1)], {}),
+    "a lost receipt, the tail brings it": ("aS D T", [(7, 1)], {}),
+    "the tail is lost with a batch under way": ("a!", [AGAIN], {"tails lost": 1}),
+}
+
+
+@pytest.mark.parametrize("producer", [-1, 41])
+@pytest.mark.parametrize("case", SCRIPTS)
+async def test_what_an_append_is_told(case: str, producer: int) -> None:
+    script, expected, counts = SCRIPTS[case]
+    play = PackedPlay(producer)
+    await play.run(script)
+    assert play.places == expected
+    assert play.counts == counts
+    await play.log.close()
+    assert None not in play.outcomes
+
+
+async def test_what_is_told_is_what_is_read_and_gaps_are_stepped_over() -> None:
+    play = PackedPlay(-1)
+    await play.run("aSR aF SRT aG SRT aL SRT aSR F T")
+    cached = play.log.read_cached(pack(Position(7, 1)), 1 << 20, min_one=True)
+    assert cached is not None
+    found = records(cached.buffers)
+    ours = [record.offset for record in found if record.value in {b"x", b"y"}]
+    assert play.places == [(7, 1), (7, 3), (7, 5), (8, 0), (8, 1)]
+    assert ours == [offset for base in play.outcomes if base is not None for offset in (base, base + 1)]
+    assert [header.record_count for header in map(read_header, cached.buffers)] == [2, 3, 2, 2, 2, 2, 3]
+    assert play.log.high_watermark == pack(Position(8, 2), 2) + 1
+    for buffer, after in zip(cached.buffers, cached.buffers[1:], strict=False):
+        gap = play.log.read_cached(read_header(buffer).next_offset, 1, min_one=True)
+        assert gap is not None, "who has read to the end of a batch finds the next one in memory"
+        assert list(gap.buffers) == [after]
+    end = play.log.read_cached(play.log.high_watermark, 1 << 20, min_one=True)
+    assert end is not None
+    assert not end.size
+    await play.log.close()
+
+
+async def test_who_stands_at_the_end_is_served_from_memory_whatever_comes_next() -> None:
+    play = PackedPlay(-1)
+    await play.log.attach()
+    end = play.log.high_watermark
+    await play.run("L F T")
+    found = play.log.read_cached(end, 1 << 20, min_one=True)
+    assert found is not None
+    assert [record.offset for record in records(found.buffers)] == [pack(Position(8, 0), i) for i in range(3)]
+    await play.log.close()
+
+
+async def test_without_the_brokers_time_log_append_time_is_the_senders() -> None:
+    play = PackedPlay(-1, append_time=True)
+    await play.run("aSR")
+    assert play.outcomes == [None]
+    await play.run("T")
+    sent = transcode.parse_entry(play.broker.sent[0].metadata).publish_time
+    assert sent > NOW
+    assert play.futures[0].result().log_append_time == sent
+    await play.log.close()
+
+
+async def test_a_batch_of_too_many_records_is_refused_and_the_next_one_goes_through() -> None:
+    play = PackedPlay(41)
+    play.append(values=("v",) * (MOST_MESSAGES + 1))
+    play.append(0, values=("v",) * MOST_MESSAGES)
+    await settle()
+    await play.run("SRT")
+    assert play.outcomes == [TOO_LARGE, pack(Position(7, 1))]
+    assert play.log.high_watermark == pack(Position(7, 2))
+    assert play.counts == {REFUSED: 1}
+    await play.log.close()
+
+
+async def test_a_batch_that_would_be_split_is_refused() -> None:
+    play = PackedPlay(-1)
+    play.log.client.max_message_size = 2048
+    play.append(values=("v" * 400,) * 8)
+    await settle()
+    assert play.outcomes == [TOO_LARGE]
+    assert not play.broker.sent
+    assert play.counts == {REFUSED: 1}
+    await play.log.close()
+
+
+async def test_a_ledger_that_does_not_close_takes_no_more() -> None:
+    play = PackedPlay(-1)
+    await play.log.attach()
+    play.broker.position = Position(7, numbering.REFUSE_AT - 2)
+    await play.run("FT a SR a")
+    assert play.places == [(7, numbering.REFUSE_AT), AGAIN]
+    assert play.counts == {REFUSED: 1}
+    await play.run("L F T a SR")
+    assert play.places[-1] == (8, 1), "a new ledger heals it"
+    await play.log.close()
+
+
+async def test_behind_the_last_entry_that_has_offsets_nothing_is_told_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbering, "REFUSE_AT", LAST_ENTRY + 99)
+    play = PackedPlay(-1)
+    await play.log.attach()
+    play.broker.position = Position(7, LAST_ENTRY - 2)
+    await play.run("F T aaa SSS RRR")
+    assert play.outcomes == [None] * 3
+    await play.run("T")
+    assert play.outcomes == [STORED] * 3
+    assert play.log.high_watermark == pack(Position(8, 0))
+    assert play.counts["entries that packed offsets cannot hold"] == 1
+    await play.run("L aSRT")
+    assert play.places[-1] == (8, 0)
+    await play.log.close()
+
+
+def entry(position: Position, count: int = 3) -> Entry:
+    data = batch(["v"] * count)
+    (made,) = transcode.to_entries(
+        data, read_header(data), producer_name="them", sequence_base=0, publish_time=9, max_size=5 << 20
+    )
+    return Entry(position, None, 0, count, memoryview(made.metadata), memoryview(made.payload))
+
+
+def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
+    counts: list[str] = []
+    packed = numbering.make("packed", counts.append)
+    converter = Converter("t-0", pack(Position(7, 0)), packed, append_time=False, count=counts.append)
+    (good,) = converter.feed(packed.place(entry(Position(7, 4))))
+    (bad,) = converter.feed(packed.place(entry(Position(7, 5), MOST_MESSAGES + 1)))
+    (after,) = converter.feed(packed.place(entry(Position(7, 6))))
+    assert good.error is after.error is None
+    assert bad.error is not None
+    assert bad.error.code is ErrorCode.CORRUPT_MESSAGE
+    assert (bad.base, bad.last + 1, after.base) == (pack(Position(7, 5)), pack(Position(7, 6)), pack(Position(7, 6)))
+    assert "entries that packed offsets cannot hold" in counts
+
+
+def test_a_cluster_with_larger_ledger_ids_is_refused() -> None:
+    packed = numbering.make("packed", lambda _: None)
+    position = Position(MOST_LEDGERS, 0)
+    for attempt in (lambda: packed.place(entry(position)), lambda: packed.first_id(position, 1000)):
+        with pytest.raises(KopError, match=r"kop\.pulsar\.offsets=index"):
+            attempt()
+    with pytest.raises(BackendError, match="numbers at once"):
+        packed.first_id(Position(1, 0), MOST_MESSAGES + 1)
+
+
+async def test_an_empty_log_answers_older_offsets_with_nothing_and_later_ones_not() -> None:
+    broker = Broker()
+    log: PulsarLog = make_log(broker, offsets="packed")
+    log.engine.admin.internal_stats = lambda _: _stats(12)  # type: ignore[method-assign,assignment,return-value]
+    found = await log.read(0, LIMIT, min_one=True)
+    assert (found.size, log.log_start_offset, log.high_watermark) == (0, pack(Position(12, 0)), pack(Position(12, 0)))
+    for offset in (-1, log.high_watermark + 1):
+        with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+            await log.read(offset, LIMIT, min_one=True)
+    await log.close()
+
+
+async def _stats(ledger: int) -> dict[str, Any]:
+    return {"totalSize": 0, "ledgers": [{"ledgerId": 3, "entries": 9}, {"ledgerId": ledger, "entries": 0}]}
+
+
+# --- on a real broker, whose index is not looked at
+
+
+@pytest.fixture
+def packed(pulsar_urls: Urls) -> Iterator[PulsarStore]:
+    with fresh_namespace(pulsar_urls) as found:
+        yield PulsarStore(found.service_url, found.admin_url, found.namespace, "packed")
+
+
+async def new_ledger(engine: PulsarEngine, log: PartitionLog) -> None:
+    assert isinstance(log, PulsarLog)
+    await engine.admin.unload(log.partition_name)
+
+
+async def put(log: PartitionLog, *values: str) -> int:
+    return (await append(log, batch(values))).base_offset
+
+
+async def test_offsets_are_the_message_ids(packed: PulsarStore) -> None:
+    async with packed.opened() as engine:
+        log = await make(engine)
+        for number in range(5):
+            base = await put(log, *["v"] * (number + 1))
+            position, place = unpack(base)
+            stored = await engine.admin.entry(log.partition_name, *position)
+            assert (position.entry, place, stored.num_messages) == (number, 0, number + 1)
+        assert unpack(log.high_watermark) == (Position(position.ledger, 4), 5)
+        assert log.log_start_offset == pack(Position(position.ledger, 0))
+
+
+async def test_ledgers_come_and_every_gap_can_be_read_from(packed: PulsarStore) -> None:
+    async with packed.opened() as engine:
+        log = await make(engine)
+        bases = [await put(log, f"0.{i}", "x") for i in range(3)]
+        await new_ledger(engine, log)
+        bases += [await put(log, f"1.{i}", "x") for i in range(3)]
+        assert bases == sorted(bases)
+        assert len({unpack(base)[0].ledger for base in bases}) == 2
+        end = log.high_watermark
+        assert not engine.counts
+    async with packed.opened() as engine:
+        log = await attached(engine)
+        assert (log.log_start_offset, log.high_watermark) == (bases[0], end)
+        for base, after in zip(bases, [*bases[1:], None], strict=True):
+            for offset in (base + 2, base + 99):
+                if after is None and offset > end:
+                    continue
+                found = await log.read(offset, LIMIT, min_one=True)
+                got = [record.offset for record in records(found.buffers)]
+                assert got == [number for one in bases if one > base for number in (one, one + 1)]
+        assert [record.offset for record in await read_all(log)] == [n for base in bases for n in (base, base + 1)]
+        assert await put(log, "next") > end
+        assert not engine.counts
+
+
+async def test_one_reader_goes_through_all_gaps(packed: PulsarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed.settings = replace(packed.settings, cache_bytes=0)
+    async with packed.opened() as engine:
+        log = await make(engine)
+        for part in range(3):
+            for number in range(20):
+                await put(log, f"{part}.{number}", "x")
+            await new_ledger(engine, log)
+        located: list[int] = []
+        locate = engine.numbering.locate
+
+        async def counted(log: PulsarLog, offset: int, back: int) -> Position:
+            located.append(offset)
+            return await locate(log, offset, back)
+
+        monkeypatch.setattr(engine.numbering, "locate", counted)
+        assert await read_values(log, max_bytes=200) == [
+            value for part in range(3) for number in range(20) for value in (f"{part}.{number}", "x")
+        ]
+        assert len(located) == 1
+
+
+async def test_where_retention_took_ledgers_older_offsets_go_on_with_what_is_there(packed: PulsarStore) -> None:
+    async with packed.opened() as engine:
+        log = await make(engine)
+        old = await put(log, "a", "b")
+        end = log.high_watermark
+        await new_ledger(engine, log)
+        new = await put(log, "c", "d")
+        await engine.admin.truncate(log.partition_name)
+        async with asyncio.timeout(15):
+            while log.log_start_offset == old:
+                await log.refresh_start()
+                await asyncio.sleep(0.1)
+        assert log.log_start_offset == new
+    async with packed.opened() as engine:
+        log = await attached(engine)
+        assert log.log_start_offset == new
+        for offset in (old, end, 0):
+            found = await log.read(offset, LIMIT, min_one=True)
+            assert [record.value for record in records(found.buffers)] == [b"c", b"d"]
+        assert engine.counts == {"reads from before the log start": 3}
+        await log.delete_records(new + 1)
+        with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+            await log.read(end, LIMIT, min_one=True)
+
+
+async def test_an_emptied_log_goes_on_behind_all_that_was(packed: PulsarStore) -> None:
+    async with packed.opened() as engine:
+        log = await make(engine)
+        await put(log, "a")
+        end = log.high_watermark
+        name = log.partition_name
+        await new_ledger(engine, log)
+        await engine.admin.truncate(name)
+    async with packed.opened() as engine:
+        log = await attached(engine)
+        assert log.log_start_offset == log.high_watermark > end
+        assert not (await log.read(end, LIMIT, min_one=True)).size
+        heard = asyncio.Event()
+        log.on_advance(heard.set)
+        before = log.high_watermark
+        assert await put(log, "b") >= before
+        assert heard.is_set()
+        found = await log.read(end, LIMIT, min_one=True)
+        assert [record.value for record in records(found.buffers)] == [b"b"]
+
+
+async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
+    packed: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbering, "CLOSE_AT", 10)
+    monkeypatch.setattr(log_module, "_MARK_EVERY", 6)
+    async with packed.opened() as engine:
+        log = await make(engine)
+        bases = []
+        async with asyncio.timeout(20):
+            while len({unpack(base)[0].ledger for base in bases}) < 2:
+                bases.append(await put(log, str(len(bases))))
+        assert await read_values(log) == [str(number) for number in range(len(bases))]
+        assert engine.counts["ledgers closed for packed offsets"] >= 1
+
+
+async def test_two_gateways_have_the_same_offsets_and_other_ids(packed: PulsarStore) -> None:
+    async with packed.opened() as one, packed.opened() as other:
+        here = await make(one)
+        async with asyncio.timeout(10):
+            while other.topics.get("t") is None:  # noqa: ASYNC110 - other people's events
+                await asyncio.sleep(0.02)
+        there = await attached(other)
+        bases = [await put((here, there)[number % 2], str(number)) for number in range(20)]
+        assert bases == sorted(bases)
+        for log in (here, there):
+            await log.refresh()
+            assert [(record.offset, record.value) for record in await read_all(log)] == [
+                (base, str(number).encode()) for number, base in enumerate(bases)
+            ]
+        assert not one.counts
+        assert not other.counts
+        ids = await asyncio.gather(*[engine.allocate_producer_ids(1000) for engine in (one, other) for _ in range(5)])
+        assert all(abs(a - b) >= 1000 for a in ids for b in ids if a is not b)
+
+
+@pytest.mark.parametrize("order", [("packed", "index"), ("index", "packed")])
+async def test_gateways_on_the_same_data_have_to_agree(packed: PulsarStore, order: tuple[str, str]) -> None:
+    packed.settings = replace(packed.settings, offsets=order[0])
+    async with packed.opened() as engine:
+        await put(await make(engine), "a")
+    packed.settings = replace(packed.settings, offsets=order[1])
+    with pytest.raises(BackendError, match=rf"kop\.pulsar\.offsets={order[0]}"):
+        await packed.open()
+    packed.settings = replace(packed.settings, offsets=order[0])
+    async with packed.opened() as engine:
+        assert await read_values(first(engine)) == ["a"]
