@@ -126,6 +126,7 @@ def test_a_broker_without_the_index_is_refused_with_the_settings_to_add(pulsar_u
         assert child.wait(60) == 1
         assert "brokerEntryMetadataInterceptors=" in child.log
         assert "exposingBrokerEntryMetadataToClientEnabled=true" in child.log
+        assert "kop.pulsar.offsets=packed" in child.log
         assert "Traceback" not in child.log
     finally:
         broker.kill()
