@@ -340,8 +340,8 @@ def _scrape_logs(gw: Gateway) -> Iterable[Metric]:
             total += 1
             if partition_log is None or total > _MOST_PARTITIONS_A_SCRAPE:
                 continue
-            if topic.internal and partition_log.high_watermark == 0:
-                continue
+            if not partition_log.attached or (topic.internal and partition_log.high_watermark == 0):
+                continue  # over Pulsar what nobody asks for is not known
             values = [topic.name, str(index)]
             size.add_metric(values, partition_log.size_bytes)
             start.add_metric(values, partition_log.log_start_offset)
@@ -362,5 +362,6 @@ def _scrape_lag(gw: Gateway) -> Iterable[Metric]:
             continue
         values = [group, name, str(index)]
         committed.add_metric(values, offset)
-        lag.add_metric(values, max(0, partition_log.high_watermark - offset))
+        if partition_log.attached:
+            lag.add_metric(values, max(0, partition_log.high_watermark - offset))
     return committed, lag

@@ -16,6 +16,7 @@ from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.tail_cache import TailCache
 
 STAMP = 1_700_000_123_456
@@ -215,6 +216,7 @@ class FakeEngine:
         self.client = broker
         self.admin = FakeAdmin()
         self.cache = TailCache(1 << 20)
+        self.read_ahead = ReadAhead(1 << 30)
         self.counts: dict[str, int] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False

@@ -17,6 +17,7 @@ from kop.pulsar_client import PulsarError
 from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Chunks, ChunksMissingError, Placed, Stream
 
 log = logging.getLogger(__name__)
@@ -109,8 +110,9 @@ class Converter:
 class CatchUp:
     """One reader. `start` it at or before `offset`; `take` goes on from there."""
 
-    def __init__(self, converter: Converter, budget: int) -> None:
+    def __init__(self, converter: Converter, budget: int, share: Share) -> None:
         self.converter = converter
+        self.share = share
         self.busy = False
         self.far_back = False
         """It began well before what was wanted, for the first chunks of that."""
@@ -156,6 +158,7 @@ class CatchUp:
         for batch in self.converter.feed(placed):
             self._batches.append(batch)
             self._size += len(batch.data)
+        self.share.holds(self._size)
         if self._size > self._budget and self.stream is not None:
             self.stream.pause()
         if self._batches:
@@ -210,6 +213,7 @@ class CatchUp:
             found.append(batch.data)
             size += len(batch.data)
         self._size -= size
+        self.share.holds(self._size)
         if self._size <= self._budget // 2 and self.stream is not None:
             self.stream.go_on()
         return ReadResult(found, size)
@@ -217,6 +221,7 @@ class CatchUp:
     async def close(self) -> None:
         """Let go of the reader."""
         self._error = self._error or BackendError("the reader was closed")
+        self.share.end()
         self._wake()
         if self.stream is not None:
             await self.stream.close()

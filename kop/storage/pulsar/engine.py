@@ -32,6 +32,7 @@ from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Gateways
+from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.topics import CONFIGS_PROPERTY, ID_PROPERTY, PulsarTopic, PulsarTopics, new_uuid
 from kop.storage.tail_cache import TailCache
 
@@ -39,6 +40,7 @@ _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _BLOCK: Final = 1000
 """Producer ids that a message of our own topic stands for."""
+_STARTS_AT_ONCE: Final = 200
 _ALIVE_SECONDS: Final = 0.05
 _CLOSE_SECONDS: Final = 10.0
 _PREFIX: Final = "persistent://"
@@ -65,6 +67,10 @@ class Settings:
     """Where `__offsets` and the gateway's own topic lie."""
     cache_bytes: int = 64 << 20
     max_queued_bytes: int = 256 << 20
+    read_ahead_bytes: int = 256 << 20
+    """What all readers behind the tails may hold together."""
+    tail_seconds: float = 300.0
+    """After it a partition that nobody asks for has no reader any more; the next who asks attaches it again."""
     idle_seconds: float = 10.0
     """After it a producer of an idempotent producer id is closed, so that another gateway may have its name."""
     list_seconds: float = 60.0
@@ -85,6 +91,7 @@ class PulsarEngine:
         self.settings = settings
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
+        self.read_ahead = ReadAhead(settings.read_ahead_bytes)
         self.topics = PulsarTopics(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
         self.counts: dict[str, int] = {}
@@ -108,6 +115,7 @@ class PulsarEngine:
             client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced
         )
         self._producer: Any = None
+        self._looked_at = 0
 
     # --- for handlers and coordinators: see kop.storage.base.Engine
 
@@ -464,13 +472,15 @@ class PulsarEngine:
                 log.warning("upkeep failed: %s; trying again", error)
 
     async def _look_at_starts(self) -> None:
-        for logs in tuple(self._logs.values()):
-            for one in logs:
-                if one.attached and not one.deleted and one.policy.delete and one.log_start_offset < one.high_watermark:
-                    try:
-                        await one.refresh_start()
-                    except KopError as error:
-                        log.warning("cannot look at the start of %s: %s", one.title, error)
+        """Of some logs in turn: a probe each. Readers that meet a gap ask by themselves."""
+        due = [one for logs in self._logs.values() for one in logs if one.may_shrink]
+        self._looked_at %= max(len(due), 1)
+        for one in due[self._looked_at : self._looked_at + _STARTS_AT_ONCE]:
+            try:
+                await one.refresh_start()
+            except KopError as error:
+                log.warning("cannot look at the start of %s: %s", one.title, error)
+        self._looked_at += _STARTS_AT_ONCE
 
 
 async def open_engine(

@@ -83,6 +83,9 @@ class PulsarLog:
         self._senders: dict[int, Sender] = {}
         self._readers = Readers(self)
         self._listeners = Listeners(self.loop)
+        self._in_demand = True
+        """Somebody asked since `close_idle` looked last."""
+        self._demanded = self.loop.time()
         self._since_mark = 0
         self._watch: asyncio.TimerHandle | None = None
         self.leading = Leading(self)
@@ -100,6 +103,11 @@ class PulsarLog:
         return self._last
 
     @property
+    def may_shrink(self) -> bool:
+        """Retention may take from it, and there is something to take."""
+        return self.attached and not self.deleted and self.policy.delete and self.log_start_offset < self.high_watermark
+
+    @property
     def max_entry_bytes(self) -> int:
         """The most that metadata and payload of an entry may have."""
         return self.client.max_message_size
@@ -112,6 +120,7 @@ class PulsarLog:
 
     async def attach(self) -> None:
         """Learn the bounds and follow the tail. Errors are KopErrors; the next call tries again."""
+        self._in_demand = True
         while not self.attached:
             if self.deleted:
                 raise self._gone()
@@ -228,6 +237,7 @@ class PulsarLog:
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         """Send a batch; see `PartitionLog.append`. The order of calls is kept while the log attaches."""
+        self._in_demand = True
         future: asyncio.Future[AppendResult] = self.loop.create_future()
         refusal = self._gone() if self.deleted else self.engine.refusal(len(batch))
         if self.topic.internal and self.leading.sender is None:
@@ -467,6 +477,7 @@ class PulsarLog:
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
         """What the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""
+        self._in_demand = True
         if offset > self.high_watermark and not self.deleted:
             return None  # another gateway may have given it out already: `read` asks Pulsar
         self._check(offset)
@@ -555,12 +566,20 @@ class PulsarLog:
         return self._listeners.add(callback)
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Let producers and readers go that nobody used for a while; another gateway may want the names."""
+        """Let producers and readers go that nobody used for a while: another gateway may want the names.
+
+        The tail goes where nobody asked for the partition for longer still.
+        """
         for producer_id, sender in tuple(self._senders.items()):
             if producer_id >= 0 and sender.idle and now - sender.used > seconds:
                 del self._senders[producer_id]
                 self.spawn(sender.close())
         self._readers.close_idle(now, seconds)
+        busy = self._listeners or self._own or self._waiting or any(not one.idle for one in self._senders.values())
+        if self._in_demand or busy or self.leading.sender is not None:
+            self._in_demand, self._demanded = False, now
+        elif now - self._demanded > self.engine.settings.tail_seconds:
+            self._detach(BackendError(f"nobody asked for {self.title}"))
 
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""

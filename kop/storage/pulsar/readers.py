@@ -12,6 +12,7 @@ from kop.errors import BackendError, ErrorCode, PeerError
 from kop.storage.base import ReadResult
 from kop.storage.pulsar import lookup
 from kop.storage.pulsar.catchup import CatchUp, Converter
+from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Stream
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Readers:
         finally:
             reader.busy = False
             reader.used = self._log.loop.time()
+            reader.share.idle()
         return found, reader.first is not None and reader.first.base > offset
 
     async def _comes_soon(self, reader: CatchUp, offset: int) -> bool:
@@ -103,15 +105,26 @@ class Readers:
         for reader in self._readers:
             if not reader.busy and not reader.failed and reader.holds(offset):
                 reader.busy = True
+                reader.share.busy()
                 return reader
         return await self._new(offset)
 
     async def _new(self, offset: int, *, back: int = 0) -> CatchUp:
         log = self._log
+        share = await log.engine.read_ahead.share(_BUDGET + log.client.max_message_size, lambda: self._drop(reader))
+        try:
+            reader = await self._open(offset, share, back)
+        except BaseException:
+            share.end()
+            raise
+        return reader
+
+    async def _open(self, offset: int, share: Share, back: int) -> CatchUp:
+        log = self._log
         position = await lookup.locate(log, max(offset - back, log.log_start_offset))
         converter = Converter(log.title, offset, append_time=log.policy.log_append_time, count=log.engine.count)
         converter.start_within()
-        reader = CatchUp(converter, _BUDGET)
+        reader = CatchUp(converter, _BUDGET, share)
         reader.busy = True
         reader.far_back = back > 0
         reader.used = log.loop.time()
@@ -137,4 +150,5 @@ class Readers:
     def _drop(self, reader: CatchUp) -> None:
         if reader in self._readers:
             self._readers.remove(reader)
+        reader.share.end()
         self._log.spawn(reader.close())
