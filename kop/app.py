@@ -90,7 +90,7 @@ def _run_worker(config: Config, index: int) -> None:
     try:
         run(config.model_copy(update=changes), worker=True)
     except (KopError, OSError) as error:
-        log.error("worker %d: %s", index, error)
+        log.error("worker %d: %s", index, getattr(error, "message", error))
         raise SystemExit(1) from None
 
 
