@@ -74,6 +74,8 @@ class AppendResult:
     log_append_time: int
     """Milliseconds since the epoch for LogAppendTime topics, else -1."""
     log_start_offset: int
+    throttle_ms: int = 0
+    """For how long the client had better send nothing: the storage holds back what is under way (KIP-219)."""
 
 
 @dataclass(frozen=True, slots=True)

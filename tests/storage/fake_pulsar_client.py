@@ -17,6 +17,7 @@ from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.read_ahead import ReadAhead
+from kop.storage.pulsar.troubles import Troubles
 from kop.storage.tail_cache import TailCache
 
 STAMP = 1_700_000_123_456
@@ -217,13 +218,14 @@ class FakeEngine:
         self.admin = FakeAdmin()
         self.cache = TailCache(1 << 20)
         self.read_ahead = ReadAhead(1 << 30)
-        self.counts: dict[str, int] = {}
+        self.troubles = Troubles(self.loop.time)
+        self.counts = self.troubles.counts
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
         self.queued_bytes = 0
 
     def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.troubles.count(what)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self.loop.create_task(work)

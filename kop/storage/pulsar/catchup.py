@@ -30,6 +30,8 @@ class Batch(NamedTuple):
     last: int
     data: Buffer
     error: KopError | None = None
+    missing: bool = False
+    """Nothing came for these offsets."""
 
 
 class Converter:
@@ -60,7 +62,7 @@ class Converter:
         # Whoever begins inside a batch gets it whole; one that begins inside the entry before it is miscounted.
         within, self._wanted_within = self._wanted_within and base > before, False
         if base > expected:
-            found.append(Batch(expected, base - 1, transcode.empty_batch(expected, base - 1)))
+            found.append(Batch(expected, base - 1, transcode.empty_batch(expected, base - 1), missing=True))
         elif base < expected and self.next_offset is not None and not within:
             self._count("offsets that cannot hold the records")
             text = (
@@ -118,8 +120,10 @@ class CatchUp:
         """It began well before what was wanted, for the first chunks of that."""
         self.used = 0.0
         """Loop time of the last use."""
-        self.first: Placed | None = None
-        """The first entry that came, or the last one behind a gap: retention may have taken what is missing."""
+        self.worked = False
+        """Entries came."""
+        self.taken = False
+        """Batches were taken from it."""
         self.stream: Stream | None = None
         self._budget = budget
         self._batches: deque[Batch] = deque()
@@ -140,6 +144,12 @@ class CatchUp:
         return bool(self._batches)
 
     @property
+    def gap(self) -> Batch | None:
+        """What comes next, where that stands for offsets of which nothing came and compaction is not the reason."""
+        compacted = self.stream is not None and self.stream.compacted
+        return self._batches[0] if self._batches and self._batches[0].missing and not compacted else None
+
+    @property
     def failed(self) -> bool:
         """It will not go on."""
         return self._error is not None
@@ -152,9 +162,7 @@ class CatchUp:
 
     def on_entry(self, placed: Placed) -> None:
         """The stream's callback."""
-        gap = self.converter.next_offset is not None and placed.base > self.converter.next_offset
-        if self.first is None or (gap and self.stream is not None and not self.stream.compacted):
-            self.first = placed
+        self.worked = True
         for batch in self.converter.feed(placed):
             self._batches.append(batch)
             self._size += len(batch.data)
@@ -201,7 +209,8 @@ class CatchUp:
         """Batches that lie before offset `end`; they are gone from here."""
         found: list[Buffer] = []
         size = 0
-        while self._batches:
+        self.taken = True
+        while self._batches and not (found and self.gap):  # whoever reads on asks why there is a gap
             batch = self._batches[0]
             if batch.error is not None:
                 if found:

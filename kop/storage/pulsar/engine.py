@@ -34,6 +34,7 @@ from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Gateways
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.topics import CONFIGS_PROPERTY, ID_PROPERTY, PulsarTopic, PulsarTopics, new_uuid
+from kop.storage.pulsar.troubles import Troubles
 from kop.storage.tail_cache import TailCache
 
 _OWN_TOPIC: Final = "__kop"
@@ -42,6 +43,7 @@ _BLOCK: Final = 1000
 """Producer ids that a message of our own topic stands for."""
 _STARTS_AT_ONCE: Final = 200
 _ALIVE_SECONDS: Final = 0.05
+_DEDUPLICATES_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
 _PREFIX: Final = "persistent://"
 
@@ -94,8 +96,7 @@ class PulsarEngine:
         self.read_ahead = ReadAhead(settings.read_ahead_bytes)
         self.topics = PulsarTopics(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
-        self.counts: dict[str, int] = {}
-        """What went wrong and how often, for the metrics."""
+        self.troubles = Troubles(self.loop.time)
         self._policy = policy
         self._logs: dict[UUID, list[PulsarLog]] = {}
         self._closed = False
@@ -110,9 +111,9 @@ class PulsarEngine:
         self._alive: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
-        self._deduplicating: set[UUID] = set()
+        self._deduplicating: dict[UUID, tuple[float, asyncio.Task[None]]] = {}
         self._gateways = Gateways(
-            client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced
+            client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced, self.troubles
         )
         self._producer: Any = None
         self._looked_at = 0
@@ -134,14 +135,14 @@ class PulsarEngine:
         try:
             return await self._take_blocks(blocks)
         except PulsarError as error:
-            raise kafka_error(error, "cannot reserve producer ids") from error
+            raise self.troubles.refused(error, "requests", "cannot reserve producer ids") from error
 
     async def get_state(self, key: str) -> str | None:
         """A small durable value, or None."""
         try:
             return (await self.admin.partitioned_metadata(self._own_name)).properties.get(_STATE + key)
         except PulsarError as error:
-            raise kafka_error(error, "cannot read a setting") from error
+            raise self.troubles.refused(error, "requests", "cannot read a setting") from error
 
     async def put_state(self, key: str, value: str | None) -> None:
         """Set or remove such a value."""
@@ -151,7 +152,7 @@ class PulsarEngine:
             else:
                 await self.admin.set_properties(self._own_name, {_STATE + key: value})
         except PulsarError as error:
-            raise kafka_error(error, "cannot keep a setting") from error
+            raise self.troubles.refused(error, "requests", "cannot keep a setting") from error
 
     @property
     def members(self) -> Sequence[Member]:
@@ -172,7 +173,7 @@ class PulsarEngine:
         try:
             await self._gateways.join(member)
         except PulsarError as error:
-            raise kafka_error(error, "cannot join the gateways") from error
+            raise self.troubles.refused(error, "requests", "cannot join the gateways") from error
 
     @property
     def healthy(self) -> str | None:
@@ -240,9 +241,14 @@ class PulsarEngine:
     def _announced(self, names: Sequence[str]) -> None:
         self.topics.watched(None, names, ())
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What went wrong and how often, for the metrics."""
+        return self.troubles.counts
+
     def count(self, what: str) -> None:
         """One more of something that went wrong."""
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.troubles.count(what)
 
     def refusal(self, size: int) -> KopError | None:
         """Why a batch cannot be taken now."""
@@ -310,6 +316,7 @@ class PulsarEngine:
     def remove_logs(self, topic_id: UUID) -> None:
         """A topic is gone."""
         self._alive.pop(topic_id, None)
+        self._deduplicating.pop(topic_id, None)
         for one in self._logs.pop(topic_id, ()):
             one.remove()
 
@@ -344,15 +351,33 @@ class PulsarEngine:
         return False
 
     async def deduplicates(self, topic_id: UUID) -> None:
-        """See to it that a topic that was made elsewhere deduplicates: idempotent producers rest on it."""
-        known = self.topics.pulsar(topic_id)
-        if CONFIGS_PROPERTY in known.properties or topic_id in self._deduplicating:
+        """See to it that the topic deduplicates: idempotent producers rest on it, and somebody may have turned it off.
+
+        An answer is good for half a minute.
+        """
+        now = self.loop.time()
+        asked = self._deduplicating.get(topic_id)
+        if asked is None or now - asked[0] > _DEDUPLICATES_SECONDS:
+            ours = asked is not None or CONFIGS_PROPERTY in self.topics.pulsar(topic_id).properties
+            asked = self._deduplicating[topic_id] = now, self.loop.create_task(self._deduplicate(topic_id, ours))
+        try:
+            await asyncio.shield(asked[1])
+        except PulsarError:
+            self._deduplicating.pop(topic_id, None)
+            raise
+
+    async def _deduplicate(self, topic_id: UUID, ours: bool) -> None:
+        name = self.topics.pulsar(topic_id).full_name
+        if await self.admin.get_deduplication(name, applied=True):
             return
-        if not await self.admin.get_deduplication(known.full_name, applied=True):
-            log.info("deduplication is turned on for %s: an idempotent producer writes to it", known.full_name)
-            await self.admin.set_deduplication(known.full_name, True)
-            await policies.wait_for(lambda: self.admin.get_deduplication(known.full_name, applied=True), True)
-        self._deduplicating.add(topic_id)
+        if ours:
+            self.count("deduplication was turned off")
+            text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"
+            self.troubles.tell(("deduplication", name), text)
+        else:
+            log.info("deduplication is turned on for %s: an idempotent producer writes to it", name)
+        await self.admin.set_deduplication(name, True)
+        await policies.wait_for(lambda: self.admin.get_deduplication(name, applied=True), True)
 
     def remembered(self, one: PulsarLog, what: str) -> int:
         """A number that a gateway kept beside a partition, or 0."""
@@ -407,7 +432,9 @@ class PulsarEngine:
         """Write messages to our own topic; their index, which the broker gives once, is the number of a block."""
         partition = f"{self._own_name}-partition-0"
         if self._producer is None:
-            self._producer = await self.client.open_producer(partition, name=f"kop-ids-{self._instance}")
+            self._producer = await self.client.open_producer(
+                partition, name=f"kop-ids-{self._instance}", on_lost=self._ids_lost
+            )
         batch = build([Record(index, 0, None, b"") for index in range(blocks)])
         sequence = getattr(self, "_id_sequence", 0)
         self._id_sequence = sequence + blocks
@@ -448,6 +475,10 @@ class PulsarEngine:
             raise BackendError(INDEX_HELP)
         return (found.index - blocks + 1) * _BLOCK
 
+    def _ids_lost(self, error: PulsarError) -> None:
+        """The next who needs ids opens it anew."""
+        self._producer = None
+
     async def _upkeep(self) -> None:
         """Every few seconds: idle producers and readers, log starts, ends to remember; a full listing now and then."""
         listed = looked = self.loop.time()
@@ -469,7 +500,8 @@ class PulsarEngine:
                     await self.topics.load()
             except (PulsarError, KopError) as error:
                 self._failure = f"Pulsar does not answer: {error}"
-                log.warning("upkeep failed: %s; trying again", error)
+                self.count("upkeep failed")
+                self.troubles.tell("upkeep", f"upkeep failed: {error}; trying again")
 
     async def _look_at_starts(self) -> None:
         """Of some logs in turn: a probe each. Readers that meet a gap ask by themselves."""
@@ -478,8 +510,8 @@ class PulsarEngine:
         for one in due[self._looked_at : self._looked_at + _STARTS_AT_ONCE]:
             try:
                 await one.refresh_start()
-            except KopError as error:
-                log.warning("cannot look at the start of %s: %s", one.title, error)
+            except KopError:
+                pass  # counted and told where it came up
         self._looked_at += _STARTS_AT_ONCE
 
 

@@ -24,12 +24,13 @@ from kop.records.batch import BatchHeader, max_timestamp_of, stamp, stamp_log_ap
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.pulsar import lookup
 from kop.storage.pulsar.catchup import Batch, Converter
-from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.leading import Leading
+from kop.storage.pulsar.limits import Limits
 from kop.storage.pulsar.listeners import Listeners
 from kop.storage.pulsar.positions import Marks
 from kop.storage.pulsar.readers import Readers
 from kop.storage.pulsar.sender import Append, Piece, Sender
+from kop.storage.pulsar.senders import Senders
 from kop.storage.pulsar.stream import Placed, Stream
 from kop.storage.tail_cache import Tail
 
@@ -80,7 +81,7 @@ class PulsarLog:
         self._stream: Stream | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._waiting: deque[Append] = deque()
-        self._senders: dict[int, Sender] = {}
+        self._senders = Senders(self)
         self._readers = Readers(self)
         self._listeners = Listeners(self.loop)
         self._in_demand = True
@@ -89,6 +90,7 @@ class PulsarLog:
         self._since_mark = 0
         self._watch: asyncio.TimerHandle | None = None
         self.leading = Leading(self)
+        self.limits = Limits(self)
         self.clock_ahead = _CLOCK_TOLERANCE
         """By how many ms a record may be older in the log than by its timestamp: look-ups by time begin earlier."""
 
@@ -115,6 +117,10 @@ class PulsarLog:
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run on the side; the engine waits for it when it closes."""
         self.engine.spawn(work)
+
+    def refused(self, error: PulsarError, doing: str) -> KopError:
+        """Pulsar does not let us read: the error for the client; it is counted and told."""
+        return self.engine.troubles.refused(error, "reads", doing)
 
     # --- attach
 
@@ -143,7 +149,7 @@ class PulsarLog:
         waiting, self._waiting = self._waiting, deque()
         for append in waiting:
             if error is None:
-                self._sender(append.header).add(append)
+                self._senders.of(append.header).add(append)
             else:
                 append.error = error
                 append.end(self.log_start_offset)
@@ -157,7 +163,7 @@ class PulsarLog:
             if isinstance(error, TimeoutError):
                 error = PulsarError("Timeout", f"no answer within {ATTACH_SECONDS:.0f} s")
             if isinstance(error, PulsarError):
-                raise self._gone() if self.deleted else kafka_error(error, f"cannot attach {self.title}") from error
+                raise self._gone() if self.deleted else self.refused(error, f"cannot attach {self.title}") from error
             raise
         self.attached = True
         if self.high_watermark:
@@ -212,7 +218,7 @@ class PulsarLog:
         if self.deleted:
             self._detach(self._gone())
             return
-        _log.warning("the tail of %s ended: %s; attaching again", self.title, error)
+        self.engine.troubles.tell(("tail", self.title), f"the tail of {self.title} ended: {error}; attaching again")
         self.engine.count("tails lost")
         # Retriable and "maybe stored" for what is under way, whatever the reason.
         self._detach(BackendError(f"the tail of {self.title} ended: {error}"))
@@ -222,12 +228,7 @@ class PulsarLog:
         self._readers.drop_all()
         own, self._own = self._own, {}
         self._unverified.clear()
-        senders, self._senders = list(self._senders.values()), {}
-        if self.leading.sender is not None:
-            senders.append(self.leading.sender)
-        for sender in senders:
-            sender.fail(error)
-            self.spawn(sender.close())
+        self._senders.fail(error)
         for piece in own.values():
             self.piece_failed(piece, error)
         self._let_go_of_tail()
@@ -249,23 +250,13 @@ class PulsarLog:
         append = Append(owned, header, future)
         self.engine.queued(len(owned), future)
         if self.attached and not self._waiting:
-            self._sender(header).add(append)
+            self._senders.of(header).add(append)
             return future
         self._waiting.append(append)
         if self._attaching is None:
             self._attaching = self.loop.create_task(self._attach())
             self._attaching.add_done_callback(self._attach_ended)
         return future
-
-    def _sender(self, header: BatchHeader) -> Sender:
-        producer_id = max(header.producer_id, -1)
-        if self.leading.sender is not None:
-            return self.leading.sender
-        sender = self._senders.get(producer_id)
-        if sender is None:
-            name = self.engine.producer_name(producer_id)
-            sender = self._senders[producer_id] = Sender(self, name, idempotent=producer_id >= 0)
-        return sender
 
     async def lead(self, lost: Callable[[], None]) -> None:
         """Become the only writer; see `PartitionLog.lead`."""
@@ -284,12 +275,7 @@ class PulsarLog:
 
     def sender_ended(self, sender: Sender) -> None:
         """It takes no more batches."""
-        if self.leading.ended(sender):
-            return
-        for producer_id, known in self._senders.items():
-            if known is sender:
-                del self._senders[producer_id]
-                return
+        self._senders.ended(sender)
 
     def piece_stored(self, piece: Piece, position: Position) -> None:
         """A receipt came."""
@@ -382,7 +368,9 @@ class PulsarLog:
             self._verify(placed)
             self._follow_chain()
             return
-        piece = self._own.pop(placed.position, None) or self._sent_by_us(placed)
+        piece = self._own.pop(placed.position, None) or self._senders.find(
+            placed.info.producer_name, placed.info.sequence_id
+        )
         end = self.high_watermark
         if (
             piece is not None
@@ -395,6 +383,8 @@ class PulsarLog:
             self._place(piece, placed.position, placed.base, append_time)
         else:
             for batch in self._converter.feed(placed):
+                if batch.missing and placed.position.ledger != self._last.ledger:
+                    self.spawn(self.refresh_start())  # retention may have taken whole ledgers before the tail
                 self._advance(placed.position, batch)
             if piece is not None and not piece.done:
                 self._settle_apart(piece, placed, end)
@@ -421,15 +411,6 @@ class PulsarLog:
             append.unknown = True
         self._piece_done(piece)
 
-    def _sent_by_us(self, placed: Placed) -> Piece | None:
-        """Ours whose receipt is not here yet, or was lost with a connection."""
-        leader = self.leading.sender
-        senders = self._senders.values() if leader is None else (leader,)
-        for sender in senders:
-            if sender.name == placed.info.producer_name:
-                return sender.pending.get(placed.info.sequence_id)
-        return None
-
     def _verify(self, placed: Placed) -> None:
         while self._unverified and self._unverified[0][0] < placed.position:
             self._unverified.popleft()
@@ -447,14 +428,14 @@ class PulsarLog:
     def _advance(self, position: Position, batch: Batch) -> None:
         self._last = max(self._last, position)
         self.high_watermark = batch.last + 1
-        if batch.error is None:
+        if batch.error is None and not batch.missing:
             self.size_bytes += len(batch.data)
             ahead = max_timestamp_of(batch.data) - time.time() * 1000
             if ahead > self.clock_ahead:
                 self._clock_runs_ahead(int(ahead) + 1)
             self.engine.cache.push(self.tail, batch.base, batch.last, batch.data)
         else:
-            self.engine.cache.drop(self.tail)  # what is kept has no holes
+            self.engine.cache.drop(self.tail)  # what is kept has no holes; `Readers` asks why there is one
         self._since_mark += 1
         if self._since_mark >= _MARK_EVERY:
             self._since_mark = 0
@@ -496,11 +477,9 @@ class PulsarLog:
         if cached is not None:
             return cached
         try:
-            found, gap = await self._readers.read(offset, max_bytes, min_one=min_one)
+            found = await self._readers.read(offset, max_bytes, min_one=min_one)
         except PulsarError as error:
-            raise kafka_error(error, f"cannot read {self.title}") from error
-        if gap and offset >= self.log_start_offset:
-            await self.refresh_start()
+            raise self.refused(error, f"cannot read {self.title}") from error
         self._check(offset)
         return found
 
@@ -509,7 +488,7 @@ class PulsarLog:
         try:
             first = await lookup.first_entry(self)
         except PulsarError as error:
-            raise kafka_error(error, f"cannot read the start of {self.title}") from error
+            raise self.refused(error, f"cannot read the start of {self.title}") from error
         start = self.high_watermark if first is None else first.base
         if start > self.log_start_offset:
             self._move_start(start)
@@ -549,15 +528,11 @@ class PulsarLog:
         try:
             return await search
         except PulsarError as error:
-            raise kafka_error(error, f"cannot look up times in {self.title}") from error
+            raise self.refused(error, f"cannot look up times in {self.title}") from error
 
     def producers(self) -> Sequence[ProducerView]:
         """Idempotent producers that this gateway serves now."""
-        return [
-            ProducerView(producer_id, sender.sequences.epoch, sender.sequences.last_sequence, -1)
-            for producer_id, sender in sorted(self._senders.items())
-            if sender.sequences is not None and sender.sequences.epoch >= 0
-        ]
+        return self._senders.views()
 
     # --- listeners, upkeep
 
@@ -570,12 +545,9 @@ class PulsarLog:
 
         The tail goes where nobody asked for the partition for longer still.
         """
-        for producer_id, sender in tuple(self._senders.items()):
-            if producer_id >= 0 and sender.idle and now - sender.used > seconds:
-                del self._senders[producer_id]
-                self.spawn(sender.close())
+        self._senders.close_idle(now, seconds)
         self._readers.close_idle(now, seconds)
-        busy = self._listeners or self._own or self._waiting or any(not one.idle for one in self._senders.values())
+        busy = self._listeners or self._own or self._waiting or not self._senders.idle
         if self._in_demand or busy or self.leading.sender is not None:
             self._in_demand, self._demanded = False, now
         elif now - self._demanded > self.engine.settings.tail_seconds:
@@ -597,8 +569,7 @@ class PulsarLog:
         if self._attaching is not None:
             self._attaching.cancel()
         await self.resign()
-        for sender in tuple(self._senders.values()):
-            await sender.close()
+        await self._senders.close()
         await self._readers.close()
         if self._stream is not None:
             await self._stream.close()

@@ -14,7 +14,6 @@ from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.records.batch import first_at_or_after, iter_batches, max_timestamp_record
 from kop.storage.base import Buffer, TimestampOffset
-from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.positions import Ledgers, next_probe
 from kop.storage.pulsar.stream import Placed, Stream
 
@@ -95,7 +94,7 @@ async def until_end(log: PulsarLog, tail: Stream) -> None:
     try:
         last = await tail.last_position()
     except PulsarError as error:
-        raise kafka_error(error, f"cannot read {log.title}") from error
+        raise log.refused(error, f"cannot read {log.title}") from error
     if last.entry < 0:
         return  # emptied, or never written to
     moved = asyncio.Event()

@@ -25,6 +25,7 @@ _SOON: Final = 0.5
 _SECONDS: Final = 20.0
 """How long the first entry may take."""
 _MOST: Final = 8
+_MOST_GAPS: Final = 1000
 _MOST_CHUNKS: Final = 200
 """Offsets from the last chunk of a message back to its first, with those of others between them."""
 
@@ -35,9 +36,11 @@ class Readers:
     def __init__(self, log: PulsarLog) -> None:
         self._log = log
         self._readers: list[CatchUp] = []
+        self._gaps: dict[int, None] = {}
+        """Last offsets of ranges that Pulsar surely does not hand out."""
 
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> tuple[ReadResult, bool]:
-        """Batches from the one that holds `offset` on; True with them where the first entry lay behind `offset`."""
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+        """Batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
         reader = await self._at(offset)
         try:
             if not await self._comes_soon(reader, offset):
@@ -50,6 +53,7 @@ class Readers:
                 await reader.wait(_SECONDS)
             if reader.next_offset <= offset and not reader.holds(offset) and not reader.failed:
                 raise BackendError(f"the reader of {self._log.title} lost its place")
+            reader = await self._without_doubt(reader, offset)
             found = reader.take(self._log.high_watermark, max_bytes, min_one)
         except BaseException:
             self._drop(reader)
@@ -58,14 +62,50 @@ class Readers:
             reader.busy = False
             reader.used = self._log.loop.time()
             reader.share.idle()
-        return found, reader.first is not None and reader.first.base > offset
+        return found
+
+    async def _without_doubt(self, reader: CatchUp, offset: int) -> CatchUp:
+        """The reader itself, or another one where it passed over what is there.
+
+        Pulsar moves the cursors of readers on as those of subscriptions: when messages expire (message TTL), by an
+        operator's `expire-messages`. What a new reader does not get either is really missing: markers of transactions,
+        entries that failed when they were written.
+        """
+        gap = reader.gap
+        if gap is None or not gap.base <= offset <= gap.last or gap.last in self._gaps:
+            return reader
+        await self._still_kept(offset)
+        if reader.taken:
+            self._drop(reader)
+            reader = await self._new(offset)
+            await reader.wait(_SECONDS)
+        if reader.gap is None or reader.gap.last < gap.last:
+            engine = self._log.engine
+            engine.count("readers that Pulsar moved past entries")
+            engine.troubles.tell(
+                ("moved", self._log.title),
+                f"Pulsar moved a reader of {self._log.title} past entries that are there, now they are read again: see "
+                "message TTL (pulsar-admin topics get-message-ttl --applied); Kafka topics keep records by retention",
+            )
+        else:
+            self._gaps[gap.last] = None
+            if len(self._gaps) > _MOST_GAPS:
+                del self._gaps[next(iter(self._gaps))]
+        return reader
+
+    async def _still_kept(self, offset: int) -> None:
+        """OFFSET_OUT_OF_RANGE where retention has taken the offset meanwhile."""
+        await self._log.refresh_start()
+        if offset < self._log.log_start_offset:
+            text = f"retention took offset {offset} of {self._log.title}"
+            raise PeerError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
 
     async def _comes_soon(self, reader: CatchUp, offset: int) -> bool:
         """Wait for the next batch. Where none comes there may be a reason: compaction or retention took what was.
 
         False for a reader that worked before and is silent: truncating a topic moves the cursors of all its readers.
         """
-        end, worked = self._log.high_watermark, reader.first is not None
+        end, worked = self._log.high_watermark, reader.worked
         try:
             await reader.wait(_SOON)
             return True
@@ -75,10 +115,7 @@ class Readers:
         if self._log.policy.compact:
             await reader.fill(end)
         else:
-            await self._log.refresh_start()
-            if offset < self._log.log_start_offset:
-                text = f"retention took offset {offset} of {self._log.title}"
-                raise PeerError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
+            await self._still_kept(offset)
         if not worked:
             await reader.wait(_SECONDS)
         return reader.ready

@@ -25,7 +25,6 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
-from kop.storage.pulsar.errors import kafka_error
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
@@ -156,7 +155,7 @@ class PulsarTopics:
         try:
             return await call
         except PulsarError as error:
-            raise kafka_error(error, doing) from error
+            raise self._engine.troubles.refused(error, "topic changes", doing) from error
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
         if topic.name in self._by_name:
@@ -189,7 +188,8 @@ class PulsarTopics:
         except PulsarError as error:
             if error.code not in {"NotFound", "TopicNotFound"}:
                 self._engine.deleting(topic_id, undone=True)
-                raise kafka_error(error, f"cannot delete topic {topic.name!r}") from error
+                doing = f"cannot delete topic {topic.name!r}"
+                raise self._engine.troubles.refused(error, "topic changes", doing) from error
         self._remove(topic)
         self._engine.announce(known.full_name)
 
@@ -274,7 +274,7 @@ class PulsarTopics:
                 async with self._turn:
                     await self._look_at(names)
             except PulsarError as error:
-                log.warning("cannot read topics that changed: %s; trying again", error)
+                self._engine.troubles.refused(error, "requests", "cannot read topics that changed, trying again")
                 self._dirty |= names
                 await asyncio.sleep(1)
                 self._wake.set()
