@@ -11,6 +11,7 @@ import json
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from batches import append, attached, batch, first, records, refused
@@ -29,7 +30,9 @@ MOVED = "readers that Pulsar moved past entries"
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
     with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+        store = PulsarStore(found.service_url, found.admin_url, found.namespace)
+        store.settings = replace(store.settings, idle_seconds=60)  # readers stay while a test waits
+        yield store
 
 
 @asynccontextmanager
@@ -89,7 +92,9 @@ async def test_a_slow_reader_reads_what_expired_for_it(
         found = await log.read(0, 1, min_one=True)
         assert [record.offset for record in records(found.buffers)] == [0]
         await expire(log)
-        assert await read_on(log, 1, 30) == same(1, 30)
+        await put(writer, 30, 31)
+        await until(lambda: log.high_watermark == 31)
+        assert await read_on(log, 1, 31) == same(1, 31)
         assert engine.counts == {MOVED: 1}
         assert "message TTL" in caplog.text
 
