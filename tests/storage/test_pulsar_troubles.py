@@ -122,9 +122,21 @@ def test_a_rate_is_exceeded_while_pulsars_count_of_it_grows() -> None:
     assert held.counted(10, 20)
 
 
-def test_the_time_to_wait_is_that_of_what_is_under_way() -> None:
-    assert still_to_wait(0.5, taken=1000, under_way=0) == 0
-    assert still_to_wait(0.5, taken=1000, under_way=1000) == 500
-    assert still_to_wait(0.4, taken=4000, under_way=1000) == 100
-    assert still_to_wait(30, taken=1000, under_way=1000) == 1000, "as Kafka, no more than a second"
-    assert still_to_wait(0.5, taken=0, under_way=10) == 1000
+def test_late_receipts_of_other_reasons_are_asked_about_ever_less() -> None:
+    held = Held()
+    asked = []
+    for now in range(300):
+        if held.wants_to_ask(now):
+            asked.append(now)
+            assert not held.counted(7, now)
+    assert asked == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
+    assert held.counted(8, 300), "a rate after all"
+    assert held.wants_to_ask(301)
+
+
+def test_the_time_to_wait_is_that_of_what_is_left() -> None:
+    assert still_to_wait(0.5, taken=1000, left=0) == 0
+    assert still_to_wait(0.5, taken=1000, left=1000) == 500
+    assert still_to_wait(0.4, taken=4000, left=1000) == 100
+    assert still_to_wait(30, taken=1000, left=1000) == 1000, "as Kafka, no more than a second"
+    assert still_to_wait(0.5, taken=0, left=10) == 1000

@@ -7,8 +7,9 @@ A broker that has taken as much as the rate allows stops reading our connection;
 that are late may have other reasons, so the partition's `publishRateLimitedTimes` decides: it grows while Pulsar does
 this (https://pulsar.apache.org/docs/next/admin-api-topics/#get-stats).
 
-What is answered as throttle_time_ms is the time that the batches under way will still take at the pace of the last
-ones. A client that waits for so long loses nothing: what it sent earlier would stand in line here.
+A broker takes a batch first and then stops until the rate has caught up with it. What is answered as throttle_time_ms
+is the time that this takes for the batch itself and for those behind it, at the pace of the last ones. A client that
+waits for so long loses nothing: what it sent earlier would stand in line here.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from kop.pulsar_client import PulsarError
 if TYPE_CHECKING:
     from kop.storage.pulsar.log import PulsarLog
 
-LATE_SECONDS: Final = 0.25
+LATE_SECONDS: Final = 0.1
 """A receipt that took so long is a reason to ask."""
 _ASK_SECONDS: Final = 1.0
+_LONGEST_SECONDS: Final = 60.0
 _HOLDS_SECONDS: Final = 10.0
 """How long an answer is believed."""
 _MOST_MS: Final = 1000
 """As Kafka's own quotas: the window in which they count."""
 
 
-def still_to_wait(waited: float, taken: int, under_way: int) -> int:
-    """Milliseconds until `under_way` bytes are taken, where `taken` bytes were while a batch waited (seconds)."""
-    return min(int(waited * under_way * 1000 / max(taken, 1)), _MOST_MS)
+def still_to_wait(waited: float, taken: int, left: int) -> int:
+    """Milliseconds for `left` bytes, where `taken` bytes were taken while a batch waited (seconds)."""
+    return min(int(waited * left * 1000 / max(taken, 1)), _MOST_MS)
 
 
 class Held:
@@ -40,10 +42,11 @@ class Held:
     def __init__(self) -> None:
         self._count = -1
         self._grew = self._asked = float("-inf")
+        self._pause = _ASK_SECONDS
 
     def wants_to_ask(self, now: float) -> bool:
-        """True once a second at most."""
-        if now - self._asked < _ASK_SECONDS:
+        """True once a second at most, and ever less where receipts are late for other reasons."""
+        if now - self._asked < self._pause:
             return False
         self._asked = now
         return True
@@ -52,7 +55,9 @@ class Held:
         """Take an answer. True where the state begins."""
         before = self.now(now)
         if 0 <= self._count < count:
-            self._grew = now
+            self._grew, self._pause = now, _ASK_SECONDS
+        elif self._count >= 0:
+            self._pause = min(self._pause * 2, _LONGEST_SECONDS)
         self._count = count
         return self.now(now) and not before
 

@@ -349,8 +349,8 @@ class Sender:
         self.taken_bytes += piece.size
         now = self._log.loop.time()
         if now - piece.sent > LATE_SECONDS and self._log.limits.late(now):
-            taken, under_way = self.taken_bytes - piece.before, self._sent_bytes - self.taken_bytes
-            piece.append.throttle_ms = still_to_wait(now - piece.sent, taken, under_way)
+            taken, behind = self.taken_bytes - piece.before, self._sent_bytes - self.taken_bytes
+            piece.append.throttle_ms = still_to_wait(now - piece.sent, taken, piece.size + behind)
         if piece.done:
             return
         if error is None:
