@@ -185,6 +185,7 @@ async def _open_engine(config: Config, topic_configs: TopicConfigs) -> sqlite.Sq
                 namespace=config.kop_pulsar_namespace,
                 metadata_namespace=config.kop_pulsar_metadata_namespace,
                 cache_bytes=config.kop_cache_bytes,
+                offsets=config.kop_pulsar_offsets,
             ),
             access=pulsar.Access(
                 auth=config.kop_pulsar_auth,

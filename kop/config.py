@@ -344,6 +344,11 @@ class Config(BaseModel):
         "public/kafka",
         "TENANT/NAMESPACE of committed offsets and of the gateway's own topic; made when it is not there.",
     )
+    kop_pulsar_offsets: Literal["index", "packed"] = _own(
+        "kop.pulsar.offsets",
+        "index",
+        "What offsets are made of: index, the brokers' own index of messages; or packed, from message ids.",
+    )
     kop_pulsar_auth: str = _own(
         "kop.pulsar.auth",
         "",

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from kop.cli.common import CliUsageError, bold
+from kop.cli.notes import NOTES
 from kop.cli.settings import load, settings_options
 from kop.config import SettingRow, suggest
 
@@ -41,6 +42,9 @@ def command(names: tuple[str, ...], changed: bool, as_json: bool, **flags: Any) 
         return
     for row in rows:
         _show(row)
+        if names and row.name in NOTES:
+            click.echo()
+            click.echo(click.wrap_text(NOTES[row.name], 78, "      ", "      ", preserve_paragraphs=True))
 
 
 def _is_changed(row: SettingRow) -> bool:

@@ -347,7 +347,7 @@ def test_a_limit_on_consumers_is_retriable_and_heals(
     until(lambda: rest(space, "GET", f"{limit}?applied=true") == 1, 10)
 
     async def again() -> None:
-        log._detach(BackendError("to attach again"))
+        log.detach(BackendError("to attach again"))
         await log.attach()
 
     with pytest.raises(KopError) as found:

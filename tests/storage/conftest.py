@@ -12,7 +12,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engines import STORES, PulsarStore, SqliteStore, Store
+from engines import STORES, PackedStore, PulsarStore, SqliteStore, Store
 from support.pulsar import fresh_namespace
 
 
@@ -30,8 +30,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "sqlite":
         yield SqliteStore(tmp_path)
     else:
+        kind = PackedStore if request.param == "packed" else PulsarStore
         with fresh_namespace(request.getfixturevalue("pulsar_urls")) as found:
-            yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+            yield kind(found.service_url, found.admin_url, found.namespace)
 
 
 @pytest.fixture

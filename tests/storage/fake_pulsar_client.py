@@ -15,6 +15,7 @@ from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.pulsar import numbering
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.troubles import Troubles
@@ -212,7 +213,7 @@ class FakeAdmin:
 class FakeEngine:
     """What a log asks of its engine."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, offsets: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.client = broker
         self.admin = FakeAdmin()
@@ -220,6 +221,7 @@ class FakeEngine:
         self.read_ahead = ReadAhead(1 << 30)
         self.troubles = Troubles(self.loop.time)
         self.counts = self.troubles.counts
+        self.numbering = numbering.make(offsets, self.count)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
         self.queued_bytes = 0
@@ -259,8 +261,8 @@ class FakeEngine:
         return f"pid-{producer_id}" if producer_id >= 0 else "gateway"
 
 
-def make_log(broker: Broker, *, append_time: bool = False) -> PulsarLog:
-    engine: Any = FakeEngine(broker)
+def make_log(broker: Broker, *, append_time: bool = False, offsets: str = "index") -> PulsarLog:
+    engine: Any = FakeEngine(broker, offsets)
     policy = LogPolicy(log_append_time=append_time)
     return PulsarLog(
         engine, TopicInfo("t", UUID(int=1 << 70), 1), 0, "persistent://public/default/t-partition-0", policy

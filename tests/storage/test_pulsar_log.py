@@ -13,6 +13,7 @@ from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.records.batch import read_header
 from kop.storage.pulsar import log as log_module
+from kop.storage.pulsar import own
 from kop.storage.pulsar import sender as sender_module
 from kop.storage.pulsar.log import PulsarLog
 
@@ -368,7 +369,7 @@ async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.Monk
 
 
 async def test_a_tail_that_stands_still_ends_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "_TAIL_SECONDS", 0.02)
+    monkeypatch.setattr(own, "TAIL_SECONDS", 0.02)
     play = Play(41)
     await play.run("aL SR")
     await asyncio.sleep(0.1)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
@@ -19,6 +19,9 @@ from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Chunks, ChunksMissingError, Placed, Stream
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.numbering import Numbering
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +38,18 @@ class Batch(NamedTuple):
 
 
 class Converter:
-    """Entries in, Kafka batches out, without a hole: gaps are empty batches, what cannot be read is an error."""
+    """Entries in, Kafka batches out, no record left out: gaps are empty batches, what cannot be read is an error."""
 
-    def __init__(self, name: str, next_offset: int | None, *, append_time: bool, count: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        next_offset: int | None,
+        numbering: Numbering,
+        *,
+        append_time: bool,
+        count: Callable[[str], None],
+    ) -> None:
+        self.numbering = numbering
         self.next_offset = next_offset
         """The offset that comes next; None: whatever comes first."""
         self.append_time = append_time
@@ -62,7 +74,8 @@ class Converter:
         # Whoever begins inside a batch gets it whole; one that begins inside the entry before it is miscounted.
         within, self._wanted_within = self._wanted_within and base > before, False
         if base > expected:
-            found.append(Batch(expected, base - 1, transcode.empty_batch(expected, base - 1), missing=True))
+            if self.numbering.skips(expected, placed):
+                found.append(Batch(expected, base - 1, self.numbering.filler(expected, base - 1), missing=True))
         elif base < expected and self.next_offset is not None and not within:
             self._count("offsets that cannot hold the records")
             text = (
@@ -100,7 +113,8 @@ class Converter:
 
     def _transcode(self, placed: Placed) -> bytes | list[bytes]:
         info, entry = placed.info, placed.entry
-        time = entry.broker_timestamp if self.append_time else None
+        self.numbering.readable(placed)
+        time = self.numbering.append_time(placed) if self.append_time else None
         if info.num_chunks > 1:
             whole = self._chunks.add(info, entry.payload)
             if whole is None:
@@ -127,6 +141,8 @@ class CatchUp:
         self.stream: Stream | None = None
         self._budget = budget
         self._batches: deque[Batch] = deque()
+        self._at = converter.next_offset or 0
+        """Where `take` goes on; the next batch may lie behind a gap."""
         self._size = 0
         self._error: KopError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -157,7 +173,7 @@ class CatchUp:
     def holds(self, offset: int) -> bool:
         """True where `take` can begin at `offset` with no detour."""
         if self._batches:
-            return self._batches[0].base <= offset <= self._batches[0].last
+            return min(self._at, self._batches[0].base) <= offset <= self._batches[0].last
         return self.converter.next_offset == offset
 
     def on_entry(self, placed: Placed) -> None:
@@ -202,7 +218,7 @@ class CatchUp:
             return
         begin = self.converter.next_offset
         if not self._batches and begin is not None and begin < end:
-            self._batches.append(Batch(begin, end - 1, transcode.empty_batch(begin, end - 1)))
+            self._batches.append(Batch(begin, end - 1, self.converter.numbering.end_filler(begin, end - 1)))
             self.converter.next_offset = end
 
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
@@ -219,7 +235,9 @@ class CatchUp:
             if batch.last >= end or (size + len(batch.data) > max_bytes and (found or not min_one)):
                 break
             self._batches.popleft()
-            found.append(batch.data)
+            self._at = batch.last + 1
+            if batch.data:  # a gap of packed offsets has none
+                found.append(batch.data)
             size += len(batch.data)
         self._size -= size
         self.share.holds(self._size)

@@ -4,7 +4,8 @@ Owns: `open_engine`, the settings, names in Pulsar, the logs by topic, producer 
 Must not know: what an entry holds, how offsets are found.
 
 What is the gateway's own lies in one topic of the metadata namespace, `__kop`: its topic id is the cluster id, its
-properties are the small values, and the index of its entries counts producer ids: each message is a block of them.
+properties are the small values, and the index of its entries counts producer ids: each message is a block of them. With
+packed offsets an entry's own numbers are the block.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kop.records import transcode
 from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
-from kop.storage.pulsar import policies
+from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
@@ -39,6 +40,7 @@ from kop.storage.tail_cache import TailCache
 
 _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
+_OFFSETS_PROPERTY: Final = "kop.offsets"
 _BLOCK: Final = 1000
 """Producer ids that a message of our own topic stands for."""
 _STARTS_AT_ONCE: Final = 200
@@ -52,7 +54,9 @@ INDEX_HELP: Final = (
     "restart:\n"
     "  brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor,"
     "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor\n"
-    "  exposingBrokerEntryMetadataToClientEnabled=true"
+    "  exposingBrokerEntryMetadataToClientEnabled=true\n"
+    "Where that cannot be, kop.pulsar.offsets=packed makes offsets of the message ids; what it costs is said by "
+    "`kop config kop.pulsar.offsets`"
 )
 
 log = logging.getLogger(__name__)
@@ -77,6 +81,8 @@ class Settings:
     """After it a producer of an idempotent producer id is closed, so that another gateway may have its name."""
     list_seconds: float = 60.0
     """Time between full listings, which find what the watcher missed."""
+    offsets: str = "index"
+    """What offsets are made of: index, or packed from the message id; see `numbering.py`."""
 
 
 class PulsarEngine:
@@ -94,6 +100,7 @@ class PulsarEngine:
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
         self.read_ahead = ReadAhead(settings.read_ahead_bytes)
+        self.numbering = numbering.make(settings.offsets, self.count)
         self.topics = PulsarTopics(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
         self.troubles = Troubles(self.loop.time)
@@ -395,6 +402,7 @@ class PulsarEngine:
         await self._namespaces()
         self.cluster_id = await self._own_topic()
         self._blocks.append(await self._take_blocks(1))
+        await self._claim_numbering()
         await self.topics.load()
         for namespace in self.namespaces:
             self._watches.append(self.client.watch(namespace, f"{_PREFIX}{namespace}/.*", self.topics.watched))
@@ -428,8 +436,22 @@ class PulsarEngine:
             properties = (await self.admin.partitioned_metadata(self._own_name)).properties
         return base64.urlsafe_b64encode(UUID(properties[ID_PROPERTY]).bytes).decode().rstrip("=")
 
+    async def _claim_numbering(self) -> None:
+        """All gateways on the same data give the same offsets: the first one says which, for good."""
+        ours = self.numbering.claim
+        properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+        if _OFFSETS_PROPERTY not in properties:
+            await self.admin.set_properties(self._own_name, {_OFFSETS_PROPERTY: ours})
+            properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+        if (theirs := properties[_OFFSETS_PROPERTY]) != ours:
+            raise BackendError(
+                f"offsets here are by {theirs}, as the first gateway on {self.settings.metadata_namespace} had it; "
+                f"{ours} would give the same records others, and committed offsets would mean nothing. Set "
+                f"kop.pulsar.offsets={theirs.partition('-')[0]}, or name another kop.pulsar.metadata.namespace"
+            )
+
     async def _take_blocks(self, blocks: int) -> int:
-        """Write messages to our own topic; their index, which the broker gives once, is the number of a block."""
+        """Write messages to our own topic: where they lie, which nobody else has, says which ids are ours."""
         partition = f"{self._own_name}-partition-0"
         if self._producer is None:
             self._producer = await self.client.open_producer(
@@ -457,6 +479,8 @@ class PulsarEngine:
             raise BackendError(
                 "Pulsar took a new block of producer ids for a duplicate", ErrorCode.COORDINATOR_NOT_AVAILABLE
             )
+        if (first := self.numbering.first_id(position, blocks * _BLOCK)) is not None:
+            return first
         arrived: asyncio.Future[Entry] = self.loop.create_future()
 
         def on_entry(found: Entry) -> None:

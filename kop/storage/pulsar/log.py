@@ -1,11 +1,9 @@
 """One partition's log on Pulsar: its offsets, the tail, and what appends and readers meet there.
 
-Owns: log start, high watermark, the chain of entries from which the offset of our own entry follows, listeners.
-Must not know: how topics are made, other partitions.
+Owns: log start, high watermark, what the tail brings, listeners.
+Must not know: how topics are made, other partitions, which offset an entry has (`numbering.py`).
 
-Offsets are the broker's entry index. A receipt tells (ledger, entry) alone: where the entry before it in that
-ledger has a known index, ours follows from it at once. Else the tail brings it. The tail sees every entry and checks
-each that we had worked out; what it finds otherwise is counted and logged.
+The tail sees every entry. Our own ones mostly have their offsets before that (`own.py`); the tail checks each.
 """
 
 from __future__ import annotations
@@ -19,17 +17,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EARLIEST, Client, Position, PulsarError
-from kop.records import transcode
-from kop.records.batch import BatchHeader, max_timestamp_of, stamp, stamp_log_append_time
+from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.pulsar import lookup
 from kop.storage.pulsar.catchup import Batch, Converter
 from kop.storage.pulsar.leading import Leading
 from kop.storage.pulsar.limits import Limits
 from kop.storage.pulsar.listeners import Listeners
+from kop.storage.pulsar.numbering import LOOK_EVERY
+from kop.storage.pulsar.own import Own
 from kop.storage.pulsar.positions import Marks
 from kop.storage.pulsar.readers import Readers
-from kop.storage.pulsar.sender import Append, Piece, Sender
+from kop.storage.pulsar.sender import Append, Sender
 from kop.storage.pulsar.senders import Senders
 from kop.storage.pulsar.stream import Placed, Stream
 from kop.storage.tail_cache import Tail
@@ -42,11 +41,7 @@ CLOCK_AHEAD: Final = "clock_ahead"
 _CLOCK_TOLERANCE: Final = 1024
 TAIL_BUDGET: Final = 1 << 20
 ATTACH_SECONDS: Final = 25.0
-_TAIL_SECONDS: Final = 10.0
-"""How long the tail may stand where receipts say that there is more."""
-_MOST_UNVERIFIED: Final = 100_000
-"""Entries that the chain may be ahead of the tail."""
-_MARK_EVERY: Final = 256
+_MARK_EVERY: Final = LOOK_EVERY
 """Entries from one mark of the tail to the next."""
 _EMPTY: Final = ReadResult((), 0)
 
@@ -73,11 +68,9 @@ class PulsarLog:
         self.tail = Tail()
         self._last = Position(-1, -1)
         """The entry before the high watermark."""
-        self._own: dict[Position, Piece] = {}
-        """Stored by us, the chain does not reach them yet."""
-        self._unverified: deque[tuple[Position, int]] = deque()
-        """Worked out by the chain, to be seen by the tail: position, index."""
-        self._converter = Converter(self.title, 0, append_time=False, count=engine.count)
+        self.numbering = engine.numbering
+        self.own = Own(self)
+        self._converter = Converter(self.title, 0, self.numbering, append_time=False, count=engine.count)
         self._stream: Stream | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._waiting: deque[Append] = deque()
@@ -88,7 +81,6 @@ class PulsarLog:
         """Somebody asked since `close_idle` looked last."""
         self._demanded = self.loop.time()
         self._since_mark = 0
-        self._watch: asyncio.TimerHandle | None = None
         self.leading = Leading(self)
         self.limits = Limits(self)
         self.clock_ahead = _CLOCK_TOLERANCE
@@ -173,7 +165,7 @@ class PulsarLog:
         await self.guard()
         start = await lookup.first_entry(self)
         if start is None:
-            self.log_start_offset = self.high_watermark = await lookup.emptied_end(self)
+            self.log_start_offset = self.high_watermark = await self.numbering.emptied_end(self)
             self._last, from_here, inclusive = Position(-1, -1), EARLIEST, True
         else:
             last = await lookup.last_entry(self, start)
@@ -183,10 +175,11 @@ class PulsarLog:
             self.marks.add(last.last, last.position)
             self._last, from_here, inclusive = last.position, last.position, False
         self.engine.cache.drop(self.tail)  # what is kept has no holes
+        append_time = self.policy.log_append_time
         self._converter = Converter(
-            self.title, self.high_watermark, append_time=self.policy.log_append_time, count=self.engine.count
+            self.title, self.high_watermark, self.numbering, append_time=append_time, count=self.engine.count
         )
-        self._stream = stream = Stream(self._from_tail, self._tail_lost)
+        self._stream = stream = Stream(self._from_tail, self.tail_lost, self.numbering.place)
         await stream.start(
             self.client,
             self.partition_name,
@@ -213,24 +206,24 @@ class PulsarLog:
         if self.deleted or not await self.engine.still_there(self):
             raise self._gone()
 
-    def _tail_lost(self, error: PulsarError | KopError) -> None:
+    def tail_lost(self, error: PulsarError | KopError) -> None:
         """The tail cannot go on: everything begins anew with the next one who asks."""
         if self.deleted:
-            self._detach(self._gone())
+            self.detach(self._gone())
             return
         self.engine.troubles.tell(("tail", self.title), f"the tail of {self.title} ended: {error}; attaching again")
         self.engine.count("tails lost")
         # Retriable and "maybe stored" for what is under way, whatever the reason.
-        self._detach(BackendError(f"the tail of {self.title} ended: {error}"))
+        self.detach(BackendError(f"the tail of {self.title} ended: {error}"))
 
-    def _detach(self, error: KopError) -> None:
+    def detach(self, error: KopError) -> None:
+        """Let go of everything; what is under way ends with the error, the next one who asks attaches again."""
         self.attached = False
         self._readers.drop_all()
-        own, self._own = self._own, {}
-        self._unverified.clear()
+        own = self.own.take_all()
         self._senders.fail(error)
-        for piece in own.values():
-            self.piece_failed(piece, error)
+        for piece in own:
+            self.own.failed(piece, error)
         self._let_go_of_tail()
         self._listeners.tell_soon()
 
@@ -277,169 +270,47 @@ class PulsarLog:
         """It takes no more batches."""
         self._senders.ended(sender)
 
-    def piece_stored(self, piece: Piece, position: Position) -> None:
-        """A receipt came."""
-        if piece.done:
-            return
-        if position <= self._last:
-            # The tail was faster; it did not know the entry for ours. Its offset is what the tail saw, if it is kept.
-            self.engine.count("receipts behind the tail")
-            self._tail_lost(BackendError("a receipt came for an entry that the tail had passed"))
-            return
-        self._own[position] = piece
-        self._follow_chain()
-        if self._own and self._watch is None:
-            self._watch = self.loop.call_later(_TAIL_SECONDS, self._tail_stands, self._last)
-
-    def _tail_stands(self, before: Position) -> None:
-        """Receipts are here, the tail has to tell where they lie: does it move?"""
-        self._watch = None
-        if self._own and self._last != before:
-            self._watch = self.loop.call_later(_TAIL_SECONDS, self._tail_stands, self._last)
-        elif self._own and self.attached:
-            self.engine.count("tails that stood still")
-            for piece in self._own.values():
-                self.piece_unknown(piece)
-            self._tail_lost(BackendError(f"it brought nothing for {_TAIL_SECONDS:.0f} s of what is stored"))
-
-    def piece_failed(self, piece: Piece, error: KopError) -> None:
-        """It is not known to be stored."""
-        if not piece.done:
-            piece.append.error = error
-            self._piece_done(piece)
-
-    def piece_unknown(self, piece: Piece) -> None:
-        """It is stored, nobody knows where."""
-        if not piece.done:
-            piece.append.unknown = True
-            self._piece_done(piece)
-
-    def _piece_done(self, piece: Piece) -> None:
-        piece.done = True
-        append = piece.append
-        append.left -= 1
-        if append.left <= 0:
-            append.end(self.log_start_offset)
-
-    def _follow_chain(self) -> None:
-        """Take our own entries that follow the last known one without a gap."""
-        if self.policy.log_append_time:
-            return  # the tail tells the time
-        last = self._last
-        while self._own and len(self._unverified) < _MOST_UNVERIFIED:
-            position = Position(last.ledger, last.entry + 1)
-            piece = self._own.pop(position, None)
-            if piece is None:
-                return
-            last = position
-            base = self.high_watermark
-            self._unverified.append((position, base + piece.count - 1))
-            self._converter.next_offset = base + piece.count
-            self._place(piece, position, base, -1)
-
-    def _place(self, piece: Piece, position: Position, base: int, append_time: int) -> None:
-        """An entry of ours has its offset: it is served in the bytes that came in."""
-        piece.sender.pending.pop(piece.sequence_id, None)
-        append = piece.append
-        append.lies_at(base, piece)
-        append.time = append_time
-        data: Buffer
-        if piece.whole:
-            data = append.batch
-            stamp(append.batch, base)
-            if append_time >= 0:
-                stamp_log_append_time(append.batch, append_time)
-        else:
-            assert piece.entry is not None
-            found = transcode.to_batch(
-                piece.entry.metadata,
-                piece.entry.payload,
-                base_offset=base,
-                log_append_time=append_time if append_time >= 0 else None,
-            )
-            data = found if isinstance(found, bytes) else b"".join(found)
-        self._advance(position, Batch(base, base + piece.count - 1, data))
-        self._piece_done(piece)
-
     # --- the tail
 
     def _from_tail(self, placed: Placed) -> None:
         if placed.position <= self._last:
-            self._verify(placed)
-            self._follow_chain()
+            self.own.verify(placed)
+            self.own.follow_chain()
             return
-        piece = self._own.pop(placed.position, None) or self._senders.find(
-            placed.info.producer_name, placed.info.sequence_id
-        )
+        piece = self.own.at(placed.position) or self._senders.find(placed.info.producer_name, placed.info.sequence_id)
         end = self.high_watermark
-        if (
-            piece is not None
-            and not piece.done
-            and placed.base == self.high_watermark
-            and piece.count == placed.info.num_messages
-        ):
-            self._converter.next_offset = placed.last + 1
-            append_time = placed.entry.broker_timestamp if self.policy.log_append_time else -1
-            self._place(piece, placed.position, placed.base, append_time)
-        else:
+        if piece is None or not self.own.brought(piece, placed):
             for batch in self._converter.feed(placed):
                 if batch.missing and placed.position.ledger != self._last.ledger:
                     self.spawn(self.refresh_start())  # retention may have taken whole ledgers before the tail
                 self._advance(placed.position, batch)
-            if piece is not None and not piece.done:
-                self._settle_apart(piece, placed, end)
+            if piece is not None:
+                self.own.settle_apart(piece, placed, end)
         self._last = placed.position
-        self._passed_over()
-        self._follow_chain()
+        self.own.passed_over()
+        self.own.follow_chain()
 
-    def _passed_over(self) -> None:
-        """Stored by us, and not brought by the tail though it is further on."""
-        while self._own and (position := next(iter(self._own))) < self._last:
-            piece = self._own.pop(position)
-            piece.sender.pending.pop(piece.sequence_id, None)
-            self.engine.count("entries that the tail passed over")
-            self.piece_unknown(piece)
-
-    def _settle_apart(self, piece: Piece, placed: Placed, end: int) -> None:
-        """Ours, but behind a gap, or counted otherwise than we said."""
-        piece.sender.pending.pop(piece.sequence_id, None)
-        append = piece.append
-        if end <= placed.base == placed.last - piece.count + 1:
-            append.lies_at(placed.base, piece)
-            append.time = placed.entry.broker_timestamp if self.policy.log_append_time else -1
-        else:
-            append.unknown = True
-        self._piece_done(piece)
-
-    def _verify(self, placed: Placed) -> None:
-        while self._unverified and self._unverified[0][0] < placed.position:
-            self._unverified.popleft()
-            self.engine.count("entries that the tail passed over")
-        if self._unverified and self._unverified[0][0] == placed.position:
-            _, index = self._unverified.popleft()
-            if index != placed.last:
-                self.engine.count("offsets that the chain got wrong")
-                _log.error(
-                    "%s: entry %d:%d has offset %d, %d had been told to its producer; attaching again",
-                    self.title, placed.position.ledger, placed.position.entry, placed.last, index,
-                )  # fmt: skip
-                self._detach(BackendError("offsets had to be read anew"))
+    def place(self, position: Position, batch: Batch) -> None:
+        """Our own entry is the next one of the log."""
+        self._converter.next_offset = batch.last + 1
+        self._advance(position, batch)
 
     def _advance(self, position: Position, batch: Batch) -> None:
         self._last = max(self._last, position)
-        self.high_watermark = batch.last + 1
+        end, self.high_watermark = self.high_watermark, batch.last + 1
         if batch.error is None and not batch.missing:
             self.size_bytes += len(batch.data)
             ahead = max_timestamp_of(batch.data) - time.time() * 1000
             if ahead > self.clock_ahead:
                 self._clock_runs_ahead(int(ahead) + 1)
-            self.engine.cache.push(self.tail, batch.base, batch.last, batch.data)
+            self.engine.cache.push(self.tail, end, batch.last, batch.data)
         else:
             self.engine.cache.drop(self.tail)  # what is kept has no holes; `Readers` asks why there is one
         self._since_mark += 1
         if self._since_mark >= _MARK_EVERY:
             self._since_mark = 0
             self.marks.add(batch.last, position)
+            self.numbering.passed(self, position)
         self._listeners.tell_soon()
 
     def _clock_runs_ahead(self, ahead: int) -> None:
@@ -462,7 +333,7 @@ class PulsarLog:
         if offset > self.high_watermark and not self.deleted:
             return None  # another gateway may have given it out already: `read` asks Pulsar
         self._check(offset)
-        if offset == self.high_watermark:
+        if self.high_watermark in (offset, self.log_start_offset):
             return _EMPTY
         found = self.tail.get(offset, max_bytes, min_one)
         return None if found is None else ReadResult(*found)
@@ -547,11 +418,11 @@ class PulsarLog:
         """
         self._senders.close_idle(now, seconds)
         self._readers.close_idle(now, seconds)
-        busy = self._listeners or self._own or self._waiting or not self._senders.idle
+        busy = self._listeners or self.own or self._waiting or not self._senders.idle
         if self._in_demand or busy or self.leading.sender is not None:
             self._in_demand, self._demanded = False, now
         elif now - self._demanded > self.engine.settings.tail_seconds:
-            self._detach(BackendError(f"nobody asked for {self.title}"))
+            self.detach(BackendError(f"nobody asked for {self.title}"))
 
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""
@@ -560,12 +431,10 @@ class PulsarLog:
         for append in waiting:
             append.error = self._gone()
             append.end(self.log_start_offset)
-        self._detach(self._gone())
+        self.detach(self._gone())
 
     async def close(self) -> None:
         """Let go of everything; appends that are still under way fail."""
-        if self._watch is not None:
-            self._watch.cancel()
         if self._attaching is not None:
             self._attaching.cancel()
         await self.resign()
@@ -573,14 +442,14 @@ class PulsarLog:
         await self._readers.close()
         if self._stream is not None:
             await self._stream.close()
-        own, self._own = self._own, {}
-        for piece in own.values():
-            self.piece_failed(piece, BackendError("the storage engine is closed"))
+        self.own.close()
 
     def _check(self, offset: int) -> None:
         if self.deleted:
             raise self._gone()
-        if not self.log_start_offset <= offset <= self.high_watermark:
+        if self.log_start_offset <= offset <= self.high_watermark:
+            return
+        if offset > self.high_watermark or not self.numbering.reads_on(offset, self.log_start_offset):
             raise PeerError(
                 f"offset {offset} is not in {self.log_start_offset} to {self.high_watermark}",
                 ErrorCode.OFFSET_OUT_OF_RANGE,

@@ -82,7 +82,7 @@ async def _open(
         if not arrived.done():
             arrived.set_exception(error)
 
-    stream = Stream(on_entry, on_lost)
+    stream = Stream(on_entry, on_lost, log.numbering.place)
     await stream.start(
         log.client, log.partition_name, position, guard=log.guard, compacted=compacted, budget=1, permits=1
     )
@@ -122,7 +122,7 @@ async def locate(log: PulsarLog, offset: int) -> Position:
         if high is None or offset - low[0] < _FEW_OFFSETS:
             return low[1]
         if ledgers is None:
-            ledgers = await _ledgers(log)
+            ledgers = await ledgers_of(log)
         position = next_probe(low, high, offset, ledgers, halve=halve)
         if position is None:
             return low[1]
@@ -135,7 +135,8 @@ async def locate(log: PulsarLog, offset: int) -> Position:
         halve = not halve
 
 
-async def _ledgers(log: PulsarLog) -> Ledgers:
+async def ledgers_of(log: PulsarLog) -> Ledgers:
+    """The entries of the partition as one line."""
     stats = await log.engine.admin.internal_stats(log.partition_name)
     return Ledgers([(ledger["ledgerId"], ledger["entries"]) for ledger in stats["ledgers"]])
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from kop.pulsar_client import PulsarError
@@ -47,16 +48,16 @@ async def apply(admin: Admin, full_name: str, policy: LogPolicy, before: LogPoli
     """Set what differs from `before` (None: all of it, on a new topic), and wait until it reads back."""
     wanted = retention_of(policy), compaction_of(policy)
     known = None if before is None else (retention_of(before), compaction_of(before))
-    calls = []
+    calls: list[Callable[[], Awaitable[None]]] = []
     if known is None or known[0] != wanted[0]:
-        calls.append(_set_retention(admin, full_name, wanted[0]))
+        calls.append(partial(_set_retention, admin, full_name, wanted[0]))
     if (known is None and wanted[1]) or (known is not None and known[1] != wanted[1]):
-        calls.append(admin.set_compaction_threshold(full_name, wanted[1]))
+        calls.append(partial(admin.set_compaction_threshold, full_name, wanted[1]))
     if known is None:
-        calls.append(admin.set_deduplication(full_name, True))
-        calls.append(admin.keep_when_idle(full_name))
+        calls.append(partial(admin.set_deduplication, full_name, True))
+        calls.append(partial(admin.keep_when_idle, full_name))
     for call in calls:  # one after the other: Pulsar merges concurrent changes of a topic's policies badly
-        await call
+        await call()
     if calls:
         await _in_force(admin, full_name, *wanted)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from kop.errors import BackendError, ErrorCode, PeerError
 from kop.storage.base import ReadResult
-from kop.storage.pulsar import lookup
 from kop.storage.pulsar.catchup import CatchUp, Converter
 from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Stream
@@ -27,7 +26,7 @@ _SECONDS: Final = 20.0
 _MOST: Final = 8
 _MOST_GAPS: Final = 1000
 _MOST_CHUNKS: Final = 200
-"""Offsets from the last chunk of a message back to its first, with those of others between them."""
+"""Entries from the last chunk of a message back to its first, with those of others between them."""
 
 
 class Readers:
@@ -96,7 +95,8 @@ class Readers:
     async def _still_kept(self, offset: int) -> None:
         """OFFSET_OUT_OF_RANGE where retention has taken the offset meanwhile."""
         await self._log.refresh_start()
-        if offset < self._log.log_start_offset:
+        start = self._log.log_start_offset
+        if offset < start and not self._log.numbering.reads_on(offset, start):
             text = f"retention took offset {offset} of {self._log.title}"
             raise PeerError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
 
@@ -158,8 +158,9 @@ class Readers:
 
     async def _open(self, offset: int, share: Share, back: int) -> CatchUp:
         log = self._log
-        position = await lookup.locate(log, max(offset - back, log.log_start_offset))
-        converter = Converter(log.title, offset, append_time=log.policy.log_append_time, count=log.engine.count)
+        position = await log.numbering.locate(log, offset, back)
+        append_time = log.policy.log_append_time
+        converter = Converter(log.title, offset, log.numbering, append_time=append_time, count=log.engine.count)
         converter.start_within()
         reader = CatchUp(converter, _BUDGET, share)
         reader.busy = True
@@ -170,7 +171,7 @@ class Readers:
             self._drop(one)
         self._readers.append(reader)
         try:
-            reader.stream = Stream(reader.on_entry, reader.on_lost)
+            reader.stream = Stream(reader.on_entry, reader.on_lost, log.numbering.place)
             await reader.stream.start(
                 log.client,
                 log.partition_name,

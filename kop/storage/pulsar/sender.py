@@ -183,7 +183,7 @@ class Sender:
             unsure = BackendError(error.message, ErrorCode.KAFKA_STORAGE_ERROR)
         pieces, self.pending = list(self.pending.values()), {}
         for piece in pieces:
-            self._log.piece_failed(piece, unsure)
+            self._log.own.failed(piece, unsure)
         while self._queue:
             append = self._queue.popleft()
             append.error = error
@@ -312,6 +312,7 @@ class Sender:
                 publish_time=int(time.time() * 1000),
                 max_size=self._log.max_entry_bytes,
             )
+            self._log.numbering.check(entries, self._log.last_position)
         except KopError as error:
             append.error = error
             append.end(self._log.log_start_offset)
@@ -356,7 +357,7 @@ class Sender:
         if error is None:
             position = receipt.result()
             if position.ledger >= 0:
-                self._log.piece_stored(piece, position)
+                self._log.own.stored(piece, position)
             else:
                 self._duplicate(piece)
             return
@@ -365,7 +366,7 @@ class Sender:
             self._end(refusal)
         else:
             self.pending.pop(piece.sequence_id, None)
-            self._log.piece_failed(piece, refusal)
+            self._log.own.failed(piece, refusal)
 
     def _end(self, error: KopError) -> None:
         self.fail(error)
@@ -378,7 +379,7 @@ class Sender:
         def give_up() -> None:
             if not piece.done:
                 self.pending.pop(piece.sequence_id, None)
-                self._log.piece_unknown(piece)
+                self._log.own.unknown(piece)
 
         if self.sequences is not None and self.sequences.known(piece.sequence_id):
             give_up()

@@ -44,7 +44,7 @@ def place(entry: Entry) -> Placed:
     if entry.index is None:
         raise KopError(
             "the broker sends no entry index: add AppendIndexMetadataInterceptor to brokerEntryMetadataInterceptors "
-            "and set exposingBrokerEntryMetadataToClientEnabled=true",
+            "and set exposingBrokerEntryMetadataToClientEnabled=true, or see `kop config kop.pulsar.offsets`",
             ErrorCode.KAFKA_STORAGE_ERROR,
         )
     info = transcode.parse_entry(entry.metadata)
@@ -96,9 +96,15 @@ class Stream:
     It asks for as much as keeps about `budget` bytes under way; `pause` and `go_on` stop and start that.
     """
 
-    def __init__(self, on_entry: Callable[[Placed], None], on_lost: Callable[[PulsarError | KopError], None]) -> None:
+    def __init__(
+        self,
+        on_entry: Callable[[Placed], None],
+        on_lost: Callable[[PulsarError | KopError], None],
+        place: Callable[[Entry], Placed],
+    ) -> None:
         self._on_entry = on_entry
         self._on_lost = on_lost
+        self._place = place
         self._reader: Reader | None = None
         self._budget = 0
         self._bytes = 0
@@ -169,7 +175,7 @@ class Stream:
         if self.closed:
             return
         try:
-            placed = place(entry)
+            placed = self._place(entry)
         except KopError as error:
             self._lost(error)
             return

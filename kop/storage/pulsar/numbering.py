@@ -1,0 +1,306 @@
+"""Which Kafka offset an entry has: by the brokers' index, or packed from its place in Pulsar.
+
+Owns: the two ways, and all in which they differ.
+Must not know: the tail, appends, sockets.
+
+By the index offsets are dense: what comes next follows from what was before, a hole is filled with an empty batch, and
+a position is searched for. Packed ones (`kop.pulsar_client.packed`) are a pure function of the position: nothing has to
+be known or searched, but every batch and every ledger leaves a gap behind it, as compaction does in Kafka. A fetch at
+an offset in a gap is answered with the batch behind it; nothing stands for the gap itself.
+
+The end of a packed log is the number behind its last record. The next record's is higher, so somebody who has read to
+the end of a ledger stands in a gap, and when retention takes that ledger, before the log start, with nothing missed:
+nobody can tell later what was the ledger's last entry. OFFSET_OUT_OF_RANGE would make most consumers jump over all that
+is there, so a log start that is the beginning of a ledger answers older offsets, too; it is counted and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kop.errors import BackendError, ErrorCode, KopError, PeerError
+from kop.pulsar_client import EARLIEST, Entry, Position, PulsarError
+from kop.pulsar_client.packed import (
+    ENTRY_BITS,
+    LAST_ENTRY,
+    LEDGER_BITS,
+    LEDGER_NUMBERS,
+    MOST_LEDGERS,
+    MOST_MESSAGES,
+    PLACE_BITS,
+    fits,
+    pack,
+    unpack,
+)
+from kop.records import transcode
+from kop.storage.pulsar import lookup
+from kop.storage.pulsar.stream import Placed, place
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.log import PulsarLog
+
+CLOSE_AT: Final = LAST_ENTRY // 4 * 3
+"""Entries at which a ledger is closed by unloading the partition."""
+REFUSE_AT: Final = LAST_ENTRY // 16 * 15
+"""Entries at which nothing more is sent to a ledger that would not close."""
+LOOK_EVERY: Final = 256
+"""`passed` is called about once for so many entries."""
+_ASK_EVERY: Final = 1 << 14
+"""Entries after which closing a ledger is tried again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Numbering(Protocol):
+    """One of the ways. The same for all logs of an engine, and for all gateways on the same data."""
+
+    claim: str
+    """What all gateways have to agree on."""
+    last_entry: int
+    """The last entry of a ledger whose offset may follow from its receipt."""
+
+    def place(self, entry: Entry) -> Placed:
+        """The offsets of an entry. KAFKA_STORAGE_ERROR where it can have none."""
+
+    def next_base(self, position: Position, end: int) -> int:
+        """The offset of the entry that lies directly behind the log end `end`, in the same ledger."""
+
+    def follows(self, end: int, placed: Placed) -> bool:
+        """Whether no offset that somebody could ask for lies between the log end and an entry."""
+
+    def skips(self, expected: int, placed: Placed) -> bool:
+        """Whether entries are missing before one: retention or Pulsar itself may have passed over them."""
+
+    def filler(self, first: int, last: int) -> bytes:
+        """The batch that stands for a gap where entries are missing; empty where none has to."""
+
+    def end_filler(self, first: int, last: int) -> bytes:
+        """The batch by which readers come over a gap at the end of a compacted log."""
+
+    def readable(self, placed: Placed) -> None:
+        """CORRUPT_MESSAGE where an entry's messages have no offsets of their own."""
+
+    def append_time(self, placed: Placed) -> int:
+        """When the entry was taken, in ms."""
+
+    def reads_on(self, offset: int, start: int) -> bool:
+        """Whether an offset before the log start is answered with what is there from the start on."""
+
+    async def locate(self, log: PulsarLog, offset: int, back: int) -> Position:
+        """From where a reader meets the entry that holds `offset`, and chunks up to `back` entries before it."""
+
+    async def emptied_end(self, log: PulsarLog) -> int:
+        """The log end of a partition without entries."""
+
+    def check(self, entries: Sequence[transcode.PulsarEntry], last: Position) -> None:
+        """Before a batch is sent, behind `last`: MESSAGE_TOO_LARGE, KAFKA_STORAGE_ERROR where it can have none."""
+
+    def first_id(self, position: Position, count: int) -> int | None:
+        """The first of `count` numbers that are the entry's at `position` alone; None where the index has to tell."""
+
+    def passed(self, log: PulsarLog, position: Position) -> None:
+        """The tail came so far."""
+
+
+class _ByIndex:
+    """Offsets are the brokers' index of messages."""
+
+    claim: str = "index"
+    last_entry: int = 2**63 - 1
+
+    place = staticmethod(place)
+
+    def next_base(self, position: Position, end: int) -> int:
+        return end
+
+    def follows(self, end: int, placed: Placed) -> bool:
+        return placed.base == end
+
+    def skips(self, expected: int, placed: Placed) -> bool:
+        return placed.base > expected
+
+    def filler(self, first: int, last: int) -> bytes:
+        return transcode.empty_batch(first, last)
+
+    def end_filler(self, first: int, last: int) -> bytes:
+        return transcode.empty_batch(first, last)
+
+    def readable(self, placed: Placed) -> None:
+        pass
+
+    def append_time(self, placed: Placed) -> int:
+        return placed.entry.broker_timestamp
+
+    def reads_on(self, offset: int, start: int) -> bool:
+        return False
+
+    async def locate(self, log: PulsarLog, offset: int, back: int) -> Position:
+        return await lookup.locate(log, max(offset - back, log.log_start_offset))
+
+    async def emptied_end(self, log: PulsarLog) -> int:
+        return await lookup.emptied_end(log)
+
+    def check(self, entries: Sequence[transcode.PulsarEntry], last: Position) -> None:
+        pass
+
+    def first_id(self, position: Position, count: int) -> int | None:
+        return None
+
+    def passed(self, log: PulsarLog, position: Position) -> None:
+        pass
+
+
+class _Packed:
+    """Offsets are packed from message ids; `count` is told what went wrong."""
+
+    claim: str = f"packed-{LEDGER_BITS}-{ENTRY_BITS}-{PLACE_BITS}"
+    last_entry: int = LAST_ENTRY - 1
+
+    def __init__(self, count: Callable[[str], None]) -> None:
+        self._count = count
+
+    def place(self, entry: Entry) -> Placed:
+        position = entry.position
+        info = transcode.parse_entry(entry.metadata)
+        if not fits(position):
+            _refuse_ledger(position)
+            last = pack(Position(position.ledger, LAST_ENTRY), MOST_MESSAGES - 1)
+            return Placed(position, last, last, entry, info)
+        base = pack(position)
+        count = info.num_messages if info.num_chunks <= 1 else 1
+        return Placed(position, base, base + min(count, MOST_MESSAGES) - 1, entry, info)
+
+    def next_base(self, position: Position, end: int) -> int:
+        return pack(position)
+
+    def follows(self, end: int, placed: Placed) -> bool:
+        return placed.base >= end and fits(placed.position)
+
+    def skips(self, expected: int, placed: Placed) -> bool:
+        if placed.base <= expected or expected < 1:
+            return False
+        before, _ = unpack(expected - 1)
+        return placed.position != Position(before.ledger, before.entry + 1)
+
+    def filler(self, first: int, last: int) -> bytes:
+        return b""
+
+    def end_filler(self, first: int, last: int) -> bytes:
+        # Consumers go on behind the last offset of a batch, wherever it begins; all of the gap may be too much for one.
+        return transcode.empty_batch(last, last)
+
+    def readable(self, placed: Placed) -> None:
+        if not fits(placed.position):
+            text = (
+                f"a ledger has offsets for {LAST_ENTRY} entries, then none until it is closed: unload the topic "
+                "(pulsar-admin topics unload); these records can be read by Pulsar clients only"
+            )
+        elif placed.info.num_messages > MOST_MESSAGES:
+            text = (
+                f"{placed.info.num_messages} messages in one entry, packed offsets are there for {MOST_MESSAGES}: let "
+                "its producer make smaller batches (batchingMaxMessages); these can be read by Pulsar clients only"
+            )
+        else:
+            return
+        self._count("entries that packed offsets cannot hold")
+        raise PeerError(text, ErrorCode.CORRUPT_MESSAGE)
+
+    def append_time(self, placed: Placed) -> int:
+        # Brokers that send no index send no time either.
+        return placed.entry.broker_timestamp or placed.info.publish_time
+
+    def reads_on(self, offset: int, start: int) -> bool:
+        return offset >= 0 and start % LEDGER_NUMBERS == 0
+
+    async def locate(self, log: PulsarLog, offset: int, back: int) -> Position:
+        start = log.log_start_offset
+        if offset < start:
+            self._count("reads from before the log start")
+            _log.info(
+                "%s: offset %d is older than the log start %d, the oldest records answer: retention took a ledger "
+                "since, whether with records behind that offset is not known",
+                log.title, offset, start,
+            )  # fmt: skip
+        position, _ = unpack(max(offset, start))
+        if not back:
+            return position
+        ledgers = await lookup.ledgers_of(log)
+        at = ledgers.place(position)
+        return EARLIEST if at is None or at < back else ledgers.position(at - back)
+
+    async def emptied_end(self, log: PulsarLog) -> int:
+        """The beginning of the newest ledger: behind all that was, and not behind what comes."""
+        stats = await log.engine.admin.internal_stats(log.partition_name)
+        newest = max((int(ledger["ledgerId"]) for ledger in stats["ledgers"]), default=0)
+        _refuse_ledger(Position(newest, 0))
+        return pack(Position(newest, 0))
+
+    def check(self, entries: Sequence[transcode.PulsarEntry], last: Position) -> None:
+        # All records of a batch have one base offset, and entries have gaps between them: a batch in pieces has none.
+        records = entries[-1].first + entries[-1].num_messages
+        error: KopError
+        if len(entries) > 1:
+            error = PeerError(
+                f"the batch of {records} records is larger than a Pulsar entry may be, and with packed offsets it "
+                "cannot be split: send smaller ones (batch.size, batch.num.messages)",
+                ErrorCode.MESSAGE_TOO_LARGE,
+            )
+        elif records > MOST_MESSAGES:
+            error = PeerError(
+                f"{records} records in a batch, with packed offsets {MOST_MESSAGES} can be: send smaller ones "
+                "(batch.size, batch.num.messages)",
+                ErrorCode.MESSAGE_TOO_LARGE,
+            )
+        elif last.entry >= REFUSE_AT:
+            error = BackendError(
+                f"ledger {last.ledger} has {last.entry + 1} entries, packed offsets end at {LAST_ENTRY} and it did not "
+                "close: see the warnings before; clients try again"
+            )
+        else:
+            return
+        self._count("batches that packed offsets cannot hold")
+        _log.warning("a batch is refused: %s", error.message)
+        raise error
+
+    def first_id(self, position: Position, count: int) -> int | None:
+        _refuse_ledger(position)
+        if not fits(position):
+            raise BackendError("the ledger of the gateway's own topic is full: unload it (pulsar-admin topics unload)")
+        if count > MOST_MESSAGES:
+            raise BackendError(f"{count} numbers at once, {MOST_MESSAGES} can be")
+        return pack(position)
+
+    def passed(self, log: PulsarLog, position: Position) -> None:
+        if position.entry >= CLOSE_AT and position.entry % _ASK_EVERY < LOOK_EVERY:
+            log.spawn(self._close_ledger(log, position.ledger))
+
+    async def _close_ledger(self, log: PulsarLog, ledger: int) -> None:
+        try:
+            stats = await log.engine.admin.internal_stats(log.partition_name)
+            if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
+                return  # it is closed already: another gateway was faster
+            self._count("ledgers closed for packed offsets")
+            _log.info("%s: ledger %d is closed before its offsets are used up, by an unload", log.title, ledger)
+            await log.engine.admin.unload(log.partition_name)
+        except PulsarError as error:
+            _log.warning(
+                "%s: ledger %d grows to the end of its offsets and cannot be closed: %s; unload the topic "
+                "(pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes in broker.conf",
+                log.title, ledger, error,
+            )  # fmt: skip
+
+
+def _refuse_ledger(position: Position) -> None:
+    if position.ledger >= MOST_LEDGERS:
+        raise KopError(
+            f"ledger {position.ledger} is beyond what packed offsets can hold ({MOST_LEDGERS - 1}): this cluster needs "
+            "kop.pulsar.offsets=index",
+            ErrorCode.KAFKA_STORAGE_ERROR,
+        )
+
+
+def make(name: str, count: Callable[[str], None]) -> Numbering:
+    """The numbering of that name: index or packed."""
+    return _Packed(count) if name == "packed" else _ByIndex()
