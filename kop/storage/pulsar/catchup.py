@@ -16,6 +16,7 @@ from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
+from kop.storage.pulsar.compaction import Unfit
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.stream import Chunks, ChunksMissingError, Placed, Stream
 
@@ -34,12 +35,22 @@ class Batch(NamedTuple):
 class Converter:
     """Entries in, Kafka batches out, without a hole: gaps are empty batches, what cannot be read is an error."""
 
-    def __init__(self, name: str, next_offset: int | None, *, append_time: bool, count: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        next_offset: int | None,
+        *,
+        append_time: bool,
+        count: Callable[[str], None],
+        unfit: Unfit | None = None,
+    ) -> None:
         self.next_offset = next_offset
         """The offset that comes next; None: whatever comes first."""
         self.append_time = append_time
         self._name = name
         self._count = count
+        self._unfit = unfit
+        self._on_keyless = None if unfit is None else unfit.keyless
         self._chunks = Chunks()
         self._before = -1
         """Last offset of the entry before, where that was seen."""
@@ -97,13 +108,18 @@ class Converter:
 
     def _transcode(self, placed: Placed) -> bytes | list[bytes]:
         info, entry = placed.info, placed.entry
-        time = entry.broker_timestamp if self.append_time else None
+        payload: Buffer = entry.payload
         if info.num_chunks > 1:
             whole = self._chunks.add(info, entry.payload)
             if whole is None:
                 return transcode.empty_batch(placed.base, placed.last)
-            return transcode.to_batch(entry.metadata, whole, base_offset=placed.base, log_append_time=time)
-        return transcode.to_batch(entry.metadata, entry.payload, base_offset=placed.base, log_append_time=time)
+            payload = whole
+        if info.raw and self._unfit is not None:
+            self._unfit.raw()
+        time = entry.broker_timestamp if self.append_time else None
+        return transcode.to_batch(
+            entry.metadata, payload, base_offset=placed.base, log_append_time=time, on_keyless=self._on_keyless
+        )
 
 
 class CatchUp:

@@ -24,6 +24,7 @@ from kop.records.batch import BatchHeader, max_timestamp_of, stamp, stamp_log_ap
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.pulsar import lookup
 from kop.storage.pulsar.catchup import Batch, Converter
+from kop.storage.pulsar.compaction import Unfit
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.leading import Leading
 from kop.storage.pulsar.listeners import Listeners
@@ -54,6 +55,8 @@ _log = logging.getLogger(__name__)
 
 class PulsarLog:
     """A `PartitionLog`. Light until it is attached."""
+
+    refuses_null_keys = True
 
     def __init__(self, engine: PulsarEngine, topic: TopicInfo, index: int, partition_name: str, policy: LogPolicy):
         self.engine = engine
@@ -169,16 +172,15 @@ class PulsarLog:
             self._last, from_here, inclusive = last.position, last.position, False
         self.engine.cache.drop(self.tail)  # what is kept has no holes
         self._converter = Converter(
-            self.title, self.high_watermark, append_time=self.policy.log_append_time, count=self.engine.count
+            self.title,
+            self.high_watermark,
+            append_time=self.policy.log_append_time,
+            count=self.engine.count,
+            unfit=Unfit(self),
         )
         self._stream = stream = Stream(self._from_tail, self._tail_lost)
         await stream.start(
-            self.client,
-            self.partition_name,
-            from_here,
-            inclusive=inclusive,
-            guard=self.guard,
-            budget=TAIL_BUDGET,
+            self.client, self.partition_name, from_here, inclusive=inclusive, guard=self.guard, budget=TAIL_BUDGET
         )
         self.size_bytes = await lookup.size(self)
         if self.deleted:
@@ -527,18 +529,12 @@ class PulsarLog:
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms), or None."""
         await self.attach()
-        return await self._look_up(lookup.by_time(self, timestamp))
+        return await lookup.by_time(self, timestamp)
 
     async def max_timestamp(self) -> TimestampOffset | None:
         """The first record with the largest timestamp, or None where no record has one."""
         await self.attach()
-        return await self._look_up(lookup.max_timestamp(self))
-
-    async def _look_up(self, search: Coroutine[Any, Any, TimestampOffset | None]) -> TimestampOffset | None:
-        try:
-            return await search
-        except PulsarError as error:
-            raise kafka_error(error, f"cannot look up times in {self.title}") from error
+        return await lookup.max_timestamp(self)
 
     def producers(self) -> Sequence[ProducerView]:
         """Idempotent producers that this gateway serves now."""

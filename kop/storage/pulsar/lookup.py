@@ -190,7 +190,10 @@ async def by_time(log: PulsarLog, timestamp: int) -> TimestampOffset | None:
     """
     if log.log_start_offset >= log.high_watermark:
         return None
-    from_offset = await _from_time(log, timestamp)
+    try:
+        from_offset = await _from_time(log, timestamp)
+    except PulsarError as error:
+        raise kafka_error(error, f"cannot look up times in {log.title}") from error
     async for batch in _batches(log, from_offset):
         _, header = next(iter_batches(batch))
         if header.max_timestamp >= timestamp:
