@@ -270,9 +270,9 @@ def _table() -> Iterable[ConfigSpec]:
         "How new batches are stored in Pulsar; a topic may have both. pulsar: as messages, which Kafka's and Pulsar's "
         "clients read. kafka: as they came, KoP's entry format of that name. That is less work, but a batch that "
         "exceeds Pulsar's maxMessageSize is refused instead of split, and of Pulsar's clients only Java's with KoP's "
-        "KafkaPayloadProcessor read it; others get empty messages. Not with cleanup.policy compact: there a "
-        "broker-wide kafka has no effect, and a topic that had kafka cannot be compacted any more. The embedded "
-        "engine keeps all batches as they came, whatever this says.",
+        "KafkaPayloadProcessor read it: without it they discard such batches, and those on the C++ library (Python) "
+        "may crash. Not with cleanup.policy compact: there a broker-wide kafka has no effect, and a topic that had "
+        "kafka cannot be compacted any more. The embedded engine keeps all batches as they came, whatever this says.",
         ENTRY_FORMAT, True, _one_of("pulsar", "kafka"),
     )  # fmt: skip
     # -- refused unless they ask for what is so anyway

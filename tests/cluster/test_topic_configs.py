@@ -277,9 +277,7 @@ def test_the_kafka_format_is_refused_on_a_compacted_topic(own: dict[str, str], b
     for name, value in brokers.items():
         defaults.put(name, value)
     configs = TopicConfigs(defaults)
-    with pytest.raises(
-        PeerError, match=r"kop.entry.format=kafka is not possible with cleanup.policy=compact"
-    ) as caught:
+    with pytest.raises(PeerError, match=r"entry.format=kafka is not possible with cleanup.policy=compact") as caught:
         configs.check(own)
     assert caught.value.code == ErrorCode.INVALID_CONFIG
     assert configs.check({**own, "cleanup.policy": "delete"})
