@@ -22,6 +22,7 @@ from transcode_kit import (
     entries,
     header_lists,
     metadata,
+    native_batch,
     native_key,
     native_view,
     produced,

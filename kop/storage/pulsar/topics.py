@@ -141,8 +141,9 @@ class PulsarTopics:
         """Keep a small value beside the topic."""
         known = self.pulsar(topic_id)
         await self._ask("cannot keep a property", self._engine.admin.set_properties(known.full_name, {key: value}))
-        if topic_id in self._pulsar:
-            self._pulsar[topic_id] = replace(known, properties={**known.properties, key: value})
+        now = self._pulsar.get(topic_id)
+        if now is not None:  # with what else was set meanwhile
+            self._pulsar[topic_id] = replace(now, properties={**now.properties, key: value})
             self._engine.announce(known.full_name)
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
@@ -233,6 +234,7 @@ class PulsarTopics:
         doing = f"cannot change the configs of topic {topic.name!r}"
         await self._ask(doing, self._engine.apply_policies(changed, known, before=topic))
         await self._ask(doing, self._engine.admin.set_properties(known.full_name, properties))
+        known = self.pulsar(topic_id)  # with what else was set meanwhile
         known = replace(known, properties={**known.properties, **properties})
         self._put(topic, changed, known)
         self._engine.announce(known.full_name)
