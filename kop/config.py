@@ -363,6 +363,12 @@ class Config(BaseModel):
         "kop.pulsar.tls.verify.host", True, "Whether the name in Pulsar's certificate has to be the host's."
     )
 
+    kop_entry_format: Literal["pulsar", "kafka"] = _own(
+        "kop.entry.format",
+        "pulsar",
+        "How batches are stored in Pulsar: pulsar, as messages, or kafka, as they came, but not on compacted topics.",
+    )
+
     # -- storage engine
     kop_cache_bytes: Long = _own(
         "kop.cache.bytes", 67_108_864, "Bytes of the newest batches kept in memory for consumers at the tail.", ge=0

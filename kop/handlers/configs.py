@@ -28,7 +28,7 @@ from typing import Any
 
 from kop.cluster.brokers import DYNAMIC
 from kop.cluster.catalog import check_name
-from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Source, check_configs, split_list
+from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Source, split_list
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.base import Api, Context, Gateway
 from kop.storage.base import TopicInfo
@@ -227,7 +227,7 @@ async def _alter(
             # One change at a time: the next one has to see what this one makes.
             async with gw.topic_configs.lock:
                 topic = _topic(gw, name)
-                wanted = check_configs(change(topic.configs), internal=topic.internal)
+                wanted = gw.topic_configs.check(change(topic.configs), internal=topic.internal)
                 if validate_only or wanted == topic.configs:
                     return
                 try:

@@ -149,7 +149,7 @@ def _append(gw: Gateway, ctx: Context, topic: TopicInfo, part: ProducePartition)
     records = part.records if part.records is not None else memoryview(b"")
     header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
     rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
-    if rules.compact:
+    if rules.compact and not partition_log.refuses_null_keys:
         check_records(records, header, reject_null_keys=True, max_bytes=rules.max_uncompressed_bytes)
     stored, header = rules.stored(records, header)
     gw.metrics.produced_bytes.inc(header.size)

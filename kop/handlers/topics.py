@@ -35,7 +35,6 @@ from typing import Any
 from uuid import UUID
 
 from kop.cluster.catalog import RESERVED, check_name
-from kop.cluster.topic_configs import check_configs
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.base import Api, Context, Gateway
 from kop.storage.base import TopicInfo
@@ -82,7 +81,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
             if counts[asked.name] > 1:
                 raise PeerError("Duplicate topic name.")
             names.check(asked.name)
-            plan.configs = check_configs({config.name: config.value for config in asked.configs})
+            plan.configs = gw.topic_configs.check({config.name: config.value for config in asked.configs})
             plan.partitions = _partitions_of(gw, asked)
             room.take(plan.partitions)
             names.take(asked.name)

@@ -64,6 +64,13 @@ class LogPolicy:
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = 9_223_372_036_854_775_807
     min_cleanable_dirty_ratio: float = 0.5
+    raw_entries: bool = False
+    """kop.entry.format is `kafka`: batches are stored as they came, also where other clients cannot read them then.
+
+    Never with `compact`. An engine that always stores them so has nothing to do.
+    """
+    max_uncompressed_bytes: int = 64 << 20
+    """Where the records of a batch have to be walked: the most that they may decompress to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,8 @@ class PartitionLog(Protocol):
     topic: TopicInfo
     """The newest value: configs changed a moment ago are in it."""
     index: int
+    refuses_null_keys: bool
+    """On a compacted topic `append` refuses records without a key (RecordsRejectedError); else its caller has to."""
 
     @property
     def log_start_offset(self) -> int:

@@ -118,7 +118,7 @@ def test_describe_a_topic_in_every_version(admin: Admin, version: int) -> None:
     result = describe(admin, TOPIC, "t", version=version)
     assert result.error_code == 0
     names = [config.name for config in result.configs]
-    assert len(names) == 33
+    assert len(names) == 34
     assert names == sorted(names)
     assert not any(config.read_only or config.is_sensitive for config in result.configs)
     [retention] = [config for config in result.configs if config.name == "retention.ms"]
@@ -145,7 +145,7 @@ def test_describe_with_documentation_and_without_synonyms(admin: Admin) -> None:
 def test_describe_only_what_is_asked_for(admin: Admin) -> None:
     names = [config.name for config in describe(admin, TOPIC, "t", ["retention.ms", "nope"]).configs]
     assert names == ["retention.ms"]
-    assert len(describe(admin, TOPIC, "t", []).configs) == 33
+    assert len(describe(admin, TOPIC, "t", []).configs) == 34
     assert describe(admin, TOPIC, "t", ["nope"]).configs == []
 
 

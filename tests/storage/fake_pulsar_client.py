@@ -225,6 +225,7 @@ class FakeEngine:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
         self.queued_bytes = 0
+        self.raw_marked = False
 
     def count(self, what: str) -> None:
         self.troubles.count(what)
@@ -251,6 +252,15 @@ class FakeEngine:
     async def deduplicates(self, topic_id: UUID) -> None:
         pass
 
+    async def begin_raw(self, topic_id: UUID) -> None:
+        self.raw_marked = True
+
+    def writes_raw(self, log: PulsarLog) -> bool:
+        return log.policy.raw_entries and self.raw_marked
+
+    def trouble(self, log: PulsarLog, what: str, text: str) -> None:
+        self.count(what)
+
     def remembered(self, log: PulsarLog, what: str) -> int:
         return 0
 
@@ -261,9 +271,9 @@ class FakeEngine:
         return f"pid-{producer_id}" if producer_id >= 0 else "gateway"
 
 
-def make_log(broker: Broker, *, append_time: bool = False, offsets: str = "index") -> PulsarLog:
+def make_log(broker: Broker, *, append_time: bool = False, offsets: str = "index", **configs: Any) -> PulsarLog:
     engine: Any = FakeEngine(broker, offsets)
-    policy = LogPolicy(log_append_time=append_time)
+    policy = LogPolicy(log_append_time=append_time, **configs)
     return PulsarLog(
         engine, TopicInfo("t", UUID(int=1 << 70), 1), 0, "persistent://public/default/t-partition-0", policy
     )

@@ -31,17 +31,19 @@ class Play:
     G four offsets without an entry that anybody sees   T the tail brings all   ! the tail is lost
     """
 
-    def __init__(self, producer: int, *, append_time: bool = False) -> None:
+    def __init__(self, producer: int, **configs: Any) -> None:
         self.broker = Broker()
         self.broker.foreign()
-        self.log = make_log(self.broker, append_time=append_time)
+        self.log = make_log(self.broker, **configs)
         self.producer = producer
         self.futures: list[asyncio.Future[Any]] = []
         self.sequence = 0
 
-    def append(self, sequence: int | None = None, values: tuple[str, ...] = ("x", "y"), epoch: int = 0) -> None:
+    def append(
+        self, sequence: int | None = None, values: tuple[str, ...] = ("x", "y"), epoch: int = 0, **how: Any
+    ) -> None:
         first = self.sequence if sequence is None else sequence
-        data = batch(values, producer=self.producer, epoch=epoch, sequence=first)
+        data = batch(values, producer=self.producer, epoch=epoch, sequence=first, **how)
         self.sequence = first + len(values)
         self.futures.append(self.log.append(data, read_header(data), now_ms=0))
 

@@ -16,6 +16,7 @@ from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
+from kop.storage.pulsar.compaction import Unfit
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Chunks, ChunksMissingError, Placed, Stream
@@ -48,6 +49,7 @@ class Converter:
         *,
         append_time: bool,
         count: Callable[[str], None],
+        unfit: Unfit | None = None,
     ) -> None:
         self.numbering = numbering
         self.next_offset = next_offset
@@ -55,6 +57,8 @@ class Converter:
         self.append_time = append_time
         self._name = name
         self._count = count
+        self._unfit = unfit
+        self._on_keyless = None if unfit is None else unfit.keyless
         self._chunks = Chunks()
         self._before = -1
         """Last offset of the entry before, where that was seen."""
@@ -114,13 +118,18 @@ class Converter:
     def _transcode(self, placed: Placed) -> bytes | list[bytes]:
         info, entry = placed.info, placed.entry
         self.numbering.readable(placed)
-        time = self.numbering.append_time(placed) if self.append_time else None
+        payload: Buffer = entry.payload
         if info.num_chunks > 1:
             whole = self._chunks.add(info, entry.payload)
             if whole is None:
                 return transcode.empty_batch(placed.base, placed.last)
-            return transcode.to_batch(entry.metadata, whole, base_offset=placed.base, log_append_time=time)
-        return transcode.to_batch(entry.metadata, entry.payload, base_offset=placed.base, log_append_time=time)
+            payload = whole
+        if info.raw and self._unfit is not None:
+            self._unfit.raw()
+        time = self.numbering.append_time(placed) if self.append_time else None
+        return transcode.to_batch(
+            entry.metadata, payload, base_offset=placed.base, log_append_time=time, on_keyless=self._on_keyless
+        )
 
 
 class CatchUp:

@@ -34,7 +34,14 @@ from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Gateways
 from kop.storage.pulsar.read_ahead import ReadAhead
-from kop.storage.pulsar.topics import CONFIGS_PROPERTY, ID_PROPERTY, PulsarTopic, PulsarTopics, new_uuid
+from kop.storage.pulsar.topics import (
+    CONFIGS_PROPERTY,
+    ID_PROPERTY,
+    RAW_PROPERTY,
+    PulsarTopic,
+    PulsarTopics,
+    new_uuid,
+)
 from kop.storage.pulsar.troubles import Troubles
 from kop.storage.tail_cache import TailCache
 
@@ -104,7 +111,8 @@ class PulsarEngine:
         self.topics = PulsarTopics(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
         self.troubles = Troubles(self.loop.time)
-        self._policy = policy
+        self.policy = policy
+        """What the gateway makes of a topic's configs."""
         self._logs: dict[UUID, list[PulsarLog]] = {}
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -119,6 +127,7 @@ class PulsarEngine:
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
         self._deduplicating: dict[UUID, tuple[float, asyncio.Task[None]]] = {}
+        self._begin_raw: set[UUID] = set()
         self._gateways = Gateways(
             client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced, self.troubles
         )
@@ -301,13 +310,13 @@ class PulsarEngine:
 
     async def apply_policies(self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None) -> None:
         """Bring Pulsar's policies to what the topic's configs say."""
-        old = None if before is None else self._policy(before)
-        await policies.apply(self.admin, known.full_name, self._policy(topic), old)
+        old = None if before is None else self.policy(before)
+        await policies.apply(self.admin, known.full_name, self.policy(topic), old)
 
     def update_logs(self, topic: TopicInfo, known: PulsarTopic) -> None:
         """A topic is new or changed."""
         logs = self._logs.setdefault(topic.topic_id, [])
-        policy = self._policy(topic)
+        policy = self.policy(topic)
         for one in logs:
             one.topic, one.policy = topic, policy
         for index in range(len(logs), topic.partitions):
@@ -385,6 +394,25 @@ class PulsarEngine:
             log.info("deduplication is turned on for %s: an idempotent producer writes to it", name)
         await self.admin.set_deduplication(name, True)
         await policies.wait_for(lambda: self.admin.get_deduplication(name, applied=True), True)
+
+    async def begin_raw(self, topic_id: UUID) -> None:
+        """Keep beside a topic that batches are stored as they came: Pulsar can never compact it any more."""
+        if RAW_PROPERTY in self.topics.pulsar(topic_id).properties or topic_id in self._begin_raw:
+            return
+        self._begin_raw.add(topic_id)
+        try:
+            await self.topics.set_property(topic_id, RAW_PROPERTY, "true")
+        finally:
+            self._begin_raw.discard(topic_id)
+
+    def writes_raw(self, one: PulsarLog) -> bool:
+        """Whether a batch is to be stored as it came. That is kept beside the topic first: until then it is not."""
+        if not one.policy.raw_entries:
+            return False
+        if RAW_PROPERTY in self.topics.pulsar(one.topic.topic_id).properties:
+            return True
+        self.spawn(self.begin_raw(one.topic.topic_id))
+        return False
 
     def remembered(self, one: PulsarLog, what: str) -> int:
         """A number that a gateway kept beside a partition, or 0."""

@@ -21,6 +21,7 @@ from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.pulsar import lookup
 from kop.storage.pulsar.catchup import Batch, Converter
+from kop.storage.pulsar.compaction import Unfit
 from kop.storage.pulsar.leading import Leading
 from kop.storage.pulsar.limits import Limits
 from kop.storage.pulsar.listeners import Listeners
@@ -50,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 class PulsarLog:
     """A `PartitionLog`. Light until it is attached."""
+
+    refuses_null_keys = True
 
     def __init__(self, engine: PulsarEngine, topic: TopicInfo, index: int, partition_name: str, policy: LogPolicy):
         self.engine = engine
@@ -177,16 +180,16 @@ class PulsarLog:
         self.engine.cache.drop(self.tail)  # what is kept has no holes
         append_time = self.policy.log_append_time
         self._converter = Converter(
-            self.title, self.high_watermark, self.numbering, append_time=append_time, count=self.engine.count
+            self.title,
+            self.high_watermark,
+            self.numbering,
+            append_time=append_time,
+            count=self.engine.count,
+            unfit=Unfit(self),
         )
         self._stream = stream = Stream(self._from_tail, self.tail_lost, self.numbering.place)
         await stream.start(
-            self.client,
-            self.partition_name,
-            from_here,
-            inclusive=inclusive,
-            guard=self.guard,
-            budget=TAIL_BUDGET,
+            self.client, self.partition_name, from_here, inclusive=inclusive, guard=self.guard, budget=TAIL_BUDGET
         )
         self.size_bytes = await lookup.size(self)
         if self.deleted:
@@ -388,7 +391,7 @@ class PulsarLog:
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms), or None."""
         await self.attach()
-        return await self._look_up(lookup.by_time(self, timestamp))
+        return await lookup.by_time(self, timestamp)
 
     async def max_timestamp(self) -> TimestampOffset | None:
         """The first record with the largest timestamp, or None where no record has one."""

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
@@ -248,6 +249,8 @@ class Sender:
         await owner.guard()
         if self.idempotent:
             await owner.engine.deduplicates(owner.topic.topic_id)
+        if owner.policy.raw_entries:
+            await owner.engine.begin_raw(owner.topic.topic_id)
         while True:
             try:
                 return await owner.client.open_producer(
@@ -304,14 +307,7 @@ class Sender:
             first = self._next
         assert self._producer is not None
         try:
-            entries = transcode.to_entries(
-                append.batch,
-                header,
-                producer_name=self.name,
-                sequence_base=first,
-                publish_time=int(time.time() * 1000),
-                max_size=self._log.max_entry_bytes,
-            )
+            entries = self._entries(append, first, confirm=known)
             self._log.numbering.check(entries, self._log.last_position)
         except KopError as error:
             append.error = error
@@ -342,6 +338,33 @@ class Sender:
                     return
             else:
                 receipt.add_done_callback(_Receipt(self, piece))
+
+    def _entries(self, append: Append, first: int, *, confirm: bool) -> Sequence[transcode.PulsarEntry]:
+        """A batch as Pulsar gets it, in the topic's entry format; its first record has the sequence id `first`."""
+        owner, header = self._log, append.header
+        policy, publish_time = owner.policy, int(time.time() * 1000)
+        # A batch that Pulsar has in part was split. In one entry the rest of it would be dropped with that part.
+        in_part = not confirm and self.sequences is not None and self.sequences.known(first)
+        if not in_part and owner.engine.writes_raw(owner):
+            entry = transcode.to_raw_entry(
+                append.batch,
+                header,
+                producer_name=self.name,
+                sequence_base=first,
+                publish_time=publish_time,
+                max_size=owner.max_entry_bytes,
+            )
+            return (entry,)
+        return transcode.to_entries(
+            append.batch,
+            header,
+            producer_name=self.name,
+            sequence_base=first,
+            publish_time=publish_time,
+            max_size=owner.max_entry_bytes,
+            max_bytes=min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED),
+            reject_null_keys=policy.compact,
+        )
 
     def _received(self, piece: Piece, receipt: asyncio.Future[Position]) -> None:
         error: BaseException | None = (

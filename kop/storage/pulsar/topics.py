@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 ID_PROPERTY: Final = "kop.topic_id"
 CONFIGS_PROPERTY: Final = "kop.configs"
+RAW_PROPERTY: Final = "kop.raw_entries"
+"""Set for good where batches may have been stored as they came: Pulsar's compaction fails on them."""
 _PARTITION = re.compile(r"(.+)-partition-(\d+)\Z")
 _AT_ONCE = 16
 """Admin calls side by side."""
@@ -138,8 +140,9 @@ class PulsarTopics:
         """Keep a small value beside the topic."""
         known = self.pulsar(topic_id)
         await self._ask("cannot keep a property", self._engine.admin.set_properties(known.full_name, {key: value}))
-        if topic_id in self._pulsar:
-            self._pulsar[topic_id] = replace(known, properties={**known.properties, key: value})
+        now = self._pulsar.get(topic_id)
+        if now is not None:  # with what else was set meanwhile
+            self._pulsar[topic_id] = replace(now, properties={**now.properties, key: value})
             self._engine.announce(known.full_name)
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
@@ -164,6 +167,8 @@ class PulsarTopics:
             raise PeerError(f"a topic of {topic.partitions} partitions", ErrorCode.INVALID_PARTITIONS)
         full_name = self._engine.full_name(topic.name, topic.internal)
         properties = {ID_PROPERTY: str(topic.topic_id), CONFIGS_PROPERTY: json.dumps(dict(topic.configs))}
+        if self._engine.policy(topic).raw_entries:
+            properties[RAW_PROPERTY] = "true"
         doing = f"cannot create topic {topic.name!r}"
         await self._ask(doing, self._engine.admin.create_partitioned(full_name, topic.partitions, properties))
         known = PulsarTopic(full_name, False, properties)
@@ -216,11 +221,21 @@ class PulsarTopics:
         topic = self._find(topic_id)
         known = self.pulsar(topic_id)
         changed = replace(topic, configs=configs)
-        value = json.dumps(dict(configs))
+        before, policy = self._engine.policy(topic), self._engine.policy(changed)
+        if RAW_PROPERTY in known.properties and policy.compact and not before.compact:
+            raise PeerError(
+                f"topic {topic.name!r} has or had kop.entry.format=kafka: Pulsar finds no keys in such batches and "
+                "cannot compact it, a new topic can be",
+                ErrorCode.INVALID_CONFIG,
+            )
+        properties = {CONFIGS_PROPERTY: json.dumps(dict(configs))}
+        if policy.raw_entries:
+            properties[RAW_PROPERTY] = "true"
         doing = f"cannot change the configs of topic {topic.name!r}"
         await self._ask(doing, self._engine.apply_policies(changed, known, before=topic))
-        await self._ask(doing, self._engine.admin.set_properties(known.full_name, {CONFIGS_PROPERTY: value}))
-        known = replace(known, properties={**known.properties, CONFIGS_PROPERTY: value})
+        await self._ask(doing, self._engine.admin.set_properties(known.full_name, properties))
+        known = self.pulsar(topic_id)  # with what else was set meanwhile
+        known = replace(known, properties={**known.properties, **properties})
         self._put(topic, changed, known)
         self._engine.announce(known.full_name)
         return changed
