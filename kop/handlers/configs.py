@@ -27,7 +27,6 @@ from enum import IntEnum
 from typing import Any
 
 from kop.cluster.brokers import DYNAMIC
-from kop.cluster.catalog import check_name
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Source, check_configs, split_list
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.base import Api, Context, Gateway
@@ -119,8 +118,8 @@ def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:
 def _topic(gw: Gateway, name: str) -> TopicInfo:
     topic = gw.catalog.get(name)
     if topic is None:
-        check_name(name)
-        raise PeerError(f"The topic '{name}' does not exist.", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        gw.catalog.check_name(name)
+        raise PeerError(f"The topic '{name}' does not exist.", gw.catalog.missing(name))
     return topic
 
 
@@ -352,7 +351,7 @@ def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Messag
         response.error_code = ErrorCode.UNSUPPORTED_VERSION
         return response
     names = {
-        Resource.TOPIC: [topic.name for topic in gw.catalog.all()],
+        Resource.TOPIC: [topic.name for topic in gw.catalog.listed()],
         Resource.BROKER: [gw.brokers.node],
         Resource.BROKER_LOGGER: [gw.brokers.node],
     }
@@ -366,9 +365,13 @@ def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Messag
     return response
 
 
+def _names(request: Message) -> list[str | None]:
+    return [asked.resource_name for asked in request.resources if asked.resource_type == Resource.TOPIC]
+
+
 APIS: tuple[Api, ...] = (
-    Api(32, 1, 4, describe_configs),
-    Api(33, 0, 2, alter_configs),
-    Api(44, 0, 1, incremental_alter_configs),
+    Api(32, 1, 4, describe_configs, names=_names),
+    Api(33, 0, 2, alter_configs, names=_names),
+    Api(44, 0, 1, incremental_alter_configs, names=_names),
     Api(74, 0, 1, list_config_resources),
 )

@@ -28,6 +28,7 @@ from kop.records.record import Record
 from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.access import Access
+from kop.storage.pulsar.elsewhere import Elsewhere, may_be_named
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
@@ -86,6 +87,7 @@ class PulsarEngine:
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
         self.topics = PulsarTopics(self)
+        self.elsewhere = Elsewhere(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
         self.counts: dict[str, int] = {}
         """What went wrong and how often, for the metrics."""
@@ -98,7 +100,7 @@ class PulsarEngine:
         self._nothing_queued.set()
         self._failure: str | None = None
         self._instance = secrets.token_hex(4)
-        self._own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
+        self.own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
         self._blocks: list[int] = []
         self._alive: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
         self._background: list[asyncio.Task[None]] = []
@@ -131,7 +133,7 @@ class PulsarEngine:
     async def get_state(self, key: str) -> str | None:
         """A small durable value, or None."""
         try:
-            return (await self.admin.partitioned_metadata(self._own_name)).properties.get(_STATE + key)
+            return (await self.own_properties()).get(_STATE + key)
         except PulsarError as error:
             raise kafka_error(error, "cannot read a setting") from error
 
@@ -139,9 +141,9 @@ class PulsarEngine:
         """Set or remove such a value."""
         try:
             if value is None:
-                await self.admin.remove_property(self._own_name, _STATE + key)
+                await self.admin.remove_property(self.own_name, _STATE + key)
             else:
-                await self.admin.set_properties(self._own_name, {_STATE + key: value})
+                await self.admin.set_properties(self.own_name, {_STATE + key: value})
         except PulsarError as error:
             raise kafka_error(error, "cannot keep a setting") from error
 
@@ -189,6 +191,7 @@ class PulsarEngine:
         for task in self._background:
             task.cancel()
         await self._gateways.close()
+        await self.elsewhere.close()
         for watch in self._watches:
             await watch.close()
         logs = [one for logs in self._logs.values() for one in logs]
@@ -201,7 +204,9 @@ class PulsarEngine:
     # --- for the rooms of this engine
 
     def full_name(self, name: str, internal: bool) -> str:
-        """Pulsar's name of a topic."""
+        """Pulsar's name of a topic; one of another namespace has that in its name."""
+        if "/" in name:
+            return _PREFIX + name
         namespace = self.settings.metadata_namespace if internal else self.settings.namespace
         return f"{_PREFIX}{namespace}/{name}"
 
@@ -214,7 +219,12 @@ class PulsarEngine:
             return None if local in {_OWN_TOPIC, MEMBERS_TOPIC} else (local, True)
         if namespace == self.settings.namespace:
             return None if local.startswith("__") else (local, False)
-        return None
+        name = f"{namespace}/{local}"
+        return (name, False) if may_be_named(name) else None
+
+    async def own_properties(self) -> Mapping[str, str]:
+        """Of the gateway's own topic. PulsarError."""
+        return (await self.admin.partitioned_metadata(self.own_name)).properties
 
     def producer_name(self, producer_id: int) -> str:
         """Of the Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches."""
@@ -382,22 +392,22 @@ class PulsarEngine:
 
     async def _own_topic(self) -> str:
         try:
-            properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+            properties = await self.own_properties()
         except PulsarError as error:
             if error.code not in {"NotFound", "TopicNotFound"}:
                 raise
             try:
-                await self.admin.create_partitioned(self._own_name, 1, {ID_PROPERTY: str(new_uuid())})
+                await self.admin.create_partitioned(self.own_name, 1, {ID_PROPERTY: str(new_uuid())})
             except PulsarError as raced:
                 if raced.code != "Conflict":
                     raise
-            await self.admin.keep_when_idle(self._own_name)
-            properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+            await self.admin.keep_when_idle(self.own_name)
+            properties = await self.own_properties()
         return base64.urlsafe_b64encode(UUID(properties[ID_PROPERTY]).bytes).decode().rstrip("=")
 
     async def _take_blocks(self, blocks: int) -> int:
         """Write messages to our own topic; their index, which the broker gives once, is the number of a block."""
-        partition = f"{self._own_name}-partition-0"
+        partition = f"{self.own_name}-partition-0"
         if self._producer is None:
             self._producer = await self.client.open_producer(partition, name=f"kop-ids-{self._instance}")
         batch = build([Record(index, 0, None, b"") for index in range(blocks)])
@@ -451,7 +461,7 @@ class PulsarEngine:
                     if one.attached:
                         one.close_idle(now, self.settings.idle_seconds)
             try:
-                await self.client.partitions(self._own_name)
+                await self.client.partitions(self.own_name)
                 self._failure = None
                 if now - looked > self.settings.list_seconds / 2:
                     looked = now
