@@ -3,8 +3,8 @@
 
 Resources
 - TOPIC: every config of `kop.cluster.topic_configs`, with its source and synonyms.
-- BROKER: "1" (this broker's id) shows every setting, "" what was altered for the whole cluster. Only the defaults of
-  topics can be altered at run time (`kop.cluster.brokers`); the rest is INVALID_REQUEST "Cannot update these configs
+- BROKER: "1" (this broker's id) shows every setting (a secret is sensitive and null, as Kafka's passwords are), ""
+  what was altered for the whole cluster. Only the defaults of topics can be altered at run time (`kop.cluster.brokers`); the rest is INVALID_REQUEST "Cannot update these configs
   dynamically", as Kafka's static settings are.
 - BROKER_LOGGER: the levels of this process's loggers, until it ends; only with IncrementalAlterConfigs, as in Kafka.
   "root" is Python's root logger. Kafka's level names; OFF is above every level.
@@ -134,7 +134,7 @@ def _check_described_broker(gw: Gateway, name: str) -> None:
 def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
     """A config in the schema's field order, as the encoder takes tuples: a topic has 33 of them."""
     synonyms = [tuple(synonym) for synonym in row.synonyms] if request.include_synonyms else []
-    fields = (row.name, row.value, row.read_only, row.source, False, synonyms)
+    fields = (row.name, row.value, row.read_only, row.source, row.sensitive, synonyms)
     if version < 3:
         return fields
     return (*fields, row.type, row.doc if request.include_documentation else None)
