@@ -28,6 +28,7 @@ from kop.records.record import Record
 from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.access import Access
+from kop.storage.pulsar.compaction import Compactions
 from kop.storage.pulsar.elsewhere import Elsewhere, may_be_named
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
@@ -88,6 +89,7 @@ class PulsarEngine:
         self.cache = TailCache(settings.cache_bytes)
         self.topics = PulsarTopics(self)
         self.elsewhere = Elsewhere(self)
+        self.compactions = Compactions(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
         self.counts: dict[str, int] = {}
         """What went wrong and how often, for the metrics."""
@@ -291,7 +293,7 @@ class PulsarEngine:
     async def apply_policies(self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None) -> None:
         """Bring Pulsar's policies to what the topic's configs say."""
         old = None if before is None else self._policy(before)
-        await policies.apply(self.admin, known.full_name, self._policy(topic), old)
+        await policies.apply(self.admin, known.full_name, self._policy(topic), old, internal=topic.internal)
 
     def update_logs(self, topic: TopicInfo, known: PulsarTopic) -> None:
         """A topic is new or changed."""
@@ -466,6 +468,7 @@ class PulsarEngine:
                 if now - looked > self.settings.list_seconds / 2:
                     looked = now
                     await self._look_at_starts()
+                    await self.compactions.look()
                 if now - listed > self.settings.list_seconds:
                     listed = now
                     await self.topics.load()

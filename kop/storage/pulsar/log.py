@@ -156,17 +156,12 @@ class PulsarLog:
 
     async def _find_and_follow(self) -> None:
         await self.guard()
-        start = await lookup.first_entry(self)
-        if start is None:
-            self.log_start_offset = self.high_watermark = await lookup.emptied_end(self)
-            self._last, from_here, inclusive = Position(-1, -1), EARLIEST, True
-        else:
-            last = await lookup.last_entry(self, start)
-            self.log_start_offset = max(start.base, min(self.engine.remembered(self, LOG_START), last.last + 1))
-            self.high_watermark = last.last + 1
-            self.marks.add(start.last, start.position)
-            self.marks.add(last.last, last.position)
-            self._last, from_here, inclusive = last.position, last.position, False
+        found = await lookup.bounds(self)
+        self.log_start_offset = max(found.start, min(self.engine.remembered(self, LOG_START), found.end))
+        self.high_watermark = found.end
+        for each in filter(None, (found.first, found.last)):
+            self.marks.add(each.last, each.position)
+        self._last = Position(-1, -1) if found.last is None else found.last.position
         self.engine.cache.drop(self.tail)  # what is kept has no holes
         self._converter = Converter(
             self.title, self.high_watermark, append_time=self.policy.log_append_time, count=self.engine.count
@@ -175,8 +170,8 @@ class PulsarLog:
         await stream.start(
             self.client,
             self.partition_name,
-            from_here,
-            inclusive=inclusive,
+            EARLIEST if found.last is None else found.last.position,
+            inclusive=found.last is None,
             guard=self.guard,
             budget=TAIL_BUDGET,
         )
@@ -496,10 +491,9 @@ class PulsarLog:
     async def refresh_start(self) -> None:
         """Retention may have taken the oldest ledgers: ask where the log begins."""
         try:
-            first = await lookup.first_entry(self)
+            start = await lookup.start(self)
         except PulsarError as error:
             raise kafka_error(error, f"cannot read the start of {self.title}") from error
-        start = self.high_watermark if first is None else first.base
         if start > self.log_start_offset:
             self._move_start(start)
 
