@@ -324,9 +324,20 @@ def _scrape(gw: Gateway) -> Iterator[Metric]:
         for what, times in gw.engine.counts.items():
             troubles.add_metric([what], times)
         yield troubles
+        yield from _scrape_compaction(gw.engine)
     ready = gauge_family("kop_storage_writable", "1 while records can be written.", [])
     ready.add_metric([], gw.engine.healthy is None)
     yield ready
+
+
+def _scrape_compaction(engine: pulsar.PulsarEngine) -> Iterable[Metric]:
+    labels = ["topic", "partition"]
+    size = gauge_family("kop_uncompacted_bytes", "Bytes that no compaction has seen, of partitions led here.", labels)
+    age = gauge_family("kop_uncompacted_seconds", "Age of the oldest record that no compaction has seen.", labels)
+    for (topic, index), found in engine.compactions.found.items():
+        size.add_metric([topic, str(index)], found.size)
+        age.add_metric([topic, str(index)], found.seconds)
+    return size, age
 
 
 def _scrape_logs(gw: Gateway) -> Iterable[Metric]:

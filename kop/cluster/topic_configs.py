@@ -83,6 +83,11 @@ class ConfigRow(NamedTuple):
     synonyms: tuple[Origin, ...]
     """Every place that has a value, the winner first."""
 
+    @property
+    def sensitive(self) -> bool:
+        """A secret: it has no value here."""
+        return self.type is ConfigType.PASSWORD
+
 
 Check: TypeAlias = Callable[[Any], str | None]
 """What is wrong with a parsed value, or None."""

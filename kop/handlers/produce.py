@@ -133,7 +133,7 @@ def _find(gw: Gateway, asked: str | UUID) -> tuple[TopicInfo | None, ErrorCode]:
         missing = ErrorCode.UNKNOWN_TOPIC_ID
     else:
         topic = gw.catalog.get(asked)
-        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        missing = ErrorCode.NONE if topic is not None else gw.catalog.missing(asked)
     if topic is None:
         return None, missing
     if topic.internal:

@@ -14,11 +14,12 @@ Rules for an engine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
+from kop.errors import ErrorCode
 from kop.records.batch import BatchHeader
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -205,8 +206,18 @@ class Topics(Protocol):
     def version(self) -> int:
         """Grows with every change of any topic: a key for cached answers."""
 
+    @property
+    def namespace(self) -> str | None:
+        """`tenant/namespace` of the topics without one in their names; None: no name may have one."""
+
     def get(self, name: str) -> TopicInfo | None:
-        """The topic of that name, or None."""
+        """The topic of that name, or None. A topic of another namespace is named `tenant/namespace/topic`."""
+
+    async def find(self, names: Collection[str]) -> None:
+        """Look for topics of other namespaces that `get` does not know. Then it does, or `missing` says why not."""
+
+    def missing(self, name: str) -> ErrorCode | None:
+        """Why `find` did not find that topic a moment ago; None where nobody looked, or that is too long ago."""
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
         """The topic of that id, or None. A deleted and recreated topic has a new id."""

@@ -196,6 +196,18 @@ def test_describe_this_broker(tmp_path: Path) -> None:
     admin.close()
 
 
+@pytest.mark.parametrize("version", range(1, 5))
+def test_a_secret_is_sensitive_and_null(tmp_path: Path, version: int) -> None:
+    admin = Admin(tmp_path, kop_pulsar_auth="token:very-secret", node_id=7)
+    result = describe(admin, BROKER, "7", version=version)
+    assert "very-secret" not in repr(result)
+    (auth,) = [config for config in result.configs if config.name == "kop.pulsar.auth"]
+    assert (auth.value, auth.is_sensitive, auth.config_source) == (None, True, 4)
+    assert {(synonym.value, synonym.source) for synonym in auth.synonyms} == {(None, 4), (None, 5)}
+    assert [config.name for config in result.configs if config.is_sensitive] == ["kop.pulsar.auth"]
+    admin.close()
+
+
 def test_a_configured_default_of_topics_is_a_static_broker_config(tmp_path: Path) -> None:
     admin = Admin(tmp_path, log_retention_minutes=5)
     admin.create("t")

@@ -16,10 +16,10 @@ from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
-from kop.storage.pulsar.compaction import Unfit
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Chunks, ChunksMissingError, Placed, Stream
+from kop.storage.pulsar.unfit import Unfit
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.numbering import Numbering

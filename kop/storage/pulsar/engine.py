@@ -14,25 +14,24 @@ import asyncio
 import base64
 import logging
 import secrets
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from kop.errors import BackendError, ErrorCode, KopError
-from kop.pulsar_client import Client, Entry, PulsarError
+from kop.errors import BackendError, KopError
+from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
-from kop.records import transcode
-from kop.records.batch import build, read_header
-from kop.records.record import Record
 from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
+from kop.storage.pulsar.compaction import Compactions
+from kop.storage.pulsar.elsewhere import Elsewhere, may_be_named
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Gateways
+from kop.storage.pulsar.producer_ids import ProducerIds
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.topics import (
     CONFIGS_PROPERTY,
@@ -48,23 +47,11 @@ from kop.storage.tail_cache import TailCache
 _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _OFFSETS_PROPERTY: Final = "kop.offsets"
-_BLOCK: Final = 1000
-"""Producer ids that a message of our own topic stands for."""
 _STARTS_AT_ONCE: Final = 200
 _ALIVE_SECONDS: Final = 0.05
 _DEDUPLICATES_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
 _PREFIX: Final = "persistent://"
-
-INDEX_HELP: Final = (
-    "the Pulsar brokers send no entry index, so there are no offsets. Add to broker.conf (or standalone.conf) and "
-    "restart:\n"
-    "  brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor,"
-    "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor\n"
-    "  exposingBrokerEntryMetadataToClientEnabled=true\n"
-    "Where that cannot be, kop.pulsar.offsets=packed makes offsets of the message ids; what it costs is said by "
-    "`kop config kop.pulsar.offsets`"
-)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -109,6 +96,8 @@ class PulsarEngine:
         self.read_ahead = ReadAhead(settings.read_ahead_bytes)
         self.numbering = numbering.make(settings.offsets, self.count)
         self.topics = PulsarTopics(self)
+        self.elsewhere = Elsewhere(self)
+        self.compactions = Compactions(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
         self.troubles = Troubles(self.loop.time)
         self.policy = policy
@@ -121,8 +110,7 @@ class PulsarEngine:
         self._nothing_queued.set()
         self._failure: str | None = None
         self._instance = secrets.token_hex(4)
-        self._own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
-        self._blocks: list[int] = []
+        self.own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
         self._alive: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
@@ -131,7 +119,7 @@ class PulsarEngine:
         self._gateways = Gateways(
             client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced, self.troubles
         )
-        self._producer: Any = None
+        self._ids = ProducerIds(client, self.numbering, f"{self.own_name}-partition-0", f"kop-ids-{self._instance}")
         self._looked_at = 0
 
     # --- for handlers and coordinators: see kop.storage.base.Engine
@@ -145,18 +133,15 @@ class PulsarEngine:
         """Reserve `count` producer ids; returns the first."""
         if self._closed:
             raise BackendError("the storage engine is closed")
-        blocks = -(-count // _BLOCK)
-        if blocks == 1 and self._blocks:
-            return self._blocks.pop()
         try:
-            return await self._take_blocks(blocks)
+            return await self._ids.take(count)
         except PulsarError as error:
             raise self.troubles.refused(error, "requests", "cannot reserve producer ids") from error
 
     async def get_state(self, key: str) -> str | None:
         """A small durable value, or None."""
         try:
-            return (await self.admin.partitioned_metadata(self._own_name)).properties.get(_STATE + key)
+            return (await self.own_properties()).get(_STATE + key)
         except PulsarError as error:
             raise self.troubles.refused(error, "requests", "cannot read a setting") from error
 
@@ -164,9 +149,9 @@ class PulsarEngine:
         """Set or remove such a value."""
         try:
             if value is None:
-                await self.admin.remove_property(self._own_name, _STATE + key)
+                await self.admin.remove_property(self.own_name, _STATE + key)
             else:
-                await self.admin.set_properties(self._own_name, {_STATE + key: value})
+                await self.admin.set_properties(self.own_name, {_STATE + key: value})
         except PulsarError as error:
             raise self.troubles.refused(error, "requests", "cannot keep a setting") from error
 
@@ -214,6 +199,7 @@ class PulsarEngine:
         for task in self._background:
             task.cancel()
         await self._gateways.close()
+        await self.elsewhere.close()
         for watch in self._watches:
             await watch.close()
         logs = [one for logs in self._logs.values() for one in logs]
@@ -226,7 +212,9 @@ class PulsarEngine:
     # --- for the rooms of this engine
 
     def full_name(self, name: str, internal: bool) -> str:
-        """Pulsar's name of a topic."""
+        """Pulsar's name of a topic; one of another namespace has that in its name."""
+        if "/" in name:
+            return _PREFIX + name
         namespace = self.settings.metadata_namespace if internal else self.settings.namespace
         return f"{_PREFIX}{namespace}/{name}"
 
@@ -239,7 +227,12 @@ class PulsarEngine:
             return None if local in {_OWN_TOPIC, MEMBERS_TOPIC} else (local, True)
         if namespace == self.settings.namespace:
             return None if local.startswith("__") else (local, False)
-        return None
+        name = f"{namespace}/{local}"
+        return (name, False) if may_be_named(name) else None
+
+    async def own_properties(self) -> Mapping[str, str]:
+        """Of the gateway's own topic. PulsarError."""
+        return (await self.admin.partitioned_metadata(self.own_name)).properties
 
     def producer_name(self, producer_id: int) -> str:
         """Of the Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches."""
@@ -311,7 +304,7 @@ class PulsarEngine:
     async def apply_policies(self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None) -> None:
         """Bring Pulsar's policies to what the topic's configs say."""
         old = None if before is None else self.policy(before)
-        await policies.apply(self.admin, known.full_name, self.policy(topic), old)
+        await policies.apply(self.admin, known.full_name, self.policy(topic), old, internal=topic.internal)
 
     def update_logs(self, topic: TopicInfo, known: PulsarTopic) -> None:
         """A topic is new or changed."""
@@ -429,7 +422,7 @@ class PulsarEngine:
         await self.client.start()
         await self._namespaces()
         self.cluster_id = await self._own_topic()
-        self._blocks.append(await self._take_blocks(1))
+        await self._ids.start()
         await self._claim_numbering()
         await self.topics.load()
         for namespace in self.namespaces:
@@ -451,85 +444,32 @@ class PulsarEngine:
 
     async def _own_topic(self) -> str:
         try:
-            properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+            properties = await self.own_properties()
         except PulsarError as error:
             if error.code not in {"NotFound", "TopicNotFound"}:
                 raise
             try:
-                await self.admin.create_partitioned(self._own_name, 1, {ID_PROPERTY: str(new_uuid())})
+                await self.admin.create_partitioned(self.own_name, 1, {ID_PROPERTY: str(new_uuid())})
             except PulsarError as raced:
                 if raced.code != "Conflict":
                     raise
-            await self.admin.keep_when_idle(self._own_name)
-            properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+            await self.admin.keep_when_idle(self.own_name)
+            properties = await self.own_properties()
         return base64.urlsafe_b64encode(UUID(properties[ID_PROPERTY]).bytes).decode().rstrip("=")
 
     async def _claim_numbering(self) -> None:
         """All gateways on the same data give the same offsets: the first one says which, for good."""
         ours = self.numbering.claim
-        properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+        properties = await self.own_properties()
         if _OFFSETS_PROPERTY not in properties:
-            await self.admin.set_properties(self._own_name, {_OFFSETS_PROPERTY: ours})
-            properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+            await self.admin.set_properties(self.own_name, {_OFFSETS_PROPERTY: ours})
+            properties = (await self.admin.partitioned_metadata(self.own_name)).properties
         if (theirs := properties[_OFFSETS_PROPERTY]) != ours:
             raise BackendError(
                 f"offsets here are by {theirs}, as the first gateway on {self.settings.metadata_namespace} had it; "
                 f"{ours} would give the same records others, and committed offsets would mean nothing. Set "
                 f"kop.pulsar.offsets={theirs.partition('-')[0]}, or name another kop.pulsar.metadata.namespace"
             )
-
-    async def _take_blocks(self, blocks: int) -> int:
-        """Write messages to our own topic: where they lie, which nobody else has, says which ids are ours."""
-        partition = f"{self._own_name}-partition-0"
-        if self._producer is None:
-            self._producer = await self.client.open_producer(
-                partition, name=f"kop-ids-{self._instance}", on_lost=self._ids_lost
-            )
-        batch = build([Record(index, 0, None, b"") for index in range(blocks)])
-        sequence = getattr(self, "_id_sequence", 0)
-        self._id_sequence = sequence + blocks
-        (entry,) = transcode.to_entries(
-            batch,
-            read_header(batch),
-            producer_name=self._producer.name,
-            sequence_base=sequence,
-            publish_time=int(time.time() * 1000),
-            max_size=self.client.max_message_size,
-        )
-        position = await self._producer.send(
-            entry.metadata,
-            entry.payload,
-            sequence_id=sequence,
-            highest_sequence_id=sequence + blocks - 1,
-            num_messages=blocks,
-        )
-        if position.ledger < 0:
-            raise BackendError(
-                "Pulsar took a new block of producer ids for a duplicate", ErrorCode.COORDINATOR_NOT_AVAILABLE
-            )
-        if (first := self.numbering.first_id(position, blocks * _BLOCK)) is not None:
-            return first
-        arrived: asyncio.Future[Entry] = self.loop.create_future()
-
-        def on_entry(found: Entry) -> None:
-            if not arrived.done():
-                arrived.set_result(found)
-
-        reader = await self.client.open_reader(partition, position, permits=1, on_entry=on_entry)
-        try:
-            async with asyncio.timeout(10):
-                found = await arrived
-        except TimeoutError:
-            raise BackendError("Pulsar did not hand out a new block of producer ids") from None
-        finally:
-            await reader.close()
-        if found.index is None:
-            raise BackendError(INDEX_HELP)
-        return (found.index - blocks + 1) * _BLOCK
-
-    def _ids_lost(self, error: PulsarError) -> None:
-        """The next who needs ids opens it anew."""
-        self._producer = None
 
     async def _upkeep(self) -> None:
         """Every few seconds: idle producers and readers, log starts, ends to remember; a full listing now and then."""
@@ -542,11 +482,12 @@ class PulsarEngine:
                     if one.attached:
                         one.close_idle(now, self.settings.idle_seconds)
             try:
-                await self.client.partitions(self._own_name)
+                await self.client.partitions(self.own_name)
                 self._failure = None
                 if now - looked > self.settings.list_seconds / 2:
                     looked = now
                     await self._look_at_starts()
+                    await self.compactions.look()
                 if now - listed > self.settings.list_seconds:
                     listed = now
                     await self.topics.load()

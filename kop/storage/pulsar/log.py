@@ -21,7 +21,6 @@ from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.pulsar import lookup
 from kop.storage.pulsar.catchup import Batch, Converter
-from kop.storage.pulsar.compaction import Unfit
 from kop.storage.pulsar.leading import Leading
 from kop.storage.pulsar.limits import Limits
 from kop.storage.pulsar.listeners import Listeners
@@ -32,6 +31,7 @@ from kop.storage.pulsar.readers import Readers
 from kop.storage.pulsar.sender import Append, Sender
 from kop.storage.pulsar.senders import Senders
 from kop.storage.pulsar.stream import Placed, Stream
+from kop.storage.pulsar.unfit import Unfit
 from kop.storage.tail_cache import Tail
 
 if TYPE_CHECKING:
@@ -166,17 +166,12 @@ class PulsarLog:
 
     async def _find_and_follow(self) -> None:
         await self.guard()
-        start = await lookup.first_entry(self)
-        if start is None:
-            self.log_start_offset = self.high_watermark = await self.numbering.emptied_end(self)
-            self._last, from_here, inclusive = Position(-1, -1), EARLIEST, True
-        else:
-            last = await lookup.last_entry(self, start)
-            self.log_start_offset = max(start.base, min(self.engine.remembered(self, LOG_START), last.last + 1))
-            self.high_watermark = last.last + 1
-            self.marks.add(start.last, start.position)
-            self.marks.add(last.last, last.position)
-            self._last, from_here, inclusive = last.position, last.position, False
+        found = await lookup.bounds(self)
+        self.log_start_offset = max(found.start, min(self.engine.remembered(self, LOG_START), found.end))
+        self.high_watermark = found.end
+        for each in filter(None, (found.first, found.last)):
+            self.marks.add(each.last, each.position)
+        self._last = Position(-1, -1) if found.last is None else found.last.position
         self.engine.cache.drop(self.tail)  # what is kept has no holes
         append_time = self.policy.log_append_time
         self._converter = Converter(
@@ -189,7 +184,12 @@ class PulsarLog:
         )
         self._stream = stream = Stream(self._from_tail, self.tail_lost, self.numbering.place)
         await stream.start(
-            self.client, self.partition_name, from_here, inclusive=inclusive, guard=self.guard, budget=TAIL_BUDGET
+            self.client,
+            self.partition_name,
+            EARLIEST if found.last is None else found.last.position,
+            inclusive=found.last is None,
+            guard=self.guard,
+            budget=TAIL_BUDGET,
         )
         self.size_bytes = await lookup.size(self)
         if self.deleted:
@@ -360,10 +360,9 @@ class PulsarLog:
     async def refresh_start(self) -> None:
         """Retention may have taken the oldest ledgers: ask where the log begins."""
         try:
-            first = await lookup.first_entry(self)
+            start = await lookup.start(self)
         except PulsarError as error:
             raise self.refused(error, f"cannot read the start of {self.title}") from error
-        start = self.high_watermark if first is None else first.base
         if start > self.log_start_offset:
             self._move_start(start)
 
