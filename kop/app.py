@@ -90,7 +90,7 @@ def _run_worker(config: Config, index: int) -> None:
     try:
         run(config.model_copy(update=changes), worker=True)
     except (KopError, OSError) as error:
-        log.error("worker %d: %s", index, error)
+        log.error("worker %d: %s", index, getattr(error, "message", error))
         raise SystemExit(1) from None
 
 
@@ -324,9 +324,20 @@ def _scrape(gw: Gateway) -> Iterator[Metric]:
         for what, times in gw.engine.counts.items():
             troubles.add_metric([what], times)
         yield troubles
+        yield from _scrape_compaction(gw.engine)
     ready = gauge_family("kop_storage_writable", "1 while records can be written.", [])
     ready.add_metric([], gw.engine.healthy is None)
     yield ready
+
+
+def _scrape_compaction(engine: pulsar.PulsarEngine) -> Iterable[Metric]:
+    labels = ["topic", "partition"]
+    size = gauge_family("kop_uncompacted_bytes", "Bytes that no compaction has seen, of partitions led here.", labels)
+    age = gauge_family("kop_uncompacted_seconds", "Age of the oldest record that no compaction has seen.", labels)
+    for (topic, index), found in engine.compactions.found.items():
+        size.add_metric([topic, str(index)], found.size)
+        age.add_metric([topic, str(index)], found.seconds)
+    return size, age
 
 
 def _scrape_logs(gw: Gateway) -> Iterable[Metric]:
@@ -341,8 +352,8 @@ def _scrape_logs(gw: Gateway) -> Iterable[Metric]:
             total += 1
             if partition_log is None or total > _MOST_PARTITIONS_A_SCRAPE:
                 continue
-            if topic.internal and partition_log.high_watermark == 0:
-                continue
+            if not partition_log.attached or (topic.internal and partition_log.high_watermark == 0):
+                continue  # over Pulsar what nobody asks for is not known
             values = [topic.name, str(index)]
             size.add_metric(values, partition_log.size_bytes)
             start.add_metric(values, partition_log.log_start_offset)
@@ -363,5 +374,6 @@ def _scrape_lag(gw: Gateway) -> Iterable[Metric]:
             continue
         values = [group, name, str(index)]
         committed.add_metric(values, offset)
-        lag.add_metric(values, max(0, partition_log.high_watermark - offset))
+        if partition_log.attached:
+            lag.add_metric(values, max(0, partition_log.high_watermark - offset))
     return committed, lag

@@ -119,6 +119,13 @@ def _store(value: str) -> str:
     return f"sqlite:{os.path.expanduser(path)}"
 
 
+def _admin_url(value: str) -> str:
+    for part in value.split(","):
+        if not re.fullmatch(r"\s*https?://(\[[0-9a-fA-F:.]+\]|[-\w.]+)(:[0-9]{1,5})?/?\s*", part):
+            raise ValueError("must be http://HOST:PORT or https://HOST:PORT, without a user (see kop.pulsar.auth)")
+    return value
+
+
 def _namespace(value: str) -> str:
     if not re.fullmatch(r"[-\w.=:]+/[-\w.=:]+", value):
         raise ValueError("must be TENANT/NAMESPACE")
@@ -153,6 +160,8 @@ Addresses: TypeAlias = Annotated[tuple[Address, ...], "list", BeforeValidator(_a
 Policies: TypeAlias = Annotated[
     tuple[Literal["delete", "compact"], ...], "list", BeforeValidator(_items), AfterValidator(_some)
 ]
+Secret: TypeAlias = Annotated[str, "password"]
+"""Shown nowhere: not by `kop config`, nor to clients, nor in messages."""
 Level: TypeAlias = Annotated[Literal["debug", "info", "warning", "error"], "string", BeforeValidator(str.lower)]
 
 
@@ -166,13 +175,20 @@ def _own(name: str, default: Any, doc: str, **limits: Any) -> Any:
     return Field(default, alias=name, description=doc, json_schema_extra={"kafka": False}, **limits)
 
 
+HIDDEN = "[hidden]"
+"""What is shown of a secret, as Kafka does."""
+
+
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting as `kop config` and DescribeConfigs show it; `default` and `current` as text, "" for none."""
+    """A setting as `kop config` and DescribeConfigs show it; `default` and `current` as text, "" for none.
+
+    `current` of a secret that is set is `HIDDEN`.
+    """
 
     name: str
     type: str
-    """boolean, int, long, double, string or list."""
+    """boolean, int, long, double, string, list, or password: a secret."""
     default: str
     current: str
     origin: str
@@ -208,7 +224,7 @@ class Config(BaseModel):
         "Where data is kept: sqlite:PATH, one file and its write-ahead log; or pulsar://HOST:PORT, an Apache Pulsar "
         "(pulsar+ssl: with TLS).",
     )
-    kop_pulsar_admin_url: str = _own(
+    kop_pulsar_admin_url: Annotated[str, AfterValidator(_admin_url)] = _own(
         "kop.pulsar.admin.url", "http://127.0.0.1:8080", "Address of Pulsar's admin REST, with store=pulsar://..."
     )
     # 8080 to 8083 are Pulsar's and the Confluent tools', 9090 to 9999 Prometheus's and its exporters' (9308: Kafka's).
@@ -349,10 +365,11 @@ class Config(BaseModel):
         "index",
         "What offsets are made of: index, the brokers' own index of messages; or packed, from message ids.",
     )
-    kop_pulsar_auth: str = _own(
+    kop_pulsar_auth: Secret = _own(
         "kop.pulsar.auth",
         "",
         "How the gateway proves who it is: token:TOKEN, token-file:PATH, basic:USER:PASSWORD or oauth2:{JSON}.",
+        repr=False,
     )
     kop_pulsar_tls_ca_file: str = _own(
         "kop.pulsar.tls.ca.file", "", "PEM file of the authorities that Pulsar's certificates are checked against."
@@ -361,6 +378,12 @@ class Config(BaseModel):
     kop_pulsar_tls_key_file: str = _own("kop.pulsar.tls.key.file", "", "PEM file of that certificate's key.")
     kop_pulsar_tls_verify_host: bool = _own(
         "kop.pulsar.tls.verify.host", True, "Whether the name in Pulsar's certificate has to be the host's."
+    )
+
+    kop_entry_format: Literal["pulsar", "kafka"] = _own(
+        "kop.entry.format",
+        "pulsar",
+        "How batches are stored in Pulsar: pulsar, as messages, or kafka, as they came, but not on compacted topics.",
     )
 
     # -- storage engine
@@ -471,11 +494,12 @@ class Config(BaseModel):
         for attribute, field in type(self).model_fields.items():
             name = field.alias or attribute
             extra = field.json_schema_extra
+            current = _text(getattr(self, attribute))
             yield SettingRow(
                 name=name,
                 type=_type_name(field),
                 default=_text(field.default),
-                current=_text(getattr(self, attribute)),
+                current=HIDDEN if current and _is_secret(field) else current,
                 origin=self._origins.get(name, "default"),
                 doc=field.description or "",
                 kafka=isinstance(extra, dict) and extra["kafka"] is True,
@@ -496,6 +520,13 @@ _VARIABLES = {_variable(name): name for name in _NAMES}
 def _type_name(field: FieldInfo) -> str:
     named = next((entry for entry in field.metadata if isinstance(entry, str)), None)
     return named or ("boolean" if field.annotation is bool else "string")
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return _type_name(field) == "password"
+
+
+_USER = re.compile(r"//[^/@]*@")
 
 
 def _text(value: Any) -> str:
@@ -572,6 +603,7 @@ def _invalid(entry: Any, known: Mapping[str, tuple[str, str]]) -> str:
     """One line for people from one error of pydantic's."""
     name = str(entry["loc"][0])
     value, origin = known.get(name, ("", "default"))
+    value = HIDDEN if _is_secret(_NAMES[name]) else _USER.sub(f"//{HIDDEN}@", value)
     message = str(entry["msg"]).removeprefix("Value error, ")
     message = re.sub(r"^Input should be ", "must be ", message).partition(", unable to")[0]
     return f"{name} = {value!r} ({origin}): {message}"

@@ -38,6 +38,11 @@ class Metrics:
         )
         self.produced_bytes = Counter("kop_produced_bytes", "Bytes of record batches accepted.", registry=reg)
         self.produced_records = Counter("kop_produced_records", "Records accepted.", registry=reg)
+        self.throttled = Counter(
+            "kop_produce_throttled",
+            "Produce answers with a throttle time: the storage holds writes back.",
+            registry=reg,
+        )
         self.fetched_bytes = Counter("kop_fetched_bytes", "Bytes of record batches handed out.", registry=reg)
         self.connections = Gauge("kop_connections", "Open client connections.", registry=reg)
         self.connections_total = Counter("kop_connections_accepted", "Client connections accepted.", registry=reg)

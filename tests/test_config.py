@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
@@ -302,13 +303,51 @@ def test_table_has_each_setting_once():
 def test_row_is_whole(row):
     assert row.name.replace(".", "_") in Config.model_fields
     assert re.fullmatch(r"[A-Z].{15,140}\.", row.doc), "one sentence with a capital and a full stop"
-    assert row.type in {"boolean", "int", "long", "double", "string", "list"}
+    assert row.type in {"boolean", "int", "long", "double", "string", "list", "password"}
     assert row.kafka == (row.name not in {"listen", "advertise", "store", "http"} and not row.name.startswith("kop."))
     assert row.env == "KOP_" + row.name.removeprefix("kop.").replace(".", "_").upper()
     assert row.current == row.default
     assert row.origin == "default"
     # The text form of a default is a value that every source takes.
     assert next(r for r in load(environ={row.env: row.default}).table() if r.name == row.name).current == row.default
+
+
+SECRET = "token:eyJhbGciOiJIUzI1NiJ9.very.secret"
+
+
+@pytest.mark.parametrize("source", ["flag", "variable", "file"])
+def test_a_secret_is_used_and_not_shown(source, tmp_path):
+    path = tmp_path / "kop.toml"
+    path.write_text(f'"kop.pulsar.auth" = "{SECRET}"\n')
+    given = {
+        "flag": {"overrides": {"kop.pulsar.auth": SECRET}},
+        "variable": {"environ": {"KOP_PULSAR_AUTH": SECRET}},
+        "file": {"file": path},
+    }[source]
+    config = load(**given)
+    assert config.kop_pulsar_auth == SECRET
+    row = next(row for row in config.table() if row.name == "kop.pulsar.auth")
+    assert (row.current, row.type, row.default) == ("[hidden]", "password", "")
+    assert "very.secret" not in f"{config!r} {config} {list(config.table())}"
+    assert pickle.loads(pickle.dumps(config)).kop_pulsar_auth == SECRET  # workers get it
+
+
+def test_problems_show_no_secret():
+    wrong = {
+        "kop.pulsar.admin.url": "http://me:very-secret@pulsar:8080",
+        "kop.workers": "0",
+        "store": "oracle://me:very-secret@x",
+    }
+    with pytest.raises(ConfigError) as caught:
+        load(overrides=wrong)
+    assert len(caught.value.problems) == 3
+    assert "very-secret" not in str(caught.value)
+    assert "kop.pulsar.auth" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://a:8080", "https://a.b-c.example:8443/", "http://[::1]:8080,http://b:1"])
+def test_admin_urls(url):
+    assert load(overrides={"kop.pulsar.admin.url": url}).kop_pulsar_admin_url == url
 
 
 KAFKA_DEFAULTS = {

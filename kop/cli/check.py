@@ -1,12 +1,13 @@
-"""`kop check`: a round trip against any Kafka server, each step said in words.
+"""`kop check`: a round trip against any Kafka server, each step said in words, and a look at the Pulsar behind it.
 
 Owns: the steps and what each proves.
-Must not know: what kind of server it is.
+Must not know: what kind of server it is; what a setting of Pulsar's means.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 
 import click
 
+from kop.cli.check_pulsar import LOOKS, Caution, Settings
 from kop.cli.common import (
     CliError,
     admin,
@@ -31,31 +33,43 @@ from kop.cli.common import (
     retrying,
     unreachable,
 )
+from kop.cli.pulsar import ask
+from kop.config import Config
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS = 50
 STEP_SECONDS = 20.0
+_ADMIN_URL = "kop.pulsar.admin.url"
 
 Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
 """Name, what to do, and the names of the steps that have to have worked."""
 
 EPILOG = """\b
 It makes a topic `kop-check-...` and a group of that name, and deletes both.
+With the address of Pulsar's admin REST (by the flag, KOP_PULSAR_ADMIN_URL or
+the file that KOP_CONFIG names) it says what its brokers' settings mean, too.
 
 \b
 Examples:
   kop check
-  kop check --bootstrap broker.example:9092"""
+  kop check --bootstrap broker.example:9092
+  kop check --admin-url http://pulsar.example:8080"""
 
 
 @click.command("check", epilog=EPILOG)
 @bootstrap_option
-def command(bootstrap: str) -> None:
+@click.option("--admin-url", metavar="URL", help="Pulsar's admin REST: look at its brokers' settings, too.")
+def command(bootstrap: str, admin_url: str | None) -> None:
     """Run a round trip against a server and say what works: exit code 0 if all of it does, else 1.
 
-    It speaks without encryption or login.
+    It speaks to the server without encryption or login.
     """
     quiet_client()
+    config = Config.load(os.environ.get("KOP_CONFIG") or None)
+    if admin_url is None:
+        admin_url = next(
+            (row.current for row in config.table() if row.name == _ADMIN_URL and row.origin != "default"), None
+        )
     trip = RoundTrip(bootstrap)
     steps: list[Step] = [
         ("connect", trip.connect, ()),
@@ -69,20 +83,43 @@ def command(bootstrap: str) -> None:
         ("delete group", trip.delete_group, ("consumer group",)),
         ("delete topic", trip.delete_topic, ("create topic",)),
     ]
+    behind = _pulsar_steps(admin_url, config) if admin_url else []
+    width = max(len(name) for name, _, _ in (*steps, *behind))
     worked: set[str] = set()
     failed: list[str] = []
+    cautions: list[str] = []
     with trip.cleaning_up(worked):
-        _run(steps, worked, failed)
+        _run(steps, worked, failed, cautions, width)
+    _run(behind, worked, failed, cautions, width)
+    steps += behind
     if failed:
         untried = len(steps) - len(worked) - len(failed)
         rest = f"; {untried} not tried" if untried else ""
         fail(f"{len(failed)} of {len(steps)} steps failed: {', '.join(failed)}{rest}")
-    click.echo(f"Everything works: all {len(steps)} steps against {bootstrap}.")
+    more = f" Read what it says of {', '.join(cautions)}." if cautions else ""
+    click.echo(f"Everything works: all {len(steps)} steps against {bootstrap}.{more}")
 
 
-def _run(steps: Sequence[Step], worked: set[str], failed: list[str]) -> None:
+def _pulsar_steps(url: str, config: Config) -> list[Step]:
+    """The looks at the brokers' settings, which are read by the first of these steps."""
+    settings: dict[str, str] = {}
+
+    def read() -> str:
+        async def both(admin: Any) -> tuple[str, Settings]:
+            return await admin.version(), await admin.broker_config()
+
+        version, found = ask(url, config, both)
+        settings.update(found)
+        return f"{version} at {url}"
+
+    def bound(look: Callable[[Settings], str]) -> Callable[[], str]:
+        return lambda: look(settings)
+
+    return [("Pulsar", read, ()), *((name, bound(look), ("Pulsar",)) for name, look in LOOKS)]
+
+
+def _run(steps: Sequence[Step], worked: set[str], failed: list[str], cautions: list[str], width: int) -> None:
     """Try each step whose needs worked, and say how it went."""
-    width = max(len(name) for name, _, _ in steps)
     for name, step, needs in steps:
         missing = [need for need in needs if need not in worked]
         if missing:
@@ -100,7 +137,14 @@ def _run(steps: Sequence[Step], worked: set[str], failed: list[str]) -> None:
                 break
         else:
             worked.add(name)
-            _say("ok", name, width, f"{detail} ({time.monotonic() - begin:.2f} s)")
+            if isinstance(detail, Caution):
+                cautions.append(name)
+            _say(
+                "note" if isinstance(detail, Caution) else "ok",
+                name,
+                width,
+                f"{detail} ({time.monotonic() - begin:.2f} s)",
+            )
 
 
 def _bound(step: Callable[[str], str], codec: str) -> Callable[[], str]:
@@ -108,7 +152,7 @@ def _bound(step: Callable[[str], str], codec: str) -> Callable[[], str]:
 
 
 def _say(mark: str, name: str, width: int, detail: str) -> None:
-    color = {"ok": "green", "FAIL": "red"}.get(mark)
+    color = {"ok": "green", "note": "yellow", "FAIL": "red"}.get(mark)
     click.echo(f"{click.style(mark.ljust(4), fg=color)}  {name.ljust(width)}  {detail}")
 
 

@@ -114,7 +114,8 @@ def pairs(values: Sequence[str], option: str) -> dict[str, str]:
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name.strip():
-            raise click.BadParameter(f"must be NAME=VALUE, got {value!r}", param_hint=option)
+            shown, colon, _ = value.partition(":")  # it may be a secret, misspelt
+            raise click.BadParameter(f"must be NAME=VALUE, got {shown + colon!r}", param_hint=option)
         if name.strip() in result:
             raise click.BadParameter(f"{name.strip()} is given twice", param_hint=option)
         result[name.strip()] = text.strip()

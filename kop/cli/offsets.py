@@ -6,12 +6,12 @@ Must not know: the gateway; none has to run.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, NamedTuple
 
 import click
 
 from kop.cli.common import CliUsageError, fail
+from kop.cli.pulsar import ask
 from kop.config import Config
 
 EPILOG = """A message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it.
@@ -21,7 +21,11 @@ EPILOG = """A message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar'
 \b
 Examples:
   kop offsets orders --partition 2 --message-id 12:5:3
-  kop offsets orders --partition 2 --offset 4711"""
+  kop offsets orders --partition 2 --offset 4711
+  kop offsets sales/eu/orders --offset 4711"""
+
+
+_PERSISTENT = "persistent://"
 
 
 class _Place(NamedTuple):
@@ -58,11 +62,23 @@ def command(
     if (message_id is None) == (offset is None):
         raise CliUsageError("give either --message-id or --offset")
     config = Config.load()
-    name = f"persistent://{namespace or config.kop_pulsar_namespace}/{topic}"
+    local = topic.removeprefix(_PERSISTENT)
+    if "/" not in local:
+        local = f"{namespace or config.kop_pulsar_namespace}/{local}"
+    elif namespace is not None:
+        raise CliUsageError(f"{topic} names its namespace already")
+    name = _PERSISTENT + local
     full = name if plain else f"{name}-partition-{partition}"
     wanted = None if message_id is None else _parse(message_id)
     packed = (numbering or config.kop_pulsar_offsets) == "packed"
-    click.echo(asyncio.run(_look_up(admin_url or config.kop_pulsar_admin_url, config, full, wanted, offset, packed)))
+
+    async def look_up(admin: Any) -> str:
+        if wanted is not None:
+            return str(await _offset(admin, full, *wanted, packed))
+        assert offset is not None
+        return await (_unpacked if packed else _message_id)(admin, full, offset)
+
+    click.echo(ask(admin_url or config.kop_pulsar_admin_url, config, look_up))
 
 
 def _parse(text: str) -> tuple[int, int, int]:
@@ -71,25 +87,6 @@ def _parse(text: str) -> tuple[int, int, int]:
         raise CliUsageError(f"a message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, not {text!r}")
     ledger, entry, *batch = map(int, parts)
     return ledger, entry, max(batch[0], -1) if batch else -1
-
-
-async def _look_up(
-    url: str, config: Config, topic: str, message_id: tuple[int, int, int] | None, offset: int | None, packed: bool
-) -> str:
-    from kop.pulsar_client import PulsarError, TlsOptions
-    from kop.pulsar_client.admin import Admin
-    from kop.pulsar_client.auth import parse_auth
-
-    tls = TlsOptions(ca_file=config.kop_pulsar_tls_ca_file or None)
-    auth = parse_auth(config.kop_pulsar_auth, tls) if config.kop_pulsar_auth else None
-    try:
-        async with Admin(url, auth=auth, tls=tls) as admin:
-            if message_id is not None:
-                return str(await _offset(admin, topic, *message_id, packed))
-            assert offset is not None
-            return await (_unpacked if packed else _message_id)(admin, topic, offset)
-    except PulsarError as error:
-        return fail(f"Pulsar says {error}")
 
 
 async def _offset(admin: Any, topic: str, ledger: int, entry: int, batch: int, packed: bool) -> int:

@@ -46,7 +46,7 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
     except KopError as error:
         if debug:
             raise
-        fail(str(error))
+        fail(error.message or str(error))
     except socket.gaierror as error:
         asked = ", ".join(str(address) for address in (*config.listen, config.http) if address is not None)
         fail(f"cannot listen on {asked}: {error.strerror}")

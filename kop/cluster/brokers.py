@@ -120,7 +120,8 @@ class BrokerConfigs:
         for row in self._rows.values():
             origins = self.origins(row.name)
             kind = ConfigType[row.type.upper()] if row.type.upper() in ConfigType.__members__ else ConfigType.STRING
-            synonyms = tuple(origin for origin in origins if origin.value is not None)
+            secret = kind is ConfigType.PASSWORD
+            synonyms = tuple(origin for origin in origins if secret or origin.value is not None)
             yield ConfigRow(
                 row.name, origins[0].value, row.name not in DYNAMIC, origins[0].source, kind, row.doc, synonyms
             )
@@ -173,8 +174,10 @@ class BrokerConfigs:
             callback()
 
     def _null(self, name: str, text: str) -> str | None:
-        """Tell "not set" from an empty text: only numbers can be not set."""
+        """Tell "not set" from an empty text: only numbers can be not set. A secret has no value for anyone."""
         row = self._rows[name]
+        if row.type == "password":
+            return None
         return None if text == "" and row.type in {"int", "long", "double"} else text
 
 

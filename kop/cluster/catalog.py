@@ -2,12 +2,17 @@
 
 Owns: which names are legal, internal or reserved, and the translation between the client's name and storage's.
 Must not know: the wire, sockets, which engine serves.
+
+Where storage has namespaces a topic has several names: `orders` of the home namespace is `public/default/orders` and
+`persistent://public/default/orders`, too; a topic of another namespace has the two long ones. What is kept under a name
+(committed offsets) goes by the shortest, its own name; answers carry the name that was asked. Each name has an id of
+its own, because clients map ids back to names: the topic's id with one of the last two bits turned.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -22,6 +27,10 @@ RESERVED = frozenset({OFFSETS_TOPIC, KAFKA_OFFSETS_TOPIC, "__transactions", "__t
 """Names that clients may neither create, delete nor write."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+_PERSISTENT = "persistent://"
+_FULL = re.compile(rf"(?:{_PERSISTENT})?([-\w.=:]+/[-\w.=:]+)/([^/]+)\Z", re.ASCII)
+_FORMS = (1, 2)
+"""What an id is turned by: for `tenant/namespace/topic` of the home namespace, for `persistent://...` of any."""
 
 
 def check_name(name: str) -> None:
@@ -38,6 +47,7 @@ class Catalog:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._home = engine.topics.namespace
 
     @property
     def version(self) -> int:
@@ -51,15 +61,83 @@ class Catalog:
             return None if found is None else replace(found, name=KAFKA_OFFSETS_TOPIC)
         if name == OFFSETS_TOPIC:
             return None
-        return self._engine.topics.get(name)
+        if "/" not in name:
+            return self._engine.topics.get(name)
+        own = self.own_name(name)
+        found = None if own in RESERVED else self._engine.topics.get(own)
+        return found if found is None or own == name else replace(found, name=name)
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """The topic of that id, or None."""
+        """The topic of that id, with the name that the id stands for, or None."""
         found = self._engine.topics.by_id(topic_id)
-        return replace(found, name=KAFKA_OFFSETS_TOPIC) if found is not None and found.name == OFFSETS_TOPIC else found
+        if found is not None:
+            return replace(found, name=KAFKA_OFFSETS_TOPIC) if found.name == OFFSETS_TOPIC else found
+        for form in _FORMS if self._home is not None else ():
+            found = self._engine.topics.by_id(UUID(int=topic_id.int ^ form))
+            if found is not None and not found.internal:
+                full = found.name if "/" in found.name else f"{self._home}/{found.name}"
+                return replace(found, name=full if form == _FORMS[0] else _PERSISTENT + full)
+        return None
+
+    def id_of(self, topic: TopicInfo) -> UUID:
+        """The id that clients are told for a topic under the name that it has here."""
+        if "/" not in topic.name or topic.name == self.own_name(topic.name):
+            return topic.topic_id
+        return UUID(int=topic.topic_id.int ^ _FORMS[topic.name.startswith(_PERSISTENT)])
+
+    def own_name(self, name: str) -> str:
+        """The one of a topic's names that things are kept under; a name that can be no topic's comes back as it is."""
+        if "/" not in name or self._home is None or (found := _FULL.match(name)) is None:
+            return name
+        namespace, local = found.groups()
+        return local if namespace == self._home else f"{namespace}/{local}"
+
+    def check_name(self, name: str) -> None:
+        """Raise INVALID_TOPIC_EXCEPTION where no topic can have that name here."""
+        found = None if self._home is None else _FULL.match(name)
+        if found is not None:
+            check_name(found[2])
+        elif "/" in name and self._home is not None:
+            raise PeerError(
+                f"topic name {name!r} is not legal: with slashes it is TENANT/NAMESPACE/TOPIC or "
+                "persistent://TENANT/NAMESPACE/TOPIC",
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+            )
+        else:
+            check_name(name)
+
+    def unsought(self, names: Iterable[str | None]) -> Collection[str]:
+        """Those of `names` that have to go through `find` before `get` can say that there is no such topic."""
+        if self._home is None:
+            return ()
+        topics = self._engine.topics
+        owns = {self.own_name(name) for name in names if name is not None and "/" in name}
+        return [own for own in owns if _FULL.match(own) and topics.get(own) is None and topics.missing(own) is None]
+
+    async def find(self, names: Iterable[str | None]) -> None:
+        """Have storage look for topics of other namespaces among `names`."""
+        if unsought := self.unsought(names):
+            await self._engine.topics.find(unsought)
+
+    def missing(self, name: str) -> ErrorCode:
+        """What to answer where `get` knows no topic of that name."""
+        found = self._engine.topics.missing(self.own_name(name)) if "/" in name else None
+        return found or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def is_unsure(self, name: str) -> bool:
+        """Whether a topic that `get` does not know may be there all the same: nobody could or did look."""
+        return "/" in name and self._engine.topics.missing(name) is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def listed(self) -> Sequence[TopicInfo]:
+        """What a client sees that asks for all topics, ordered by name: those of the home namespace.
+
+        Topics of other namespaces are there for those who name them: what one client names must not change what
+        another's pattern subscribes to.
+        """
+        return [topic for topic in self.all() if "/" not in topic.name]
 
     def all(self) -> Sequence[TopicInfo]:
-        """Every topic, ordered by the client's name."""
+        """Every topic that is known, ordered by the client's name."""
         topics = (
             replace(t, name=KAFKA_OFFSETS_TOPIC) if t.name == OFFSETS_TOPIC else t for t in self._engine.topics.all()
         )

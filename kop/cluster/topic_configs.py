@@ -1,8 +1,8 @@
 """Topic configs: the one table for creating, altering and describing topics, and what follows from it for a topic.
 
-Owns: every topic config of Kafka 4.3 with type, default, limits, meaning and the broker setting behind it; which of
-them act here; their checks; and a topic's effective values, worked out once and kept until the topic or a broker
-setting changes.
+Owns: every topic config of Kafka 4.3 and our own (`kop.`) with type, default, limits, meaning and the broker setting
+behind it; which of them act here; their checks; and a topic's effective values, worked out once and kept until the
+topic or a broker setting changes.
 Must not know: the wire, who asks, where configs are kept.
 
 Three kinds of configs
@@ -33,6 +33,7 @@ from kop.storage.base import Buffer, LogPolicy, TopicInfo
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
+ENTRY_FORMAT: Final = "kop.entry.format"
 
 
 class ConfigType(IntEnum):
@@ -81,6 +82,11 @@ class ConfigRow(NamedTuple):
     doc: str
     synonyms: tuple[Origin, ...]
     """Every place that has a value, the winner first."""
+
+    @property
+    def sensitive(self) -> bool:
+        """A secret: it has no value here."""
+        return self.type is ConfigType.PASSWORD
 
 
 Check: TypeAlias = Callable[[Any], str | None]
@@ -264,6 +270,16 @@ def _table() -> Iterable[ConfigSpec]:
         "compression.type", True,
         _one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
     )  # fmt: skip
+    yield ConfigSpec(
+        ENTRY_FORMAT, string, "pulsar",
+        "How new batches are stored in Pulsar; a topic may have both. pulsar: as messages, which Kafka's and Pulsar's "
+        "clients read. kafka: as they came, KoP's entry format of that name. That is less work, but a batch that "
+        "exceeds Pulsar's maxMessageSize is refused instead of split, and of Pulsar's clients only Java's with KoP's "
+        "KafkaPayloadProcessor read it: without it they discard such batches, and those on the C++ library (Python) "
+        "may crash. Not with cleanup.policy compact: there a broker-wide kafka has no effect, and a topic that had "
+        "kafka cannot be compacted any more. The embedded engine keeps all batches as they came, whatever this says.",
+        ENTRY_FORMAT, True, _one_of("pulsar", "kafka"),
+    )  # fmt: skip
     # -- refused unless they ask for what is so anyway
     yield ConfigSpec(
         "min.insync.replicas", integer, "1",
@@ -412,6 +428,11 @@ class ProduceRules:
         return batch, header
 
 
+def _may_grow_to(max_message_bytes: int) -> int:
+    """What the records of a batch may decompress to, where that has to be done."""
+    return max(_WALK_AT_LEAST, _WALK_RATIO * max_message_bytes)
+
+
 _CODECS: Final = {
     "producer": None,
     "uncompressed": Codec.NONE,
@@ -453,7 +474,9 @@ class TopicConfigs:
 
         Until the broker's altered settings are loaded nothing may be deleted: one of them may say so.
         """
-        cleanup = self.value(topic, "cleanup.policy") if self._brokers.loaded else []
+        loaded = self._brokers.loaded
+        cleanup = self.value(topic, "cleanup.policy") if loaded else []
+        raw = loaded and self.value(topic, ENTRY_FORMAT) == "kafka" and "compact" not in cleanup
         return LogPolicy(
             delete="delete" in cleanup,
             compact="compact" in cleanup,
@@ -464,7 +487,21 @@ class TopicConfigs:
             min_compaction_lag_ms=self.value(topic, "min.compaction.lag.ms"),
             max_compaction_lag_ms=self.value(topic, "max.compaction.lag.ms"),
             min_cleanable_dirty_ratio=self.value(topic, "min.cleanable.dirty.ratio"),
+            raw_entries=raw,
+            max_uncompressed_bytes=_may_grow_to(self.value(topic, "max.message.bytes")),
         )
+
+    def check(self, configs: Mapping[str, str | None], *, internal: bool = False) -> dict[str, str]:
+        """As `check_configs`, and against what the topic inherits from the broker."""
+        checked = check_configs(configs, internal=internal)
+        raw = checked.get(ENTRY_FORMAT, "").strip() == "kafka"
+        if raw and "compact" in split_list(self.text(checked, "cleanup.policy")):
+            raise PeerError(
+                f"{ENTRY_FORMAT}=kafka is not possible with cleanup.policy=compact: "
+                "Pulsar finds no keys in such batches",
+                ErrorCode.INVALID_CONFIG,
+            )
+        return checked
 
     def produce_rules(self, topic: TopicInfo) -> ProduceRules:
         """What a produced batch has to keep to; kept as long as `topic` is the newest value of the topic."""
@@ -475,7 +512,7 @@ class TopicConfigs:
         rules = ProduceRules(
             max_message_bytes=max_message_bytes,
             compact="compact" in self.value(topic, "cleanup.policy"),
-            max_uncompressed_bytes=max(_WALK_AT_LEAST, _WALK_RATIO * max_message_bytes),
+            max_uncompressed_bytes=_may_grow_to(max_message_bytes),
             log_append_time=self.value(topic, "message.timestamp.type") == "LogAppendTime",
             before_max_ms=self.value(topic, "message.timestamp.before.max.ms"),
             after_max_ms=self.value(topic, "message.timestamp.after.max.ms"),

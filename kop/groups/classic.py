@@ -48,7 +48,7 @@ class ClassicGroup:
         """When the state was entered; -1 where an old record did not say."""
         self.generation = 0
         self.protocol: str | None = None
-        self.roster = Roster()
+        self.roster = Roster(own_name=settings.own_name)
         self.next_deadline = NEVER
         self._joined_meanwhile = False  # a member joined during the initial delay
         self._join_deadline = NEVER

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -115,12 +115,12 @@ class GroupCoordinator:
         membership: Membership | None = None,
     ) -> None:
         """`clock` and `wall` give milliseconds since the epoch; the former never goes back."""
-        self.settings = settings or GroupSettings()
         offset = time.time_ns() - time.monotonic_ns()
         self._wall = wall or clock or (lambda: time.time_ns() // 1_000_000)
         self._clock = clock or (lambda: (time.monotonic_ns() + offset) // 1_000_000)
         self._engine = engine
         self._catalog = Catalog(engine)
+        self.settings = replace(settings or GroupSettings(), own_name=self._catalog.own_name)
         self._log = GroupLog(engine, self.settings, self._wall)
         self._partitions = Partitions(self._log, membership, self._load, self._unload)
         self._entries: dict[str, _Entry] = {}
@@ -163,6 +163,7 @@ class GroupCoordinator:
                 values[key.group] = decode_group_value(raw_value)
             else:
                 _warn_of(key)
+        await self._catalog.find({topic for found in offsets.values() for topic in found.by_topic})
         now = self._clock()
         for group_id in values.keys() | offsets.keys():
             value = values.get(group_id)
@@ -553,6 +554,8 @@ class GroupCoordinator:
             gone: list[Key] = []
             for topic, partition, value in entry.offsets:
                 found = self._catalog.get(topic)
+                if found is None and self._catalog.is_unsure(topic):
+                    continue
                 if found is None or (value.topic_id is not None and found.topic_id != value.topic_id):
                     gone.append((topic, partition))
             if gone:

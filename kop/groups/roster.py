@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -113,6 +113,8 @@ class Roster:
     """Members whose JoinGroup waits."""
     subscribed: frozenset[str] | None = None
     """The topics that consumers subscribe to; None where that is not known."""
+    own_name: Callable[[str], str] = str
+    """From any name of a topic to the one that offsets are kept under."""
     _support: Counter[str] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Member]:
@@ -252,7 +254,7 @@ class Roster:
             found = topics_of(member.metadata(protocol or ""))
             if found is None:
                 return
-            topics |= found
+            topics.update(map(self.own_name, found))
         self.subscribed = frozenset(topics)
 
     def is_subscribed_to(self, topic: str) -> bool:

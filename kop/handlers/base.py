@@ -7,7 +7,7 @@ Must not know: sockets, engines.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -102,5 +102,8 @@ class Api:
     raw: bool = False
     """The handler takes the undecoded body (a memoryview) and returns a `Frame`, a Future of one, or None where the
     client expects no answer. An error on a Future closes the connection."""
+    names: Callable[[Any], Iterable[str | None]] | None = None
+    """The topic names in a request: those of other namespaces are looked for before the handler runs. Not for raw
+    handlers."""
     slack: int = 0
     """Bytes that a known client sends after the body's end; Kafka never looks there. Not for raw handlers."""

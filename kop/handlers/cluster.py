@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from kop.cluster.catalog import check_name
 from kop.errors import ErrorCode, KopError
 from kop.handlers.base import Api, Context, Gateway
 from kop.wire.messages import (
@@ -159,7 +158,8 @@ def _producers(gw: Gateway, ctx: Context, name: str, index: int) -> Any:
     if log is None:
         code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION
         try:
-            check_name(name)
+            gw.catalog.check_name(name)
+            code = gw.catalog.missing(name) if topic is None else code
         except KopError as error:
             code, message = error.code, error.message
     return row(
@@ -324,10 +324,10 @@ APIS: tuple[Api, ...] = (
     Api(29, 1, 3, describe_acls, slack=_KAFKA_GO_SLACK),
     Api(30, 1, 3, create_acls),
     Api(31, 1, 3, delete_acls),
-    Api(35, 1, 5, describe_log_dirs),
-    Api(43, 0, 2, elect_leaders),
+    Api(35, 1, 5, describe_log_dirs, names=lambda request: [topic.topic for topic in request.topics or ()]),
+    Api(43, 0, 2, elect_leaders, names=lambda request: [topic.topic for topic in request.topic_partitions or ()]),
     Api(46, 0, 0, list_partition_reassignments),
     Api(55, 0, 2, describe_quorum),
     Api(60, 0, 2, describe_cluster),
-    Api(61, 0, 0, describe_producers),
+    Api(61, 0, 0, describe_producers, names=lambda request: [topic.name for topic in request.topics]),
 )

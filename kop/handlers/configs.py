@@ -3,9 +3,10 @@
 
 Resources
 - TOPIC: every config of `kop.cluster.topic_configs`, with its source and synonyms.
-- BROKER: "1" (this broker's id) shows every setting, "" what was altered for the whole cluster. Only the defaults of
-  topics can be altered at run time (`kop.cluster.brokers`); the rest is INVALID_REQUEST "Cannot update these configs
-  dynamically", as Kafka's static settings are.
+- BROKER: "1" (this broker's id) shows every setting (a secret is sensitive and null, as Kafka's passwords are), ""
+  what was altered for the whole cluster. Only the defaults of topics can be altered at run time
+  (`kop.cluster.brokers`); the rest is INVALID_REQUEST "Cannot update these configs dynamically", as Kafka's static
+  settings are.
 - BROKER_LOGGER: the levels of this process's loggers, until it ends; only with IncrementalAlterConfigs, as in Kafka.
   "root" is Python's root logger. Kafka's level names; OFF is above every level.
 - CLIENT_METRICS and GROUP: there are no such configs here. Described they are empty; every name to be altered is
@@ -27,8 +28,7 @@ from enum import IntEnum
 from typing import Any
 
 from kop.cluster.brokers import DYNAMIC
-from kop.cluster.catalog import check_name
-from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Source, check_configs, split_list
+from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Source, split_list
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.base import Api, Context, Gateway
 from kop.storage.base import TopicInfo
@@ -119,8 +119,8 @@ def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:
 def _topic(gw: Gateway, name: str) -> TopicInfo:
     topic = gw.catalog.get(name)
     if topic is None:
-        check_name(name)
-        raise PeerError(f"The topic '{name}' does not exist.", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        gw.catalog.check_name(name)
+        raise PeerError(f"The topic '{name}' does not exist.", gw.catalog.missing(name))
     return topic
 
 
@@ -135,7 +135,7 @@ def _check_described_broker(gw: Gateway, name: str) -> None:
 def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
     """A config in the schema's field order, as the encoder takes tuples: a topic has 33 of them."""
     synonyms = [tuple(synonym) for synonym in row.synonyms] if request.include_synonyms else []
-    fields = (row.name, row.value, row.read_only, row.source, False, synonyms)
+    fields = (row.name, row.value, row.read_only, row.source, row.sensitive, synonyms)
     if version < 3:
         return fields
     return (*fields, row.type, row.doc if request.include_documentation else None)
@@ -227,7 +227,7 @@ async def _alter(
             # One change at a time: the next one has to see what this one makes.
             async with gw.topic_configs.lock:
                 topic = _topic(gw, name)
-                wanted = check_configs(change(topic.configs), internal=topic.internal)
+                wanted = gw.topic_configs.check(change(topic.configs), internal=topic.internal)
                 if validate_only or wanted == topic.configs:
                     return
                 try:
@@ -352,7 +352,7 @@ def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Messag
         response.error_code = ErrorCode.UNSUPPORTED_VERSION
         return response
     names = {
-        Resource.TOPIC: [topic.name for topic in gw.catalog.all()],
+        Resource.TOPIC: [topic.name for topic in gw.catalog.listed()],
         Resource.BROKER: [gw.brokers.node],
         Resource.BROKER_LOGGER: [gw.brokers.node],
     }
@@ -366,9 +366,13 @@ def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Messag
     return response
 
 
+def _names(request: Message) -> list[str | None]:
+    return [asked.resource_name for asked in request.resources if asked.resource_type == Resource.TOPIC]
+
+
 APIS: tuple[Api, ...] = (
-    Api(32, 1, 4, describe_configs),
-    Api(33, 0, 2, alter_configs),
-    Api(44, 0, 1, incremental_alter_configs),
+    Api(32, 1, 4, describe_configs, names=_names),
+    Api(33, 0, 2, alter_configs, names=_names),
+    Api(44, 0, 1, incremental_alter_configs, names=_names),
     Api(74, 0, 1, list_config_resources),
 )

@@ -150,7 +150,7 @@ class _Fetch:
     def _unknown(self, wanted: FetchPartition) -> ErrorCode:
         """What to say of a topic that there is not. A session knows the name that an id had, as Kafka's does."""
         if not isinstance(wanted.topic, UUID):
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return self.gw.catalog.missing(wanted.topic)
         known = self.session and self.session.partitions.get((wanted.topic, wanted.partition))
         if not known or known.topic_name is None:
             return ErrorCode.UNKNOWN_TOPIC_ID

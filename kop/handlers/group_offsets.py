@@ -41,8 +41,8 @@ def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[An
         topic = gw.catalog.get(asked.name) if version < 10 else _by_id(gw, asked.topic_id)
         known = 0 if topic is None else topic.partitions
         missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if topic is None and version >= 10:
-            missing = ErrorCode.UNKNOWN_TOPIC_ID
+        if topic is None:
+            missing = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else gw.catalog.missing(asked.name)
         codes.append([missing] * len(asked.partitions))
         if topic is None:
             continue
@@ -69,11 +69,8 @@ def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[An
         else:
             codes[row][column] = ErrorCode.NONE
             epoch = partition.committed_leader_epoch if version >= 6 else -1
-            commits.append(
-                Commit(
-                    topic.name, topic.topic_id, partition.partition_index, partition.committed_offset, epoch, metadata
-                )
-            )
+            own, index = gw.catalog.own_name(topic.name), partition.partition_index
+            commits.append(Commit(own, topic.topic_id, index, partition.committed_offset, epoch, metadata))
     if not commits:
         return _committed(version, request, codes)
     retention_ms = request.retention_time_ms if version <= 4 else -1
@@ -184,8 +181,9 @@ def _fetched(
         return topics
     for one in asked:
         if version < 10:
+            own = gw.catalog.own_name(one.name)
             rows = [
-                row(partition, None if offsets is None else offsets.get(one.name, partition), error)
+                row(partition, None if offsets is None else offsets.get(own, partition), error)
                 for partition in one.partition_indexes
             ]
             topics.append(topic_class(version=version, name=one.name, partitions=rows))
@@ -193,9 +191,11 @@ def _fetched(
         topic = _by_id(gw, one.topic_id)
         rows = []
         for partition in one.partition_indexes:
-            value = None if topic is None or offsets is None else offsets.get(topic.name, partition)
-            if value is not None and value.topic_id not in (None, one.topic_id):
-                value = None  # committed for a topic of that name which is gone
+            value = None
+            if topic is not None and offsets is not None:
+                value = offsets.get(gw.catalog.own_name(topic.name), partition)
+                if value is not None and value.topic_id not in (None, topic.topic_id):
+                    value = None  # committed for a topic of that name which is gone
             rows.append(row(partition, value, ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE))
         topics.append(topic_class(version=version, topic_id=one.topic_id, partitions=rows))
     return topics
@@ -210,12 +210,12 @@ async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Any:
         for topic in request.topics
         for partition in topic.partitions
     }
-    known = [key for key in asked if _exists(gw, *key)]
-    answer = gw.groups.delete_offsets(request.group_id, known)
+    owns = {key: (gw.catalog.own_name(key[0]), key[1]) for key in asked if _exists(gw, *key)}
+    answer = gw.groups.delete_offsets(request.group_id, list(dict.fromkeys(owns.values())))
     code, codes = await answer if isinstance(answer, asyncio.Future) else answer
     if code:
         return OffsetDeleteResponse(version=ctx.version, error_code=code, topics=[])
-    asked.update(codes)
+    asked.update({key: codes[own] for key, own in owns.items()})
     topic_class = OffsetDeleteResponse.OffsetDeleteResponseTopic
     partition_class = topic_class.OffsetDeleteResponsePartition
     rows: dict[str, list[Any]] = {}
@@ -235,8 +235,12 @@ def _exists(gw: Gateway, name: str, partition: int) -> bool:
     return topic is not None and 0 <= partition < topic.partitions
 
 
+def _names(request: Any) -> list[str | None]:
+    return [topic.name for topic in request.topics]
+
+
 APIS = (
-    Api(8, 2, 10, offset_commit),
+    Api(8, 2, 10, offset_commit, names=_names),
     Api(9, 1, 10, offset_fetch),
-    Api(47, 0, 0, offset_delete),
+    Api(47, 0, 0, offset_delete, names=_names),
 )

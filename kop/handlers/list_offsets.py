@@ -89,7 +89,7 @@ async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any) -> _Found:
     topic = gw.catalog.get(name)
     partition_log = None if topic is None else gw.catalog.log(topic.topic_id, part.partition_index)
     if partition_log is None:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+        return gw.catalog.missing(name) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1
     if ctx.version >= 4 and part.current_leader_epoch > 0:
         return ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1
     if ctx.version < _OLDEST_VERSION_OF.get(part.timestamp, 0):
@@ -132,7 +132,7 @@ async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> An
             partition_log = None if topic is None else gw.catalog.log(topic.topic_id, part.partition)
             code, epoch, end = ErrorCode.NONE, -1, -1
             if partition_log is None:
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                code = gw.catalog.missing(asked.topic) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif part.current_leader_epoch > 0:
                 code = ErrorCode.UNKNOWN_LEADER_EPOCH
             elif part.leader_epoch == 0:
@@ -148,6 +148,6 @@ async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> An
 
 
 APIS = (
-    Api(2, 1, 11, list_offsets),
-    Api(23, 2, 4, offset_for_leader_epoch),
+    Api(2, 1, 11, list_offsets, names=lambda request: [topic.name for topic in request.topics]),
+    Api(23, 2, 4, offset_for_leader_epoch, names=lambda request: [topic.topic for topic in request.topics]),
 )

@@ -8,6 +8,7 @@ Metadata
   answered in the same response.
 - One broker: ours, under the address that this client can reach. Partitions have one replica and leader_epoch 0.
 - Authorized operations are -2147483648 unless asked for; without an authorizer all of Kafka's operations are allowed.
+- A topic of another namespace is looked for when it is named; a client that asks for all gets the home namespace.
 - Answers are kept encoded, by version, address and topics, until a topic changes: Spark and Connect ask all the time.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from kop.cluster.catalog import RESERVED, check_name
+from kop.cluster.catalog import RESERVED
 from kop.errors import ErrorCode, KopError
 from kop.handlers.base import Api, Context, Frame, Gateway
 from kop.storage.base import TopicInfo
@@ -75,11 +76,13 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     if kept is not None:
         return _framed(ctx.correlation_id, kept)
     request = codec.decode(MetadataRequest, ctx.version, body, slack=_LIBRDKAFKA_SLACK)
+    unsought = gw.catalog.unsought(topic.name for topic in request.topics or ())
     missing = _to_create(gw, ctx, request)
-    if missing:
-        return _create_and_answer(gw, ctx, request, missing)
+    if unsought or missing:
+        return _find_and_answer(gw, ctx, request)
     answer = codec.encode_response(0, _answer(gw, ctx, request))[8:]
-    gw.metadata_cache.put(version, key, answer)
+    if all(topic.name is None or "/" not in topic.name or gw.catalog.get(topic.name) for topic in request.topics or ()):
+        gw.metadata_cache.put(version, key, answer)  # else: no version tells when such a topic comes to be
     return _framed(ctx.correlation_id, answer)
 
 
@@ -93,22 +96,23 @@ def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
     if ctx.version >= 4 and not request.allow_auto_topic_creation:
         return []
     names = dict.fromkeys(topic.name for topic in request.topics if topic.name is not None and topic.topic_id is None)
-    return [name for name in names if name not in RESERVED and gw.catalog.get(name) is None and _legal(name)]
+    return [name for name in names if name not in RESERVED and gw.catalog.get(name) is None and _legal(gw, name)]
 
 
-def _legal(name: str) -> bool:
+def _legal(gw: Gateway, name: str) -> bool:
     try:
-        check_name(name)
+        gw.catalog.check_name(name)
     except KopError:
         return False
     return True
 
 
-async def _create_and_answer(gw: Gateway, ctx: Context, request: Any, missing: list[str]) -> Frame:
+async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
+    await gw.catalog.find(topic.name for topic in request.topics)
     failed: dict[str, ErrorCode] = {}
-    for name in missing:
+    for name in _to_create(gw, ctx, request):
         try:
-            await gw.engine.topics.create(name, gw.brokers.num_partitions, {})
+            await gw.engine.topics.create(gw.catalog.own_name(name), gw.brokers.num_partitions, {})
         except KopError as error:
             if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
                 failed[name] = error.code
@@ -154,7 +158,7 @@ def _topics(
     """Error code, name, id, internal, partitions of each topic asked for."""
     wanted = request.topics
     if wanted is None or (version == 0 and not wanted):
-        for topic in gw.catalog.all():
+        for topic in gw.catalog.listed():
             yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, version, topic)
         return
     for asked in wanted:
@@ -164,12 +168,12 @@ def _topics(
         by_id = asked.topic_id is not None
         found: TopicInfo | None = gw.catalog.by_id(asked.topic_id) if by_id else gw.catalog.get(asked.name)
         if found is not None:
-            yield 0, found.name, found.topic_id, found.internal, _partitions(gw, version, found)
+            yield 0, found.name, gw.catalog.id_of(found), found.internal, _partitions(gw, version, found)
         elif by_id:
             yield ErrorCode.UNKNOWN_TOPIC_ID, None if version >= 12 else "", asked.topic_id, False, []
         else:
-            code = failed.get(asked.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            if not _legal(asked.name):
+            code = failed.get(asked.name) or gw.catalog.missing(asked.name)
+            if not _legal(gw, asked.name):
                 code = ErrorCode.INVALID_TOPIC_EXCEPTION
             yield code, asked.name, None, False, []
 
@@ -187,7 +191,7 @@ def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, 
 def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Topics in the order of their names, cut at the partition limit; the cursor says where to go on (KIP-966)."""
     limit = max(1, min(request.response_partition_limit, 2000))
-    names = sorted({topic.name for topic in request.topics}) or [topic.name for topic in gw.catalog.all()]
+    names = sorted({topic.name for topic in request.topics}) or [topic.name for topic in gw.catalog.listed()]
     cursor, first = request.cursor, 0
     response = DescribeTopicPartitionsResponse(version=ctx.version, topics=[], next_cursor=None)
     row_class = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
@@ -201,7 +205,7 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
             break
         topic = gw.catalog.get(name)
         if topic is None:
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if _legal(name) else ErrorCode.INVALID_TOPIC_EXCEPTION
+            code = gw.catalog.missing(name) if _legal(gw, name) else ErrorCode.INVALID_TOPIC_EXCEPTION
             response.topics.append(row_class(version=0, error_code=code, name=name, topic_id=None, partitions=[]))
             continue
         stop = min(topic.partitions, first + limit)
@@ -210,7 +214,7 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
                 version=0,
                 error_code=0,
                 name=name,
-                topic_id=topic.topic_id,
+                topic_id=gw.catalog.id_of(topic),
                 is_internal=topic.internal,
                 partitions=[
                     partition_class(
@@ -243,5 +247,5 @@ _TOPIC_OPERATION_BITS = sum(1 << bit for bit in _TOPIC_OPERATIONS)
 
 APIS = (
     Api(3, 0, 13, metadata, raw=True),
-    Api(75, 0, 0, describe_topic_partitions),
+    Api(75, 0, 0, describe_topic_partitions, names=lambda request: [topic.name for topic in request.topics]),
 )

@@ -8,6 +8,8 @@
 - Versions below 7 may not carry zstd: UNSUPPORTED_COMPRESSION_TYPE.
 - compression.type other than `producer` stores the batch in that codec.
 - A transactional id is TRANSACTIONAL_ID_AUTHORIZATION_FAILED until transactions exist.
+- throttle_time_ms is what the storage says of batches that it holds back. The connection is not muted (KIP-219): a
+  client that sends on all the same waits for its answers, and what it may have under way is bounded.
 - No task and no object per record: the answer is put together by the appends' own callbacks.
 """
 
@@ -33,7 +35,7 @@ log = logging.getLogger(__name__)
 class _Pending:
     """A Produce request whose appends are under way; `done` ends with the frame, or None for acks=0."""
 
-    __slots__ = ("answers", "call", "ctx", "done", "gw", "waiting")
+    __slots__ = ("answers", "call", "ctx", "done", "gw", "throttle_ms", "waiting")
 
     def __init__(self, gw: Gateway, ctx: Context, call: ProduceCall) -> None:
         self.gw = gw
@@ -41,6 +43,7 @@ class _Pending:
         self.call = call
         self.answers: list[list[PartitionAnswer]] = []
         self.waiting = 0
+        self.throttle_ms = 0
         self.done: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
 
     def on_append(self, row: list[PartitionAnswer], index: int, partition: int) -> Callable[[Any], None]:
@@ -53,6 +56,7 @@ class _Pending:
                 row[index] = PartitionAnswer(
                     partition, 0, result.base_offset, result.log_append_time, result.log_start_offset
                 )
+                self.throttle_ms = max(self.throttle_ms, result.throttle_ms)
             else:
                 row[index] = _refusal(self.gw, partition, error)
             self.one_less()
@@ -80,7 +84,9 @@ class _Pending:
                 raise FrameError(f"a Produce with acks=0 failed with {names}; closing is the only way to tell")
             return None
         topics = [(topic.topic, row) for topic, row in zip(self.call.topics, self.answers, strict=True)]
-        return (encode_response(self.ctx.correlation_id, self.ctx.version, topics),)
+        if self.throttle_ms:
+            self.gw.metrics.throttled.inc()
+        return (encode_response(self.ctx.correlation_id, self.ctx.version, topics, self.throttle_ms),)
 
 
 def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | asyncio.Future[Frame | None] | None:
@@ -127,7 +133,7 @@ def _find(gw: Gateway, asked: str | UUID) -> tuple[TopicInfo | None, ErrorCode]:
         missing = ErrorCode.UNKNOWN_TOPIC_ID
     else:
         topic = gw.catalog.get(asked)
-        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        missing = ErrorCode.NONE if topic is not None else gw.catalog.missing(asked)
     if topic is None:
         return None, missing
     if topic.internal:
@@ -143,7 +149,7 @@ def _append(gw: Gateway, ctx: Context, topic: TopicInfo, part: ProducePartition)
     records = part.records if part.records is not None else memoryview(b"")
     header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
     rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
-    if rules.compact:
+    if rules.compact and not partition_log.refuses_null_keys:
         check_records(records, header, reject_null_keys=True, max_bytes=rules.max_uncompressed_bytes)
     stored, header = rules.stored(records, header)
     gw.metrics.produced_bytes.inc(header.size)

@@ -20,6 +20,8 @@ groups are spread by their number of partitions (Kafka lets that happen, and los
 DeleteRecords: -1 is the high watermark; beyond it OFFSET_OUT_OF_RANGE. Internal topics are INVALID_TOPIC_EXCEPTION,
 topics that are only compacted POLICY_VIOLATION.
 
+Two names of one topic (`kop.cluster.catalog`) in one request are the same name twice: INVALID_REQUEST for both.
+
 Each topic of a request stands for itself: one that fails does not keep the others. Everything is durable when answered;
 the requests' timeouts are therefore not used.
 """
@@ -30,12 +32,11 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from kop.cluster.catalog import RESERVED, check_name
-from kop.cluster.topic_configs import check_configs
+from kop.cluster.catalog import RESERVED
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.base import Api, Context, Gateway
 from kop.storage.base import TopicInfo
@@ -70,7 +71,7 @@ class _Plan:
 
 async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Check each topic, make those that are right, and answer in the order of the request."""
-    counts = Counter(topic.name for topic in request.topics)
+    counts = Counter(gw.catalog.own_name(topic.name) for topic in request.topics)
     names = _Names(gw)
     plans: dict[str, _Plan] = {}
     room = _Room(gw)
@@ -79,10 +80,10 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
             continue
         plan = plans[asked.name] = _Plan(asked.name)
         try:
-            if counts[asked.name] > 1:
+            if counts[gw.catalog.own_name(asked.name)] > 1:
                 raise PeerError("Duplicate topic name.")
             names.check(asked.name)
-            plan.configs = check_configs({config.name: config.value for config in asked.configs})
+            plan.configs = gw.topic_configs.check({config.name: config.value for config in asked.configs})
             plan.partitions = _partitions_of(gw, asked)
             room.take(plan.partitions)
             names.take(asked.name)
@@ -104,19 +105,21 @@ class _Names:
         """Raise where no topic of that name may be made."""
         if name == _METADATA_TOPIC:
             raise PeerError(f"Creation of internal topic {name} is prohibited.")
-        check_name(name)
+        self._gw.catalog.check_name(name)
         if self._gw.catalog.get(name) is not None:
             raise PeerError(f"Topic '{name}' already exists.", ErrorCode.TOPIC_ALREADY_EXISTS)
         if name in RESERVED:
             raise PeerError(f"Creation of internal topic {name} is prohibited.", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        other = self._known().get(_folded(name)) if _folds(name) else None
+        own = self._gw.catalog.own_name(name)
+        other = self._known().get(_folded(own)) if _folds(own) else None
         if other is not None:
             raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
     def take(self, name: str) -> None:
         """Count a topic that is about to be made."""
-        if _folds(name):
-            self._known()[_folded(name)] = name
+        own = self._gw.catalog.own_name(name)
+        if _folds(own):
+            self._known()[_folded(own)] = name
 
     def _known(self) -> dict[str, str]:
         if self._alike is None:
@@ -198,7 +201,7 @@ class _Room:
 
 async def _create(gw: Gateway, plan: _Plan) -> None:
     try:
-        plan.topic = await gw.engine.topics.create(plan.name, plan.partitions, plan.configs)
+        plan.topic = await gw.engine.topics.create(gw.catalog.own_name(plan.name), plan.partitions, plan.configs)
     except KopError as error:
         plan.error = error
     else:
@@ -223,7 +226,7 @@ def _created(gw: Gateway, ctx: Context, plan: _Plan) -> Any:
     return row(
         version=ctx.version,
         name=plan.name,
-        topic_id=plan.topic.topic_id if plan.topic is not None else None,
+        topic_id=gw.catalog.id_of(replace(plan.topic, name=plan.name)) if plan.topic is not None else None,
         error_code=0,
         error_message=None,
         topic_config_error_code=0,
@@ -242,8 +245,10 @@ class _Doomed:
 
     name: str | None
     topic_id: UUID | None = None
+    """As clients know it: `topic` has the engine's."""
     code: ErrorCode = ErrorCode.NONE
     message: str | None = None
+    topic: TopicInfo | None = None
 
     def refuse(self, code: ErrorCode, message: str) -> None:
         self.code, self.message = code, message
@@ -296,7 +301,7 @@ def _resolve(gw: Gateway, rows: list[_Doomed]) -> list[_Doomed]:
             if found is None:
                 row.refuse(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
             else:
-                row.name = found.name
+                row.name, row.topic = found.name, found
                 _refuse_reserved(row)
         elif names[row.name] > 1:
             row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
@@ -304,9 +309,10 @@ def _resolve(gw: Gateway, rows: list[_Doomed]) -> list[_Doomed]:
             assert row.name is not None
             found = gw.catalog.get(row.name)
             if row.name not in RESERVED and found is None:
-                row.refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+                row.refuse(gw.catalog.missing(row.name), "This server does not host this topic-partition.")
                 continue
-            row.topic_id = found.topic_id if found is not None else None
+            row.topic = found
+            row.topic_id = gw.catalog.id_of(found) if found is not None else None
             _refuse_reserved(row)
     return _without_both(list(answer.values()))
 
@@ -317,25 +323,26 @@ def _refuse_reserved(row: _Doomed) -> None:
 
 
 def _without_both(rows: list[_Doomed]) -> list[_Doomed]:
-    """A topic that was named by its name and by its id is refused once."""
+    """A topic that was named by its name and by its id is refused once, one that was named by two names twice."""
     seen: dict[UUID, _Doomed] = {}
     kept: list[_Doomed] = []
     for row in rows:
-        if row.code == ErrorCode.NONE and row.topic_id is not None:
-            if row.topic_id in seen:
-                seen[row.topic_id].refuse(
-                    ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
-                )
-                continue
-            seen[row.topic_id] = row
+        if row.code == ErrorCode.NONE and row.topic is not None:
+            first = seen.setdefault(row.topic.topic_id, row)
+            if first is not row:
+                message = "The provided topic name maps to an ID that was already supplied."
+                first.refuse(ErrorCode.INVALID_REQUEST, message)
+                if first.name == row.name:
+                    continue
+                row.refuse(ErrorCode.INVALID_REQUEST, message)
         kept.append(row)
     return kept
 
 
 async def _delete(gw: Gateway, row: _Doomed) -> None:
-    assert row.topic_id is not None
+    assert row.topic is not None
     try:
-        await gw.engine.topics.delete(row.topic_id)
+        await gw.engine.topics.delete(row.topic.topic_id)
     except KopError as error:
         row.refuse(error.code, error.message)
     else:
@@ -347,14 +354,14 @@ async def _delete(gw: Gateway, row: _Doomed) -> None:
 
 async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Raise the number of partitions of each topic."""
-    counts = Counter(topic.name for topic in request.topics)
+    counts = Counter(gw.catalog.own_name(topic.name) for topic in request.topics)
     asked = {topic.name: topic for topic in request.topics}
     room = _Room(gw)
     answers: dict[str, KopError | None] = {}
     grown: list[tuple[TopicInfo, int]] = []
     for name, wanted in asked.items():
         try:
-            if counts[name] > 1:
+            if counts[gw.catalog.own_name(name)] > 1:
                 raise PeerError("Duplicate topic name.")
             topic = _check_growth(gw, wanted)
             room.take(wanted.count - topic.partitions)
@@ -383,7 +390,7 @@ async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Mess
 def _check_growth(gw: Gateway, wanted: Any) -> TopicInfo:
     topic = gw.catalog.get(wanted.name)
     if topic is None:
-        raise PeerError("This server does not host this topic-partition.", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        raise PeerError("This server does not host this topic-partition.", gw.catalog.missing(wanted.name))
     if topic.internal:
         raise PeerError(
             f"The number of partitions of internal topic {topic.name} is fixed.", ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -447,7 +454,7 @@ async def _truncate(gw: Gateway, name: str, index: int, offset: int) -> tuple[Er
     topic = gw.catalog.get(name)
     log = gw.catalog.log(topic.topic_id, index) if topic is not None else None
     if topic is None or log is None:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
+        return gw.catalog.missing(name) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
     if topic.internal:
         return ErrorCode.INVALID_TOPIC_EXCEPTION, -1
     policy = gw.topic_configs.policy(topic)
@@ -462,9 +469,17 @@ async def _truncate(gw: Gateway, name: str, index: int, offset: int) -> tuple[Er
         return error.code, -1
 
 
+def _names(request: Any) -> list[str | None]:
+    return [topic.name for topic in request.topics]
+
+
+def _names_to_delete(request: Any) -> list[str | None]:
+    return [*_names(request), *request.topic_names]
+
+
 APIS: tuple[Api, ...] = (
-    Api(19, 2, 7, create_topics),
-    Api(20, 1, 6, delete_topics),
-    Api(21, 0, 2, delete_records),
-    Api(37, 0, 3, create_partitions),
+    Api(19, 2, 7, create_topics, names=_names),
+    Api(20, 1, 6, delete_topics, names=_names_to_delete),
+    Api(21, 0, 2, delete_records, names=_names),
+    Api(37, 0, 3, create_partitions, names=_names),
 )

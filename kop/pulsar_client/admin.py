@@ -336,9 +336,13 @@ class Admin(Rest):
         """Ledgers, `lastConfirmedEntry`, cursors. The last ledger's own count is 0 until it is closed."""
         return await self._object(f"{topic_path(partition)}/internalStats")
 
-    async def stats(self, partition: str) -> dict[str, Any]:
-        """Rates, sizes, producers, subscriptions."""
-        return await self._object(f"{topic_path(partition)}/stats")
+    async def stats(self, partition: str, *, backlogs: bool = False) -> dict[str, Any]:
+        """Rates, sizes, producers, subscriptions; with `backlogs` how many bytes, and how old, each of these is behind.
+
+        The latter are `backlogSize` and `earliestMsgPublishTimeInBacklog` (ms), for which the broker reads an entry.
+        """
+        more = {"subscriptionBacklogSize": "true", "getEarliestTimeInBacklog": "true"} if backlogs else None
+        return await self._object(f"{topic_path(partition)}/stats", query=more)
 
     async def message_id_by_time(self, partition: str, timestamp: int) -> tuple[int, int]:
         """(ledger, entry) of the first entry that the broker got at or after `timestamp` (ms).

@@ -14,6 +14,7 @@ _FINAL = frozenset(
         "AuthorizationError",
         "ChecksumError",
         "Closed",
+        "EncryptionRequired",
         "FrameError",
         "IncompatibleSchema",
         "InvalidAddress",
@@ -42,13 +43,16 @@ _FINAL = frozenset(
 """Codes that the same request meets again, however often it is repeated. All others are passing."""
 
 
+_ENCRYPTION = "Encryption is required"
+
+
 class PulsarError(Exception):
     """A refusal by a broker, or no answer from one.
 
     `code` is a name of Pulsar's ServerError ("TopicNotFound"), or one of ours: "Timeout" (no answer in time; the
     request may have been carried out), "ConnectionLost", "Closed" (by us), "MessageTooLarge", "FrameError" (the peer
     speaks another protocol), "TlsError" (the broker's certificate is not trusted), "AuthFailed" (no credentials to be
-    had), or one of the REST interface (`rest.STATUS`). `retriable` says if another try may help.
+    had), "EncryptionRequired", or one of the REST interface (`rest.STATUS`). `retriable` says if another try may help.
     """
 
     def __init__(self, code: str, message: str = "", *, retriable: bool | None = None) -> None:
@@ -67,4 +71,6 @@ def server_error(number: int, message: str) -> PulsarError:
         name = f"ServerError{number}"
     if name == "ProducerBlockedQuotaExceededException":  # the same refusal, in brokers' other spelling
         name = "ProducerBlockedQuotaExceededError"
+    if name == "MetadataError" and _ENCRYPTION in message:  # said of troubles with metadata, too, which pass
+        name = "EncryptionRequired"
     return PulsarError(name, message)

@@ -20,22 +20,36 @@ class TlsOptions:
     """The authorities that are trusted; None for the system's."""
     cert_file: str | None = None
     key_file: str | None = None
-    """The client's own certificate and key, where the broker wants one."""
+    """The client's own certificate and key, where the broker wants one; the key without a passphrase."""
     check_hostname: bool = True
     server_hostname: str | None = None
     """The name that the certificate must carry, if not that of the address."""
     insecure: bool = False
     """Trust any certificate: for trials."""
+    system_too: bool = False
+    """Trust the system's authorities beside those of `ca_file`."""
+
+    def _no_passphrase(self) -> bytes:
+        """Called for an encrypted key; without it OpenSSL would ask at the terminal."""
+        raise PulsarError(
+            "TlsError",
+            f"the private key {self.key_file or self.cert_file} is encrypted: give one without a passphrase "
+            "(openssl pkey -in KEY -out PLAIN-KEY), readable by this user alone",
+        )
 
     def context(self) -> ssl.SSLContext:
         """Make the context; blocks on files. PulsarError TlsError names the file that does not do."""
         try:
-            context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca_file)
+            context = ssl.create_default_context(
+                ssl.Purpose.SERVER_AUTH, cafile=None if self.system_too else self.ca_file
+            )
+            if self.system_too and self.ca_file is not None:
+                context.load_verify_locations(self.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise PulsarError("TlsError", f"the file of trusted certificates {self.ca_file}: {error}") from error
         if self.cert_file is not None:
             try:
-                context.load_cert_chain(self.cert_file, self.key_file)
+                context.load_cert_chain(self.cert_file, self.key_file, self._no_passphrase)
             except (OSError, ssl.SSLError) as error:
                 raise PulsarError("TlsError", f"the client's certificate {self.cert_file}: {error}") from error
         context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -57,8 +57,8 @@ from typing import Final, NamedTuple
 from kop.errors import BackendError, ErrorCode, PeerError
 from kop.records.record import content_of, frames, headers_of, key_and_value, put_record
 
-FORMAT: Final = 1
-"""Number of this specification: the compiled twin has to have the same."""
+FORMAT: Final = 2
+"""Number of this specification and its functions: the compiled twin has to have the same."""
 RESERVED: Final = b"__kop_"
 """How the names of our own properties begin."""
 HEADERS_PROPERTY: Final = b"__kop_headers"
@@ -242,15 +242,17 @@ class _Message:
         self.payload_size = -1
 
 
-def unpack(payload: bytes, count: int, publish_time: int, event_time: int) -> tuple[bytes, int, int, int]:
+def unpack(payload: bytes, count: int, publish_time: int, event_time: int) -> tuple[bytes, int, int, int, int]:
     """The Kafka records of the `count` messages at the start of `payload`, which is not compressed.
 
-    Returns the records' bytes, how many they are (`compacted_out` ones leave gaps), the base timestamp and the
-    largest one. `publish_time` and `event_time` are the entry's.
+    Returns the records' bytes, how many they are (`compacted_out` ones leave gaps), the base timestamp, the largest
+    one, and how many messages have no `partition_key`: compaction drops those. `publish_time` and `event_time` are
+    the entry's.
     """
     if not 0 < count <= len(payload) // 6:  # size, and an SMM with a payload_size
         raise _damaged(f"{len(payload)} bytes cannot hold {count} messages")
     found: list[tuple[int, int, bytearray]] = []
+    keyless = 0
     pos, size = 0, len(payload)
     for index in range(count):
         start = pos + 4
@@ -264,10 +266,11 @@ def unpack(payload: bytes, count: int, publish_time: int, event_time: int) -> tu
         if not message.compacted_out:
             timestamp, content = _record(message, payload[start:pos], publish_time, event_time)
             found.append((index, timestamp, content))
-    return _records(found)
+            keyless += message.key is None
+    return *_records(found), keyless
 
 
-def unpack_one(metadata: bytes, payload: bytes) -> tuple[bytes, int, int, int]:
+def unpack_one(metadata: bytes, payload: bytes) -> tuple[bytes, int, int, int, int]:
     """As `unpack`, of an entry that is a single message."""
     message = _Message()
     publish_time = 0
@@ -290,7 +293,7 @@ def unpack_one(metadata: bytes, payload: bytes) -> tuple[bytes, int, int, int]:
             case 30, int():
                 message.null_key = field != 0
     timestamp, content = _record(message, payload, publish_time, 0)
-    return _records([(0, timestamp, content)])
+    return *_records([(0, timestamp, content)]), int(message.key is None)
 
 
 def _read_single(data: bytes) -> _Message:

@@ -81,9 +81,11 @@ DELETE_HORIZON_BIT: Final = 0x40
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _CRC: Final = struct.Struct(">I")
 _SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 _unpack_header = _HEADER.unpack_from
 
+_LENGTH_AT: Final = 8
 _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
 _CRC_FROM: Final = 21
@@ -279,8 +281,10 @@ def _misfit(data: Buffer) -> PeerError:
 
 
 def max_timestamp_of(buf: Buffer) -> int:
-    """The largest timestamp of the batch at the start of `buf`, from its header."""
+    """The largest timestamp of the batches that fill `buf`, from their headers."""
     value: int = _LONG.unpack_from(buf, _MAX_TIMESTAMP_AT)[0]
+    if _INT.unpack_from(buf, _LENGTH_AT)[0] + LOG_OVERHEAD < len(buf):
+        value = max(header.max_timestamp for _, header in iter_batches(buf))
     return value
 
 

@@ -34,6 +34,7 @@ class Codec(IntEnum):
 
 _GZIP_LEVEL: Final = 6
 _ZSTD_LEVEL: Final = 3
+_LZ4_LEVEL: Final = 1  # the fast compressor, as Kafka's default is; from 3 on it is another, many times slower
 # snappy-java's stream: this header, then blocks of 32 KiB, each behind its compressed length.
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -78,7 +79,7 @@ def compress(codec: int, data: Buffer) -> Buffer:
         case Codec.GZIP:
             return memoryview(cramjam.gzip.compress(data, level=_GZIP_LEVEL))
         case Codec.LZ4:
-            stream = cramjam.lz4.Compressor(block_linked=False, content_checksum=False)
+            stream = cramjam.lz4.Compressor(level=_LZ4_LEVEL, block_linked=False, content_checksum=False)
             stream.compress(bytes(data))
             return memoryview(stream.finish())
         case Codec.ZSTD:

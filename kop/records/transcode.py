@@ -12,6 +12,7 @@ comes back so.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Final, NamedTuple
@@ -119,7 +120,8 @@ def to_entries(
     Entry k has the sequence id `sequence_base` + its `first`, and as highest_sequence_id that of its last record.
     `publish_time` is in milliseconds; `max_bytes` bounds what the batch is decompressed to. Raises PeerError:
     INVALID_RECORD (malformed records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches),
-    MESSAGE_TOO_LARGE (a single record does not fit), RecordsRejectedError (`reject_null_keys`, for compacted topics).
+    MESSAGE_TOO_LARGE (a single record does not fit, or could not be read again), RecordsRejectedError
+    (`reject_null_keys`, for compacted topics).
     """
     _check_plain(header)
     try:
@@ -146,6 +148,11 @@ def to_entries(
             smaller = _deflate(codec, payload)
             if len(smaller) < len(payload):
                 packed, size = smaller, len(payload)
+        if len(payload) > MAX_UNCOMPRESSED:
+            raise PeerError(
+                f"record {first} takes {len(payload)} bytes without compression, the limit is {MAX_UNCOMPRESSED}",
+                ErrorCode.MESSAGE_TOO_LARGE,
+            )
         if len(packed) > room:
             raise PeerError(
                 f"record {first} takes {len(packed)} bytes, the limit is {room}", ErrorCode.MESSAGE_TOO_LARGE
@@ -186,12 +193,14 @@ def to_batch(
     base_offset: int,
     log_append_time: int | None,
     max_bytes: int = MAX_UNCOMPRESSED,
+    on_keyless: Callable[[int], None] | None = None,
 ) -> bytes | list[bytes]:
     """The Kafka batch of an entry, whose first message has `base_offset`; leader epoch 0, the checksum right.
 
     A list where the entry holds several raw batches. `log_append_time` (ms, the broker's) becomes the time of every
     record. The offsets of what is not there (messages that compaction took, a marker of the broker's) are covered.
     `payload` is as stored; of a chunked message it is all chunks put together, with the metadata of any.
+    `on_keyless` is called with the number of messages that Pulsar's compaction will drop for want of a key, if any.
     Raises UndecodableEntryError, its `reason` says why.
     """
     metadata = bytes(metadata)
@@ -209,11 +218,13 @@ def to_batch(
     if view.raw:
         return _from_raw(body, view.num_messages, base_offset, log_append_time)
     if view.batched:
-        records, count, base_timestamp, max_timestamp = _twin.unpack(
+        records, count, base_timestamp, max_timestamp, keyless = _twin.unpack(
             body, view.num_messages, view.publish_time, view.event_time
         )
     else:
-        records, count, base_timestamp, max_timestamp = _twin.unpack_one(metadata, body)
+        records, count, base_timestamp, max_timestamp, keyless = _twin.unpack_one(metadata, body)
+    if keyless and on_keyless is not None:
+        on_keyless(keyless)
     if not count:
         return empty_batch(base_offset, last_offset)
     attributes = int(_TO_KAFKA[view.compression])

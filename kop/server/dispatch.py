@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from kop.errors import ErrorCode, FrameError, KopError
@@ -86,8 +86,12 @@ class Dispatcher:
             header.api_key, version, header.client_id, int(time.time() * 1000), conn, header.correlation_id, owned
         )
         request = body if api.raw else codec.decode(served.request_class, version, body, slack=api.slack)
+        result: Any
         try:
-            result = api.handler(self._gw, ctx, request)
+            if api.names is not None and (unsought := self._gw.catalog.unsought(api.names(request))):
+                result = self._find_first(api, ctx, request, unsought)
+            else:
+                result = api.handler(self._gw, ctx, request)
         except FrameError:
             raise
         except Exception as error:
@@ -103,6 +107,11 @@ class Dispatcher:
         if api.key == PRODUCE:
             return Answer(None, result, observe)
         return Answer(None, self._when_done(served, ctx, result), observe)
+
+    async def _find_first(self, api: Api, ctx: Context, request: Any, names: Iterable[str]) -> Any:
+        await self._gw.catalog.find(names)
+        result = api.handler(self._gw, ctx, request)
+        return await result if inspect.isawaitable(result) else result
 
     def is_produce(self, frame: memoryview) -> bool:
         """True for a Produce, whose waits may overlap."""

@@ -14,11 +14,12 @@ Rules for an engine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
+from kop.errors import ErrorCode
 from kop.records.batch import BatchHeader
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -64,6 +65,13 @@ class LogPolicy:
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = 9_223_372_036_854_775_807
     min_cleanable_dirty_ratio: float = 0.5
+    raw_entries: bool = False
+    """kop.entry.format is `kafka`: batches are stored as they came, also where other clients cannot read them then.
+
+    Never with `compact`. An engine that always stores them so has nothing to do.
+    """
+    max_uncompressed_bytes: int = 64 << 20
+    """Where the records of a batch have to be walked: the most that they may decompress to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,8 @@ class AppendResult:
     log_append_time: int
     """Milliseconds since the epoch for LogAppendTime topics, else -1."""
     log_start_offset: int
+    throttle_ms: int = 0
+    """For how long the client had better send nothing: the storage holds back what is under way (KIP-219)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +121,8 @@ class PartitionLog(Protocol):
     topic: TopicInfo
     """The newest value: configs changed a moment ago are in it."""
     index: int
+    refuses_null_keys: bool
+    """On a compacted topic `append` refuses records without a key (RecordsRejectedError); else its caller has to."""
 
     @property
     def log_start_offset(self) -> int:
@@ -194,8 +206,18 @@ class Topics(Protocol):
     def version(self) -> int:
         """Grows with every change of any topic: a key for cached answers."""
 
+    @property
+    def namespace(self) -> str | None:
+        """`tenant/namespace` of the topics without one in their names; None: no name may have one."""
+
     def get(self, name: str) -> TopicInfo | None:
-        """The topic of that name, or None."""
+        """The topic of that name, or None. A topic of another namespace is named `tenant/namespace/topic`."""
+
+    async def find(self, names: Collection[str]) -> None:
+        """Look for topics of other namespaces that `get` does not know. Then it does, or `missing` says why not."""
+
+    def missing(self, name: str) -> ErrorCode | None:
+        """Why `find` did not find that topic a moment ago; None where nobody looked, or that is too long ago."""
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
         """The topic of that id, or None. A deleted and recreated topic has a new id."""

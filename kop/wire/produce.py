@@ -161,7 +161,10 @@ def _parse_old(body: memoryview, version: int) -> ProduceCall:
 
 
 def encode_response(
-    correlation_id: int, version: int, topics: Sequence[tuple[str | UUID, Sequence[PartitionAnswer]]]
+    correlation_id: int,
+    version: int,
+    topics: Sequence[tuple[str | UUID, Sequence[PartitionAnswer]]],
+    throttle_ms: int = 0,
 ) -> bytes:
     """Encode a whole response frame: size, header, body."""
     flexible = version >= 9
@@ -182,7 +185,7 @@ def encode_response(
         if flexible:
             parts.append(b"\0")
     if version >= 1:
-        parts.append(b"\0\0\0\0")  # throttle time
+        parts.append(_INT32.pack(throttle_ms))
     if flexible:
         parts.append(b"\0")
     parts[0] = _INT32.pack(sum(map(len, parts)) - 4)

@@ -40,6 +40,17 @@ def test_file_comes_from_the_environment(invoke, tmp_path):
     assert "node.id = 4" in invoke("config", "node.id", env={"KOP_CONFIG": str(path)}).output
 
 
+def test_a_secret_is_hidden(invoke):
+    for flags in (["--changed"], ["--json"], ["kop.pulsar.auth"]):
+        result = invoke("config", "--set", "kop.pulsar.auth=token:very-secret", *flags)
+        assert result.exit_code == 0
+        assert "[hidden]" in result.output
+        assert "very-secret" not in result.output
+    misspelt = invoke("config", "--set", "kop.pulsar.auth:token:very-secret")
+    assert misspelt.exit_code == 2
+    assert "very-secret" not in misspelt.output
+
+
 def test_named_flags_are_settings(invoke):
     flags = ["--listen", "a:1", "--listen", "b:2", "--advertise", "c:3", "--store", "sqlite:/d", "--http", ""]
     rows = json.loads(invoke("config", "--json", *flags).output)

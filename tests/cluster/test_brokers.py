@@ -49,7 +49,7 @@ def setting(**values: str) -> Any:
 
 def test_what_may_be_altered_are_the_defaults_of_topics() -> None:
     assert set(DYNAMIC) == {
-        "compression.type", "log.cleaner.delete.retention.ms", "log.cleaner.max.compaction.lag.ms",
+        "compression.type", "kop.entry.format", "log.cleaner.delete.retention.ms", "log.cleaner.max.compaction.lag.ms",
         "log.cleaner.min.cleanable.ratio", "log.cleaner.min.compaction.lag.ms", "log.cleanup.policy",
         "log.message.timestamp.after.max.ms", "log.message.timestamp.before.max.ms", "log.message.timestamp.type",
         "log.retention.bytes", "log.retention.ms", "message.max.bytes",

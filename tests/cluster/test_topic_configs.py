@@ -78,6 +78,8 @@ TAKEN: list[tuple[str, str, Any]] = [
     ("remote.storage.enable", "false", False),
     ("remote.log.copy.disable", "true", True),
     ("segment.bytes", "1048576", 1048576),
+    ("kop.entry.format", "pulsar", "pulsar"),
+    ("kop.entry.format", " kafka ", "kafka"),
 ]
 
 # Name, value, and the end of the message of a real Kafka 4.3.1.
@@ -106,6 +108,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ("max.compaction.lag.ms", "0", "Value must be at least 1"),
     ("compression.gzip.level", "0", "Value must be between 1 and 9 or equal to -1"),
     ("leader.replication.throttled.replicas", "x", "[partitionId]:[brokerId],..."),
+    ("kop.entry.format", "mixed_kafka", "String must be one of: pulsar, kafka"),
+    ("kop.entry.format", "", "String must be one of: pulsar, kafka"),
 ]
 
 
@@ -149,7 +153,9 @@ def test_a_minimum_lag_above_the_maximum_is_a_conflict() -> None:
 
 
 def test_every_default_passes_its_own_check_and_has_a_meaning() -> None:
-    assert len(TOPIC_CONFIGS) == 33, "all of Kafka 4.3's but internal.segment.bytes"
+    ours = {name for name in TOPIC_CONFIGS if name.startswith("kop.")}
+    assert ours == {"kop.entry.format"}
+    assert len(TOPIC_CONFIGS.keys() - ours) == 33, "all of Kafka 4.3's but internal.segment.bytes"
     for spec in TOPIC_CONFIGS.values():
         spec.parse_wanted(spec.default)
         assert spec.doc, spec.name
@@ -228,6 +234,61 @@ def test_rules_are_kept_until_the_topic_or_the_broker_changes() -> None:
     kept = configs.produce_rules(TOPIC)
     defaults.put("message.max.bytes", "77")
     assert configs.produce_rules(TOPIC).max_message_bytes == 77 != kept.max_message_bytes
+
+
+# --- the entry format
+
+
+@pytest.mark.parametrize(
+    ("own", "brokers", "raw"),
+    [
+        ({}, {}, False),
+        ({"kop.entry.format": "kafka"}, {}, True),
+        ({"kop.entry.format": "pulsar"}, {"kop.entry.format": "kafka"}, False),
+        ({}, {"kop.entry.format": "kafka"}, True),
+        ({"cleanup.policy": "compact"}, {"kop.entry.format": "kafka"}, False),
+        ({"cleanup.policy": "delete,compact"}, {"kop.entry.format": "kafka"}, False),
+        ({}, {"kop.entry.format": "kafka", "log.cleanup.policy": "compact"}, False),
+    ],
+)
+def test_raw_entries_are_by_the_topics_format_and_never_compacted(
+    own: dict[str, str], brokers: dict[str, str], raw: bool
+) -> None:
+    defaults = Defaults()
+    for name, value in brokers.items():
+        defaults.put(name, value)
+    configs = TopicConfigs(defaults)
+    assert configs.check(own) == own
+    assert configs.policy(replace(TOPIC, configs=own)).raw_entries is raw
+    defaults.loaded = False
+    assert not configs.policy(replace(TOPIC, configs=own)).raw_entries
+
+
+@pytest.mark.parametrize(
+    ("own", "brokers"),
+    [
+        ({"kop.entry.format": "kafka", "cleanup.policy": "compact"}, {}),
+        ({"kop.entry.format": " kafka ", "cleanup.policy": "delete, compact"}, {}),
+        ({"kop.entry.format": "kafka"}, {"log.cleanup.policy": "compact"}),
+    ],
+)
+def test_the_kafka_format_is_refused_on_a_compacted_topic(own: dict[str, str], brokers: dict[str, str]) -> None:
+    defaults = Defaults()
+    for name, value in brokers.items():
+        defaults.put(name, value)
+    configs = TopicConfigs(defaults)
+    with pytest.raises(PeerError, match=r"entry.format=kafka is not possible with cleanup.policy=compact") as caught:
+        configs.check(own)
+    assert caught.value.code == ErrorCode.INVALID_CONFIG
+    assert configs.check({**own, "cleanup.policy": "delete"})
+
+
+def test_a_batch_may_grow_to_what_its_size_allows() -> None:
+    configs = TopicConfigs(Defaults())
+    for size, most in ((1000, 64 << 20), (8 << 20, 128 << 20)):
+        topic = with_configs(max_message_bytes=str(size))
+        assert configs.policy(topic).max_uncompressed_bytes == most
+        assert configs.produce_rules(topic).max_uncompressed_bytes == most
 
 
 # --- rules for producers

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from fault_kit import PATIENCE, create, gateway, rest, until
 from support.child import free_port
 from support.pulsar import OwnBroker, Pulsar, Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
 
+from kop.errors import BackendError, ErrorCode, KopError
+from kop.pulsar_client import EARLIEST
 from kop.pulsar_client.admin import Admin
 
 T = TypeVar("T")
@@ -149,18 +151,47 @@ def test_deduplication_is_turned_on_for_a_native_topic(space: Pulsar, served: Pu
     assert admin(space, lambda client: client.get_deduplication(name, applied=True)) is True
 
 
-def test_a_publish_rate_makes_slow_and_does_not_fail(space: Pulsar, served: PulsarGateway) -> None:
+def test_deduplication_that_somebody_turns_off_is_turned_on_again(
+    space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kop.storage.pulsar.engine._DEDUPLICATES_SECONDS", 0.0)
+    create(served.bootstrap, "twice", 1)
+    name = f"persistent://{space.namespace}/twice"
+    assert one(served.bootstrap, "twice") == 0
+    admin(space, lambda client: client.set_deduplication(name, False))
+    until(lambda: not admin(space, lambda client: client.get_deduplication(name, applied=True)), 20)
+    assert one(served.bootstrap, "twice") == 1
+    assert admin(space, lambda client: client.get_deduplication(name, applied=True)) is True
+    assert said(caplog, "was turned off")
+    assert served.engine.counts["deduplication was turned off"] == 1
+
+
+def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
+    space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture
+) -> None:
     create(served.bootstrap, "throttled", 1)
     name = f"persistent://{space.namespace}/throttled"
     assert one(served.bootstrap, "throttled") == 0
     admin(space, lambda client: client.set_publish_rate(name, messages=100))
     time.sleep(0.5)
-    client = Client(served.bootstrap, 50, **{"batch.num.messages": 20})
+    throttles: list[float] = []
+    client = Client(
+        served.bootstrap,
+        50,
+        **{"batch.num.messages": 20, "throttle_cb": lambda event: throttles.append(event.throttle_time)},
+    )
     begin = time.monotonic()
-    for _ in range(20):
+    for _ in range(30):
         client.send("throttled", *[b"v"] * 20)
-    assert client.flush() == list(range(1, 401))
-    assert time.monotonic() - begin > 1.5
+    assert client.flush() == list(range(1, 601))
+    took = time.monotonic() - begin
+    assert took > 3
+    client.producer.poll(0.1)
+    assert throttles, "the client was told"
+    assert max(throttles) <= 1.0
+    assert served.engine.counts["batches held back by a publish rate"] >= 1
+    assert sum("publish rate" in record.getMessage() for record in caplog.records) == 1, "said once"
+    assert not [what for what in served.engine.counts if "Timeout" in what]
 
 
 def test_a_limit_of_the_topic_on_sizes(space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,25 +219,28 @@ def test_a_record_that_no_entry_can_hold(served: PulsarGateway) -> None:
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
 def test_a_backlog_quota_is_retriable_and_heals(
-    space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture
+    policy: str, space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    create(served.bootstrap, "behind", 1)
-    path = f"persistent/{space.namespace}/behind"
+    topic = f"behind-{policy}"
+    create(served.bootstrap, topic, 1)
+    path = f"persistent/{space.namespace}/{topic}"
     rest(space, "PUT", f"{path}-partition-0/subscription/stuck", {"ledgerId": -1, "entryId": -1})
     client = Client(served.bootstrap)
-    client.send("behind", *[b"x" * 10_000 for _ in range(10)])
+    client.send(topic, *[b"x" * 10_000 for _ in range(10)])
     assert client.flush() == list(range(10))
-    quota = {"limitSize": 1000, "limitTime": -1, "policy": "producer_exception"}
+    quota = {"limitSize": 1000, "limitTime": -1, "policy": policy}
     rest(space, "POST", f"{path}/backlogQuota?backlogQuotaType=destination_storage", quota)
     blocked = Client(served.bootstrap, 60)
     count = "writes refused: ProducerBlockedQuotaExceededError"
+    before = served.engine.counts.get(count, 0)
 
     def refused() -> bool:
-        if not served.engine.counts.get(count):
-            blocked.send("behind", b"y")
+        if served.engine.counts.get(count, 0) == before:
+            blocked.send(topic, b"y")
             time.sleep(0.3)
-        return bool(served.engine.counts.get(count))
+        return served.engine.counts.get(count, 0) > before
 
     until(refused, 30)
     assert said(caplog, "raise the quota")
@@ -230,19 +264,145 @@ def test_a_terminated_topic(space: Pulsar, served: PulsarGateway, caplog: pytest
     assert served.log("ended").high_watermark == 1, "what is there can be read"
 
 
-def test_a_schema_required_of_producers(pulsar_urls: Urls, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_schema_required_of_producers(pulsar_urls: Urls, caplog: pytest.LogCaptureFixture) -> None:
     with fresh_namespace(pulsar_urls) as strict:
         gateway = PulsarGateway(strict).start()
         try:
             create(gateway.bootstrap, "typed", 1)
-            rest(strict, "POST", f"namespaces/{strict.namespace}/schemaValidationEnforced", True)
             schema = {"type": "STRING", "schema": "", "properties": {}}
             rest(strict, "POST", f"schemas/{strict.namespace}/typed/schema", schema)
+            rest(strict, "POST", f"namespaces/{strict.namespace}/isAllowAutoUpdateSchema", False)
+            assert one(gateway.bootstrap, "typed") == 0, "a schema alone asks nothing of producers without one"
+            rest(strict, "POST", f"namespaces/{strict.namespace}/schemaValidationEnforced", True)
+            rest(strict, "PUT", f"persistent/{strict.namespace}/typed/unload")
             until(lambda: one(gateway.bootstrap, "typed") == "POLICY_VIOLATION", 20)
+            for _ in range(5):
+                assert one(gateway.bootstrap, "typed") == "POLICY_VIOLATION"
             assert said(caplog, "pulsar-admin schemas delete")
-            assert gateway.engine.counts["writes refused: IncompatibleSchema"] >= 1
+            assert gateway.engine.counts["writes refused: IncompatibleSchema"] >= 6
+            lines = [record for record in caplog.records if "schemas delete" in record.getMessage()]
+            assert len(lines) == 1, "once, not at each request"
+            rest(strict, "POST", f"namespaces/{strict.namespace}/schemaValidationEnforced", False)
+            until(lambda: isinstance(one(gateway.bootstrap, "typed"), int), 20)
         finally:
             gateway.stop()
+
+
+def test_encryption_required_of_producers(pulsar_urls: Urls, caplog: pytest.LogCaptureFixture) -> None:
+    with fresh_namespace(pulsar_urls) as strict:
+        gateway = PulsarGateway(strict).start()
+        try:
+            create(gateway.bootstrap, "secret", 1)
+            client = Client(gateway.bootstrap)
+            client.send("secret", b"v")
+            assert client.flush() == [0]
+            rest(strict, "POST", f"namespaces/{strict.namespace}/encryptionRequired", True)
+
+            def refused() -> bool:
+                client.send("secret", b"w")
+                (found,) = client.flush()
+                return isinstance(found, KafkaError) and found.name() == "POLICY_VIOLATION"
+
+            until(refused, 20)
+            assert one(gateway.bootstrap, "secret") == "POLICY_VIOLATION"
+            assert said(caplog, "set-encryption-required --disable")
+            assert gateway.engine.counts["writes refused: EncryptionRequired"] >= 1
+            assert gateway.log("secret").high_watermark >= 1, "what is there can be read"
+            rest(strict, "POST", f"namespaces/{strict.namespace}/encryptionRequired", False)
+            until(lambda: isinstance(one(gateway.bootstrap, "secret"), int), 20)
+        finally:
+            gateway.stop()
+
+
+def test_a_limit_on_producers_is_retriable_and_heals(
+    space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    create(served.bootstrap, "crowded", 1)
+    assert one(served.bootstrap, "crowded") == 0  # its producer is there for ten seconds
+    limit = f"persistent/{space.namespace}/crowded/maxProducers"
+    rest(space, "POST", limit, 1)
+    client = Client(served.bootstrap, 40)
+
+    def refused() -> bool:
+        if "writes refused: ProducerBusy" not in served.engine.counts:
+            client.send("crowded", b"v")
+            client.producer.poll(0.5)
+        return "writes refused: ProducerBusy" in served.engine.counts
+
+    until(refused, 20)
+    assert said(caplog, "set-max-producers")
+    rest(space, "DELETE", limit)
+    found = client.flush()
+    assert found == list(range(1, 1 + len(found)))
+
+
+def test_a_limit_on_consumers_is_retriable_and_heals(
+    space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    create(served.bootstrap, "watched", 1)
+    limit = f"persistent/{space.namespace}/watched/maxConsumers"
+    log = served.log("watched")
+    served.call(log.attach())
+    served.call(log.client.open_reader(log.partition_name, EARLIEST, permits=1, on_entry=lambda _: None))
+    rest(space, "POST", limit, 1)
+    until(lambda: rest(space, "GET", f"{limit}?applied=true") == 1, 10)
+
+    async def again() -> None:
+        log.detach(BackendError("to attach again"))
+        await log.attach()
+
+    with pytest.raises(KopError) as found:
+        served.call(again())
+    assert found.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert said(caplog, "set-max-consumers")
+    assert served.engine.counts["reads refused: ConsumerBusy"] >= 1
+    rest(space, "DELETE", limit)
+
+    def heals() -> bool:
+        found = one(served.bootstrap, "watched")
+        return isinstance(found, int)
+
+    until(heals, 20)
+
+
+def test_a_limit_on_topics(pulsar_urls: Urls, caplog: pytest.LogCaptureFixture) -> None:
+    with fresh_namespace(pulsar_urls) as small:
+        gateway = PulsarGateway(small).start()
+        try:
+            rest(small, "POST", f"namespaces/{small.namespace}/maxTopicsPerNamespace", 2)
+            create(gateway.bootstrap, "fits", 2)
+
+            def refused() -> bool:
+                try:
+                    create(gateway.bootstrap, "too-many", 2)
+                except KafkaException as error:
+                    return bool(error.args[0].code() == KafkaError.POLICY_VIOLATION)
+                return False
+
+            assert refused()
+            assert said(caplog, "set-max-topics-per-namespace")
+            assert gateway.engine.counts["topic changes refused: PreconditionFailed"] >= 1
+            assert gateway.engine.topics.get("too-many") is None
+        finally:
+            gateway.stop()
+
+
+def test_an_evicted_backlog_takes_nothing_from_kafka_clients(space: Pulsar, served: PulsarGateway) -> None:
+    """The policy `consumer_backlog_eviction` moves subscriptions on; records stay as long as retention says."""
+    create(served.bootstrap, "evicted", 1)
+    path = f"persistent/{space.namespace}/evicted"
+    rest(space, "PUT", f"{path}-partition-0/subscription/stuck", {"ledgerId": -1, "entryId": -1})
+    quota = {"limitSize": 1000, "limitTime": -1, "policy": "consumer_backlog_eviction"}
+    rest(space, "POST", f"{path}/backlogQuota?backlogQuotaType=destination_storage", quota)
+    client = Client(served.bootstrap)
+    client.send("evicted", *[b"x" * 10_000 for _ in range(10)])
+    assert client.flush() == list(range(10))
+    rest(space, "POST", f"{path}-partition-0/subscription/stuck/skip_all")  # as the broker does once a minute
+    log = served.log("evicted")
+    served.engine.cache.drop(log.tail)
+    found = served.call(log.read(0, 1 << 20, min_one=True))
+    assert found.size > 100_000
+    assert one(served.bootstrap, "evicted") == 10
 
 
 def test_a_topic_deleted_under_a_producer(space: Pulsar, served: PulsarGateway) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kop.errors import ErrorCode, KopError
@@ -77,6 +77,8 @@ class FakeLog:
 
 
 class FakeTopics:
+    namespace: str | None = None
+
     def __init__(self) -> None:
         self.version = 0
         self.found: dict[str, TopicInfo] = {}
@@ -85,6 +87,12 @@ class FakeTopics:
 
     def get(self, name: str) -> TopicInfo | None:
         return self.found.get(name)
+
+    async def find(self, names: Collection[str]) -> None:
+        await asyncio.sleep(0)
+
+    def missing(self, name: str) -> ErrorCode | None:
+        return None
 
     def by_id(self, topic_id: uuid.UUID) -> TopicInfo | None:
         return next((t for t in self.found.values() if t.topic_id == topic_id), None)

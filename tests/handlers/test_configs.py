@@ -118,7 +118,7 @@ def test_describe_a_topic_in_every_version(admin: Admin, version: int) -> None:
     result = describe(admin, TOPIC, "t", version=version)
     assert result.error_code == 0
     names = [config.name for config in result.configs]
-    assert len(names) == 33
+    assert len(names) == 34
     assert names == sorted(names)
     assert not any(config.read_only or config.is_sensitive for config in result.configs)
     [retention] = [config for config in result.configs if config.name == "retention.ms"]
@@ -145,7 +145,7 @@ def test_describe_with_documentation_and_without_synonyms(admin: Admin) -> None:
 def test_describe_only_what_is_asked_for(admin: Admin) -> None:
     names = [config.name for config in describe(admin, TOPIC, "t", ["retention.ms", "nope"]).configs]
     assert names == ["retention.ms"]
-    assert len(describe(admin, TOPIC, "t", []).configs) == 33
+    assert len(describe(admin, TOPIC, "t", []).configs) == 34
     assert describe(admin, TOPIC, "t", ["nope"]).configs == []
 
 
@@ -193,6 +193,18 @@ def test_describe_this_broker(tmp_path: Path) -> None:
     assert [(s.value, s.source) for s in partitions.synonyms] == [("3", 4), ("1", 5)]
     assert configs["log.retention.ms"].value is None
     assert not configs["log.retention.ms"].read_only
+    admin.close()
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+def test_a_secret_is_sensitive_and_null(tmp_path: Path, version: int) -> None:
+    admin = Admin(tmp_path, kop_pulsar_auth="token:very-secret", node_id=7)
+    result = describe(admin, BROKER, "7", version=version)
+    assert "very-secret" not in repr(result)
+    (auth,) = [config for config in result.configs if config.name == "kop.pulsar.auth"]
+    assert (auth.value, auth.is_sensitive, auth.config_source) == (None, True, 4)
+    assert {(synonym.value, synonym.source) for synonym in auth.synonyms} == {(None, 4), (None, 5)}
+    assert [config.name for config in result.configs if config.is_sensitive] == ["kop.pulsar.auth"]
     admin.close()
 
 

@@ -42,7 +42,7 @@ def test_create_in_every_version(admin: Admin, version: int) -> None:
     if version >= 5:
         assert (row.num_partitions, row.replication_factor) == (3, 1)
         configs = {config.name: config for config in row.configs}
-        assert len(configs) == 33
+        assert len(configs) == 34
         assert (configs["retention.ms"].value, configs["retention.ms"].config_source) == ("1000", 1)
         assert (configs["cleanup.policy"].value, configs["cleanup.policy"].config_source) == ("delete", 5)
     if version >= 7:
@@ -117,7 +117,7 @@ def test_create_with_assignments(admin: Admin) -> None:
 
 def test_validate_only_makes_nothing_and_gives_no_id(admin: Admin) -> None:
     [row] = make(admin, creatable("t", 3), validate_only=True)
-    assert (row.error_code, row.num_partitions, row.topic_id, len(row.configs)) == (0, 3, None, 33)
+    assert (row.error_code, row.num_partitions, row.topic_id, len(row.configs)) == (0, 3, None, 34)
     assert admin.gw.engine.topics.all() == []
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
-from interop_kit import NOW, SECONDS, Interop, fetch, take, until
+from interop_kit import NOW, SECONDS, Interop, fetch, raw, run, take, until
+from support.gateway import produce_fields
 from support.pulsar_gateway import PulsarGateway
 
 from kop.errors import ErrorCode
+from kop.records.batch import Codec, build
 from kop.records.record import Record
 
 
@@ -101,8 +104,47 @@ def test_a_fetch_inside_a_gap_answers_at_once(interop: Interop, offset: int) -> 
     assert contents(found.records) == {7: (b"k", b"7"), 8: (b"other", b"v")}
 
 
-def test_null_keys_are_refused(interop: Interop) -> None:
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_null_keys_are_refused(interop: Interop, codec: Codec) -> None:
     topic = interop.create(interop.name("nullkey"), cleanup_policy="compact")
-    with pytest.raises(AssertionError, match="without key"):
-        interop.write(topic, [Record(0, NOW, None, b"v")])
+    batch = bytes(build([Record(i, NOW, key, b"v") for i, key in enumerate((b"a", None, b"", None))], codec=codec))
+
+    async def produce() -> Any:
+        async with raw(interop.gateway) as client:
+            answer = await client.call(0, 9, **produce_fields(topic, batch, version=9))
+            return answer.responses[0].partition_responses[0]
+
+    part = run(produce())
+    assert part.error_code == ErrorCode.INVALID_RECORD
+    reason = "Compacted topic cannot accept message without key"
+    assert [(one.batch_index, one.batch_index_error_message) for one in part.record_errors] == [
+        (1, reason),
+        (3, reason),
+    ]
     assert interop.ends(topic) == (0, 0)
+    assert interop.write(topic, [Record(0, NOW, b"", b"v")], codec=codec) == [0]
+
+
+@pytest.mark.parametrize("batching", [False, True])
+def test_native_messages_without_a_key_are_warned_of_once_and_counted(
+    interop: Interop, caplog: pytest.LogCaptureFixture, batching: bool
+) -> None:
+    what = "messages without a key on a compacted topic"
+    topic = interop.create(interop.name("warned"), partitions=2, cleanup_policy="compact")
+    for index in range(2):
+        interop.gateway.call(interop.gateway.log(topic, index).attach())
+    before = interop.gateway.engine.counts.get(what, 0)
+    interop.send(interop.partition(topic), [{"content": b"k", "partition_key": "k"}], batching_enabled=batching)
+    interop.ended(topic, 1)
+    assert interop.gateway.engine.counts.get(what, 0) == before
+    for index in (0, 1, 0):
+        interop.send(interop.partition(topic, index), [{"content": b"none"}], batching_enabled=batching)
+    until(lambda: interop.gateway.engine.counts.get(what, 0) == before + 3, "three entries are counted")
+    ours = [line for line in caplog.messages if topic in line and "without a key" in line]
+    assert ours == [line for line in ours[:1] if line.startswith(f"topic {topic}: a Pulsar client writes")]
+    assert len(ours) == 1
+    other = interop.create(interop.name("unwarned"))
+    interop.ends(other)
+    interop.send(interop.partition(other), [{"content": b"none"}], batching_enabled=batching)
+    interop.ended(other, 1)
+    assert interop.gateway.engine.counts[what] == before + 3

@@ -109,6 +109,24 @@ async def test_a_client_shows_its_certificate(folder: Path) -> None:
         await broker.stop()
 
 
+def test_an_encrypted_key_is_an_error_and_no_question(folder: Path) -> None:
+    key = str(folder / "locked.key")
+    command = ["openssl", "pkey", "-in", str(folder / "client.key"), "-aes256", "-passout", "pass:x", "-out", key]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(PulsarError, match=r"locked\.key is encrypted.*openssl pkey") as caught:
+        TlsOptions(None, str(folder / "client.pem"), key).context()
+    assert caught.value.code == "TlsError"
+
+
+def test_an_issuer_may_have_a_public_certificate(folder: Path) -> None:
+    own = TlsOptions(str(folder / "here.pem"))
+    both = TlsOptions(str(folder / "here.pem"), system_too=True)
+    system = TlsOptions().context().cert_store_stats()["x509_ca"]
+    assert own.context().cert_store_stats()["x509"] == 1
+    assert both.context().cert_store_stats()["x509_ca"] >= system
+    assert both.context().cert_store_stats()["x509"] > system or system == 0
+
+
 @pytest.mark.parametrize("options", [{"ca_file": "/none.pem"}, {"cert_file": "/none.pem"}])
 async def test_a_missing_file_is_named(options: dict[str, str]) -> None:
     with pytest.raises(PulsarError, match=r"/none\.pem") as caught:

@@ -29,6 +29,7 @@ from kop.records.batch import (
     first_at_or_after,
     iter_batches,
     iter_records,
+    max_timestamp_of,
     max_timestamp_record,
     read_header,
     records_of,
@@ -386,3 +387,11 @@ def test_look_ups_on_append_time_answer_the_first_record() -> None:
     assert max_timestamp_record(batch, header, max_bytes=LIMIT) == (3, T + 50)
     empty = build([], base_offset=1, last_offset=2)
     assert max_timestamp_record(empty, read_header(empty), max_bytes=LIMIT) is None
+
+
+def test_the_largest_timestamp_of_several_batches() -> None:
+    one = build([Record(0, T + 1, None, b""), Record(1, T + 3, None, b"")])
+    two = build([Record(2, T + 2, None, b"")])
+    assert [max_timestamp_of(buf) for buf in (one, two, one + two, memoryview(bytes(two + one)))] == [
+        T + 3, T + 2, T + 3, T + 3
+    ]  # fmt: skip

@@ -124,6 +124,13 @@ def test_lz4_is_written_as_java_takes_it() -> None:
     assert not info["block_linked"]
 
 
+def test_lz4_is_written_by_the_fast_compressor() -> None:
+    """As Kafka's default is. The other one, for levels of 3 and more, takes many times as long to gain a little."""
+    data = b"".join(b'{"id":%d,"name":"user-%d"}' % (i, i * 7919 % 1000) for i in range(4000))
+    sizes = [len(lz4.frame.compress(data, compression_level=level, block_linked=False)) for level in (0, 3)]
+    assert abs(len(compress(Codec.LZ4, data)) - sizes[0]) < 100 < sizes[0] - sizes[1]
+
+
 def test_snappy_is_written_in_blocks_of_32_kib() -> None:
     data = random.Random(1).randbytes(70_000)
     packed = bytes(compress(Codec.SNAPPY, data))

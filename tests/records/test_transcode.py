@@ -22,6 +22,7 @@ from transcode_kit import (
     entries,
     header_lists,
     metadata,
+    native_batch,
     native_key,
     native_view,
     produced,
@@ -255,6 +256,16 @@ def test_a_record_that_fits_only_compressed_is_taken(twin: ModuleType) -> None:
     assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
+def test_a_record_that_could_not_be_read_again_is_refused(twin: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcode, "MAX_UNCOMPRESSED", 50_000)
+    records = [Record(0, 1, b"a", b"x" * 50_000)]
+    with using(twin), pytest.raises(PeerError, match="without compression") as caught:
+        entries(records, Codec.ZSTD)
+    assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+    with using(twin):
+        assert len(entries([Record(0, 1, b"a", b"x" * 49_000)], Codec.ZSTD)) == 1
+
+
 # what is refused on the way in
 
 
@@ -375,6 +386,37 @@ def test_raw_entries_have_a_limit_too(twin: ModuleType) -> None:
     with using(twin), pytest.raises(PeerError) as caught:
         transcode.to_raw_entry(batch, header, producer_name="p", sequence_base=0, publish_time=1, max_size=len(batch))
     assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def keyless(twin: ModuleType, meta: bytes, payload: bytes) -> list[int]:
+    """What a reader hears of messages that compaction will drop."""
+    found: list[int] = []
+    with using(twin):
+        transcode.to_batch(meta, payload, base_offset=0, log_append_time=None, on_keyless=found.append)
+    return found
+
+
+@pytest.mark.parametrize("compression", range(5))
+def test_messages_without_a_key_are_told(twin: ModuleType, compression: int) -> None:
+    """No key is what compaction takes for none: a `partition_key`, be it empty, is one, an ordering key is not."""
+    single = pb.SingleMessageMetadata
+    batch = [
+        (single(payload_size=0), b"x" * 100),
+        (single(payload_size=0, partition_key="k"), b"y" * 100),
+        (single(payload_size=0, ordering_key=b"o"), b"z" * 100),
+        (single(payload_size=0, partition_key=""), b""),
+        (single(payload_size=0, null_partition_key=True), b""),
+        (single(payload_size=0, compacted_out=True), b""),
+    ]
+    assert keyless(twin, *native_batch(batch, compression)) == [3]
+    assert keyless(twin, *native_batch(batch[1:2], compression)) == []
+
+
+def test_single_messages_and_raw_batches_without_a_key(twin: ModuleType) -> None:
+    assert keyless(twin, metadata().SerializeToString(), b"v") == [1]
+    assert keyless(twin, metadata(ordering_key=b"o").SerializeToString(), b"v") == [1]
+    assert keyless(twin, metadata(partition_key="k").SerializeToString(), b"v") == []
+    assert keyless(twin, *raw([Record(0, 1, None, b"v")])) == [], "compaction does not look into them"
 
 
 # the rest

@@ -5,7 +5,7 @@ A `Store` is an engine's data across restarts: it opens the engine again and aga
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,7 @@ def policy_of(topic: TopicInfo) -> LogPolicy:
         min_compaction_lag_ms=int(configs.get("min.compaction.lag.ms", 0)),
         max_compaction_lag_ms=int(configs.get("max.compaction.lag.ms", 2**63 - 1)),
         min_cleanable_dirty_ratio=float(configs.get("min.cleanable.dirty.ratio", 0.5)),
+        raw_entries=configs.get("kop.entry.format") == "kafka",
     )
 
 
@@ -92,14 +93,22 @@ class PulsarStore:
 
     maintains = any_first_sequence = keeps_windows = takes_time_of_caller = exact_sizes = orders_producers = False
 
-    def __init__(self, service_url: str, admin_url: str, namespace: str, offsets: str = "index") -> None:
+    def __init__(
+        self,
+        service_url: str,
+        admin_url: str,
+        namespace: str,
+        offsets: str = "index",
+        policy: Callable[[TopicInfo], LogPolicy] = policy_of,
+    ) -> None:
         self.urls = service_url, admin_url
+        self.policy = policy
         self.settings = Settings(
             namespace=namespace, metadata_namespace=f"{namespace}-kop", idle_seconds=1.0, offsets=offsets
         )
 
     async def open(self) -> PulsarEngine:
-        return await open_pulsar(*self.urls, policy=policy_of, settings=self.settings)
+        return await open_pulsar(*self.urls, policy=self.policy, settings=self.settings)
 
     async def maintain(self, engine: Engine, now_ms: int) -> None:
         pytest.skip("Pulsar does its own upkeep, by whole ledgers and its own clock")

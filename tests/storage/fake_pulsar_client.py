@@ -17,6 +17,8 @@ from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import numbering
 from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.read_ahead import ReadAhead
+from kop.storage.pulsar.troubles import Troubles
 from kop.storage.tail_cache import TailCache
 
 STAMP = 1_700_000_123_456
@@ -216,14 +218,17 @@ class FakeEngine:
         self.client = broker
         self.admin = FakeAdmin()
         self.cache = TailCache(1 << 20)
-        self.counts: dict[str, int] = {}
+        self.read_ahead = ReadAhead(1 << 30)
+        self.troubles = Troubles(self.loop.time)
+        self.counts = self.troubles.counts
         self.numbering = numbering.make(offsets, self.count)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
         self.queued_bytes = 0
+        self.raw_marked = False
 
     def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.troubles.count(what)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self.loop.create_task(work)
@@ -247,6 +252,15 @@ class FakeEngine:
     async def deduplicates(self, topic_id: UUID) -> None:
         pass
 
+    async def begin_raw(self, topic_id: UUID) -> None:
+        self.raw_marked = True
+
+    def writes_raw(self, log: PulsarLog) -> bool:
+        return log.policy.raw_entries and self.raw_marked
+
+    def trouble(self, log: PulsarLog, what: str, text: str) -> None:
+        self.count(what)
+
     def remembered(self, log: PulsarLog, what: str) -> int:
         return 0
 
@@ -257,9 +271,9 @@ class FakeEngine:
         return f"pid-{producer_id}" if producer_id >= 0 else "gateway"
 
 
-def make_log(broker: Broker, *, append_time: bool = False, offsets: str = "index") -> PulsarLog:
+def make_log(broker: Broker, *, append_time: bool = False, offsets: str = "index", **configs: Any) -> PulsarLog:
     engine: Any = FakeEngine(broker, offsets)
-    policy = LogPolicy(log_append_time=append_time)
+    policy = LogPolicy(log_append_time=append_time, **configs)
     return PulsarLog(
         engine, TopicInfo("t", UUID(int=1 << 70), 1), 0, "persistent://public/default/t-partition-0", policy
     )

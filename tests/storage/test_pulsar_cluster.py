@@ -113,3 +113,55 @@ async def test_an_id_is_taken_once(pulsar_store: PulsarStore, monkeypatch: pytes
         await one.join(Member(1, "host-1", 9001))
         with refused(ErrorCode.BROKER_ID_NOT_REGISTERED):
             await other.join(Member(1, "host-2", 9002))
+
+
+async def test_an_offset_that_one_gave_out_is_never_out_of_range_to_the_other(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        here = await make(one)
+        await until(lambda: other.topics.get("t"))
+        there = await attached(other)
+        for number in range(30):
+            end = (await append(here, batch([str(number)]))).base_offset + 1
+            found = there.read_cached(end, 1000, min_one=True) or await there.read(end, 1000, min_one=True)
+            assert found.size == 0
+            assert there.high_watermark == end
+        await append(here, batch(["the last"]))
+        await there.refresh()
+        assert there.high_watermark == 31
+        for engine in (one, other):
+            log = await attached(engine)
+            with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+                await log.read(32, 1000, min_one=True)
+
+
+async def test_what_one_deletes_of_a_log_is_gone_for_the_other(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        here = await make(one)
+        await until(lambda: other.topics.get("t"))
+        there = await attached(other)
+        for number in range(10):
+            await append(here, batch([str(number)]))
+        assert await here.delete_records(4) == 4
+        await until(lambda: there.log_start_offset == 4)
+        with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+            await there.read(3, 1000, min_one=True)
+
+
+async def test_a_partition_that_nobody_asks_for_is_let_go_and_comes_back_as_it_was(pulsar_store: PulsarStore) -> None:
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        for number in range(3):
+            await append(log, batch([str(number)], producer=7, sequence=number))
+        undo = log.on_advance(lambda: None)
+        now = engine.loop.time()
+        long_after = now + engine.settings.tail_seconds + 1
+        log.close_idle(now, 10)
+        log.close_idle(long_after, 10)
+        assert log.attached  # somebody waits for it
+        undo()
+        log.close_idle(2 * long_after, 10)
+        assert not log.attached
+        assert (await append(log, batch(["3"], producer=7, sequence=3))).base_offset == 3
+        assert log.attached
+        assert await read_values(log) == ["0", "1", "2", "3"]
+        assert not engine.counts

@@ -31,17 +31,19 @@ class Play:
     G four offsets without an entry that anybody sees   T the tail brings all   ! the tail is lost
     """
 
-    def __init__(self, producer: int, *, append_time: bool = False) -> None:
+    def __init__(self, producer: int, **configs: Any) -> None:
         self.broker = Broker()
         self.broker.foreign()
-        self.log = make_log(self.broker, append_time=append_time)
+        self.log = make_log(self.broker, **configs)
         self.producer = producer
         self.futures: list[asyncio.Future[Any]] = []
         self.sequence = 0
 
-    def append(self, sequence: int | None = None, values: tuple[str, ...] = ("x", "y"), epoch: int = 0) -> None:
+    def append(
+        self, sequence: int | None = None, values: tuple[str, ...] = ("x", "y"), epoch: int = 0, **how: Any
+    ) -> None:
         first = self.sequence if sequence is None else sequence
-        data = batch(values, producer=self.producer, epoch=epoch, sequence=first)
+        data = batch(values, producer=self.producer, epoch=epoch, sequence=first, **how)
         self.sequence = first + len(values)
         self.futures.append(self.log.append(data, read_header(data), now_ms=0))
 
@@ -128,12 +130,20 @@ async def test_what_an_append_is_told(case: str, producer: int) -> None:
 @PRODUCERS
 async def test_what_is_told_is_what_is_read(producer: int) -> None:
     play = Play(producer)
-    await play.run("aSR aF SRT aG SRT aL SRT aSR F T")
-    cached = play.log.read_cached(3, 1 << 20, min_one=True)
-    assert cached is not None
+
+    def ours(offset: int) -> list[int]:
+        cached = play.log.read_cached(offset, 1 << 20, min_one=True)
+        assert cached is not None
+        return [record.offset for record in records(cached.buffers) if record.value in {b"x", b"y"}]
+
+    await play.run("aSR aF SRT")
+    assert ours(3) == [3, 4, 8, 9]
+    await play.run("aG SRT aL SRT aSR F T")
     assert play.outcomes == [3, 8, 14, 16, 18]
-    ours = [record.offset for record in records(cached.buffers) if record.value in {b"x", b"y"}]
-    assert ours == [offset for base in (3, 8, 14, 16, 18) for offset in (base, base + 1)]
+    # What lies in a gap is asked of Pulsar, not answered from memory: the tail may have been moved past it.
+    assert play.log.read_cached(9, 1 << 20, min_one=True) is None
+    assert play.log.read_cached(13, 1 << 20, min_one=True) is None
+    assert ours(14) == [14, 15, 16, 17, 18, 19]
     assert play.log.high_watermark == 23
     await play.log.close()
 

@@ -56,7 +56,7 @@ mod _native {
 
     /// As in `_pure`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 1;
+    const FORMAT: u32 = 2;
 
     type Pieces<'py> = (Vec<(Bound<'py, PyBytes>, u32)>, Vec<u32>);
 
@@ -77,11 +77,11 @@ mod _native {
         Ok((pieces, without_key))
     }
 
-    type Records<'py> = (Bound<'py, PyBytes>, u32, i64, i64);
+    type Records<'py> = (Bound<'py, PyBytes>, u32, i64, i64, u32);
 
     fn records(py: Python<'_>, found: crate::Result<crate::to_kafka::Records>) -> PyResult<Records<'_>> {
         let found = found.map_err(|fault| fault.raise(py))?;
-        Ok((PyBytes::new(py, &found.bytes), found.count, found.base_timestamp, found.max_timestamp))
+        Ok((PyBytes::new(py, &found.bytes), found.count, found.base_timestamp, found.max_timestamp, found.keyless))
     }
 
     #[pyfunction]

@@ -17,6 +17,8 @@ pub struct Records {
     pub count: u32,
     pub base_timestamp: i64,
     pub max_timestamp: i64,
+    /// Messages without a `partition_key`.
+    pub keyless: u32,
 }
 
 #[derive(Default)]
@@ -36,6 +38,7 @@ struct Message<'a> {
 struct Writer {
     bytes: Vec<u8>,
     count: u32,
+    keyless: u32,
     base: Option<i64>,
     max: i64,
     /// The headers of one record.
@@ -136,13 +139,14 @@ fn write(size: usize, put_all: impl Fn(&mut Writer) -> std::result::Result<(), S
     }
     match stopped {
         Ok(()) if writer.count == 0 => {
-            Ok(Records { bytes: Vec::new(), count: 0, base_timestamp: -1, max_timestamp: -1 })
+            Ok(Records { bytes: Vec::new(), count: 0, base_timestamp: -1, max_timestamp: -1, keyless: 0 })
         }
         Ok(()) => Ok(Records {
             bytes: writer.bytes,
             count: writer.count,
             base_timestamp: writer.base.unwrap_or(-1),
             max_timestamp: writer.max,
+            keyless: writer.keyless,
         }),
         Err(Stop::Fault(fault)) => Err(fault),
         Err(Stop::Base) => entry_fault("timestamps that no base fits"),
@@ -151,7 +155,14 @@ fn write(size: usize, put_all: impl Fn(&mut Writer) -> std::result::Result<(), S
 
 impl Writer {
     fn new(size: usize, base: Option<i64>) -> Self {
-        Writer { bytes: Vec::with_capacity(size + size / 8 + 64), count: 0, base, max: i64::MIN, section: Vec::new() }
+        Writer {
+            bytes: Vec::with_capacity(size + size / 8 + 64),
+            count: 0,
+            keyless: 0,
+            base,
+            max: i64::MIN,
+            section: Vec::new(),
+        }
     }
 
     fn put(
@@ -192,6 +203,7 @@ impl Writer {
         let delta = timestamp.checked_sub(base).ok_or(Stop::Base)?;
         self.max = self.max.max(timestamp);
         self.count += 1;
+        self.keyless += u32::from(message.key.is_none());
         let size = 1
             + signed_size(delta)
             + signed_size(index)

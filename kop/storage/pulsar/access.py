@@ -35,11 +35,15 @@ class Access:
             check_hostname=self.verify_host,
         )
 
+    def _of_issuer(self) -> TlsOptions:
+        """For an OAuth2 issuer, which may be a public one or have a certificate from the same house as Pulsar's."""
+        return TlsOptions(ca_file=self.ca_file or None, system_too=True)
+
     def credentials(self) -> Auth | None:
         """The credentials, or None. BackendError says what is wrong with the text, without it."""
         if not self.auth:
             return None
         try:
-            return parse_auth(self.auth)
+            return parse_auth(self.auth, self._of_issuer())
         except ValueError as error:
             raise BackendError(f"kop.pulsar.auth: {error}") from None

@@ -17,7 +17,9 @@ from kop.pulsar_client import PulsarError
 from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Chunks, ChunksMissingError, Placed, Stream
+from kop.storage.pulsar.unfit import Unfit
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.numbering import Numbering
@@ -32,6 +34,8 @@ class Batch(NamedTuple):
     last: int
     data: Buffer
     error: KopError | None = None
+    missing: bool = False
+    """Nothing came for these offsets."""
 
 
 class Converter:
@@ -45,6 +49,7 @@ class Converter:
         *,
         append_time: bool,
         count: Callable[[str], None],
+        unfit: Unfit | None = None,
     ) -> None:
         self.numbering = numbering
         self.next_offset = next_offset
@@ -52,6 +57,8 @@ class Converter:
         self.append_time = append_time
         self._name = name
         self._count = count
+        self._unfit = unfit
+        self._on_keyless = None if unfit is None else unfit.keyless
         self._chunks = Chunks()
         self._before = -1
         """Last offset of the entry before, where that was seen."""
@@ -71,8 +78,8 @@ class Converter:
         # Whoever begins inside a batch gets it whole; one that begins inside the entry before it is miscounted.
         within, self._wanted_within = self._wanted_within and base > before, False
         if base > expected:
-            if (filler := self.numbering.filler(expected, base - 1)) is not None:
-                found.append(Batch(expected, base - 1, filler))
+            if self.numbering.skips(expected, placed):
+                found.append(Batch(expected, base - 1, self.numbering.filler(expected, base - 1), missing=True))
         elif base < expected and self.next_offset is not None and not within:
             self._count("offsets that cannot hold the records")
             text = (
@@ -111,27 +118,35 @@ class Converter:
     def _transcode(self, placed: Placed) -> bytes | list[bytes]:
         info, entry = placed.info, placed.entry
         self.numbering.readable(placed)
-        time = self.numbering.append_time(placed) if self.append_time else None
+        payload: Buffer = entry.payload
         if info.num_chunks > 1:
             whole = self._chunks.add(info, entry.payload)
             if whole is None:
                 return transcode.empty_batch(placed.base, placed.last)
-            return transcode.to_batch(entry.metadata, whole, base_offset=placed.base, log_append_time=time)
-        return transcode.to_batch(entry.metadata, entry.payload, base_offset=placed.base, log_append_time=time)
+            payload = whole
+        if info.raw and self._unfit is not None:
+            self._unfit.raw()
+        time = self.numbering.append_time(placed) if self.append_time else None
+        return transcode.to_batch(
+            entry.metadata, payload, base_offset=placed.base, log_append_time=time, on_keyless=self._on_keyless
+        )
 
 
 class CatchUp:
     """One reader. `start` it at or before `offset`; `take` goes on from there."""
 
-    def __init__(self, converter: Converter, budget: int) -> None:
+    def __init__(self, converter: Converter, budget: int, share: Share) -> None:
         self.converter = converter
+        self.share = share
         self.busy = False
         self.far_back = False
         """It began well before what was wanted, for the first chunks of that."""
         self.used = 0.0
         """Loop time of the last use."""
-        self.first: Placed | None = None
-        """The first entry that came, or the last one behind a gap: retention may have taken what is missing."""
+        self.worked = False
+        """Entries came."""
+        self.taken = False
+        """Batches were taken from it."""
         self.stream: Stream | None = None
         self._budget = budget
         self._batches: deque[Batch] = deque()
@@ -154,6 +169,12 @@ class CatchUp:
         return bool(self._batches)
 
     @property
+    def gap(self) -> Batch | None:
+        """What comes next, where that stands for offsets of which nothing came and compaction is not the reason."""
+        compacted = self.stream is not None and self.stream.compacted
+        return self._batches[0] if self._batches and self._batches[0].missing and not compacted else None
+
+    @property
     def failed(self) -> bool:
         """It will not go on."""
         return self._error is not None
@@ -166,13 +187,11 @@ class CatchUp:
 
     def on_entry(self, placed: Placed) -> None:
         """The stream's callback."""
-        expected = self.converter.next_offset
-        gap = expected is not None and self.converter.numbering.skips(expected, placed)
-        if self.first is None or (gap and self.stream is not None and not self.stream.compacted):
-            self.first = placed
+        self.worked = True
         for batch in self.converter.feed(placed):
             self._batches.append(batch)
             self._size += len(batch.data)
+        self.share.holds(self._size)
         if self._size > self._budget and self.stream is not None:
             self.stream.pause()
         if self._batches:
@@ -215,7 +234,8 @@ class CatchUp:
         """Batches that lie before offset `end`; they are gone from here."""
         found: list[Buffer] = []
         size = 0
-        while self._batches:
+        self.taken = True
+        while self._batches and not (found and self.gap):  # whoever reads on asks why there is a gap
             batch = self._batches[0]
             if batch.error is not None:
                 if found:
@@ -225,9 +245,11 @@ class CatchUp:
                 break
             self._batches.popleft()
             self._at = batch.last + 1
-            found.append(batch.data)
+            if batch.data:  # a gap of packed offsets has none
+                found.append(batch.data)
             size += len(batch.data)
         self._size -= size
+        self.share.holds(self._size)
         if self._size <= self._budget // 2 and self.stream is not None:
             self.stream.go_on()
         return ReadResult(found, size)
@@ -235,6 +257,7 @@ class CatchUp:
     async def close(self) -> None:
         """Let go of the reader."""
         self._error = self._error or BackendError("the reader was closed")
+        self.share.end()
         self._wake()
         if self.stream is not None:
             await self.stream.close()

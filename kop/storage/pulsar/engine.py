@@ -14,46 +14,44 @@ import asyncio
 import base64
 import logging
 import secrets
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from kop.errors import BackendError, ErrorCode, KopError
-from kop.pulsar_client import Client, Entry, PulsarError
+from kop.errors import BackendError, KopError
+from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
-from kop.records import transcode
-from kop.records.batch import build, read_header
-from kop.records.record import Record
 from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
+from kop.storage.pulsar.compaction import Compactions
+from kop.storage.pulsar.elsewhere import Elsewhere, may_be_named
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Gateways
-from kop.storage.pulsar.topics import CONFIGS_PROPERTY, ID_PROPERTY, PulsarTopic, PulsarTopics, new_uuid
+from kop.storage.pulsar.producer_ids import ProducerIds
+from kop.storage.pulsar.read_ahead import ReadAhead
+from kop.storage.pulsar.topics import (
+    CONFIGS_PROPERTY,
+    ID_PROPERTY,
+    RAW_PROPERTY,
+    PulsarTopic,
+    PulsarTopics,
+    new_uuid,
+)
+from kop.storage.pulsar.troubles import Troubles
 from kop.storage.tail_cache import TailCache
 
 _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _OFFSETS_PROPERTY: Final = "kop.offsets"
-_BLOCK: Final = 1000
-"""Producer ids that a message of our own topic stands for."""
+_STARTS_AT_ONCE: Final = 200
 _ALIVE_SECONDS: Final = 0.05
+_DEDUPLICATES_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
 _PREFIX: Final = "persistent://"
-
-INDEX_HELP: Final = (
-    "the Pulsar brokers send no entry index, so there are no offsets. Add to broker.conf (or standalone.conf) and "
-    "restart:\n"
-    "  brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor,"
-    "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor\n"
-    "  exposingBrokerEntryMetadataToClientEnabled=true\n"
-    "Where that cannot be, kop.pulsar.offsets=packed makes offsets of the message ids; what it costs is said by "
-    "`kop config kop.pulsar.offsets`"
-)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -69,6 +67,10 @@ class Settings:
     """Where `__offsets` and the gateway's own topic lie."""
     cache_bytes: int = 64 << 20
     max_queued_bytes: int = 256 << 20
+    read_ahead_bytes: int = 256 << 20
+    """What all readers behind the tails may hold together."""
+    tail_seconds: float = 300.0
+    """After it a partition that nobody asks for has no reader any more; the next who asks attaches it again."""
     idle_seconds: float = 10.0
     """After it a producer of an idempotent producer id is closed, so that another gateway may have its name."""
     list_seconds: float = 60.0
@@ -91,12 +93,15 @@ class PulsarEngine:
         self.settings = settings
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
+        self.read_ahead = ReadAhead(settings.read_ahead_bytes)
         self.numbering = numbering.make(settings.offsets, self.count)
         self.topics = PulsarTopics(self)
+        self.elsewhere = Elsewhere(self)
+        self.compactions = Compactions(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
-        self.counts: dict[str, int] = {}
-        """What went wrong and how often, for the metrics."""
-        self._policy = policy
+        self.troubles = Troubles(self.loop.time)
+        self.policy = policy
+        """What the gateway makes of a topic's configs."""
         self._logs: dict[UUID, list[PulsarLog]] = {}
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -105,16 +110,17 @@ class PulsarEngine:
         self._nothing_queued.set()
         self._failure: str | None = None
         self._instance = secrets.token_hex(4)
-        self._own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
-        self._blocks: list[int] = []
+        self.own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
         self._alive: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
-        self._deduplicating: set[UUID] = set()
+        self._deduplicating: dict[UUID, tuple[float, asyncio.Task[None]]] = {}
+        self._begin_raw: set[UUID] = set()
         self._gateways = Gateways(
-            client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced
+            client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced, self.troubles
         )
-        self._producer: Any = None
+        self._ids = ProducerIds(client, self.numbering, f"{self.own_name}-partition-0", f"kop-ids-{self._instance}")
+        self._looked_at = 0
 
     # --- for handlers and coordinators: see kop.storage.base.Engine
 
@@ -127,30 +133,27 @@ class PulsarEngine:
         """Reserve `count` producer ids; returns the first."""
         if self._closed:
             raise BackendError("the storage engine is closed")
-        blocks = -(-count // _BLOCK)
-        if blocks == 1 and self._blocks:
-            return self._blocks.pop()
         try:
-            return await self._take_blocks(blocks)
+            return await self._ids.take(count)
         except PulsarError as error:
-            raise kafka_error(error, "cannot reserve producer ids") from error
+            raise self.troubles.refused(error, "requests", "cannot reserve producer ids") from error
 
     async def get_state(self, key: str) -> str | None:
         """A small durable value, or None."""
         try:
-            return (await self.admin.partitioned_metadata(self._own_name)).properties.get(_STATE + key)
+            return (await self.own_properties()).get(_STATE + key)
         except PulsarError as error:
-            raise kafka_error(error, "cannot read a setting") from error
+            raise self.troubles.refused(error, "requests", "cannot read a setting") from error
 
     async def put_state(self, key: str, value: str | None) -> None:
         """Set or remove such a value."""
         try:
             if value is None:
-                await self.admin.remove_property(self._own_name, _STATE + key)
+                await self.admin.remove_property(self.own_name, _STATE + key)
             else:
-                await self.admin.set_properties(self._own_name, {_STATE + key: value})
+                await self.admin.set_properties(self.own_name, {_STATE + key: value})
         except PulsarError as error:
-            raise kafka_error(error, "cannot keep a setting") from error
+            raise self.troubles.refused(error, "requests", "cannot keep a setting") from error
 
     @property
     def members(self) -> Sequence[Member]:
@@ -171,7 +174,7 @@ class PulsarEngine:
         try:
             await self._gateways.join(member)
         except PulsarError as error:
-            raise kafka_error(error, "cannot join the gateways") from error
+            raise self.troubles.refused(error, "requests", "cannot join the gateways") from error
 
     @property
     def healthy(self) -> str | None:
@@ -196,6 +199,7 @@ class PulsarEngine:
         for task in self._background:
             task.cancel()
         await self._gateways.close()
+        await self.elsewhere.close()
         for watch in self._watches:
             await watch.close()
         logs = [one for logs in self._logs.values() for one in logs]
@@ -208,7 +212,9 @@ class PulsarEngine:
     # --- for the rooms of this engine
 
     def full_name(self, name: str, internal: bool) -> str:
-        """Pulsar's name of a topic."""
+        """Pulsar's name of a topic; one of another namespace has that in its name."""
+        if "/" in name:
+            return _PREFIX + name
         namespace = self.settings.metadata_namespace if internal else self.settings.namespace
         return f"{_PREFIX}{namespace}/{name}"
 
@@ -221,7 +227,12 @@ class PulsarEngine:
             return None if local in {_OWN_TOPIC, MEMBERS_TOPIC} else (local, True)
         if namespace == self.settings.namespace:
             return None if local.startswith("__") else (local, False)
-        return None
+        name = f"{namespace}/{local}"
+        return (name, False) if may_be_named(name) else None
+
+    async def own_properties(self) -> Mapping[str, str]:
+        """Of the gateway's own topic. PulsarError."""
+        return (await self.admin.partitioned_metadata(self.own_name)).properties
 
     def producer_name(self, producer_id: int) -> str:
         """Of the Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches."""
@@ -239,9 +250,14 @@ class PulsarEngine:
     def _announced(self, names: Sequence[str]) -> None:
         self.topics.watched(None, names, ())
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What went wrong and how often, for the metrics."""
+        return self.troubles.counts
+
     def count(self, what: str) -> None:
         """One more of something that went wrong."""
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.troubles.count(what)
 
     def refusal(self, size: int) -> KopError | None:
         """Why a batch cannot be taken now."""
@@ -287,13 +303,13 @@ class PulsarEngine:
 
     async def apply_policies(self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None) -> None:
         """Bring Pulsar's policies to what the topic's configs say."""
-        old = None if before is None else self._policy(before)
-        await policies.apply(self.admin, known.full_name, self._policy(topic), old)
+        old = None if before is None else self.policy(before)
+        await policies.apply(self.admin, known.full_name, self.policy(topic), old, internal=topic.internal)
 
     def update_logs(self, topic: TopicInfo, known: PulsarTopic) -> None:
         """A topic is new or changed."""
         logs = self._logs.setdefault(topic.topic_id, [])
-        policy = self._policy(topic)
+        policy = self.policy(topic)
         for one in logs:
             one.topic, one.policy = topic, policy
         for index in range(len(logs), topic.partitions):
@@ -309,6 +325,7 @@ class PulsarEngine:
     def remove_logs(self, topic_id: UUID) -> None:
         """A topic is gone."""
         self._alive.pop(topic_id, None)
+        self._deduplicating.pop(topic_id, None)
         for one in self._logs.pop(topic_id, ()):
             one.remove()
 
@@ -343,15 +360,52 @@ class PulsarEngine:
         return False
 
     async def deduplicates(self, topic_id: UUID) -> None:
-        """See to it that a topic that was made elsewhere deduplicates: idempotent producers rest on it."""
-        known = self.topics.pulsar(topic_id)
-        if CONFIGS_PROPERTY in known.properties or topic_id in self._deduplicating:
+        """See to it that the topic deduplicates: idempotent producers rest on it, and somebody may have turned it off.
+
+        An answer is good for half a minute.
+        """
+        now = self.loop.time()
+        asked = self._deduplicating.get(topic_id)
+        if asked is None or now - asked[0] > _DEDUPLICATES_SECONDS:
+            ours = asked is not None or CONFIGS_PROPERTY in self.topics.pulsar(topic_id).properties
+            asked = self._deduplicating[topic_id] = now, self.loop.create_task(self._deduplicate(topic_id, ours))
+        try:
+            await asyncio.shield(asked[1])
+        except PulsarError:
+            self._deduplicating.pop(topic_id, None)
+            raise
+
+    async def _deduplicate(self, topic_id: UUID, ours: bool) -> None:
+        name = self.topics.pulsar(topic_id).full_name
+        if await self.admin.get_deduplication(name, applied=True):
             return
-        if not await self.admin.get_deduplication(known.full_name, applied=True):
-            log.info("deduplication is turned on for %s: an idempotent producer writes to it", known.full_name)
-            await self.admin.set_deduplication(known.full_name, True)
-            await policies.wait_for(lambda: self.admin.get_deduplication(known.full_name, applied=True), True)
-        self._deduplicating.add(topic_id)
+        if ours:
+            self.count("deduplication was turned off")
+            text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"
+            self.troubles.tell(("deduplication", name), text)
+        else:
+            log.info("deduplication is turned on for %s: an idempotent producer writes to it", name)
+        await self.admin.set_deduplication(name, True)
+        await policies.wait_for(lambda: self.admin.get_deduplication(name, applied=True), True)
+
+    async def begin_raw(self, topic_id: UUID) -> None:
+        """Keep beside a topic that batches are stored as they came: Pulsar can never compact it any more."""
+        if RAW_PROPERTY in self.topics.pulsar(topic_id).properties or topic_id in self._begin_raw:
+            return
+        self._begin_raw.add(topic_id)
+        try:
+            await self.topics.set_property(topic_id, RAW_PROPERTY, "true")
+        finally:
+            self._begin_raw.discard(topic_id)
+
+    def writes_raw(self, one: PulsarLog) -> bool:
+        """Whether a batch is to be stored as it came. That is kept beside the topic first: until then it is not."""
+        if not one.policy.raw_entries:
+            return False
+        if RAW_PROPERTY in self.topics.pulsar(one.topic.topic_id).properties:
+            return True
+        self.spawn(self.begin_raw(one.topic.topic_id))
+        return False
 
     def remembered(self, one: PulsarLog, what: str) -> int:
         """A number that a gateway kept beside a partition, or 0."""
@@ -368,7 +422,7 @@ class PulsarEngine:
         await self.client.start()
         await self._namespaces()
         self.cluster_id = await self._own_topic()
-        self._blocks.append(await self._take_blocks(1))
+        await self._ids.start()
         await self._claim_numbering()
         await self.topics.load()
         for namespace in self.namespaces:
@@ -390,79 +444,32 @@ class PulsarEngine:
 
     async def _own_topic(self) -> str:
         try:
-            properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+            properties = await self.own_properties()
         except PulsarError as error:
             if error.code not in {"NotFound", "TopicNotFound"}:
                 raise
             try:
-                await self.admin.create_partitioned(self._own_name, 1, {ID_PROPERTY: str(new_uuid())})
+                await self.admin.create_partitioned(self.own_name, 1, {ID_PROPERTY: str(new_uuid())})
             except PulsarError as raced:
                 if raced.code != "Conflict":
                     raise
-            await self.admin.keep_when_idle(self._own_name)
-            properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+            await self.admin.keep_when_idle(self.own_name)
+            properties = await self.own_properties()
         return base64.urlsafe_b64encode(UUID(properties[ID_PROPERTY]).bytes).decode().rstrip("=")
 
     async def _claim_numbering(self) -> None:
         """All gateways on the same data give the same offsets: the first one says which, for good."""
         ours = self.numbering.claim
-        properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+        properties = await self.own_properties()
         if _OFFSETS_PROPERTY not in properties:
-            await self.admin.set_properties(self._own_name, {_OFFSETS_PROPERTY: ours})
-            properties = (await self.admin.partitioned_metadata(self._own_name)).properties
+            await self.admin.set_properties(self.own_name, {_OFFSETS_PROPERTY: ours})
+            properties = (await self.admin.partitioned_metadata(self.own_name)).properties
         if (theirs := properties[_OFFSETS_PROPERTY]) != ours:
             raise BackendError(
                 f"offsets here are by {theirs}, as the first gateway on {self.settings.metadata_namespace} had it; "
                 f"{ours} would give the same records others, and committed offsets would mean nothing. Set "
                 f"kop.pulsar.offsets={theirs.partition('-')[0]}, or name another kop.pulsar.metadata.namespace"
             )
-
-    async def _take_blocks(self, blocks: int) -> int:
-        """Write messages to our own topic: where they lie, which nobody else has, says which ids are ours."""
-        partition = f"{self._own_name}-partition-0"
-        if self._producer is None:
-            self._producer = await self.client.open_producer(partition, name=f"kop-ids-{self._instance}")
-        batch = build([Record(index, 0, None, b"") for index in range(blocks)])
-        sequence = getattr(self, "_id_sequence", 0)
-        self._id_sequence = sequence + blocks
-        (entry,) = transcode.to_entries(
-            batch,
-            read_header(batch),
-            producer_name=self._producer.name,
-            sequence_base=sequence,
-            publish_time=int(time.time() * 1000),
-            max_size=self.client.max_message_size,
-        )
-        position = await self._producer.send(
-            entry.metadata,
-            entry.payload,
-            sequence_id=sequence,
-            highest_sequence_id=sequence + blocks - 1,
-            num_messages=blocks,
-        )
-        if position.ledger < 0:
-            raise BackendError(
-                "Pulsar took a new block of producer ids for a duplicate", ErrorCode.COORDINATOR_NOT_AVAILABLE
-            )
-        if (first := self.numbering.first_id(position, blocks * _BLOCK)) is not None:
-            return first
-        arrived: asyncio.Future[Entry] = self.loop.create_future()
-
-        def on_entry(found: Entry) -> None:
-            if not arrived.done():
-                arrived.set_result(found)
-
-        reader = await self.client.open_reader(partition, position, permits=1, on_entry=on_entry)
-        try:
-            async with asyncio.timeout(10):
-                found = await arrived
-        except TimeoutError:
-            raise BackendError("Pulsar did not hand out a new block of producer ids") from None
-        finally:
-            await reader.close()
-        if found.index is None:
-            raise BackendError(INDEX_HELP)
-        return (found.index - blocks + 1) * _BLOCK
 
     async def _upkeep(self) -> None:
         """Every few seconds: idle producers and readers, log starts, ends to remember; a full listing now and then."""
@@ -475,26 +482,30 @@ class PulsarEngine:
                     if one.attached:
                         one.close_idle(now, self.settings.idle_seconds)
             try:
-                await self.client.partitions(self._own_name)
+                await self.client.partitions(self.own_name)
                 self._failure = None
                 if now - looked > self.settings.list_seconds / 2:
                     looked = now
                     await self._look_at_starts()
+                    await self.compactions.look()
                 if now - listed > self.settings.list_seconds:
                     listed = now
                     await self.topics.load()
             except (PulsarError, KopError) as error:
                 self._failure = f"Pulsar does not answer: {error}"
-                log.warning("upkeep failed: %s; trying again", error)
+                self.count("upkeep failed")
+                self.troubles.tell("upkeep", f"upkeep failed: {error}; trying again")
 
     async def _look_at_starts(self) -> None:
-        for logs in tuple(self._logs.values()):
-            for one in logs:
-                if one.attached and not one.deleted and one.policy.delete and one.log_start_offset < one.high_watermark:
-                    try:
-                        await one.refresh_start()
-                    except KopError as error:
-                        log.warning("cannot look at the start of %s: %s", one.title, error)
+        """Of some logs in turn: a probe each. Readers that meet a gap ask by themselves."""
+        due = [one for logs in self._logs.values() for one in logs if one.may_shrink]
+        self._looked_at %= max(len(due), 1)
+        for one in due[self._looked_at : self._looked_at + _STARTS_AT_ONCE]:
+            try:
+                await one.refresh_start()
+            except KopError:
+                pass  # counted and told where it came up
+        self._looked_at += _STARTS_AT_ONCE
 
 
 async def open_engine(

@@ -21,6 +21,9 @@ class Listeners:
         self._callbacks: list[Callable[[], None]] = []
         self._due = False
 
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
     def add(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call it at each move; returns the undo."""
         self._callbacks.append(callback)

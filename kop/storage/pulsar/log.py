@@ -21,15 +21,17 @@ from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.pulsar import lookup
 from kop.storage.pulsar.catchup import Batch, Converter
-from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.leading import Leading
+from kop.storage.pulsar.limits import Limits
 from kop.storage.pulsar.listeners import Listeners
 from kop.storage.pulsar.numbering import LOOK_EVERY
 from kop.storage.pulsar.own import Own
 from kop.storage.pulsar.positions import Marks
 from kop.storage.pulsar.readers import Readers
-from kop.storage.pulsar.sender import Append, Piece, Sender
+from kop.storage.pulsar.sender import Append, Sender
+from kop.storage.pulsar.senders import Senders
 from kop.storage.pulsar.stream import Placed, Stream
+from kop.storage.pulsar.unfit import Unfit
 from kop.storage.tail_cache import Tail
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 class PulsarLog:
     """A `PartitionLog`. Light until it is attached."""
+
+    refuses_null_keys = True
 
     def __init__(self, engine: PulsarEngine, topic: TopicInfo, index: int, partition_name: str, policy: LogPolicy):
         self.engine = engine
@@ -73,11 +77,15 @@ class PulsarLog:
         self._stream: Stream | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._waiting: deque[Append] = deque()
-        self._senders: dict[int, Sender] = {}
+        self._senders = Senders(self)
         self._readers = Readers(self)
         self._listeners = Listeners(self.loop)
+        self._in_demand = True
+        """Somebody asked since `close_idle` looked last."""
+        self._demanded = self.loop.time()
         self._since_mark = 0
         self.leading = Leading(self)
+        self.limits = Limits(self)
         self.clock_ahead = _CLOCK_TOLERANCE
         """By how many ms a record may be older in the log than by its timestamp: look-ups by time begin earlier."""
 
@@ -92,6 +100,11 @@ class PulsarLog:
         return self._last
 
     @property
+    def may_shrink(self) -> bool:
+        """Retention may take from it, and there is something to take."""
+        return self.attached and not self.deleted and self.policy.delete and self.log_start_offset < self.high_watermark
+
+    @property
     def max_entry_bytes(self) -> int:
         """The most that metadata and payload of an entry may have."""
         return self.client.max_message_size
@@ -100,10 +113,15 @@ class PulsarLog:
         """Run on the side; the engine waits for it when it closes."""
         self.engine.spawn(work)
 
+    def refused(self, error: PulsarError, doing: str) -> KopError:
+        """Pulsar does not let us read: the error for the client; it is counted and told."""
+        return self.engine.troubles.refused(error, "reads", doing)
+
     # --- attach
 
     async def attach(self) -> None:
         """Learn the bounds and follow the tail. Errors are KopErrors; the next call tries again."""
+        self._in_demand = True
         while not self.attached:
             if self.deleted:
                 raise self._gone()
@@ -126,7 +144,7 @@ class PulsarLog:
         waiting, self._waiting = self._waiting, deque()
         for append in waiting:
             if error is None:
-                self._sender(append.header).add(append)
+                self._senders.of(append.header).add(append)
             else:
                 append.error = error
                 append.end(self.log_start_offset)
@@ -140,7 +158,7 @@ class PulsarLog:
             if isinstance(error, TimeoutError):
                 error = PulsarError("Timeout", f"no answer within {ATTACH_SECONDS:.0f} s")
             if isinstance(error, PulsarError):
-                raise self._gone() if self.deleted else kafka_error(error, f"cannot attach {self.title}") from error
+                raise self._gone() if self.deleted else self.refused(error, f"cannot attach {self.title}") from error
             raise
         self.attached = True
         if self.high_watermark:
@@ -148,28 +166,28 @@ class PulsarLog:
 
     async def _find_and_follow(self) -> None:
         await self.guard()
-        start = await lookup.first_entry(self)
-        if start is None:
-            self.log_start_offset = self.high_watermark = await self.numbering.emptied_end(self)
-            self._last, from_here, inclusive = Position(-1, -1), EARLIEST, True
-        else:
-            last = await lookup.last_entry(self, start)
-            self.log_start_offset = max(start.base, min(self.engine.remembered(self, LOG_START), last.last + 1))
-            self.high_watermark = last.last + 1
-            self.marks.add(start.last, start.position)
-            self.marks.add(last.last, last.position)
-            self._last, from_here, inclusive = last.position, last.position, False
+        found = await lookup.bounds(self)
+        self.log_start_offset = max(found.start, min(self.engine.remembered(self, LOG_START), found.end))
+        self.high_watermark = found.end
+        for each in filter(None, (found.first, found.last)):
+            self.marks.add(each.last, each.position)
+        self._last = Position(-1, -1) if found.last is None else found.last.position
         self.engine.cache.drop(self.tail)  # what is kept has no holes
         append_time = self.policy.log_append_time
         self._converter = Converter(
-            self.title, self.high_watermark, self.numbering, append_time=append_time, count=self.engine.count
+            self.title,
+            self.high_watermark,
+            self.numbering,
+            append_time=append_time,
+            count=self.engine.count,
+            unfit=Unfit(self),
         )
         self._stream = stream = Stream(self._from_tail, self.tail_lost, self.numbering.place)
         await stream.start(
             self.client,
             self.partition_name,
-            from_here,
-            inclusive=inclusive,
+            EARLIEST if found.last is None else found.last.position,
+            inclusive=found.last is None,
             guard=self.guard,
             budget=TAIL_BUDGET,
         )
@@ -196,7 +214,7 @@ class PulsarLog:
         if self.deleted:
             self.detach(self._gone())
             return
-        _log.warning("the tail of %s ended: %s; attaching again", self.title, error)
+        self.engine.troubles.tell(("tail", self.title), f"the tail of {self.title} ended: {error}; attaching again")
         self.engine.count("tails lost")
         # Retriable and "maybe stored" for what is under way, whatever the reason.
         self.detach(BackendError(f"the tail of {self.title} ended: {error}"))
@@ -206,12 +224,7 @@ class PulsarLog:
         self.attached = False
         self._readers.drop_all()
         own = self.own.take_all()
-        senders, self._senders = list(self._senders.values()), {}
-        if self.leading.sender is not None:
-            senders.append(self.leading.sender)
-        for sender in senders:
-            sender.fail(error)
-            self.spawn(sender.close())
+        self._senders.fail(error)
         for piece in own:
             self.own.failed(piece, error)
         self._let_go_of_tail()
@@ -221,6 +234,7 @@ class PulsarLog:
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         """Send a batch; see `PartitionLog.append`. The order of calls is kept while the log attaches."""
+        self._in_demand = True
         future: asyncio.Future[AppendResult] = self.loop.create_future()
         refusal = self._gone() if self.deleted else self.engine.refusal(len(batch))
         if self.topic.internal and self.leading.sender is None:
@@ -232,23 +246,13 @@ class PulsarLog:
         append = Append(owned, header, future)
         self.engine.queued(len(owned), future)
         if self.attached and not self._waiting:
-            self._sender(header).add(append)
+            self._senders.of(header).add(append)
             return future
         self._waiting.append(append)
         if self._attaching is None:
             self._attaching = self.loop.create_task(self._attach())
             self._attaching.add_done_callback(self._attach_ended)
         return future
-
-    def _sender(self, header: BatchHeader) -> Sender:
-        producer_id = max(header.producer_id, -1)
-        if self.leading.sender is not None:
-            return self.leading.sender
-        sender = self._senders.get(producer_id)
-        if sender is None:
-            name = self.engine.producer_name(producer_id)
-            sender = self._senders[producer_id] = Sender(self, name, idempotent=producer_id >= 0)
-        return sender
 
     async def lead(self, lost: Callable[[], None]) -> None:
         """Become the only writer; see `PartitionLog.lead`."""
@@ -267,12 +271,7 @@ class PulsarLog:
 
     def sender_ended(self, sender: Sender) -> None:
         """It takes no more batches."""
-        if self.leading.ended(sender):
-            return
-        for producer_id, known in self._senders.items():
-            if known is sender:
-                del self._senders[producer_id]
-                return
+        self._senders.ended(sender)
 
     # --- the tail
 
@@ -281,25 +280,18 @@ class PulsarLog:
             self.own.verify(placed)
             self.own.follow_chain()
             return
-        piece = self.own.at(placed.position) or self._sent_by_us(placed)
+        piece = self.own.at(placed.position) or self._senders.find(placed.info.producer_name, placed.info.sequence_id)
         end = self.high_watermark
         if piece is None or not self.own.brought(piece, placed):
             for batch in self._converter.feed(placed):
+                if batch.missing and placed.position.ledger != self._last.ledger:
+                    self.spawn(self.refresh_start())  # retention may have taken whole ledgers before the tail
                 self._advance(placed.position, batch)
             if piece is not None:
                 self.own.settle_apart(piece, placed, end)
         self._last = placed.position
         self.own.passed_over()
         self.own.follow_chain()
-
-    def _sent_by_us(self, placed: Placed) -> Piece | None:
-        """Ours whose receipt is not here yet, or was lost with a connection."""
-        leader = self.leading.sender
-        senders = self._senders.values() if leader is None else (leader,)
-        for sender in senders:
-            if sender.name == placed.info.producer_name:
-                return sender.pending.get(placed.info.sequence_id)
-        return None
 
     def place(self, position: Position, batch: Batch) -> None:
         """Our own entry is the next one of the log."""
@@ -309,14 +301,14 @@ class PulsarLog:
     def _advance(self, position: Position, batch: Batch) -> None:
         self._last = max(self._last, position)
         end, self.high_watermark = self.high_watermark, batch.last + 1
-        if batch.error is None:
+        if batch.error is None and not batch.missing:
             self.size_bytes += len(batch.data)
             ahead = max_timestamp_of(batch.data) - time.time() * 1000
             if ahead > self.clock_ahead:
                 self._clock_runs_ahead(int(ahead) + 1)
             self.engine.cache.push(self.tail, end, batch.last, batch.data)
         else:
-            self.engine.cache.drop(self.tail)  # what is kept has no holes
+            self.engine.cache.drop(self.tail)  # what is kept has no holes; `Readers` asks why there is one
         self._since_mark += 1
         if self._since_mark >= _MARK_EVERY:
             self._since_mark = 0
@@ -340,6 +332,7 @@ class PulsarLog:
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
         """What the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""
+        self._in_demand = True
         if offset > self.high_watermark and not self.deleted:
             return None  # another gateway may have given it out already: `read` asks Pulsar
         self._check(offset)
@@ -358,21 +351,18 @@ class PulsarLog:
         if cached is not None:
             return cached
         try:
-            found, gap = await self._readers.read(offset, max_bytes, min_one=min_one)
+            found = await self._readers.read(offset, max_bytes, min_one=min_one)
         except PulsarError as error:
-            raise kafka_error(error, f"cannot read {self.title}") from error
-        if gap and offset >= self.log_start_offset:
-            await self.refresh_start()
+            raise self.refused(error, f"cannot read {self.title}") from error
         self._check(offset)
         return found
 
     async def refresh_start(self) -> None:
         """Retention may have taken the oldest ledgers: ask where the log begins."""
         try:
-            first = await lookup.first_entry(self)
+            start = await lookup.start(self)
         except PulsarError as error:
-            raise kafka_error(error, f"cannot read the start of {self.title}") from error
-        start = self.high_watermark if first is None else first.base
+            raise self.refused(error, f"cannot read the start of {self.title}") from error
         if start > self.log_start_offset:
             self._move_start(start)
 
@@ -400,7 +390,7 @@ class PulsarLog:
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms), or None."""
         await self.attach()
-        return await self._look_up(lookup.by_time(self, timestamp))
+        return await lookup.by_time(self, timestamp)
 
     async def max_timestamp(self) -> TimestampOffset | None:
         """The first record with the largest timestamp, or None where no record has one."""
@@ -411,15 +401,11 @@ class PulsarLog:
         try:
             return await search
         except PulsarError as error:
-            raise kafka_error(error, f"cannot look up times in {self.title}") from error
+            raise self.refused(error, f"cannot look up times in {self.title}") from error
 
     def producers(self) -> Sequence[ProducerView]:
         """Idempotent producers that this gateway serves now."""
-        return [
-            ProducerView(producer_id, sender.sequences.epoch, sender.sequences.last_sequence, -1)
-            for producer_id, sender in sorted(self._senders.items())
-            if sender.sequences is not None and sender.sequences.epoch >= 0
-        ]
+        return self._senders.views()
 
     # --- listeners, upkeep
 
@@ -428,12 +414,17 @@ class PulsarLog:
         return self._listeners.add(callback)
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Let producers and readers go that nobody used for a while; another gateway may want the names."""
-        for producer_id, sender in tuple(self._senders.items()):
-            if producer_id >= 0 and sender.idle and now - sender.used > seconds:
-                del self._senders[producer_id]
-                self.spawn(sender.close())
+        """Let producers and readers go that nobody used for a while: another gateway may want the names.
+
+        The tail goes where nobody asked for the partition for longer still.
+        """
+        self._senders.close_idle(now, seconds)
         self._readers.close_idle(now, seconds)
+        busy = self._listeners or self.own or self._waiting or not self._senders.idle
+        if self._in_demand or busy or self.leading.sender is not None:
+            self._in_demand, self._demanded = False, now
+        elif now - self._demanded > self.engine.settings.tail_seconds:
+            self.detach(BackendError(f"nobody asked for {self.title}"))
 
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""
@@ -449,8 +440,7 @@ class PulsarLog:
         if self._attaching is not None:
             self._attaching.cancel()
         await self.resign()
-        for sender in tuple(self._senders.values()):
-            await sender.close()
+        await self._senders.close()
         await self._readers.close()
         if self._stream is not None:
             await self._stream.close()

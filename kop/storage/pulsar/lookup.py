@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.records.batch import first_at_or_after, iter_batches, max_timestamp_record
 from kop.storage.base import Buffer, TimestampOffset
-from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.positions import Ledgers, next_probe
 from kop.storage.pulsar.stream import Placed, Stream
 
@@ -28,18 +27,53 @@ _MOST_INFLATED: Final = 256 << 20
 _FEW_OFFSETS: Final = 64
 
 
-async def first_entry(log: PulsarLog) -> Placed | None:
-    """The oldest entry, or None where the partition holds none."""
-    return await _probe(log, EARLIEST, maybe_empty=True)
+class Bounds(NamedTuple):
+    """What a partition holds."""
+
+    start: int
+    """The first offset that can be read."""
+    end: int
+    """The offset after the last message that there ever was."""
+    first: Placed | None
+    last: Placed | None
+    """The oldest and the newest entry of the log itself; None where it holds none."""
+
+
+async def bounds(log: PulsarLog) -> Bounds:
+    """Look at both ends."""
+    first = await _probe(log, EARLIEST, maybe_empty=True)
+    if first is None:
+        last, end = None, await log.numbering.emptied_end(log)
+    else:
+        last = await _last_entry(log, first)
+        end = last.last + 1
+    return Bounds(await _start(log, first, end), end, first, last)
 
 
 async def emptied_end(log: PulsarLog) -> int:
-    """The log end of a partition without entries: what was there and is gone has been counted."""
+    """The log end of a partition without entries, by the index: what was there and is gone has been counted."""
     index = await log.engine.admin.closed_index(log.partition_name)
     return 0 if index is None else index + 1
 
 
-async def last_entry(log: PulsarLog, first: Placed) -> Placed:
+async def start(log: PulsarLog) -> int:
+    """The first offset that can be read; the high watermark where there is none."""
+    return await _start(log, await _probe(log, EARLIEST, maybe_empty=True), log.high_watermark)
+
+
+async def _start(log: PulsarLog, first: Placed | None, end: int) -> int:
+    """Compaction keeps the newest of each key beside the log, where retention does not reach."""
+    found = end if first is None else first.base
+    if found and log.policy.compact and not log.policy.delete:
+        stats = await log.engine.admin.internal_stats(log.partition_name)
+        if stats.get("compactedLedger", {}).get("entries", 0) > 0:
+            kept = await _probe(log, EARLIEST, maybe_empty=False, compacted=True)
+            assert kept is not None
+            found = min(found, kept.base)
+    return found
+
+
+async def _last_entry(log: PulsarLog, first: Placed) -> Placed:
     """The newest entry of a partition that has some."""
     stream, _ = await _open(log, first.position)
     try:
@@ -95,7 +129,7 @@ async def until_end(log: PulsarLog, tail: Stream) -> None:
     try:
         last = await tail.last_position()
     except PulsarError as error:
-        raise kafka_error(error, f"cannot read {log.title}") from error
+        raise log.refused(error, f"cannot read {log.title}") from error
     if last.entry < 0:
         return  # emptied, or never written to
     moved = asyncio.Event()

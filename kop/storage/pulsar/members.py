@@ -4,8 +4,11 @@ Owns: that topic, this gateway's place in it, what is known of the others.
 Must not know: what membership is used for.
 
 A producer's name is its gateway's id, so an id is taken once; its properties tell where clients find the gateway. The
-broker drops it when the connection ends, or does not answer any more. What is sent are names of topics whose properties
-one of them changed: Pulsar's watchers do not tell of those.
+broker drops it when the connection ends, or does not answer any more. By itself it finds out about a gateway that
+stands still after 30 to 60 s; asked for a name that is taken, it first looks whether the holder still answers, within
+5 s (connectionLivenessCheckTimeoutMillis). So each gateway asks for the name of the next one now and then, and lets it
+go where it should get it. What is sent are names of topics whose properties one of them changed: Pulsar's watchers do
+not tell of those.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ from kop.records import transcode
 from kop.records.batch import build, iter_records, read_header
 from kop.records.record import Record
 from kop.storage.base import Member
+from kop.storage.pulsar.troubles import Troubles
 
 TOPIC: Final = "__gateways"
 _NAME: Final = "kop-broker-"
 _POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
+_PROBE_SECONDS: Final = 10.0
 _FRESH_SECONDS: Final = 15.0
 _BUSY_SECONDS: Final = 12.0
 """A gateway that was killed leaves its name at once, a stopped one when the broker has missed its answer."""
@@ -38,18 +43,26 @@ log = logging.getLogger(__name__)
 class Gateways:
     """Join, and hear of the others."""
 
-    def __init__(self, client: Client, admin: Admin, topic: str, on_announced: Callable[[Sequence[str]], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        admin: Admin,
+        topic: str,
+        on_announced: Callable[[Sequence[str]], None],
+        troubles: Troubles,
+    ) -> None:
         self.members: Sequence[Member] = ()
         self._client = client
         self._admin = admin
         self._topic = topic
         self._partition = f"{topic}-partition-0"
         self._on_announced = on_announced
+        self._troubles = troubles
         self._reader: Reader | None = None
         self._sequence = 0
         self._own: Member | None = None
         self._producer: Producer | None = None
-        self._poll: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._seen = 0.0
         self._listeners: list[Callable[[], None]] = []
 
@@ -75,12 +88,7 @@ class Gateways:
         told = False
         while self._producer is None:
             try:
-                self._producer = await self._client.open_producer(
-                    self._partition,
-                    name=f"{_NAME}{member.node_id}",
-                    lane="members",
-                    properties={"host": member.host, "port": str(member.port)},
-                )
+                await self._take_place(member)
             except PulsarError as error:
                 if error.code != "ProducerBusy":
                     raise
@@ -98,11 +106,33 @@ class Gateways:
                         _BUSY_SECONDS,
                     )
                 await asyncio.sleep(0.5)
-        self._sequence = self._producer.last_sequence_id + 1
-        self._reader = await self._client.open_reader(self._partition, LATEST, permits=1000, on_entry=self._took)
+        await self._listen()
         self._own = member
         await self._look()
-        self._poll = loop.create_task(self._look_again())
+        self._tasks = [loop.create_task(self._look_again()), loop.create_task(self._probe_again())]
+
+    async def _take_place(self, member: Member) -> None:
+        """Hold the producer of our id. PulsarError ProducerBusy where another has it."""
+        self._producer = await self._client.open_producer(
+            self._partition,
+            name=f"{_NAME}{member.node_id}",
+            lane="members",
+            properties={"host": member.host, "port": str(member.port)},
+            on_lost=self._out,
+        )
+        self._sequence = self._producer.last_sequence_id + 1
+
+    async def _listen(self) -> None:
+        self._reader = await self._client.open_reader(
+            self._partition, LATEST, permits=1000, on_entry=self._took, on_lost=self._deaf
+        )
+
+    def _out(self, error: PulsarError) -> None:
+        """Pulsar does not have us any more, such as with credentials that have run out: we come back when it will."""
+        self._producer = None
+
+    def _deaf(self, error: PulsarError) -> None:
+        self._reader = None
 
     def announce(self, topic: str) -> None:
         """Tell the others to look at a topic again. Who misses it finds the change with the next full listing."""
@@ -139,10 +169,11 @@ class Gateways:
 
     async def close(self) -> None:
         """Leave."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._reader is not None:
             await self._reader.close()
-        if self._poll is not None:
-            self._poll.cancel()
         if self._producer is not None:
             await self._producer.close()
 
@@ -152,12 +183,39 @@ class Gateways:
         self._heard(entry)
 
     async def _look_again(self) -> None:
+        assert self._own is not None
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             try:
+                if self._producer is None:
+                    await self._take_place(self._own)
+                if self._reader is None:
+                    await self._listen()
                 await self._look()
             except PulsarError as error:
-                log.warning("cannot see the other gateways: %s", error)
+                self._troubles.refused(error, "membership", "cannot see the other gateways, trying again")
+
+    async def _probe_again(self) -> None:
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            next_one = self._next_one()
+            if next_one is None or self._producer is None:
+                continue
+            try:
+                probe = await self._client.open_producer(self._partition, name=f"{_NAME}{next_one}", lane="members")
+            except PulsarError:
+                continue  # ProducerBusy: it is alive. Of all else `_look_again` tells.
+            await probe.close()
+            self._troubles.count("gateways that did not answer")
+            log.warning("gateway %d left or does not answer Pulsar: others take over what it led", next_one)
+
+    def _next_one(self) -> int | None:
+        """The gateway after this one, in a ring by id: each is looked after by one other."""
+        assert self._own is not None
+        ids = [member.node_id for member in self.members]
+        if len(ids) < 2:
+            return None
+        return next((node_id for node_id in ids if node_id > self._own.node_id), ids[0])
 
     async def _look(self) -> None:
         assert self._own is not None

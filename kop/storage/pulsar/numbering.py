@@ -71,10 +71,10 @@ class Numbering(Protocol):
         """Whether no offset that somebody could ask for lies between the log end and an entry."""
 
     def skips(self, expected: int, placed: Placed) -> bool:
-        """Whether something before an entry may have been taken by retention."""
+        """Whether entries are missing before one: retention or Pulsar itself may have passed over them."""
 
-    def filler(self, first: int, last: int) -> bytes | None:
-        """The batch that stands for a gap between two entries; None where none has to."""
+    def filler(self, first: int, last: int) -> bytes:
+        """The batch that stands for a gap where entries are missing; empty where none has to."""
 
     def end_filler(self, first: int, last: int) -> bytes:
         """The batch by which readers come over a gap at the end of a compacted log."""
@@ -121,7 +121,7 @@ class _ByIndex:
     def skips(self, expected: int, placed: Placed) -> bool:
         return placed.base > expected
 
-    def filler(self, first: int, last: int) -> bytes | None:
+    def filler(self, first: int, last: int) -> bytes:
         return transcode.empty_batch(first, last)
 
     def end_filler(self, first: int, last: int) -> bytes:
@@ -179,10 +179,13 @@ class _Packed:
         return placed.base >= end and fits(placed.position)
 
     def skips(self, expected: int, placed: Placed) -> bool:
-        return placed.base > expected and placed.position.entry == 0
+        if placed.base <= expected or expected < 1:
+            return False
+        before, _ = unpack(expected - 1)
+        return placed.position != Position(before.ledger, before.entry + 1)
 
-    def filler(self, first: int, last: int) -> bytes | None:
-        return None
+    def filler(self, first: int, last: int) -> bytes:
+        return b""
 
     def end_filler(self, first: int, last: int) -> bytes:
         # Consumers go on behind the last offset of a batch, wherever it begins; all of the gap may be too much for one.

@@ -8,7 +8,8 @@ has not done what it says until the policy reads back.
 
 - retention.ms, retention.bytes -> retention, in whole minutes and MiB, rounded up: Pulsar drops whole ledgers, so it
   always keeps somewhat more than was asked for. Without `delete` in cleanup.policy, all is kept.
-- cleanup.policy=compact -> compactionThreshold; the threshold 0 turns it off.
+- cleanup.policy=compact -> compactionThreshold; the threshold 0 turns it off. What the gateways' own topics keep after
+  their first compaction is said in `compaction.py`.
 - every topic: deduplication on (idempotent producers), never deleted for being idle.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from kop.pulsar_client import PulsarError
@@ -23,6 +25,8 @@ from kop.pulsar_client.admin import Admin, Retention
 from kop.storage.base import LogPolicy
 
 COMPACTION_THRESHOLD: Final = 100 * 1024 * 1024
+OWN_COMPACTION_THRESHOLD: Final = 16 * 1024 * 1024
+"""Of the gateways' own topics: who takes a partition over reads all that is not compacted."""
 _MINUTE: Final = 60_000
 _MIB: Final = 1 << 20
 _IN_FORCE_SECONDS: Final = 10.0
@@ -38,30 +42,35 @@ def retention_of(policy: LogPolicy) -> Retention:
     return Retention(minutes, megabytes)
 
 
-def compaction_of(policy: LogPolicy) -> int:
+def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
     """Bytes of backlog from which Pulsar compacts by itself; 0: never."""
-    return COMPACTION_THRESHOLD if policy.compact else 0
+    if not policy.compact:
+        return 0
+    return OWN_COMPACTION_THRESHOLD if internal else COMPACTION_THRESHOLD
 
 
-async def apply(admin: Admin, full_name: str, policy: LogPolicy, before: LogPolicy | None = None) -> None:
+async def apply(
+    admin: Admin, full_name: str, policy: LogPolicy, before: LogPolicy | None = None, *, internal: bool = False
+) -> None:
     """Set what differs from `before` (None: all of it, on a new topic), and wait until it reads back."""
-    wanted = retention_of(policy), compaction_of(policy)
-    known = None if before is None else (retention_of(before), compaction_of(before))
-    calls = []
+    wanted = retention_of(policy), compaction_of(policy, internal)
+    known = None if before is None else (retention_of(before), compaction_of(before, internal))
+    calls: list[Callable[[], Awaitable[None]]] = []
     if known is None or known[0] != wanted[0]:
-        calls.append(_set_retention(admin, full_name, wanted[0]))
+        calls.append(partial(set_retention, admin, full_name, wanted[0]))
     if (known is None and wanted[1]) or (known is not None and known[1] != wanted[1]):
-        calls.append(admin.set_compaction_threshold(full_name, wanted[1]))
+        calls.append(partial(admin.set_compaction_threshold, full_name, wanted[1]))
     if known is None:
-        calls.append(admin.set_deduplication(full_name, True))
-        calls.append(admin.keep_when_idle(full_name))
+        calls.append(partial(admin.set_deduplication, full_name, True))
+        calls.append(partial(admin.keep_when_idle, full_name))
     for call in calls:  # one after the other: Pulsar merges concurrent changes of a topic's policies badly
-        await call
+        await call()
     if calls:
         await _in_force(admin, full_name, *wanted)
 
 
-async def _set_retention(admin: Admin, full_name: str, retention: Retention) -> None:
+async def set_retention(admin: Admin, full_name: str, retention: Retention) -> None:
+    """Set it, also where the broker's backlog quota stands in its way. PulsarError."""
     try:
         await admin.set_retention(full_name, retention)
     except PulsarError as error:

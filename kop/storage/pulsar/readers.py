@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kop.errors import BackendError, ErrorCode, PeerError
 from kop.storage.base import ReadResult
 from kop.storage.pulsar.catchup import CatchUp, Converter
+from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Stream
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _SOON: Final = 0.5
 _SECONDS: Final = 20.0
 """How long the first entry may take."""
 _MOST: Final = 8
+_MOST_GAPS: Final = 1000
 _MOST_CHUNKS: Final = 200
 """Entries from the last chunk of a message back to its first, with those of others between them."""
 
@@ -33,9 +35,11 @@ class Readers:
     def __init__(self, log: PulsarLog) -> None:
         self._log = log
         self._readers: list[CatchUp] = []
+        self._gaps: dict[int, None] = {}
+        """Last offsets of ranges that Pulsar surely does not hand out."""
 
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> tuple[ReadResult, bool]:
-        """Batches from the one that holds `offset` on; True with them where the first entry lay behind `offset`."""
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+        """Batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
         reader = await self._at(offset)
         try:
             if not await self._comes_soon(reader, offset):
@@ -48,6 +52,7 @@ class Readers:
                 await reader.wait(_SECONDS)
             if reader.next_offset <= offset and not reader.holds(offset) and not reader.failed:
                 raise BackendError(f"the reader of {self._log.title} lost its place")
+            reader = await self._without_doubt(reader, offset)
             found = reader.take(self._log.high_watermark, max_bytes, min_one)
         except BaseException:
             self._drop(reader)
@@ -55,14 +60,52 @@ class Readers:
         finally:
             reader.busy = False
             reader.used = self._log.loop.time()
-        return found, reader.first is not None and reader.first.base > offset
+            reader.share.idle()
+        return found
+
+    async def _without_doubt(self, reader: CatchUp, offset: int) -> CatchUp:
+        """The reader itself, or another one where it passed over what is there.
+
+        Pulsar moves the cursors of readers on as those of subscriptions: when messages expire (message TTL), by an
+        operator's `expire-messages`. What a new reader does not get either is really missing: markers of transactions,
+        entries that failed when they were written.
+        """
+        gap = reader.gap
+        if gap is None or not gap.base <= offset <= gap.last or gap.last in self._gaps:
+            return reader
+        await self._still_kept(offset)
+        if reader.taken:
+            self._drop(reader)
+            reader = await self._new(offset)
+            await reader.wait(_SECONDS)
+        if reader.gap is None or reader.gap.last < gap.last:
+            engine = self._log.engine
+            engine.count("readers that Pulsar moved past entries")
+            engine.troubles.tell(
+                ("moved", self._log.title),
+                f"Pulsar moved a reader of {self._log.title} past entries that are there, now they are read again: see "
+                "message TTL (pulsar-admin topics get-message-ttl --applied); Kafka topics keep records by retention",
+            )
+        else:
+            self._gaps[gap.last] = None
+            if len(self._gaps) > _MOST_GAPS:
+                del self._gaps[next(iter(self._gaps))]
+        return reader
+
+    async def _still_kept(self, offset: int) -> None:
+        """OFFSET_OUT_OF_RANGE where retention has taken the offset meanwhile."""
+        await self._log.refresh_start()
+        start = self._log.log_start_offset
+        if offset < start and not self._log.numbering.reads_on(offset, start):
+            text = f"retention took offset {offset} of {self._log.title}"
+            raise PeerError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
 
     async def _comes_soon(self, reader: CatchUp, offset: int) -> bool:
         """Wait for the next batch. Where none comes there may be a reason: compaction or retention took what was.
 
         False for a reader that worked before and is silent: truncating a topic moves the cursors of all its readers.
         """
-        end, worked = self._log.high_watermark, reader.first is not None
+        end, worked = self._log.high_watermark, reader.worked
         try:
             await reader.wait(_SOON)
             return True
@@ -72,11 +115,7 @@ class Readers:
         if self._log.policy.compact:
             await reader.fill(end)
         else:
-            await self._log.refresh_start()
-            start = self._log.log_start_offset
-            if offset < start and not self._log.numbering.reads_on(offset, start):
-                text = f"retention took offset {offset} of {self._log.title}"
-                raise PeerError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
+            await self._still_kept(offset)
         if not worked:
             await reader.wait(_SECONDS)
         return reader.ready
@@ -103,16 +142,27 @@ class Readers:
         for reader in self._readers:
             if not reader.busy and not reader.failed and reader.holds(offset):
                 reader.busy = True
+                reader.share.busy()
                 return reader
         return await self._new(offset)
 
     async def _new(self, offset: int, *, back: int = 0) -> CatchUp:
         log = self._log
+        share = await log.engine.read_ahead.share(_BUDGET + log.client.max_message_size, lambda: self._drop(reader))
+        try:
+            reader = await self._open(offset, share, back)
+        except BaseException:
+            share.end()
+            raise
+        return reader
+
+    async def _open(self, offset: int, share: Share, back: int) -> CatchUp:
+        log = self._log
         position = await log.numbering.locate(log, offset, back)
         append_time = log.policy.log_append_time
         converter = Converter(log.title, offset, log.numbering, append_time=append_time, count=log.engine.count)
         converter.start_within()
-        reader = CatchUp(converter, _BUDGET)
+        reader = CatchUp(converter, _BUDGET, share)
         reader.busy = True
         reader.far_back = back > 0
         reader.used = log.loop.time()
@@ -138,4 +188,5 @@ class Readers:
     def _drop(self, reader: CatchUp) -> None:
         if reader in self._readers:
             self._readers.remove(reader)
+        reader.share.end()
         self._log.spawn(reader.close())

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
@@ -24,7 +25,7 @@ from kop.pulsar_client import Position, Producer, PulsarError
 from kop.records import transcode
 from kop.records.batch import BatchHeader
 from kop.storage.base import AppendResult
-from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.limits import LATE_SECONDS, still_to_wait
 from kop.storage.pulsar.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 class Append:
     """One batch and who waits for it."""
 
-    __slots__ = ("base", "batch", "error", "followers", "future", "header", "left", "time", "unknown")
+    __slots__ = ("base", "batch", "error", "followers", "future", "header", "left", "throttle_ms", "time", "unknown")
 
     def __init__(self, batch: bytearray, header: BatchHeader, future: asyncio.Future[AppendResult]) -> None:
         self.batch = batch
@@ -56,6 +57,7 @@ class Append:
         """Pieces that have no end yet."""
         self.base = -1
         self.time = -1
+        self.throttle_ms = 0
         self.unknown = False
         """A piece was stored before, nobody knows where."""
         self.error: KopError | None = None
@@ -79,13 +81,25 @@ class Append:
             if error is not None:
                 future.set_exception(error)
             else:
-                future.set_result(AppendResult(self.base, self.time, log_start_offset))
+                future.set_result(AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
 
 
 class Piece:
     """One entry of a batch; most batches are one."""
 
-    __slots__ = ("append", "count", "done", "entry", "first", "sender", "sequence_id", "whole")
+    __slots__ = (
+        "append",
+        "before",
+        "count",
+        "done",
+        "entry",
+        "first",
+        "sender",
+        "sent",
+        "sequence_id",
+        "size",
+        "whole",
+    )
 
     def __init__(self, append: Append, entry: transcode.PulsarEntry, sequence_id: int, whole: bool, sender: Sender):
         self.append = append
@@ -97,6 +111,10 @@ class Piece:
         self.whole = whole
         self.done = False
         self.sender = sender
+        self.size = len(entry.metadata) + len(entry.payload)
+        self.sent = sender.used
+        """Loop time."""
+        self.before = sender.taken_bytes
 
 
 class Sender:
@@ -113,6 +131,9 @@ class Sender:
         self.pending: dict[int, Piece] = {}
         """Not ended, by sequence id, in order."""
         self.ended = False
+        self.taken_bytes = 0
+        """Of entries that Pulsar has answered."""
+        self._sent_bytes = 0
         self._log = owner
         self._next = 0
         self._producer: Producer | None = None
@@ -214,10 +235,11 @@ class Sender:
         if error is None or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             return False
         self._log.engine.count("sequences ahead of what Pulsar knows")
-        log.warning(
-            "%s: Pulsar knows %s up to %d, the client goes on elsewhere: %s",
-            self._log.title, self.name, producer.last_sequence_id, error.message,
-        )  # fmt: skip
+        self._log.engine.troubles.tell(
+            (self._log.title, self.name),
+            f"{self._log.title}: Pulsar knows {self.name} up to {producer.last_sequence_id}, the client goes on "
+            f"elsewhere: {error.message}",
+        )
         return True
 
     async def _opened(self) -> Producer:
@@ -227,6 +249,8 @@ class Sender:
         await owner.guard()
         if self.idempotent:
             await owner.engine.deduplicates(owner.topic.topic_id)
+        if owner.policy.raw_entries:
+            await owner.engine.begin_raw(owner.topic.topic_id)
         while True:
             try:
                 return await owner.client.open_producer(
@@ -246,10 +270,7 @@ class Sender:
 
     def _refusal(self, error: PulsarError) -> KopError:
         """The error for the client; it is counted and logged."""
-        found = kafka_error(error, f"cannot write to {self._log.title}")
-        self._log.engine.count(f"writes refused: {error.code}")
-        log.warning("%s", found.message)
-        return found
+        return self._log.engine.troubles.refused(error, "writes", f"cannot write to {self._log.title}")
 
     def _send(self, append: Append) -> None:
         try:
@@ -286,14 +307,7 @@ class Sender:
             first = self._next
         assert self._producer is not None
         try:
-            entries = transcode.to_entries(
-                append.batch,
-                header,
-                producer_name=self.name,
-                sequence_base=first,
-                publish_time=int(time.time() * 1000),
-                max_size=self._log.max_entry_bytes,
-            )
+            entries = self._entries(append, first, confirm=known)
             self._log.numbering.check(entries, self._log.last_position)
         except KopError as error:
             append.error = error
@@ -308,6 +322,7 @@ class Sender:
             sequence_id = first + entry.first
             piece = Piece(append, entry, sequence_id, len(entries) == 1, self)
             self.pending[sequence_id] = piece
+            self._sent_bytes += piece.size
             receipt = self._producer.send(
                 entry.metadata,
                 entry.payload,
@@ -324,10 +339,42 @@ class Sender:
             else:
                 receipt.add_done_callback(_Receipt(self, piece))
 
+    def _entries(self, append: Append, first: int, *, confirm: bool) -> Sequence[transcode.PulsarEntry]:
+        """A batch as Pulsar gets it, in the topic's entry format; its first record has the sequence id `first`."""
+        owner, header = self._log, append.header
+        policy, publish_time = owner.policy, int(time.time() * 1000)
+        # A batch that Pulsar has in part was split. In one entry the rest of it would be dropped with that part.
+        in_part = not confirm and self.sequences is not None and self.sequences.known(first)
+        if not in_part and owner.engine.writes_raw(owner):
+            entry = transcode.to_raw_entry(
+                append.batch,
+                header,
+                producer_name=self.name,
+                sequence_base=first,
+                publish_time=publish_time,
+                max_size=owner.max_entry_bytes,
+            )
+            return (entry,)
+        return transcode.to_entries(
+            append.batch,
+            header,
+            producer_name=self.name,
+            sequence_base=first,
+            publish_time=publish_time,
+            max_size=owner.max_entry_bytes,
+            max_bytes=min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED),
+            reject_null_keys=policy.compact,
+        )
+
     def _received(self, piece: Piece, receipt: asyncio.Future[Position]) -> None:
         error: BaseException | None = (
             PulsarError("Closed", "the producer was closed") if receipt.cancelled() else receipt.exception()
         )
+        self.taken_bytes += piece.size
+        now = self._log.loop.time()
+        if now - piece.sent > LATE_SECONDS and self._log.limits.late(now):
+            taken, behind = self.taken_bytes - piece.before, self._sent_bytes - self.taken_bytes
+            piece.append.throttle_ms = still_to_wait(now - piece.sent, taken, piece.size + behind)
         if piece.done:
             return
         if error is None:

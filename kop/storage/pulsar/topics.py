@@ -1,4 +1,4 @@
-"""The catalogue over Pulsar: its partitioned and plain topics of one namespace, and the gateway's own of another.
+"""The catalogue over Pulsar: partitioned and plain topics of the home namespace, the gateway's own, and named others.
 
 Owns: names there and here, topic ids, the properties that hold them, how other people's changes are learned.
 Must not know: entries, offsets.
@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -25,14 +24,15 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
-from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.elsewhere import topic_of
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
 
 ID_PROPERTY: Final = "kop.topic_id"
 CONFIGS_PROPERTY: Final = "kop.configs"
-_PARTITION = re.compile(r"(.+)-partition-(\d+)\Z")
+RAW_PROPERTY: Final = "kop.raw_entries"
+"""Set for good where batches may have been stored as they came: Pulsar's compaction fails on them."""
 _AT_ONCE = 16
 """Admin calls side by side."""
 _NAMING_ROUNDS = 5
@@ -91,6 +91,19 @@ class PulsarTopics:
         """Grows with every change of any topic."""
         return self._version
 
+    @property
+    def namespace(self) -> str:
+        """Of the topics that have none in their names."""
+        return self._engine.settings.namespace
+
+    async def find(self, names: Collection[str]) -> None:
+        """Look for topics of other namespaces that are not known."""
+        await self._engine.elsewhere.find(names)
+
+    def missing(self, name: str) -> ErrorCode | None:
+        """Why such a topic was not found a moment ago."""
+        return self._engine.elsewhere.missing(name)
+
     def get(self, name: str) -> TopicInfo | None:
         """The topic of that name, or None."""
         return self._by_name.get(name)
@@ -139,8 +152,9 @@ class PulsarTopics:
         """Keep a small value beside the topic."""
         known = self.pulsar(topic_id)
         await self._ask("cannot keep a property", self._engine.admin.set_properties(known.full_name, {key: value}))
-        if topic_id in self._pulsar:
-            self._pulsar[topic_id] = replace(known, properties={**known.properties, key: value})
+        now = self._pulsar.get(topic_id)
+        if now is not None:  # with what else was set meanwhile
+            self._pulsar[topic_id] = replace(now, properties={**now.properties, key: value})
             self._engine.announce(known.full_name)
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
@@ -156,7 +170,7 @@ class PulsarTopics:
         try:
             return await call
         except PulsarError as error:
-            raise kafka_error(error, doing) from error
+            raise self._engine.troubles.refused(error, "topic changes", doing) from error
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
         if topic.name in self._by_name:
@@ -164,7 +178,19 @@ class PulsarTopics:
         if topic.partitions < 1:
             raise PeerError(f"a topic of {topic.partitions} partitions", ErrorCode.INVALID_PARTITIONS)
         full_name = self._engine.full_name(topic.name, topic.internal)
+        if "/" not in topic.name:
+            return await self._create_as(topic, full_name)
+        self._engine.elsewhere.check(topic.name)
+        try:
+            return await self._create_as(topic, full_name)
+        except KopError as error:
+            self._engine.elsewhere.refused(topic.name, error)
+            raise
+
+    async def _create_as(self, topic: TopicInfo, full_name: str) -> TopicInfo:
         properties = {ID_PROPERTY: str(topic.topic_id), CONFIGS_PROPERTY: json.dumps(dict(topic.configs))}
+        if self._engine.policy(topic).raw_entries:
+            properties[RAW_PROPERTY] = "true"
         doing = f"cannot create topic {topic.name!r}"
         await self._ask(doing, self._engine.admin.create_partitioned(full_name, topic.partitions, properties))
         known = PulsarTopic(full_name, False, properties)
@@ -189,7 +215,8 @@ class PulsarTopics:
         except PulsarError as error:
             if error.code not in {"NotFound", "TopicNotFound"}:
                 self._engine.deleting(topic_id, undone=True)
-                raise kafka_error(error, f"cannot delete topic {topic.name!r}") from error
+                doing = f"cannot delete topic {topic.name!r}"
+                raise self._engine.troubles.refused(error, "topic changes", doing) from error
         self._remove(topic)
         self._engine.announce(known.full_name)
 
@@ -216,11 +243,21 @@ class PulsarTopics:
         topic = self._find(topic_id)
         known = self.pulsar(topic_id)
         changed = replace(topic, configs=configs)
-        value = json.dumps(dict(configs))
+        before, policy = self._engine.policy(topic), self._engine.policy(changed)
+        if RAW_PROPERTY in known.properties and policy.compact and not before.compact:
+            raise PeerError(
+                f"topic {topic.name!r} has or had kop.entry.format=kafka: Pulsar finds no keys in such batches and "
+                "cannot compact it, a new topic can be",
+                ErrorCode.INVALID_CONFIG,
+            )
+        properties = {CONFIGS_PROPERTY: json.dumps(dict(configs))}
+        if policy.raw_entries:
+            properties[RAW_PROPERTY] = "true"
         doing = f"cannot change the configs of topic {topic.name!r}"
         await self._ask(doing, self._engine.apply_policies(changed, known, before=topic))
-        await self._ask(doing, self._engine.admin.set_properties(known.full_name, {CONFIGS_PROPERTY: value}))
-        known = replace(known, properties={**known.properties, CONFIGS_PROPERTY: value})
+        await self._ask(doing, self._engine.admin.set_properties(known.full_name, properties))
+        known = self.pulsar(topic_id)  # with what else was set meanwhile
+        known = replace(known, properties={**known.properties, **properties})
         self._put(topic, changed, known)
         self._engine.announce(known.full_name)
         return changed
@@ -236,8 +273,16 @@ class PulsarTopics:
     async def load(self) -> None:
         """Read the namespaces whole. PulsarError where that is not possible."""
         async with self._turn:
-            found = await self._list()
+            found = await self._list() | await self._engine.elsewhere.named()
             await self._look_at(found | set(map(self._name_of, self._by_id)))
+
+    async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
+        """Look at topics that nobody has told of; returns those that could not be read."""
+        failed: dict[str, PulsarError] = {}
+        if full_names:
+            async with self._turn:
+                await self._look_at(full_names, failed)
+        return failed
 
     async def refresh(self, topic_id: UUID) -> None:
         """Look at one topic anew: Pulsar said something of it that does not fit."""
@@ -249,13 +294,13 @@ class PulsarTopics:
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
         """The watcher's callback: names of Pulsar's topics, partitions among them."""
         names = [*added, *removed]
-        for name in map(self._base, removed):
+        for name in map(topic_of, removed):
             for delay in _LOOK_AGAIN:
                 self._engine.loop.call_later(delay, self._look_again, name)
         if snapshot is not None:
-            present = {self._base(name) for name in snapshot}
+            present = {topic_of(name) for name in snapshot}
             names += [name for name in map(self._name_of, self._by_id) if name not in present] + [*snapshot]
-        self._dirty.update(self._base(name) for name in names)
+        self._dirty.update(map(topic_of, names))
         self._wake.set()
 
     def _look_again(self, name: str) -> None:
@@ -274,7 +319,7 @@ class PulsarTopics:
                 async with self._turn:
                     await self._look_at(names)
             except PulsarError as error:
-                log.warning("cannot read topics that changed: %s; trying again", error)
+                self._engine.troubles.refused(error, "requests", "cannot read topics that changed, trying again")
                 self._dirty |= names
                 await asyncio.sleep(1)
                 self._wake.set()
@@ -283,17 +328,27 @@ class PulsarTopics:
         found: set[str] = set()
         for namespace in self._engine.namespaces:
             found.update(await self._engine.admin.list_partitioned(namespace))
-            found.update(self._base(name) for name in await self._engine.client.topics(namespace))
+            found.update(map(topic_of, await self._engine.client.topics(namespace)))
         return {name for name in found if self._engine.kafka_name(name) is not None}
 
-    async def _look_at(self, names: Iterable[str]) -> None:
-        """Compare each of Pulsar's topics with what is known of it. Called in turn."""
+    async def _look_at(self, names: Iterable[str], failed: dict[str, PulsarError] | None = None) -> None:
+        """Compare each of Pulsar's topics with what is known of it. Called in turn.
+
+        What could not be read comes into `failed`; without it, PulsarError, but not for topics of other namespaces.
+        """
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def one(name: str) -> None:
-            async with gate:
-                found = await self._read(name)
-            self._found(name, found)
+            try:
+                async with gate:
+                    found = await self._read(name)
+            except PulsarError as error:
+                if failed is not None:
+                    failed[name] = error
+                elif not self._engine.elsewhere.unreadable(name, error):
+                    raise
+            else:
+                self._found(name, found)
 
         await asyncio.gather(*(one(name) for name in sorted(names)))
 
@@ -373,11 +428,6 @@ class PulsarTopics:
         else:
             self._pulsar[topic.topic_id] = known
             self._engine.update_logs(topic, known)
-
-    def _base(self, name: str) -> str:
-        """The topic that a partition belongs to."""
-        match = _PARTITION.match(name)
-        return match[1] if match else name
 
     def _name_of(self, topic_id: UUID) -> str:
         return self._pulsar[topic_id].full_name

@@ -52,6 +52,7 @@ class SqliteLog:
         "log_start_offset",
         "policy",
         "producer_states",
+        "refuses_null_keys",
         "size_bytes",
         "snapshot_offset",
         "tail",
@@ -62,6 +63,7 @@ class SqliteLog:
         self._engine = engine
         self._listeners: list[Callable[[], None]] | None = None
         self.attached = True
+        self.refuses_null_keys = False
         self.topic = topic
         self.index = index
         self.log_id = log_id

@@ -11,7 +11,7 @@ import json
 import logging
 import sqlite3
 from bisect import insort
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,6 +59,16 @@ class SqliteTopics:
     def version(self) -> int:
         """Grows with every change of any topic; durable."""
         return self._version
+
+    @property
+    def namespace(self) -> None:
+        """There are no namespaces."""
+
+    async def find(self, names: Collection[str]) -> None:
+        """All is in memory."""
+
+    def missing(self, name: str) -> None:
+        """All is in memory."""
 
     def get(self, name: str) -> TopicInfo | None:
         """The topic of that name, or None."""

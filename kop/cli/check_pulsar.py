@@ -1,0 +1,144 @@
+"""What the settings of a Pulsar cluster's brokers mean for Kafka clients, in words, for `kop check`.
+
+Owns: which settings matter, what each of their values means, which are too small.
+Must not know: how the settings are read.
+
+The settings are those of broker.conf: https://pulsar.apache.org/reference/#/4.0.x/config/reference-configuration-broker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from kop.cli.common import CliError, fail
+
+Settings: TypeAlias = Mapping[str, str]
+"""The broker's settings in force, all as text."""
+
+FEW_PRODUCERS = 1000
+"""Idempotent producers that a partition should remember at least."""
+SHORT_IDLE_MINUTES = 60
+MANY_ENTRIES = 100_000
+"""Entries between two snapshots of the deduplication's state, which a broker reads again when it takes a topic."""
+SMALL_MESSAGE = 1_048_588
+"""Kafka's largest batch, as it comes."""
+_INDEX = "AppendIndexMetadataInterceptor"
+_INTERCEPTORS = "brokerEntryMetadataInterceptors"
+_EXPOSING = "exposingBrokerEntryMetadataToClientEnabled"
+
+
+class Caution(str):
+    """A detail that somebody should read: it works, but may not for long."""
+
+    __slots__ = ()
+
+
+def entry_index(settings: Settings) -> str:
+    """Offsets are the brokers' entry index."""
+    missing = []
+    if _INDEX not in settings.get(_INTERCEPTORS, ""):
+        missing.append(f"{_INTERCEPTORS}=org.apache.pulsar.common.intercept.{_INDEX}")
+    if not _is_on(settings, _EXPOSING):
+        missing.append(f"{_EXPOSING}=true")
+    if missing:
+        fail(f"the brokers send no entry index, so there are no offsets; add to broker.conf: {' and '.join(missing)}")
+    return "brokers count messages and tell clients: there are offsets"
+
+
+def topic_policies(settings: Settings) -> str:
+    """Retention, compaction and deduplication are set topic by topic."""
+    off = [
+        name
+        for name in ("systemTopicEnabled", "topicLevelPoliciesEnabled")
+        if name in settings and not _is_on(settings, name)
+    ]
+    if off:
+        fail(
+            f"{' and '.join(off)} must be true: without policies of their own, topics lose what no subscription holds "
+            "(no retention.ms, no compaction)"
+        )
+    return "topics have their own retention, compaction and deduplication"
+
+
+def deduplication(settings: Settings) -> str:
+    """Who turns it on."""
+    if _is_on(settings, "brokerDeduplicationEnabled"):
+        return "on for every topic"
+    return "off by default; the gateway turns it on for each topic that it makes or an idempotent producer writes to"
+
+
+def idempotent_producers(settings: Settings) -> str:
+    """How long Pulsar remembers an idempotent producer."""
+    producers = _number(settings, "brokerDeduplicationMaxNumberOfProducers")
+    minutes = _number(settings, "brokerDeduplicationProducerInactivityTimeoutMinutes")
+    if producers is None or minutes is None:
+        return Caution("this broker does not say how long it remembers producers")
+    told = (
+        f"a partition remembers {producers:,} producers, each until it is idle for {_time(minutes)}; one that it has "
+        "forgotten gets UNKNOWN_PRODUCER_ID or OUT_OF_ORDER_SEQUENCE_NUMBER, and a batch that it sends again then "
+        "cannot be told from a new one"
+    )
+    small = []
+    if producers < FEW_PRODUCERS:
+        small.append(f"brokerDeduplicationMaxNumberOfProducers={producers} (10000 as it comes)")
+    if minutes < SHORT_IDLE_MINUTES:
+        small.append(f"brokerDeduplicationProducerInactivityTimeoutMinutes={minutes} (360 as it comes)")
+    return Caution(f"{told}; small: raise {' and '.join(small)}") if small else told
+
+
+def snapshots(settings: Settings) -> str:
+    """How much a broker reads again, and what retention waits for."""
+    entries = _number(settings, "brokerDeduplicationEntriesInterval")
+    seconds = _number(settings, "brokerDeduplicationSnapshotIntervalSeconds")
+    if entries is None:
+        return Caution("this broker does not say how often it keeps what it knows of producers")
+    often = f"every {entries:,} entries" + (f" or {seconds} s" if seconds else "")
+    told = f"{often}; entries since the last one outlive their retention and are read again when a topic moves"
+    if entries > MANY_ENTRIES:
+        return Caution(f"{told}, which takes long: lower brokerDeduplicationEntriesInterval (1000 as it comes)")
+    if not seconds:
+        name = "brokerDeduplicationSnapshotIntervalSeconds"
+        return Caution(f"{told}; a quiet topic never gets one: set {name} (120 as it comes)")
+    return told
+
+
+def message_size(settings: Settings) -> str:
+    """The largest record and the largest entry."""
+    size = _number(settings, "maxMessageSize")
+    if size is None:
+        return Caution("this broker does not say how large an entry may be")
+    told = f"an entry may have {size:,} bytes; larger batches are split, a larger record is MESSAGE_TOO_LARGE"
+    if size < SMALL_MESSAGE:
+        return Caution(
+            f"{told}; that is less than Kafka's message.max.bytes: raise maxMessageSize (5242880 as it comes)"
+        )
+    return told
+
+
+LOOKS: tuple[tuple[str, Callable[[Settings], str]], ...] = (
+    ("entry index", entry_index),
+    ("topic policies", topic_policies),
+    ("deduplication", deduplication),
+    ("idempotence", idempotent_producers),
+    ("snapshots", snapshots),
+    ("message size", message_size),
+)
+"""Name and look; a look returns what it found in words, a `Caution`, or raises CliError."""
+
+
+def _is_on(settings: Settings, name: str) -> bool:
+    return settings.get(name, "").strip().lower() == "true"
+
+
+def _number(settings: Settings, name: str) -> int | None:
+    text = settings.get(name, "").strip()
+    try:
+        return int(text) if text else None
+    except ValueError:
+        raise CliError(f"{name} is {text!r}, which is no number") from None
+
+
+def _time(minutes: int) -> str:
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h" if hours and not rest else f"{minutes} minutes"

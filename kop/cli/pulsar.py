@@ -1,0 +1,50 @@
+"""Pulsar's admin REST for the commands that ask it, with the access that the settings give.
+
+Owns: the client of that REST and how its failures read.
+Must not know: what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from kop.cli.common import fail
+from kop.config import Config
+
+if TYPE_CHECKING:
+    from kop.pulsar_client.admin import Admin
+
+T = TypeVar("T")
+
+
+def ask(url: str, config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """Run `work` with a client of the admin REST at `url`. What Pulsar refuses ends the command with one line."""
+    from kop.pulsar_client import PulsarError, TlsOptions
+    from kop.pulsar_client.admin import Admin
+    from kop.pulsar_client.auth import parse_auth
+
+    async def do() -> T:
+        authorities = config.kop_pulsar_tls_ca_file or None
+        try:
+            auth = parse_auth(config.kop_pulsar_auth, TlsOptions(ca_file=authorities, system_too=True))
+        except ValueError as error:
+            return fail(f"kop.pulsar.auth: {error}")
+        tls = TlsOptions(
+            ca_file=authorities,
+            cert_file=config.kop_pulsar_tls_cert_file or None,
+            key_file=config.kop_pulsar_tls_key_file or None,
+            check_hostname=config.kop_pulsar_tls_verify_host,
+        )
+        try:
+            admin = Admin(url, auth=auth, tls=tls)
+        except ValueError as error:
+            return fail(str(error))
+        async with admin:
+            return await work(admin)
+
+    try:
+        return asyncio.run(do())
+    except PulsarError as error:
+        return fail(f"Pulsar says {error}")

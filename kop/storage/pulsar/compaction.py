@@ -1,0 +1,154 @@
+"""Compaction of the gateways' own topics: that it runs, what it has not seen yet, and what may be dropped after it.
+
+Owns: the look at each partition, the alarm, the retention of these topics.
+Must not know: what their records mean.
+
+Pulsar compacts a partition when so many bytes have come since the last time, into a ledger beside the log. Its cursor
+`__compaction` is there from the topic's first moment and, as any subscription, keeps what it has not passed.
+
+- Until a compaction has succeeded the topic is kept for ever: nobody knows yet whether compaction works here.
+- Then `AFTERWARDS` is enough: whatever no compaction has seen is held by the cursors, the newest record of each key is
+  in the compacted ledger, and readers begin there. Where a cursor is missing (somebody deleted that subscription) the
+  topic is kept for ever again.
+- A partition whose uncompacted part is large and old is looked after here, too: the gateway that leads it says so and
+  starts a compaction itself. What has not been compacted is read whole by whoever takes the partition over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kop.errors import KopError
+from kop.pulsar_client import PulsarError
+from kop.pulsar_client.admin import FOREVER, Retention
+from kop.storage.pulsar import policies
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.engine import PulsarEngine
+    from kop.storage.pulsar.log import PulsarLog
+
+CURSOR: Final = "__compaction"
+AFTERWARDS: Final = Retention(24 * 60, -1)
+"""A day, for people who want to see what was written."""
+LATE_BYTES: Final = 2 * policies.OWN_COMPACTION_THRESHOLD
+LATE_SECONDS: Final = 900.0
+"""A partition is late with both: brokers look every minute whether to compact, and need a while for it."""
+RETENTION_EVERY: Final = 600.0
+"""Seconds between two looks at all partitions of a topic."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncompacted:
+    """What no compaction has seen of a partition."""
+
+    size: int
+    """Bytes."""
+    seconds: float
+    """Age of the oldest record of that; 0 where there is none."""
+
+    @property
+    def late(self) -> bool:
+        """It should have been compacted long ago."""
+        return self.size >= LATE_BYTES and self.seconds >= LATE_SECONDS
+
+
+def uncompacted(stats: Mapping[str, Any], now_ms: int) -> Uncompacted | None:
+    """From a partition's stats with backlogs; None where compaction has no cursor."""
+    cursor = stats.get("subscriptions", {}).get(CURSOR)
+    if cursor is None:
+        return None
+    size = max(cursor.get("backlogSize", 0), 0)
+    oldest = cursor.get("earliestMsgPublishTimeInBacklog", 0)
+    return Uncompacted(size, max(now_ms - oldest, 0) / 1000 if size and oldest > 0 else 0.0)
+
+
+def retention_of(partitions: Sequence[Mapping[str, Any]]) -> Retention:
+    """How long a topic has to be kept, from the internal stats of all its partitions."""
+    held = all(CURSOR in stats.get("cursors", {}) for stats in partitions)
+    proven = any(stats.get("compactedLedger", {}).get("ledgerId", -1) >= 0 for stats in partitions)
+    return AFTERWARDS if held and proven else FOREVER
+
+
+class Compactions:
+    """The internal topics of one engine."""
+
+    def __init__(self, engine: PulsarEngine) -> None:
+        self.found: dict[tuple[str, int], Uncompacted] = {}
+        """By topic and partition, of those that this gateway leads."""
+        self._engine = engine
+        self._late: set[tuple[str, int]] = set()
+        self._due: dict[str, float] = {}
+
+    async def look(self) -> None:
+        """At each partition that this gateway leads. What cannot be asked is logged, and asked again next time."""
+        found: dict[tuple[str, int], Uncompacted] = {}
+        for topic in self._engine.topics.all():
+            if not topic.internal:
+                continue
+            for index in range(topic.partitions):
+                one = self._engine.log(topic.topic_id, index)
+                if one is None or one.leading.sender is None or not one.policy.compact or one.policy.delete:
+                    continue
+                try:
+                    if (seen := await self._look_at(one)) is not None:
+                        found[topic.name, index] = seen
+                    if index == 0 and self._engine.loop.time() >= self._due.get(topic.name, 0.0):
+                        await self._keep(one)
+                        self._due[topic.name] = self._engine.loop.time() + RETENTION_EVERY
+                except (PulsarError, KopError) as error:
+                    log.warning("cannot look after the compaction of %s: %s", one.title, error)
+                    self._engine.count("compactions not looked at")
+        self.found = found
+        self._late &= found.keys()
+
+    async def _look_at(self, one: PulsarLog) -> Uncompacted | None:
+        stats = await self._engine.admin.stats(one.partition_name, backlogs=True)
+        seen, key = uncompacted(stats, int(time.time() * 1000)), (one.topic.name, one.index)
+        if seen is None:
+            self._engine.count("compactions without a cursor")
+            return None
+        if not seen.late:
+            self._late.discard(key)
+            return seen
+        self._engine.count("compactions that are late")
+        if key not in self._late:
+            self._late.add(key)
+            status = await self._engine.admin.compaction_status(one.partition_name)
+            log.warning(
+                "no compaction has seen %d MiB of %s, the oldest of it %.0f minutes old (last compaction: %s %s). One "
+                "is started now; if this comes again, see the broker's log, and that "
+                "brokerServiceCompactionMonitorIntervalInSeconds is not 0 in broker.conf. Until then taking the "
+                "partition over takes longer, and it is kept whole",
+                seen.size >> 20, one.title, seen.seconds / 60, status.status, status.error,
+            )  # fmt: skip
+        try:
+            await self._engine.admin.compact(one.partition_name)
+        except PulsarError as error:
+            if error.code != "Conflict":  # one runs
+                raise
+        return seen
+
+    async def _keep(self, one: PulsarLog) -> None:
+        """Bring the topic's retention to what compaction allows."""
+        admin, full_name = self._engine.admin, self._engine.topics.pulsar(one.topic.topic_id).full_name
+        logs = [self._engine.log(one.topic.topic_id, index) for index in range(one.topic.partitions)]
+        wanted = retention_of([await admin.internal_stats(each.partition_name) for each in logs if each is not None])
+        known = await admin.get_retention(full_name, applied=True)
+        if known == wanted or (wanted != FOREVER and known not in {None, FOREVER}):
+            return  # somebody chose another one for the time after compaction
+        if wanted == FOREVER:
+            log.error(
+                "a partition of %s has lost its subscription %s: all of it is kept from now on. Compaction makes a new "
+                "one (pulsar-admin topics compact)",
+                full_name, CURSOR,
+            )  # fmt: skip
+            self._engine.count("compactions without a cursor")
+        else:
+            log.info("%s is compacted: what was is kept for %d minutes from now on", full_name, wanted.minutes)
+        await policies.set_retention(admin, full_name, wanted)

@@ -1,0 +1,99 @@
+"""Whether Pulsar holds a partition's batches back by a publish rate, and for how long still.
+
+Owns: that question, asked of Pulsar's own count, and the estimate for Kafka's throttle_time_ms.
+Must not know: batches, clients.
+
+A broker that has taken as much as the rate allows stops reading our connection; nothing says so on the wire. Receipts
+that are late may have other reasons, so the partition's `publishRateLimitedTimes` decides: it grows while Pulsar does
+this (https://pulsar.apache.org/docs/next/admin-api-topics/#get-stats).
+
+A broker takes a batch first and then stops until the rate has caught up with it. What is answered as throttle_time_ms
+is the time that this takes for the batch itself and for those behind it, at the pace of the last ones. A client that
+waits for so long loses nothing: what it sent earlier would stand in line here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kop.pulsar_client import PulsarError
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.log import PulsarLog
+
+LATE_SECONDS: Final = 0.1
+"""A receipt that took so long is a reason to ask."""
+_ASK_SECONDS: Final = 1.0
+_LONGEST_SECONDS: Final = 60.0
+_HOLDS_SECONDS: Final = 10.0
+"""How long an answer is believed."""
+_MOST_MS: Final = 1000
+"""As Kafka's own quotas: the window in which they count."""
+
+
+def still_to_wait(waited: float, taken: int, left: int) -> int:
+    """Milliseconds for `left` bytes, where `taken` bytes were taken while a batch waited (seconds)."""
+    return min(int(waited * left * 1000 / max(taken, 1)), _MOST_MS)
+
+
+class Held:
+    """Whether a rate is exceeded now, from a count that grows. A pure machine: times in seconds come with each call."""
+
+    def __init__(self) -> None:
+        self._count = -1
+        self._grew = self._asked = float("-inf")
+        self._pause = _ASK_SECONDS
+
+    def wants_to_ask(self, now: float) -> bool:
+        """True once a second at most, and ever less where receipts are late for other reasons."""
+        if now - self._asked < self._pause:
+            return False
+        self._asked = now
+        return True
+
+    def counted(self, count: int, now: float) -> bool:
+        """Take an answer. True where the state begins."""
+        before = self.now(now)
+        if 0 <= self._count < count:
+            self._grew, self._pause = now, _ASK_SECONDS
+        elif self._count >= 0:
+            self._pause = min(self._pause * 2, _LONGEST_SECONDS)
+        self._count = count
+        return self.now(now) and not before
+
+    def now(self, now: float) -> bool:
+        """Whether Pulsar does so."""
+        return now - self._grew < _HOLDS_SECONDS
+
+
+class Limits:
+    """One partition's."""
+
+    def __init__(self, log: PulsarLog) -> None:
+        self._log = log
+        self._held = Held()
+
+    def late(self, now: float) -> bool:
+        """A receipt was late. True where that is because of a publish rate."""
+        log = self._log
+        if self._held.wants_to_ask(now):
+            log.spawn(self._ask())
+        if not self._held.now(now):
+            return False
+        log.engine.count("batches held back by a publish rate")
+        return True
+
+    async def _ask(self) -> None:
+        log = self._log
+        try:
+            count = int((await log.engine.admin.stats(log.partition_name)).get("publishRateLimitedTimes", 0))
+        except PulsarError as error:
+            log.engine.troubles.refused(error, "requests", f"cannot ask whether {log.title} is throttled")
+            return
+        if self._held.counted(count, log.loop.time()):
+            log.engine.troubles.tell(
+                ("publish rate", log.title),
+                f"{log.title} is written to faster than its publish rate allows: Pulsar holds batches back, clients "
+                "are told to wait (throttle_time_ms); all topics behind the same broker wait with it. Raise the rate "
+                "(pulsar-admin topics set-publish-rate, namespaces set-publish-rate) or write less",
+            )

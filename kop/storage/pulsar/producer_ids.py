@@ -1,0 +1,105 @@
+"""Producer ids, unique over all gateways and for good: blocks of them are counted by messages of a topic.
+
+Owns: that topic's producer, the block in hand.
+Must not know: who gets an id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from kop.errors import BackendError, ErrorCode
+from kop.pulsar_client import Client, Entry, Producer, PulsarError
+from kop.records import transcode
+from kop.records.batch import build, read_header
+from kop.records.record import Record
+from kop.storage.pulsar.numbering import Numbering
+
+_BLOCK: Final = 1000
+"""Producer ids that a message stands for."""
+
+INDEX_HELP: Final = (
+    "the Pulsar brokers send no entry index, so there are no offsets. Add to broker.conf (or standalone.conf) and "
+    "restart:\n"
+    "  brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor,"
+    "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor\n"
+    "  exposingBrokerEntryMetadataToClientEnabled=true\n"
+    "Where that cannot be, kop.pulsar.offsets=packed makes offsets of the message ids; what it costs is said by "
+    "`kop config kop.pulsar.offsets`"
+)
+
+
+class ProducerIds:
+    """The ids of one gateway, from `partition`. Errors are KopErrors and PulsarErrors."""
+
+    def __init__(self, client: Client, numbering: Numbering, partition: str, name: str) -> None:
+        self._client = client
+        self._numbering = numbering
+        self._partition = partition
+        self._name = name
+        self._producer: Producer | None = None
+        self._sequence = 0
+        self._blocks: list[int] = []
+
+    async def start(self) -> None:
+        """Take the first block: tells whether the brokers send what offsets are made of."""
+        self._blocks.append(await self._take_blocks(1))
+
+    async def take(self, count: int) -> int:
+        """Reserve `count` ids; returns the first."""
+        blocks = -(-count // _BLOCK)
+        if blocks == 1 and self._blocks:
+            return self._blocks.pop()
+        return await self._take_blocks(blocks)
+
+    async def _take_blocks(self, blocks: int) -> int:
+        """Write messages to our own topic: where they lie, which nobody else has, says which ids are ours."""
+        if self._producer is None:
+            self._producer = await self._client.open_producer(self._partition, name=self._name, on_lost=self._lost)
+        batch = build([Record(index, 0, None, b"") for index in range(blocks)])
+        sequence = self._sequence
+        self._sequence += blocks
+        (entry,) = transcode.to_entries(
+            batch,
+            read_header(batch),
+            producer_name=self._producer.name,
+            sequence_base=sequence,
+            publish_time=int(time.time() * 1000),
+            max_size=self._client.max_message_size,
+        )
+        position = await self._producer.send(
+            entry.metadata,
+            entry.payload,
+            sequence_id=sequence,
+            highest_sequence_id=sequence + blocks - 1,
+            num_messages=blocks,
+        )
+        if position.ledger < 0:
+            raise BackendError(
+                "Pulsar took a new block of producer ids for a duplicate", ErrorCode.COORDINATOR_NOT_AVAILABLE
+            )
+        if (first := self._numbering.first_id(position, blocks * _BLOCK)) is not None:
+            return first
+        arrived: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
+
+        def on_entry(found: Entry) -> None:
+            if not arrived.done():
+                arrived.set_result(found)
+
+        reader = await self._client.open_reader(self._partition, position, permits=1, on_entry=on_entry)
+        try:
+            async with asyncio.timeout(10):
+                found = await arrived
+        except TimeoutError:
+            raise BackendError("Pulsar did not hand out a new block of producer ids") from None
+        finally:
+            await reader.close()
+        if found.index is None:
+            raise BackendError(INDEX_HELP)
+        return (found.index - blocks + 1) * _BLOCK
+
+    def _lost(self, error: PulsarError) -> None:
+        """The next who needs ids opens it anew."""
+        self._producer = None

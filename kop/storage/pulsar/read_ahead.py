@@ -1,0 +1,110 @@
+"""What all readers behind the tails hold in memory together.
+
+Owns: the bound in bytes, who has to go for somebody else, who has to wait.
+Must not know: partitions, entries.
+
+Permits count messages and say nothing of bytes: the broker's first answer to a reader is as much as it reads at once,
+whatever was asked for. So a reader that waits for its first entries counts as such a burst; later it counts as what it
+really holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+
+class Share:
+    """What one reader holds. It is idle until somebody reads; an idle one may have to go."""
+
+    __slots__ = ("_ended", "_pool", "drop", "held")
+
+    def __init__(self, pool: ReadAhead, drop: Callable[[], None], held: int) -> None:
+        self._pool = pool
+        self.drop = drop
+        self.held = held
+        self._ended = False
+
+    def holds(self, size: int) -> None:
+        """So many bytes from now on."""
+        if not self._ended:
+            self._pool.change(self, size)
+
+    def busy(self) -> None:
+        """It is read from."""
+        self._pool.idle.pop(self, None)
+
+    def idle(self) -> None:
+        """Nobody reads from it; the one that was left longest goes first."""
+        if not self._ended:
+            self._pool.idle[self] = None
+            self._pool.wake()
+
+    def end(self) -> None:
+        """It is gone; nothing counts any more."""
+        self._pool.idle.pop(self, None)
+        if not self._ended:
+            self._pool.change(self, 0)
+            self._ended = True
+
+
+class ReadAhead:
+    """The bound on all shares, in bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.held = 0
+        self.idle: dict[Share, None] = {}
+        """In the order in which they were left."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def share(self, burst: int, drop: Callable[[], None]) -> Share:
+        """A share for a new reader whose first entries may have `burst` bytes; waits while there is no room.
+
+        `drop` closes the reader where its room is needed and it is idle. One reader is let in whatever its size.
+        """
+        while self.held and self.held + burst > self._max_bytes:
+            if self._evict():
+                continue
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.cancelled():
+                    self._waiting.remove(turn)
+                else:
+                    self.wake()  # it was our turn
+                raise
+        share = Share(self, drop, burst)
+        self.held += burst
+        self.wake()
+        return share
+
+    def change(self, share: Share, size: int) -> None:
+        """A share holds another amount."""
+        grown = size - share.held
+        self.held += grown
+        share.held = size
+        if grown < 0:
+            self.wake()
+        while self.held > self._max_bytes and self._evict():
+            pass
+
+    def wake(self) -> None:
+        """There may be room for one that waits."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def _evict(self) -> bool:
+        """Let the reader go that was left longest. False where none is idle."""
+        if not self.idle:
+            return False
+        oldest = next(iter(self.idle))
+        oldest.end()
+        oldest.drop()
+        return True

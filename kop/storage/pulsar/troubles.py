@@ -1,0 +1,69 @@
+"""What goes wrong between the gateway and Pulsar: how often, and when the log says so.
+
+Owns: the counts for the metrics, which line is new and which was said a moment ago.
+Must not know: what is done about it.
+
+Clients try again many times a second. A line is logged when a trouble begins, then every few minutes while it lasts;
+one that was quiet for a minute begins anew. The counts miss nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from kop.errors import BackendError, KopError
+from kop.pulsar_client import PulsarError
+from kop.storage.pulsar.errors import kafka_error
+
+_QUIET_SECONDS: Final = 60.0
+_REMIND_SECONDS: Final = 300.0
+_MOST: Final = 2000
+
+log = logging.getLogger(__name__)
+
+
+class Repeats:
+    """Which of many lines are to be said. A pure machine: the time (seconds) comes with each."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[object, tuple[float, float, int]] = OrderedDict()
+        """When it was said, when it was last seen, how often since it was said."""
+
+    def say(self, key: object, now: float) -> int | None:
+        """None: said a moment ago. Else how often it was kept back since then."""
+        said, seen, kept = self._known.pop(key, (now, now, -1))
+        again = kept < 0 or now - seen > _QUIET_SECONDS or now - said > _REMIND_SECONDS
+        self._known[key] = (now, now, 0) if again else (said, now, kept + 1)
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return max(kept, 0) if again else None
+
+
+class Troubles:
+    """One engine's. `clock` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.counts: dict[str, int] = {}
+        self._clock = clock
+        self._repeats = Repeats()
+
+    def count(self, what: str) -> None:
+        """One more."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def tell(self, key: object, text: str) -> None:
+        """Log a warning, unless that trouble was told of a moment ago."""
+        kept = self._repeats.say(key, self._clock())
+        if kept is not None:
+            log.warning("%s%s", text, f" ({kept} more since it was last said)" if kept else "")
+
+    def refused(self, error: PulsarError, what: str, doing: str) -> KopError:
+        """Count and tell of a refusal by Pulsar; the error for the client. `what` names the metric: "writes" ..."""
+        found = kafka_error(error, doing)
+        self.count(f"{what} refused: {error.code}")
+        if isinstance(found, BackendError):  # else the client asked for what cannot be
+            self.tell((doing, error.code), found.message)
+        return found

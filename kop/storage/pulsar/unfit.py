@@ -1,0 +1,44 @@
+"""What Pulsar's compaction makes of a compacted topic otherwise than Kafka's would: told before it happens.
+
+Owns: which entries at the tail are worth a warning: one line for each topic, a count for each entry.
+Must not know: how entries are read.
+
+Kafka clients cannot write such entries to a compacted topic, Pulsar's own can.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.log import PulsarLog
+
+
+class Unfit:
+    """Entries of one partition that compaction does not take as they are."""
+
+    def __init__(self, log: PulsarLog) -> None:
+        self._log = log
+
+    def keyless(self, messages: int) -> None:
+        """An entry has messages without a key."""
+        if self._log.policy.compact:
+            self._tell(
+                "messages without a key on a compacted topic",
+                f"a Pulsar client writes messages without a key ({messages} in this entry): compaction will drop them. "
+                "Let it set a key, or topicCompactionRetainNullKey=true in Pulsar's broker.conf",
+            )
+
+    def raw(self) -> None:
+        """An entry has Kafka's batches as they came."""
+        if self._log.policy.compact:
+            self._tell(
+                "batches in Kafka's format on a compacted topic",
+                "somebody writes batches in KoP's kafka entry format, on which Pulsar's compaction fails: "
+                "nothing of the topic will be compacted. Write with kop.entry.format=pulsar",
+            )
+
+    def _tell(self, what: str, text: str) -> None:
+        engine, topic = self._log.engine, self._log.topic
+        engine.count(what)
+        engine.troubles.tell((topic.topic_id, what), f"topic {topic.name}: {text}")

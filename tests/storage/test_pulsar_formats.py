@@ -1,0 +1,221 @@
+"""What a partition's log sends to Pulsar: the topic's entry format, and what it refuses or warns of when compacted.
+
+Over a Pulsar without sockets. `test_pulsar_raw.py` has the same on a real one.
+"""
+
+from __future__ import annotations
+
+import pytest
+from batches import NOW, batch, records
+from fake_pulsar_client import STAMP, settle
+from test_pulsar_log import PRODUCERS, Play, big, pieces
+
+from kop.errors import ErrorCode
+from kop.pulsar_client import PulsarError
+from kop.records import transcode
+from kop.records.batch import Codec, RecordsRejectedError, build, read_header
+from kop.records.record import Record
+from kop.storage.base import LogPolicy
+
+KEYLESS = "messages without a key on a compacted topic"
+RAW = "batches in Kafka's format on a compacted topic"
+
+
+def formats(play: Play) -> list[tuple[bool, int]]:
+    """Of what was sent: whether raw, and how many messages."""
+    views = [transcode.parse_entry(sent.metadata) for sent in play.broker.sent]
+    return [(view.raw, view.num_messages) for view in views]
+
+
+async def served(play: Play, offset: int) -> bytes:
+    """What a consumer at the tail gets from an offset on."""
+    found = play.log.read_cached(offset, 1 << 20, min_one=True)
+    assert found is not None
+    return b"".join(bytes(buffer) for buffer in found.buffers)
+
+
+# --- raw entries
+
+
+@PRODUCERS
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+async def test_a_raw_entry_is_the_batch_as_it_came(producer: int, codec: Codec) -> None:
+    play = Play(producer, raw_entries=True)
+    play.append(codec=codec)
+    await settle()
+    (sent,) = play.broker.sent
+    came = bytes(batch(("x", "y"), producer=producer, sequence=0, codec=codec))
+    assert sent.payload == came
+    assert formats(play) == [(True, 2)]
+    await play.run("SR T")
+    assert play.outcomes == [3]
+    assert (await served(play, 3))[12:] == came[12:]
+    assert play.counts == {}
+    await play.log.close()
+
+
+async def test_both_formats_follow_each_other_in_one_log() -> None:
+    play = Play(41)
+    await play.run("aSR")
+    play.log.policy = raw_policy(True)
+    play.log.engine.raw_marked = True  # type: ignore[attr-defined]
+    await play.run("aSR F aSRT")
+    play.log.policy = raw_policy(False)
+    await play.run("aSR T")
+    assert [raw for raw, _ in formats(play)] == [False, True, True, False]
+    assert play.outcomes == [3, 5, 10, 12]
+    found = records([await served(play, 3)])
+    assert [record.offset for record in found] == list(range(3, 14))
+    await play.log.close()
+
+
+def raw_policy(raw: bool) -> LogPolicy:
+    return LogPolicy(raw_entries=raw)
+
+
+async def test_raw_entries_wait_until_the_topic_says_that_it_has_them() -> None:
+    play = Play(41)
+    await play.run("aSR")
+    play.log.policy = raw_policy(True)
+    await play.run("aSR")
+    assert formats(play) == [(False, 2), (False, 2)]
+    await play.log.close()
+
+
+async def test_raw_entries_on_log_append_time_get_the_brokers_time() -> None:
+    play = Play(-1, raw_entries=True, append_time=True)
+    await play.run("aSR")
+    assert play.outcomes == [None], "the tail tells the time"
+    await play.run("T")
+    assert play.futures[0].result().log_append_time == STAMP
+    assert [(record.offset, record.timestamp) for record in records([await served(play, 3)])] == [
+        (3, STAMP),
+        (4, STAMP),
+    ]
+    await play.log.close()
+
+
+@PRODUCERS
+async def test_a_raw_entry_is_never_split_but_refused(producer: int) -> None:
+    """MESSAGE_TOO_LARGE: what Kafka says, and what producers split a batch at. The next one goes on."""
+    play = Play(producer, raw_entries=True)
+    pieces(play.log)
+    play.append(values=big())
+    await settle()
+    assert play.outcomes == [ErrorCode.MESSAGE_TOO_LARGE]
+    assert play.broker.sent == []
+    play.append(sequence=0, values=big()[:2])
+    await settle()
+    await play.run("SR aSR")
+    assert play.outcomes[1:] == [3, 5]
+    await play.log.close()
+
+
+async def test_a_raw_retry_joins_the_pending_batch_or_is_confirmed() -> None:
+    play = Play(41, raw_entries=True)
+    play.append(0)
+    play.append(0)
+    await settle()
+    await play.run("SR")
+    play.append(0)
+    await settle()
+    assert play.outcomes == [3, 3, 3]
+    assert len(play.broker.sent) == 1
+    play.broker.producers[0].on_lost(PulsarError("ProducerFenced", "so says the test"))
+    play.broker.open_names.clear()
+    await settle()
+    play.append(0)
+    await settle()
+    assert formats(play) == [(True, 2), (True, 2)]
+    await play.run("D")
+    assert play.outcomes[3] == ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+    await play.log.close()
+
+
+async def test_a_batch_that_is_stored_in_part_goes_on_in_pieces() -> None:
+    """As one entry it would be dropped whole, for Pulsar knows its first records."""
+    play = Play(41)
+    pieces(play.log)
+    play.append(0, values=big(), codec=Codec.ZSTD)
+    await settle()
+    cut = formats(play)
+    assert len(cut) > 1
+    await play.run("SRX")
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT]
+    play.log.policy = raw_policy(True)
+    play.append(0, values=big(), codec=Codec.ZSTD)
+    await settle()
+    assert formats(play)[len(cut) :] == cut
+    play.append(8)
+    await settle()
+    assert formats(play)[-1] == (True, 2)
+    await play.log.close()
+
+
+# --- compacted topics
+
+
+async def test_null_keys_are_refused_by_their_index() -> None:
+    play = Play(41, compact=True, delete=False)
+    data = build(
+        [Record(index, NOW, key, b"v") for index, key in enumerate((b"k", None, b"", None))],
+        producer_id=41, producer_epoch=0, base_sequence=0,
+    )  # fmt: skip
+    refused = play.log.append(data, read_header(data), now_ms=0)
+    await settle()
+    error = refused.exception()
+    assert isinstance(error, RecordsRejectedError)
+    assert error.code == ErrorCode.INVALID_RECORD
+    assert [index for index, _ in error.records] == [1, 3]
+    assert play.broker.sent == []
+    play.append(0, keys=["a", "b"])
+    await settle()
+    await play.run("SR")
+    assert play.outcomes == [3]
+    await play.log.close()
+
+
+async def test_null_keys_are_taken_where_nothing_is_compacted() -> None:
+    play = Play(41)
+    await play.run("aSR")
+    assert play.outcomes == [3]
+    await play.log.close()
+
+
+async def test_a_batch_that_grows_too_far_is_refused() -> None:
+    play = Play(-1, max_uncompressed_bytes=1000)
+    play.append(values=("v" * 2000,), codec=Codec.ZSTD)
+    await settle()
+    assert play.outcomes == [ErrorCode.INVALID_RECORD]
+    assert play.broker.sent == []
+    await play.run("aSR")
+    assert play.outcomes[1] == 3
+    await play.log.close()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+async def test_native_messages_without_a_key_at_the_tail_are_counted_where_they_will_vanish(compact: bool) -> None:
+    play = Play(-1, compact=compact)
+    play.append(keys=["a", "b"])
+    await settle()
+    await play.run("SR F F T")
+    assert play.log.high_watermark == 11
+    assert play.counts == ({KEYLESS: 2} if compact else {})
+    await play.log.close()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+async def test_raw_entries_at_the_tail_are_counted_where_compaction_fails_on_them(compact: bool) -> None:
+    play = Play(-1, compact=compact)
+    play.append(keys=["a", "b"])
+    await settle()
+    data = batch(["x", "y"], keys=["a", "b"])
+    entry = transcode.to_raw_entry(
+        data, read_header(data), producer_name="kop", sequence_base=0, publish_time=1, max_size=1 << 20
+    )
+    await play.run("SR")
+    play.broker.put(entry.metadata, entry.payload, 2, 2)
+    await play.run("T")
+    assert play.log.high_watermark == 7
+    assert play.counts == ({RAW: 1} if compact else {})
+    await play.log.close()

@@ -1,0 +1,141 @@
+"""Readers that fall behind: Pulsar moves their cursors on, or retention takes what they have not read yet.
+
+Pulsar lets messages expire (message TTL, `expire-messages`) for readers as for subscriptions. To a Kafka consumer
+only retention takes records: what is there is read, what is not is OFFSET_OUT_OF_RANGE, never a silent gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from batches import append, attached, batch, first, records, refused
+from engines import PulsarStore
+from support.pulsar import Urls, fresh_namespace
+
+from kop.errors import ErrorCode
+from kop.records.batch import read_header
+from kop.storage.base import PartitionLog
+from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.log import PulsarLog
+
+MOVED = "readers that Pulsar moved past entries"
+
+
+@pytest.fixture
+def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
+    with fresh_namespace(pulsar_urls) as found:
+        store = PulsarStore(found.service_url, found.admin_url, found.namespace)
+        store.settings = replace(store.settings, idle_seconds=60)  # readers stay while a test waits
+        yield store
+
+
+@asynccontextmanager
+async def two(store: PulsarStore) -> AsyncIterator[tuple[PartitionLog, PulsarLog, PulsarEngine]]:
+    """The log of one engine, which writes, the same of another, which reads, and that engine."""
+    async with store.opened() as writer, store.opened() as engine:
+        topic = await writer.topics.create("t", 1, {})
+        await until(lambda: engine.topics.get("t") is not None)
+        log = await attached(engine)
+        assert isinstance(log, PulsarLog)
+        yield first(writer, topic), log, engine
+
+
+async def until(true: Callable[[], object], seconds: float = 15) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 - other people's events
+            await asyncio.sleep(0.02)
+
+
+async def put(log: PartitionLog, begin: int, end: int, size: int = 10) -> None:
+    for number in range(begin, end):
+        assert (await append(log, batch([str(number).ljust(size)]))).base_offset == number
+
+
+async def read_on(log: PulsarLog, offset: int, end: int) -> list[tuple[int, int]]:
+    """Offset and number of each record, read as a fetch does."""
+    rows = []
+    while offset < end:
+        found = log.read_cached(offset, 1 << 20, min_one=True) or await log.read(offset, 1 << 20, min_one=True)
+        rows += [(record.offset, int(record.value or b"-1")) for record in records(found.buffers)]
+        offset = read_header(found.buffers[-1]).next_offset
+    return rows
+
+
+def same(begin: int, end: int) -> list[tuple[int, int]]:
+    return [(number, number) for number in range(begin, end)]
+
+
+async def expire(log: PulsarLog) -> None:
+    """Let what is older than a second expire for all subscriptions, those of readers too."""
+    await asyncio.sleep(1.2)
+    base = str(log.engine.admin._bases[0]).rstrip("/")
+    path = f"{log.partition_name.replace('persistent://', 'persistent/')}/all_subscription/expireMessages/1"
+    request = urllib.request.Request(f"{base}/admin/v2/{path}", json.dumps(None).encode(), method="POST")
+    request.add_header("Content-Type", "application/json")
+    await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=20).close())
+    await asyncio.sleep(0.5)
+
+
+async def test_a_slow_reader_reads_what_expired_for_it(
+    pulsar_store: PulsarStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two(pulsar_store) as (writer, log, engine):
+        await put(writer, 0, 30, 500_000)  # more than a reader reads ahead, and than the cache keeps
+        await until(lambda: log.high_watermark == 30)
+        engine.cache.drop(log.tail)
+        found = await log.read(0, 1, min_one=True)
+        assert [record.offset for record in records(found.buffers)] == [0]
+        await expire(log)
+        await put(writer, 30, 31)
+        await until(lambda: log.high_watermark == 31)
+        assert await read_on(log, 1, 31) == same(1, 31)
+        assert engine.counts == {MOVED: 1}
+        assert "message TTL" in caplog.text
+
+
+async def test_a_tail_that_was_moved_past_entries_leaves_no_hole(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (writer, log, _):
+        stood = await stand_still(writer, log, 60)
+        await expire(log)
+        assert log._stream is not None
+        log._stream.go_on()
+        await put(writer, 60, 62)
+        await until(lambda: log.high_watermark == 62)
+        assert log.read_cached(stood, 1000, min_one=True) is None, "not answered from memory"
+        assert await read_on(log, 0, 62) == same(0, 62)
+        assert log.log_start_offset == 0
+
+
+async def stand_still(writer: PartitionLog, log: PulsarLog, end: int) -> int:
+    """Pulsar sends the tail no more than was asked for, as to a gateway that stands still; the end that it knows."""
+    assert log._stream is not None
+    log._stream.pause()
+    await put(writer, 0, end)
+    await until(lambda: log.high_watermark > 0)
+    await asyncio.sleep(0.3)
+    assert log.high_watermark < end
+    return log.high_watermark
+
+
+async def test_what_retention_took_before_the_tail_saw_it_is_out_of_range(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (writer, log, engine):
+        stood = await stand_still(writer, log, 60)
+        stream = log._stream
+        assert stream is not None
+        await engine.admin.unload(log.partition_name)  # what comes next begins a new ledger
+        await put(writer, 60, 61)
+        await engine.admin.truncate(log.partition_name)
+        stream.go_on()
+        await put(writer, 61, 63)
+        await until(lambda: log.high_watermark == 63)
+        await until(lambda: log.log_start_offset == 60)
+        for offset in (0, stood, 59):
+            with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+                log.read_cached(offset, 1000, min_one=True) or await log.read(offset, 1000, min_one=True)
+        assert await read_on(log, 60, 63) == same(60, 63)
