@@ -31,10 +31,11 @@ ALLOWED: dict[str, set[str]] = {
 }
 EXTRA: dict[str, set[str]] = {
     "kop/cli/serve.py": {"app"},
+    "kop/cli/offsets.py": {"pulsar_client"},
     "kop/cli/pulsar.py": {"pulsar_client"},
     "kop/storage/pulsar/": {"pulsar_client"},
 }
-"""`kop serve` is the one command that loads the gateway; one engine and one command know Pulsar."""
+"""`kop serve` is the one command that loads the gateway; one engine and two modules of commands know Pulsar."""
 
 
 def modules() -> list[Path]:

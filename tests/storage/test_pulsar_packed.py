@@ -111,14 +111,15 @@ async def test_what_is_told_is_what_is_read_and_gaps_are_stepped_over() -> None:
     await play.log.close()
 
 
-async def test_who_stands_at_the_end_is_served_from_memory_whatever_comes_next() -> None:
+async def test_who_stands_at_the_end_is_served_from_memory() -> None:
     play = PackedPlay(-1)
     await play.log.attach()
-    end = play.log.high_watermark
-    await play.run("L F T")
-    found = play.log.read_cached(end, 1 << 20, min_one=True)
-    assert found is not None
-    assert [record.offset for record in records(found.buffers)] == [pack(Position(8, 0), i) for i in range(3)]
+    for script, position in (("F T", Position(7, 1)), ("aSR", Position(7, 2)), ("a L SRT", Position(8, 0))):
+        end = play.log.high_watermark
+        await play.run(script)
+        found = play.log.read_cached(end, 1 << 20, min_one=True)
+        assert found is not None
+        assert records(found.buffers)[0].offset == pack(position)
     await play.log.close()
 
 
@@ -195,7 +196,7 @@ def entry(position: Position, count: int = 3) -> Entry:
 def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
     counts: list[str] = []
     packed = numbering.make("packed", counts.append)
-    converter = Converter("t-0", pack(Position(7, 0)), packed, append_time=False, count=counts.append)
+    converter = Converter("t-0", pack(Position(7, 4)), packed, append_time=False, count=counts.append)
     (good,) = converter.feed(packed.place(entry(Position(7, 4))))
     (bad,) = converter.feed(packed.place(entry(Position(7, 5), MOST_MESSAGES + 1)))
     (after,) = converter.feed(packed.place(entry(Position(7, 6))))
@@ -250,6 +251,17 @@ async def put(log: PartitionLog, *values: str) -> int:
     return (await append(log, batch(values))).base_offset
 
 
+async def offsets_from(log: PartitionLog, offset: int) -> list[int]:
+    """Of all records from an offset on."""
+    found: list[int] = []
+    while offset < log.high_watermark:
+        part = await log.read(offset, LIMIT, min_one=True)
+        assert part.size
+        found += [record.offset for record in records(part.buffers)]
+        offset = read_header(part.buffers[-1]).next_offset
+    return found
+
+
 async def test_offsets_are_the_message_ids(packed: PulsarStore) -> None:
     async with packed.opened() as engine:
         log = await make(engine)
@@ -279,15 +291,16 @@ async def test_ledgers_come_and_every_gap_can_be_read_from(packed: PulsarStore) 
             for offset in (base + 2, base + 99):
                 if after is None and offset > end:
                     continue
-                found = await log.read(offset, LIMIT, min_one=True)
-                got = [record.offset for record in records(found.buffers)]
+                got = await offsets_from(log, offset)
                 assert got == [number for one in bases if one > base for number in (one, one + 1)]
         assert [record.offset for record in await read_all(log)] == [n for base in bases for n in (base, base + 1)]
         assert await put(log, "next") > end
         assert not engine.counts
 
 
-async def test_one_reader_goes_through_all_gaps(packed: PulsarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_goes_on_through_gaps_and_looks_twice_between_ledgers(
+    packed: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed.settings = replace(packed.settings, cache_bytes=0)
     async with packed.opened() as engine:
         log = await make(engine)
@@ -306,7 +319,8 @@ async def test_one_reader_goes_through_all_gaps(packed: PulsarStore, monkeypatch
         assert await read_values(log, max_bytes=200) == [
             value for part in range(3) for number in range(20) for value in (f"{part}.{number}", "x")
         ]
-        assert len(located) == 1
+        assert len(located) <= 3
+        assert not engine.counts
 
 
 async def test_where_retention_took_ledgers_older_offsets_go_on_with_what_is_there(packed: PulsarStore) -> None:
