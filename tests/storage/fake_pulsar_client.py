@@ -221,7 +221,7 @@ class FakeEngine:
         self.read_ahead = ReadAhead(1 << 30)
         self.troubles = Troubles(self.loop.time)
         self.counts = self.troubles.counts
-        self.numbering = numbering.make(offsets, self.count)
+        self.numbering = numbering.make(offsets, self.troubles)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
         self.queued_bytes = 0

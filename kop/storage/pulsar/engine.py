@@ -94,12 +94,12 @@ class PulsarEngine:
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
         self.read_ahead = ReadAhead(settings.read_ahead_bytes)
-        self.numbering = numbering.make(settings.offsets, self.count)
+        self.troubles = Troubles(self.loop.time)
+        self.numbering = numbering.make(settings.offsets, self.troubles)
         self.topics = PulsarTopics(self)
         self.elsewhere = Elsewhere(self)
         self.compactions = Compactions(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
-        self.troubles = Troubles(self.loop.time)
         self.policy = policy
         """What the gateway makes of a topic's configs."""
         self._logs: dict[UUID, list[PulsarLog]] = {}

@@ -17,7 +17,7 @@ is there, so a log start that is the beginning of a ledger answers older offsets
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
@@ -37,6 +37,7 @@ from kop.pulsar_client.packed import (
 from kop.records import transcode
 from kop.storage.pulsar import lookup
 from kop.storage.pulsar.stream import Placed, place
+from kop.storage.pulsar.troubles import Troubles
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.log import PulsarLog
@@ -153,13 +154,14 @@ class _ByIndex:
 
 
 class _Packed:
-    """Offsets are packed from message ids; `count` is told what went wrong."""
+    """Offsets are packed from message ids; `troubles` is told what went wrong."""
 
     claim: str = f"packed-{LEDGER_BITS}-{ENTRY_BITS}-{PLACE_BITS}"
     last_entry: int = LAST_ENTRY - 1
 
-    def __init__(self, count: Callable[[str], None]) -> None:
-        self._count = count
+    def __init__(self, troubles: Troubles) -> None:
+        self._troubles = troubles
+        self._count = troubles.count
 
     def place(self, entry: Entry) -> Placed:
         position = entry.position
@@ -218,11 +220,11 @@ class _Packed:
         start = log.log_start_offset
         if offset < start:
             self._count("reads from before the log start")
-            _log.info(
-                "%s: offset %d is older than the log start %d, the oldest records answer: retention took a ledger "
-                "since, whether with records behind that offset is not known",
-                log.title, offset, start,
-            )  # fmt: skip
+            self._troubles.tell(
+                ("before the start", log.title),
+                f"{log.title}: offset {offset} is older than the log start {start}, the oldest records answer: "
+                "retention took a ledger since, whether with records behind that offset is not known",
+            )
         position, _ = unpack(max(offset, start))
         if not back:
             return position
@@ -261,7 +263,7 @@ class _Packed:
         else:
             return
         self._count("batches that packed offsets cannot hold")
-        _log.warning("a batch is refused: %s", error.message)
+        self._troubles.tell(("refused", error.code), f"a batch is refused: {error.message}")
         raise error
 
     def first_id(self, position: Position, count: int) -> int | None:
@@ -285,11 +287,12 @@ class _Packed:
             _log.info("%s: ledger %d is closed before its offsets are used up, by an unload", log.title, ledger)
             await log.engine.admin.unload(log.partition_name)
         except PulsarError as error:
-            _log.warning(
-                "%s: ledger %d grows to the end of its offsets and cannot be closed: %s; unload the topic "
-                "(pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes in broker.conf",
-                log.title, ledger, error,
-            )  # fmt: skip
+            self._count("ledgers that could not be closed")
+            self._troubles.tell(
+                ("close", log.title),
+                f"{log.title}: ledger {ledger} grows to the end of its offsets and cannot be closed: {error}; unload the "
+                "topic (pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes in broker.conf",
+            )
 
 
 def _refuse_ledger(position: Position) -> None:
@@ -301,6 +304,6 @@ def _refuse_ledger(position: Position) -> None:
         )
 
 
-def make(name: str, count: Callable[[str], None]) -> Numbering:
+def make(name: str, troubles: Troubles) -> Numbering:
     """The numbering of that name: index or packed."""
-    return _Packed(count) if name == "packed" else _ByIndex()
+    return _Packed(troubles) if name == "packed" else _ByIndex()
