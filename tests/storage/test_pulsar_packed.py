@@ -19,7 +19,7 @@ from support.pulsar import Urls, fresh_namespace
 from test_pulsar_log import AGAIN, STORED, Play
 
 from kop.errors import BackendError, ErrorCode, KopError
-from kop.pulsar_client import Entry, Position
+from kop.pulsar_client import Entry, Position, PulsarError
 from kop.pulsar_client.packed import LAST_ENTRY, MOST_LEDGERS, MOST_MESSAGES, pack, unpack
 from kop.records import transcode
 from kop.records.batch import read_header
@@ -168,6 +168,23 @@ async def test_a_ledger_that_does_not_close_takes_no_more() -> None:
     assert play.counts == {REFUSED: 1}
     await play.run("L F T a SR")
     assert play.places[-1] == (8, 1), "a new ledger heals it"
+    await play.log.close()
+
+
+async def test_a_ledger_that_cannot_be_closed_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    play = PackedPlay(-1)
+
+    async def unload(_: str) -> None:
+        raise PulsarError("Forbidden", "so says the test")
+
+    play.log.engine.admin.unload = unload  # type: ignore[method-assign]
+    play.log.numbering.passed(play.log, Position(7, numbering.CLOSE_AT - 1))
+    await settle()
+    assert play.counts == {}
+    play.log.numbering.passed(play.log, Position(7, numbering.CLOSE_AT - numbering.CLOSE_AT % (1 << 14) + (1 << 14)))
+    await settle()
+    assert play.counts["ledgers that could not be closed"] == 1
+    assert "pulsar-admin topics unload" in caplog.text
     await play.log.close()
 
 
