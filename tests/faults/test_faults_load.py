@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from fault_kit import Load, gateway, rest, running, say, stored
+from fault_kit import Load, gateway, rest, running, say, stored, until
 from support.pulsar import OwnBroker, Pulsar, fresh_namespace
 
 _STOPPED = 60.0
@@ -35,7 +35,10 @@ def split_bundle(pulsar: Pulsar) -> None:
     name = f"persistent/{pulsar.namespace}/load-partition-0"
     with urllib.request.urlopen(f"{pulsar.admin_url}/lookup/v2/topic/{name}/bundle", timeout=30) as answer:
         bundle = answer.read().decode().strip('"')
-    rest(pulsar, "PUT", f"namespaces/{pulsar.namespace}/{bundle}/split?unload=true")
+    path = f"namespaces/{pulsar.namespace}"
+    before = rest(pulsar, "GET", f"{path}/bundles")["numBundles"]
+    rest(pulsar, "PUT", f"{path}/{bundle}/split?unload=true")
+    until(lambda: rest(pulsar, "GET", f"{path}/bundles")["numBundles"] > before, 30)
 
 
 @pytest.mark.timeout(180)
@@ -88,11 +91,11 @@ def test_clients_switch_between_two_gateways(fresh: Pulsar, tmp_path: Path) -> N
         one.kill()
         say(f"flows {load.flows(120):.1f} s after kill -9 of one gateway")
         one.start()
-        time.sleep(3)
+        until(lambda: load.plain.knows() == {1, 2}, 60)
         two.kill()
         say(f"flows {load.flows(120):.1f} s after kill -9 of the other")
         two.start()
-        time.sleep(3)
+        until(lambda: load.plain.knows() == {1, 2}, 60)
         one.signal(signal.SIGSTOP)
         took = load.flows(150)
         say(f"flows {took:.1f} s after one gateway was stopped")
