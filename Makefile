@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench
+.PHONY: help run test test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test: $(VENV)/.test ## lint, types and the fast tests
 
 test-full: $(VENV)/.test ## every test, the slow ones too
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-faults: $(VENV)/.test ## brokers and gateways killed, stopped and cut off under load, tokens that run out (Java, Maven): ten minutes
+	$(BIN)/python -m pytest tests/faults tests/pulsar_client/test_pulsar_faults.py $(ARGS)
 
 conformance-fast: $(VENV)/.test ## real clients against `kop serve`: the part that CI runs
 	$(BIN)/python -m conformance --start-kop --fast $(ARGS)

@@ -18,7 +18,7 @@ from kop.pulsar_client.errors import PulsarError
 Guard = Callable[[], Awaitable[None]]
 OnLost = Callable[[PulsarError], None]
 
-_AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError"})
+_AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError", "PersistenceError"})
 """What the first opening tries again until its time is up; a later one tries all that is retriable, for ever."""
 _TELL_EVERY = 10
 """Of so many tries in vain, one is logged."""

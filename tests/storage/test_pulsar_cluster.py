@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from batches import append, attached, batch, first, make, read_values, refused
 from engines import PulsarStore
+from support.child import Child
 from support.pulsar import Urls, fresh_namespace
 
 from kop.errors import ErrorCode
@@ -165,3 +168,37 @@ async def test_a_partition_that_nobody_asks_for_is_let_go_and_comes_back_as_it_w
         assert log.attached
         assert await read_values(log) == ["0", "1", "2", "3"]
         assert not engine.counts
+
+
+async def test_a_gateway_that_does_not_answer_is_seen_within_seconds(
+    pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulsar itself would see it after 30 to 60 s; asked for its name it looks at once."""
+    monkeypatch.setattr("kop.storage.pulsar.members._PROBE_SECONDS", 1.0)
+    namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
+    other = Child(
+        tmp_path,
+        store=["--store", pulsar_store.urls[0], "--admin-url", pulsar_store.urls[1]],
+        node_id="2",
+        kop_pulsar_namespace=namespaces[0],
+        kop_pulsar_metadata_namespace=namespaces[1],
+    )
+
+    def ids() -> list[int]:
+        return [member.node_id for member in one.members]
+
+    try:
+        await asyncio.to_thread(other.start)
+        async with pulsar_store.opened() as one:
+            await one.join(Member(1, "host-1", 9001))
+            await until(lambda: ids() == [1, 2])
+            await asyncio.sleep(2.5)
+            assert ids() == [1, 2], "one that answers stays, however often it is asked"
+            assert not one.counts
+            other.signal(signal.SIGSTOP)
+            await until(lambda: ids() == [1], 25)
+            assert one.counts == {"gateways that did not answer": 1}
+            other.signal(signal.SIGCONT)
+            await until(lambda: ids() == [1, 2], 25)
+    finally:
+        other.kill()
