@@ -40,7 +40,7 @@ from kop.server import memory
 from kop.server.dispatch import Dispatcher
 from kop.server.http import serve_http
 from kop.server.listener import Limits, Server
-from kop.server.supervisor import supervise
+from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import pulsar, sqlite
 from kop.storage.base import Member
 
@@ -99,6 +99,8 @@ async def _serve(config: Config, worker: bool) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
+    if worker:
+        on_orphaned(stop.set)
     async with AsyncExitStack() as stack:
         serving = await start(config, stack, worker=worker)
         if not worker:
