@@ -2,7 +2,10 @@
 
 python client.py produce BOOTSTRAP TOPIC RECORDS BATCH_BYTES
 python client.py consume BOOTSTRAP TOPIC RECORDS
+python client.py group BOOTSTRAP TOPIC RECORDS GROUP
 python client.py latency BOOTSTRAP TOPIC SECONDS RATE
+
+`group` prints `ready` first, when its consumer has its partitions.
 """
 
 from __future__ import annotations
@@ -81,7 +84,11 @@ def consume(bootstrap: str, topic: str, records: int) -> dict[str, float]:
             "fetch.message.max.bytes": 4 * 2**20,
         }
     )
-    count = len(consumer.list_topics(topic, 30).topics[topic].partitions)
+    deadline = time.monotonic() + 30
+    while not (count := len(consumer.list_topics(topic, 30).topics[topic].partitions)):  # made through another gateway
+        if time.monotonic() > deadline:
+            raise SystemExit(f"no topic {topic} after 30 s")
+        time.sleep(0.1)
     consumer.assign([TopicPartition(topic, p, 0) for p in range(count)])
     seen = 0
     began = 0.0
@@ -100,6 +107,37 @@ def consume(bootstrap: str, topic: str, records: int) -> dict[str, float]:
     seconds = time.perf_counter() - began
     consumer.close()
     return {"seconds": seconds, "mib_s": (records - first) * RECORD_BYTES / seconds / 2**20}
+
+
+def group(bootstrap: str, topic: str, records: int, name: str) -> dict[str, float]:
+    """Follow the topic as the only member of a group; timed from the first batch to the last record."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": name,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 500,
+            "queued.max.messages.kbytes": 131_072,
+        }
+    )
+    consumer.subscribe([topic], on_assign=lambda *_: print("ready", flush=True))
+    seen = 0
+    began = 0.0
+    deadline = time.monotonic() + 180
+    while seen < records:
+        messages = consumer.consume(10_000, 0.1)
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{seen} of {records} records after 180 s")
+        for message in messages[:1]:
+            if message.error():
+                raise KafkaException(message.error())
+        seen += len(messages)
+        if not began and messages:
+            began = time.perf_counter()
+    seconds = time.perf_counter() - began
+    consumer.close()
+    return {"seconds": seconds, "mib_s": records * RECORD_BYTES / seconds / 2**20}
 
 
 def latency(bootstrap: str, topic: str, seconds: float, rate: int) -> dict[str, float]:
@@ -162,6 +200,8 @@ def main() -> None:
         result = produce(bootstrap, topic, int(rest[0]), int(rest[1]))
     elif what == "consume":
         result = consume(bootstrap, topic, int(rest[0]))
+    elif what == "group":
+        result = group(bootstrap, topic, int(rest[0]), rest[1])
     else:
         result = latency(bootstrap, topic, float(rest[0]), int(rest[1]))
     print(json.dumps(result))
