@@ -101,6 +101,7 @@ async def _serve(config: Config, worker: bool) -> None:
         loop.add_signal_handler(signum, stop.set)
     async with AsyncExitStack() as stack:
         serving = await start(config, stack, worker=worker)
+        memory.started()
         if not worker:
             _banner(config, serving)
         await stop.wait()
