@@ -1,4 +1,4 @@
-"""The gateway over Pulsar beside what goes to the same Pulsar without it: `python -m conformance.bench.over_pulsar --help`.
+"""The gateway over Pulsar beside what goes to the same Pulsar without it.
 
 In each round, one after the other over one broker: the gateway with confluent-kafka, `pulsar-perf` (the Java client's
 own benchmark), a bare asyncio client that sends ready batches (what this language could do at best) and, for latency,
