@@ -28,12 +28,7 @@ def load(script: str, *args: object) -> dict[str, float]:
     )
     if done.returncode:
         raise SystemExit(f"the load failed (see above): {' '.join(map(str, (script, *args)))}")
-    return said(done.stdout)
-
-
-def said(output: str) -> dict[str, float]:
-    """The last line of what a load printed."""
-    result: dict[str, float] = json.loads(output.splitlines()[-1])
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
