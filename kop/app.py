@@ -103,6 +103,7 @@ async def _serve(config: Config, worker: bool) -> None:
         on_orphaned(stop.set)
     async with AsyncExitStack() as stack:
         serving = await start(config, stack, worker=worker)
+        memory.started()
         if not worker:
             _banner(config, serving)
         await stop.wait()

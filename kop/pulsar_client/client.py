@@ -155,13 +155,15 @@ class Client:
         read_compacted: bool = False,
         permits: int,
         on_entry: Callable[[Entry], None],
+        borrow: bool = False,
         guard: Guard | None = None,
         on_lost: OnLost | None = None,
     ) -> Reader:
         """Read `topic` (a partition, or an unpartitioned topic; never creates it) from `start` on.
 
         `permits` messages may come at once, more by `Reader.flow`. An entry that is not kept any more means the next
-        that is. `guard` as with `open_producer`. PulsarError TopicNotFound, ...
+        that is. With `borrow` an entry's bytes are there during `on_entry` only. `guard` as with `open_producer`.
+        PulsarError TopicNotFound, ...
         """
         reader = Reader(
             self._consumer_ids,
@@ -172,6 +174,7 @@ class Client:
             read_compacted=read_compacted,
             permits=permits,
             on_entry=on_entry,
+            borrow=borrow,
             timeout=self._timeout,
             guard=guard,
             on_lost=on_lost,
