@@ -218,6 +218,7 @@ class FakeEngine:
         self.counts: dict[str, int] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
+        self.presence = self
         self.queued_bytes = 0
 
     def count(self, what: str) -> None:

@@ -372,7 +372,7 @@ async def test_sequences_and_epochs(store: Store) -> None:
         with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
             await append(log, batch(["d"], producer=1, epoch=0, sequence=42))
         views = {view.producer_id: view for view in log.producers()}
-        assert (views[1].producer_epoch, views[1].last_sequence) == (1, 0)
+        assert (views[1].producer_epoch, views[1].last_sequence, views[1].last_timestamp) == (1, 0, NOW)
         assert log.high_watermark - log.log_start_offset == 3
         if store.any_first_sequence:
             # the last sequence is followed by 0

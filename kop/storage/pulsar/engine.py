@@ -14,7 +14,7 @@ import base64
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -32,14 +32,14 @@ from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Gateways
-from kop.storage.pulsar.topics import CONFIGS_PROPERTY, ID_PROPERTY, PulsarTopic, PulsarTopics, new_uuid
+from kop.storage.pulsar.presence import ID_PROPERTY, Presence
+from kop.storage.pulsar.topics import CONFIGS_PROPERTY, PulsarTopic, PulsarTopics, new_uuid
 from kop.storage.tail_cache import TailCache
 
 _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _BLOCK: Final = 1000
 """Producer ids that a message of our own topic stands for."""
-_ALIVE_SECONDS: Final = 0.05
 _CLOSE_SECONDS: Final = 10.0
 _PREFIX: Final = "persistent://"
 
@@ -100,7 +100,7 @@ class PulsarEngine:
         self._instance = secrets.token_hex(4)
         self._own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
         self._blocks: list[int] = []
-        self._alive: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
+        self.presence = Presence(self)
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
         self._deduplicating: set[UUID] = set()
@@ -193,6 +193,7 @@ class PulsarEngine:
             await watch.close()
         logs = [one for logs in self._logs.values() for one in logs]
         await asyncio.gather(*(one.close() for one in logs), return_exceptions=True)
+        await self.presence.close()
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self.client.close()
@@ -301,39 +302,10 @@ class PulsarEngine:
 
     def remove_logs(self, topic_id: UUID) -> None:
         """A topic is gone."""
-        self._alive.pop(topic_id, None)
+        self.presence.forget(topic_id)
         for one in self._logs.pop(topic_id, ()):
+            self.presence.removed(one)
             one.remove()
-
-    async def still_there(self, one: PulsarLog) -> bool:
-        """Whether Pulsar has the topic, and it is the same: an answer of just now is good for all its partitions."""
-        topic_id, now = one.topic.topic_id, self.loop.time()
-        asked = self._alive.get(topic_id)
-        if asked is None or now - asked[0] > _ALIVE_SECONDS:
-            asked = self._alive[topic_id] = now, self.loop.create_task(self._ask_alive(topic_id))
-        try:
-            return await asyncio.shield(asked[1])
-        except PulsarError:
-            self._alive.pop(topic_id, None)
-            raise
-
-    async def _ask_alive(self, topic_id: UUID) -> bool:
-        known = self.topics.pulsar(topic_id)
-        try:
-            if known.plain:
-                properties: Mapping[str, str] = await self.admin.properties(known.full_name)
-            else:
-                properties = (await self.admin.partitioned_metadata(known.full_name)).properties
-        except PulsarError as error:
-            if error.code not in {"NotFound", "TopicNotFound"}:
-                raise
-            return self._not_alive(topic_id)
-        alive = properties.get(ID_PROPERTY) == str(topic_id)
-        return alive or self._not_alive(topic_id)
-
-    def _not_alive(self, topic_id: UUID) -> bool:
-        self.spawn(self.topics.refresh(topic_id))
-        return False
 
     async def deduplicates(self, topic_id: UUID) -> None:
         """See to it that a topic that was made elsewhere deduplicates: idempotent producers rest on it."""

@@ -29,7 +29,7 @@ from kop.storage.pulsar.leading import Leading
 from kop.storage.pulsar.listeners import Listeners
 from kop.storage.pulsar.positions import Marks
 from kop.storage.pulsar.readers import Readers
-from kop.storage.pulsar.sender import Append, Piece, Sender
+from kop.storage.pulsar.sender import Append, Piece, Sender, views
 from kop.storage.pulsar.stream import Placed, Stream
 from kop.storage.tail_cache import Tail
 
@@ -98,6 +98,11 @@ class PulsarLog:
     def last_position(self) -> Position:
         """Of the entry before the high watermark."""
         return self._last
+
+    @property
+    def producing(self) -> bool:
+        """A Pulsar producer of ours is on it, or on its way."""
+        return bool(self._senders) or self.leading.sender is not None
 
     @property
     def max_entry_bytes(self) -> int:
@@ -173,12 +178,7 @@ class PulsarLog:
         )
         self._stream = stream = Stream(self._from_tail, self._tail_lost)
         await stream.start(
-            self.client,
-            self.partition_name,
-            from_here,
-            inclusive=inclusive,
-            guard=self.guard,
-            budget=TAIL_BUDGET,
+            self.client, self.partition_name, from_here, inclusive=inclusive, guard=self.guard, budget=TAIL_BUDGET
         )
         self.size_bytes = await lookup.size(self)
         if self.deleted:
@@ -195,7 +195,7 @@ class PulsarLog:
 
     async def guard(self) -> None:
         """Before anything subscribes or produces: it would resurrect a topic that is gone. Raises then."""
-        if self.deleted or not await self.engine.still_there(self):
+        if self.deleted or not await self.engine.presence.still_there(self):
             raise self._gone()
 
     def _tail_lost(self, error: PulsarError | KopError) -> None:
@@ -542,11 +542,7 @@ class PulsarLog:
 
     def producers(self) -> Sequence[ProducerView]:
         """Idempotent producers that this gateway serves now."""
-        return [
-            ProducerView(producer_id, sender.sequences.epoch, sender.sequences.last_sequence, -1)
-            for producer_id, sender in sorted(self._senders.items())
-            if sender.sequences is not None and sender.sequences.epoch >= 0
-        ]
+        return views(self._senders)
 
     # --- listeners, upkeep
 
@@ -564,12 +560,12 @@ class PulsarLog:
 
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""
-        self.deleted = True
-        waiting, self._waiting = self._waiting, deque()
-        for append in waiting:
-            append.error = self._gone()
+        self.deleted, error = True, self._gone()
+        while self._waiting:
+            append = self._waiting.popleft()
+            append.error = error
             append.end(self.log_start_offset)
-        self._detach(self._gone())
+        self._detach(error)
 
     async def close(self) -> None:
         """Let go of everything; appends that are still under way fail."""

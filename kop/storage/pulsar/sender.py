@@ -17,13 +17,14 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import Position, Producer, PulsarError
 from kop.records import transcode
 from kop.records.batch import BatchHeader
-from kop.storage.base import AppendResult
+from kop.storage.base import AppendResult, ProducerView
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.sequences import Sequences
 
@@ -233,6 +234,7 @@ class Sender:
                     owner.partition_name,
                     name=self.name,
                     guard=owner.guard,
+                    confirm=lambda producer: owner.engine.presence.confirm(owner, producer),
                     on_lost=self._lost,
                     access="exclusive_with_fencing" if self.exclusive else "shared",
                     # A fenced producer loses its connection: it must not be the one that others send on.
@@ -364,6 +366,15 @@ class Sender:
     def _lost(self, error: PulsarError) -> None:
         if not self.ended:
             self.fail(self._refusal(error))
+
+
+def views(senders: Mapping[int, Sender]) -> list[ProducerView]:
+    """What a partition tells of its idempotent producers, by producer id."""
+    return [
+        ProducerView(producer_id, known.epoch, known.last_sequence, known.last_timestamp)
+        for producer_id, sender in sorted(senders.items())
+        if (known := sender.sequences) is not None and known.epoch >= 0
+    ]
 
 
 class _Receipt:

@@ -62,6 +62,8 @@ class Sequences:
             self._last = last_sequence_id & _MASK
         self._stored = self._last
         """What Pulsar had stored when we began."""
+        self.last_timestamp = -1
+        """The largest timestamp (ms) of the last batch taken; -1 before the first."""
 
     @property
     def last_sequence(self) -> int:
@@ -113,6 +115,7 @@ class Sequences:
             self.epoch = header.producer_epoch
             self._stored = -1
         self._last = (sequence_id & _MASK) + header.last_offset_delta
+        self.last_timestamp = header.max_timestamp
         self._window.append(Sent(header.base_sequence, header.last_sequence, owner))
 
 

@@ -26,11 +26,11 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.presence import ID_PROPERTY
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
 
-ID_PROPERTY: Final = "kop.topic_id"
 CONFIGS_PROPERTY: Final = "kop.configs"
 _PARTITION = re.compile(r"(.+)-partition-(\d+)\Z")
 _AT_ONCE = 16
@@ -166,7 +166,7 @@ class PulsarTopics:
         full_name = self._engine.full_name(topic.name, topic.internal)
         properties = {ID_PROPERTY: str(topic.topic_id), CONFIGS_PROPERTY: json.dumps(dict(topic.configs))}
         doing = f"cannot create topic {topic.name!r}"
-        await self._ask(doing, self._engine.admin.create_partitioned(full_name, topic.partitions, properties))
+        await self._ask(doing, self._create_partitioned(full_name, topic.partitions, properties))
         known = PulsarTopic(full_name, False, properties)
         try:
             await self._ask(doing, self._engine.apply_policies(topic, known))
@@ -177,6 +177,15 @@ class PulsarTopics:
         self._put(None, topic, known)
         self._engine.announce(full_name)
         return topic
+
+    async def _create_partitioned(self, full_name: str, partitions: int, properties: Mapping[str, str]) -> None:
+        try:
+            await self._engine.admin.create_partitioned(full_name, partitions, properties)
+        except PulsarError as error:
+            # A partition that came back behind a deletion looks to Pulsar like the whole topic.
+            if error.code != "Conflict" or not await self._engine.presence.clear(full_name):
+                raise
+            await self._engine.admin.create_partitioned(full_name, partitions, properties)
 
     async def _delete(self, topic_id: UUID) -> None:
         topic = self._find(topic_id)
