@@ -338,7 +338,7 @@ def _scrape_logs(gw: Gateway) -> Iterable[Metric]:
         for index in range(topic.partitions):
             partition_log = gw.catalog.log(topic.topic_id, index)
             total += 1
-            if partition_log is None or total > _MOST_PARTITIONS_A_SCRAPE:
+            if partition_log is None or not partition_log.attached or total > _MOST_PARTITIONS_A_SCRAPE:
                 continue
             if topic.internal and partition_log.high_watermark == 0:
                 continue

@@ -158,7 +158,7 @@ class Attached(ABC):
                 if tries % _TELL_EVERY == 0:
                     log.warning("%s: not back after %d tries: %s", self._what, tries, error)
             except Exception as error:  # the guard's: whatever it raises ends this
-                log.warning("%s: given up: %r", self._what, error)
+                log.info("%s: given up: %r", self._what, error)
                 self._give_up(PulsarError("GuardFailed", repr(error)))
                 return
             else:

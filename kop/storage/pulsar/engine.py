@@ -100,6 +100,7 @@ class PulsarEngine:
         self._instance = secrets.token_hex(4)
         self._own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
         self._blocks: list[int] = []
+        self._state_listeners: list[Callable[[], None]] = []
         self.presence = Presence(self)
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
@@ -144,6 +145,11 @@ class PulsarEngine:
                 await self.admin.set_properties(self._own_name, {_STATE + key: value})
         except PulsarError as error:
             raise kafka_error(error, "cannot keep a setting") from error
+        self.announce(self._own_name)
+
+    def on_state(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when another gateway has changed such a value."""
+        self._state_listeners.append(callback)
 
     @property
     def members(self) -> Sequence[Member]:
@@ -231,6 +237,9 @@ class PulsarEngine:
         self._gateways.announce(full_name)
 
     def _announced(self, names: Sequence[str]) -> None:
+        if self._own_name in names:
+            for callback in self._state_listeners:
+                callback()
         self.topics.watched(None, names, ())
 
     def count(self, what: str) -> None:

@@ -265,6 +265,10 @@ class PulsarLog:
         """Lead no more."""
         await self.leading.end()
 
+    async def measure(self) -> int:
+        """Bytes that Pulsar has of it."""
+        return self.size_bytes if self.attached else await lookup.size(self)
+
     async def refresh(self) -> None:
         """Until the tail has brought what is the last entry now; see `PartitionLog.refresh`."""
         await self.attach()

@@ -143,7 +143,10 @@ async def _ledgers(log: PulsarLog) -> Ledgers:
 
 async def size(log: PulsarLog) -> int:
     """Bytes that the partition has in Pulsar."""
-    stats = await log.engine.admin.internal_stats(log.partition_name)
+    try:
+        stats = await log.engine.admin.internal_stats(log.partition_name)
+    except PulsarError as error:
+        raise kafka_error(error, f"cannot measure {log.title}") from error
     return int(stats.get("totalSize", 0))
 
 

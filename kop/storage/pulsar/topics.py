@@ -183,7 +183,10 @@ class PulsarTopics:
             await self._engine.admin.create_partitioned(full_name, partitions, properties)
         except PulsarError as error:
             # A partition that came back behind a deletion looks to Pulsar like the whole topic.
-            if error.code != "Conflict" or not await self._engine.presence.clear(full_name):
+            if error.code != "Conflict":
+                raise
+            if not await self._engine.presence.clear(full_name):
+                await self._look_at({full_name})  # another gateway was faster: whoever hears of that finds it at once
                 raise
             await self._engine.admin.create_partitioned(full_name, partitions, properties)
 
@@ -249,11 +252,10 @@ class PulsarTopics:
             await self._look_at(found | set(map(self._name_of, self._by_id)))
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Look at one topic anew: Pulsar said something of it that does not fit."""
-        topic = self._by_id.get(topic_id)
-        if topic is not None:
-            async with self._turn:
-                await self._look_at({self._name_of(topic_id)})
+        """Look at one topic anew: Pulsar said something of it that does not fit, or a gateway may have changed it."""
+        async with self._turn:
+            if topic_id in self._pulsar:
+                await self._ask("cannot read a topic", self._look_at({self._name_of(topic_id)}))
 
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
         """The watcher's callback: names of Pulsar's topics, partitions among them."""
