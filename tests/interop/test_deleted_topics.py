@@ -118,9 +118,23 @@ def test_topics_deleted_by_pulsar_under_producers_stay_away(interop: Interop) ->
         assert interop.gateway.engine.topics.get(topic) is None
 
 
-def test_an_idempotent_producer_of_a_topic_made_anew_is_told_where_the_log_begins(interop: Interop) -> None:
-    """Without that the Java client sends the same batch again until its delivery time is over."""
+def test_an_idempotent_producer_goes_on_where_its_topic_was_made_anew(interop: Interop) -> None:
     topic = interop.create(interop.name("anew"))
+    interop.write(topic, [Record(0, NOW, None, b"somebody else's")])
+    for sequence in (7, 8, 9):
+        data = build([Record(0, NOW, None, b"v")], producer_id=990_000, producer_epoch=0, base_sequence=sequence)
+        found = answer_to(interop, topic, bytes(data))
+        assert (found.error_code, found.base_offset) == (0, sequence - 6)
+
+
+def test_an_idempotent_producer_that_is_not_known_is_told_where_the_log_begins(interop: Interop) -> None:
+    """Of a topic made elsewhere the gateway cannot say that Pulsar has forgotten nothing.
+
+    Without the log start the Java client sends the same batch again until its delivery time is over.
+    """
+    topic = interop.name("old")
+    interop.admin(lambda a: a.create_partitioned(interop.full(topic), 1, {}))
+    interop.known(topic)
     batch = build([Record(0, NOW, None, b"v")], producer_id=990_001, producer_epoch=0, base_sequence=7)
     found = answer_to(interop, topic, bytes(batch))
     assert (found.error_code, found.base_offset, found.log_start_offset) == (ErrorCode.UNKNOWN_PRODUCER_ID, -1, 0)

@@ -246,6 +246,9 @@ class FakeEngine:
     async def deduplicates(self, topic_id: UUID) -> None:
         pass
 
+    def knows_all_producers(self, topic_id: UUID) -> bool:
+        return False
+
     def remembered(self, log: PulsarLog, what: str) -> int:
         return 0
 

@@ -33,7 +33,7 @@ from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Gateways
 from kop.storage.pulsar.presence import ID_PROPERTY, Presence
-from kop.storage.pulsar.topics import CONFIGS_PROPERTY, PulsarTopic, PulsarTopics, new_uuid
+from kop.storage.pulsar.topics import CONFIGS_PROPERTY, CREATED_PROPERTY, PulsarTopic, PulsarTopics, new_uuid
 from kop.storage.tail_cache import TailCache
 
 _OWN_TOPIC: Final = "__kop"
@@ -41,6 +41,7 @@ _STATE: Final = "kop.state."
 _BLOCK: Final = 1000
 """Producer ids that a message of our own topic stands for."""
 _CLOSE_SECONDS: Final = 10.0
+_YOUNG_SECONDS: Final = 3600.0
 _PREFIX: Final = "persistent://"
 
 INDEX_HELP: Final = (
@@ -326,6 +327,14 @@ class PulsarEngine:
             await self.admin.set_deduplication(known.full_name, True)
             await policies.wait_for(lambda: self.admin.get_deduplication(known.full_name, applied=True), True)
         self._deduplicating.add(topic_id)
+
+    def knows_all_producers(self, topic_id: UUID) -> bool:
+        """True where Pulsar cannot have forgotten a producer yet: the topic is young, and deduplicated from the first.
+
+        It forgets after 6 idle hours (brokerDeduplicationProducerInactivityTimeoutMinutes).
+        """
+        created = self.topics.pulsar(topic_id).properties.get(CREATED_PROPERTY)
+        return created is not None and time.time() - int(created) / 1000 < _YOUNG_SECONDS
 
     def remembered(self, one: PulsarLog, what: str) -> int:
         """A number that a gateway kept beside a partition, or 0."""

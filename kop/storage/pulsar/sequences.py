@@ -50,10 +50,15 @@ class Verdict(NamedTuple):
 
 
 class Sequences:
-    """One producer id on one partition, from what Pulsar said when its producer was opened (-1: nothing known)."""
+    """One producer id on one partition, from what Pulsar said when its producer was opened (-1: nothing known).
 
-    def __init__(self, last_sequence_id: int) -> None:
+    `complete`: what Pulsar does not know was never stored. Then a producer may begin with any sequence, as in Kafka: it
+    wrote to a topic of the same name that was deleted.
+    """
+
+    def __init__(self, last_sequence_id: int, *, complete: bool = False) -> None:
         self.epoch = -1
+        self._complete = complete
         self._last = -1
         """Unwrapped sequence of the last record taken, in `epoch`."""
         self._window: deque[Sent] = deque(maxlen=WINDOW)
@@ -80,8 +85,8 @@ class Sequences:
         if epoch < self.epoch:
             return _refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {epoch} after epoch {self.epoch}")
         if epoch > self.epoch:
-            if sequence == 0:
-                return Verdict(epoch << _SHIFT)
+            if sequence == 0 or (self._complete and self.epoch < 0):
+                return Verdict(epoch << _SHIFT | sequence)
             if self.epoch >= 0:
                 return _refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"a new epoch begins with {sequence}, not 0")
             return _refused(

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
+from weakref import WeakValueDictionary
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
 
 CONFIGS_PROPERTY: Final = "kop.configs"
+CREATED_PROPERTY: Final = "kop.created"
+"""Milliseconds since 1970."""
 _PARTITION = re.compile(r"(.+)-partition-(\d+)\Z")
 _AT_ONCE = 16
-"""Admin calls side by side."""
+"""Topics that are changed or looked at side by side."""
 _NAMING_ROUNDS = 5
 _LOOK_AGAIN = (0.2, 1.0, 5.0)
 """Seconds after a partition was removed."""
@@ -80,7 +83,8 @@ class PulsarTopics:
         self._by_id: dict[UUID, TopicInfo] = {}
         self._pulsar: dict[UUID, PulsarTopic] = {}
         self._names: list[str] = []
-        self._turn = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._gate = asyncio.Semaphore(_AT_ONCE)
         self._listeners: list[ChangeCallback] = []
         self._dirty: set[str] = set()
         """Pulsar names that the watcher named and nobody has looked at yet."""
@@ -121,19 +125,20 @@ class PulsarTopics:
     ) -> TopicInfo:
         """Make a partitioned topic; its policies are in force when this returns. TOPIC_ALREADY_EXISTS where it is."""
         topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
-        return await self._change(self._create(topic))
+        return await self._change(self._engine.full_name(name, internal), self._create(topic))
 
     async def delete(self, topic_id: UUID) -> None:
         """Delete a topic with its subscriptions."""
-        await self._change(self._delete(topic_id))
+        await self._change(self.pulsar(topic_id).full_name, self._delete(topic_id))
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
         """Raise the number of partitions; INVALID_PARTITIONS where it would not grow, or is a plain topic."""
-        return await self._change(self._grow(topic_id, partitions))
+        return await self._change(self.pulsar(topic_id).full_name, self._grow(topic_id, partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
         """Replace the topic's own configs; in force when it returns."""
-        return await self._change(self._set_configs(topic_id, MappingProxyType(dict(configs))))
+        full_name = self.pulsar(topic_id).full_name
+        return await self._change(full_name, self._set_configs(topic_id, MappingProxyType(dict(configs))))
 
     async def set_property(self, topic_id: UUID, key: str, value: str) -> None:
         """Keep a small value beside the topic."""
@@ -143,14 +148,14 @@ class PulsarTopics:
             self._pulsar[topic_id] = replace(known, properties={**known.properties, key: value})
             self._engine.announce(known.full_name)
 
-    async def _change(self, change: Coroutine[Any, Any, T]) -> T:
-        """Run one change at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
+    async def _change(self, full_name: str, change: Coroutine[Any, Any, T]) -> T:
+        """One change of a topic at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
+        return await self._engine.finish(self._in_turn(full_name, change))
 
-        async def in_turn() -> T:
-            async with self._turn:
-                return await change
-
-        return await self._engine.finish(in_turn())
+    async def _in_turn(self, full_name: str, work: Coroutine[Any, Any, T]) -> T:
+        turn = self._turns.setdefault(full_name, asyncio.Lock())
+        async with turn, self._gate:
+            return await work
 
     async def _ask(self, doing: str, call: Coroutine[Any, Any, T]) -> T:
         try:
@@ -164,7 +169,11 @@ class PulsarTopics:
         if topic.partitions < 1:
             raise PeerError(f"a topic of {topic.partitions} partitions", ErrorCode.INVALID_PARTITIONS)
         full_name = self._engine.full_name(topic.name, topic.internal)
-        properties = {ID_PROPERTY: str(topic.topic_id), CONFIGS_PROPERTY: json.dumps(dict(topic.configs))}
+        properties = {
+            ID_PROPERTY: str(topic.topic_id),
+            CONFIGS_PROPERTY: json.dumps(dict(topic.configs)),
+            CREATED_PROPERTY: str(int(time.time() * 1000)),
+        }
         doing = f"cannot create topic {topic.name!r}"
         await self._ask(doing, self._create_partitioned(full_name, topic.partitions, properties))
         known = PulsarTopic(full_name, False, properties)
@@ -186,7 +195,7 @@ class PulsarTopics:
             if error.code != "Conflict":
                 raise
             if not await self._engine.presence.clear(full_name):
-                await self._look_at({full_name})  # another gateway was faster: whoever hears of that finds it at once
+                await self._look(full_name)  # another gateway was faster: whoever hears of that finds it at once
                 raise
             await self._engine.admin.create_partitioned(full_name, partitions, properties)
 
@@ -247,15 +256,13 @@ class PulsarTopics:
 
     async def load(self) -> None:
         """Read the namespaces whole. PulsarError where that is not possible."""
-        async with self._turn:
-            found = await self._list()
-            await self._look_at(found | set(map(self._name_of, self._by_id)))
+        found = await self._list()
+        await self._look_at(found | set(map(self._name_of, self._by_id)))
 
     async def refresh(self, topic_id: UUID) -> None:
         """Look at one topic anew: Pulsar said something of it that does not fit, or a gateway may have changed it."""
-        async with self._turn:
-            if topic_id in self._pulsar:
-                await self._ask("cannot read a topic", self._look_at({self._name_of(topic_id)}))
+        if topic_id in self._pulsar:
+            await self._ask("cannot read a topic", self._look_at({self._name_of(topic_id)}))
 
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
         """The watcher's callback: names of Pulsar's topics, partitions among them."""
@@ -282,8 +289,7 @@ class PulsarTopics:
             await asyncio.sleep(0.02)  # one event comes for each partition
             names, self._dirty = self._dirty, set()
             try:
-                async with self._turn:
-                    await self._look_at(names)
+                await self._look_at(names)
             except PulsarError as error:
                 log.warning("cannot read topics that changed: %s; trying again", error)
                 self._dirty |= names
@@ -298,15 +304,11 @@ class PulsarTopics:
         return {name for name in found if self._engine.kafka_name(name) is not None}
 
     async def _look_at(self, names: Iterable[str]) -> None:
-        """Compare each of Pulsar's topics with what is known of it. Called in turn."""
-        gate = asyncio.Semaphore(_AT_ONCE)
+        """Compare each of Pulsar's topics with what is known of it."""
+        await asyncio.gather(*(self._in_turn(name, self._look(name)) for name in sorted(names)))
 
-        async def one(name: str) -> None:
-            async with gate:
-                found = await self._read(name)
-            self._found(name, found)
-
-        await asyncio.gather(*(one(name) for name in sorted(names)))
+    async def _look(self, full_name: str) -> None:
+        self._found(full_name, await self._read(full_name))
 
     async def _read(self, full_name: str) -> tuple[TopicInfo, PulsarTopic] | None:
         named = self._engine.kafka_name(full_name)
