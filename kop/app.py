@@ -26,7 +26,7 @@ from kop.cluster.brokers import BrokerConfigs
 from kop.cluster.catalog import Catalog
 from kop.cluster.membership import Membership
 from kop.cluster.topic_configs import TopicConfigs
-from kop.config import Address, Config
+from kop.config import Config
 from kop.errors import KopError
 from kop.groups.coordinator import GroupCoordinator
 from kop.groups.settings import GroupSettings
@@ -43,6 +43,7 @@ from kop.server.listener import Limits, Server
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import pulsar, sqlite
 from kop.storage.base import Member
+from kop.values import Address
 
 _MOST_PARTITIONS_A_SCRAPE = 10_000
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -353,10 +354,10 @@ def _scrape_logs(gw: Gateway) -> Iterable[Metric]:
         for index in range(topic.partitions):
             partition_log = gw.catalog.log(topic.topic_id, index)
             total += 1
-            if partition_log is None or total > _MOST_PARTITIONS_A_SCRAPE:
-                continue
-            if not partition_log.attached or (topic.internal and partition_log.high_watermark == 0):
+            if partition_log is None or not partition_log.attached or total > _MOST_PARTITIONS_A_SCRAPE:
                 continue  # over Pulsar what nobody asks for is not known
+            if topic.internal and partition_log.high_watermark == 0:
+                continue
             values = [topic.name, str(index)]
             size.add_metric(values, partition_log.size_bytes)
             start.add_metric(values, partition_log.log_start_offset)

@@ -16,7 +16,7 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.lookup import Lookup
 from kop.pulsar_client.pool import LOOKUP, READ, SEND, WATCH, Pool
-from kop.pulsar_client.producer import Producer
+from kop.pulsar_client.producer import Confirm, Producer
 from kop.pulsar_client.reader import Reader
 from kop.pulsar_client.tls import TlsOptions
 from kop.pulsar_client.types import Access, Auth, Entry, Position
@@ -115,6 +115,7 @@ class Client:
         epoch: int | None = None,
         lane: str = "",
         guard: Guard | None = None,
+        confirm: Confirm | None = None,
         on_lost: OnLost | None = None,
         properties: Mapping[str, str] | None = None,
         send_timeout: float = 30.0,
@@ -123,8 +124,9 @@ class Client:
 
         Producers of one `lane` share a connection. `epoch` is the topic's epoch that an exclusive producer held before.
         "wait_for_exclusive" waits until the topic is free, however long. `guard` is awaited before each return to the
-        topic; what it raises ends the producer, unless it is a retriable PulsarError. PulsarError ProducerBusy,
-        ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound, ...
+        topic, and `confirm` each time that it is attached, before it sends: it may have created the topic. What they
+        raise ends the producer, unless it is a retriable PulsarError. PulsarError ProducerBusy, ProducerFenced,
+        ProducerBlockedQuotaExceededError, TopicNotFound, ...
         """
         kind = f"{SEND}:{lane}" if lane else SEND
         waits = access == "wait_for_exclusive"  # keeps nobody else waiting
@@ -139,6 +141,7 @@ class Client:
             timeout=self._timeout,
             send_timeout=send_timeout,
             guard=guard,
+            confirm=confirm,
             on_lost=on_lost,
             turn=None if waits else self._turn(kind),
         )
