@@ -240,6 +240,7 @@ def test_what_pulsar_clients_write_has_the_offsets_of_its_message_ids(gateway: P
             assert (*position, place) == (found.ledger_id(), found.entry_id(), max(found.batch_index(), 0))
         reader.seek(ck.TopicPartition(topic, 0, got[4][0]))  # its first chunks lie before it
         assert take(reader, 1) == [got[4]]
+    assert "entries that cannot be read" not in gateway.engine.counts
 
 
 def test_commits_survive_compaction(gateway: PackedGateway) -> None:

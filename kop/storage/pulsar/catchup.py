@@ -64,6 +64,8 @@ class Converter:
         """Last offset of the entry before, where that was seen."""
         self.torn: set[int] = set()
         """Offsets of chunked messages whose first chunks did not come."""
+        self.looks_back = False
+        """Such a message is read again from further back: that they did not come is no trouble yet."""
 
     def feed(self, placed: Placed) -> list[Batch]:
         """What an entry makes of the log: nothing where it lies behind, else up to two batches."""
@@ -95,11 +97,13 @@ class Converter:
         try:
             data = self._convert(placed)
         except KopError as error:
-            if isinstance(error, ChunksMissingError):
+            torn = isinstance(error, ChunksMissingError)
+            if torn:
                 self.torn.add(last)
-            self._count("entries that cannot be read")
             text = f"{self._name}: entry {placed.position.ledger}:{placed.position.entry}: {error.message}"
-            log.error("%s; consumers stop there until it is skipped or trimmed", text)
+            if not (torn and self.looks_back):
+                self._count("entries that cannot be read")
+                log.error("%s; consumers stop there until it is skipped or trimmed", text)
             found.append(Batch(base, last, b"", PeerError(text, ErrorCode.CORRUPT_MESSAGE)))
         else:
             found.append(Batch(base, last, data))

@@ -162,6 +162,7 @@ class Readers:
         append_time = log.policy.log_append_time
         converter = Converter(log.title, offset, log.numbering, append_time=append_time, count=log.engine.count)
         converter.start_within()
+        converter.looks_back = not back
         reader = CatchUp(converter, _BUDGET, share)
         reader.busy = True
         reader.far_back = back > 0
