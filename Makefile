@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench
+.PHONY: help run test test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench bench-pulsar
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ test: $(VENV)/.test ## lint, types and the fast tests
 test-full: $(VENV)/.test ## every test, the slow ones too
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
+test-faults: $(VENV)/.test ## brokers and gateways killed, stopped and cut off under load, tokens that run out (Java, Maven): ten minutes
+	$(BIN)/python -m pytest tests/faults tests/pulsar_client/test_pulsar_faults.py $(ARGS)
+
 conformance-fast: $(VENV)/.test ## real clients against `kop serve`: the part that CI runs
 	$(BIN)/python -m conformance --start-kop --fast $(ARGS)
 
@@ -54,6 +57,9 @@ conformance-spark: $(VENV)/.test ## PySpark's own format("kafka"), batch and str
 
 bench: $(VENV)/.test ## throughput, latency and CPU beside an Apache Kafka (Java, Maven)
 	$(BIN)/python -m conformance.bench $(ARGS)
+
+bench-pulsar: $(VENV)/.test ## the gateway over Pulsar beside pulsar-perf and a bare client: five minutes (Java, Maven)
+	$(BIN)/python -m conformance.bench.over_pulsar $(ARGS)
 
 lint: $(VENV)/.test ## format and check
 	$(BIN)/ruff format .

@@ -14,6 +14,7 @@
 # KEEP=1                  keep the data, at stop and at start; else it is thrown away at both
 # INDEX=0                 a broker as it comes, that keeps no index of messages and sends none
 # EXTRA_CONF              a file of more settings, which win
+# TOKEN                   a superuser's token, where EXTRA_CONF turns authentication on
 # OWNER                   a process id: the node is killed when that process is gone
 set -euo pipefail
 
@@ -108,12 +109,14 @@ start() {
     setsid nohup bash -c "while kill -0 $OWNER && kill -0 $pid; do sleep 1; done; kill -9 $pid" >/dev/null 2>&1 </dev/null &
   fi
   if python3 - "$pid" "http://127.0.0.1:$web/admin/v2" <<'P'
-import os, sys, time, urllib.request
+import os, sys, time
+from urllib.request import Request, urlopen
+headers = {"Authorization": f"Bearer {os.environ['TOKEN']}"} if os.environ.get("TOKEN") else {}
 end = time.monotonic() + 120
 while time.monotonic() < end:
     try:
         for path in ("brokers/health", "namespaces/public"):  # it is healthy before its tenant is made
-            urllib.request.urlopen(f"{sys.argv[2]}/{path}", timeout=10).read()
+            urlopen(Request(f"{sys.argv[2]}/{path}", headers=headers), timeout=10).read()
         sys.exit(0)
     except OSError:
         try:
@@ -138,5 +141,5 @@ case ${1:-} in
   stop) stop TERM; wipe ;;
   kill) stop KILL ;;
   home) fetch; echo "$DIST" ;;
-  *) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

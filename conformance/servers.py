@@ -100,43 +100,69 @@ class Kop:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class KopOverPulsar(Kop):
-    """As `Kop`, over the Apache Pulsar of pulsar_server.sh, or of KOP_TEST_PULSAR=pulsar://...,http://..."""
+class Pulsar:
+    """The Apache Pulsar of KOP_TEST_PULSAR=pulsar://...,http://..., else one of pulsar_server.sh: both URLs."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="pulsar-conformance-"))
+        self._environment = os.environ | environment | {"DIR": str(self._folder / "pulsar")}
+
+    def _call(self, what: str) -> subprocess.CompletedProcess[str]:
+        script = str(HERE / "pulsar_server.sh")
+        return subprocess.run([script, what], env=self._environment, stdout=subprocess.PIPE, text=True, check=False)
+
+    def __enter__(self) -> tuple[str, str]:
+        urls = os.environ.get("KOP_TEST_PULSAR", "")
+        if not urls:
+            done = self._call("start")
+            if done.returncode:
+                self.__exit__()
+                raise StartFailed("no Apache Pulsar could be started (see above)")
+            urls = done.stdout.strip().splitlines()[-1]
+        service, _, admin = urls.partition(",")
+        return service, admin
+
+    def __exit__(self, *_: object) -> None:
+        if (self._folder / "pulsar").exists():
+            self._call("stop")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class KopOverPulsar(Kop):
+    """As `Kop`, over the Apache Pulsar of `urls`, else over a `Pulsar` of its own, in a namespace that nobody has."""
+
+    def __init__(self, urls: tuple[str, str] | None = None, namespace: str = "", cluster: str = "") -> None:
         super().__init__()
-        self._urls = os.environ.get("KOP_TEST_PULSAR", "")
-        self._own = not self._urls
-        self._environment = os.environ | {"DIR": str(self._folder / "pulsar")}
+        self._urls = urls
+        self._namespace = namespace
+        self._cluster = cluster
+        self._pulsar = None if urls else Pulsar()
 
     def _store(self) -> list[str]:
-        service, _, admin = self._urls.partition(",")
-        namespace = f"public/conformance-{secrets.token_hex(4)}"
-        request = urllib.request.Request(f"{admin}/admin/v2/namespaces/{namespace}", method="PUT")
-        urllib.request.urlopen(request, timeout=30).close()
-        command = ["--store", service, "--admin-url", admin, "--cluster", f"{namespace}-kop"]
-        return [*command, "--set", f"kop.pulsar.namespace={namespace}"]
+        assert self._urls is not None
+        service, admin = self._urls
+        if not self._namespace:
+            self._namespace = f"public/conformance-{secrets.token_hex(4)}"
+            request = urllib.request.Request(f"{admin}/admin/v2/namespaces/{self._namespace}", method="PUT")
+            urllib.request.urlopen(request, timeout=30).close()
+        command = ["--store", service, "--admin-url", admin, "--cluster", self._cluster or f"{self._namespace}-kop"]
+        return [*command, "--set", f"kop.pulsar.namespace={self._namespace}"]
 
     def __enter__(self) -> str:
-        if self._own:
-            done = subprocess.run(
-                [str(HERE / "pulsar_server.sh"), "start"],
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                raise StartFailed("no Apache Pulsar could be started")
-            self._urls = done.stdout.strip().splitlines()[-1]
+        if self._pulsar is not None:
+            try:
+                self._urls = self._pulsar.__enter__()
+            except StartFailed:
+                self.__exit__()
+                raise
         return super().__enter__()
 
     def __exit__(self, *_: object) -> None:
         try:
             super().__exit__()
         finally:
-            if self._own:
-                subprocess.run([str(HERE / "pulsar_server.sh"), "stop"], env=self._environment, check=False)
+            if self._pulsar is not None:
+                self._pulsar.__exit__()
 
 
 class Kafka:

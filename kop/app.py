@@ -26,7 +26,7 @@ from kop.cluster.brokers import BrokerConfigs
 from kop.cluster.catalog import Catalog
 from kop.cluster.membership import Membership
 from kop.cluster.topic_configs import TopicConfigs
-from kop.config import Address, Config
+from kop.config import Config
 from kop.errors import KopError
 from kop.groups.coordinator import GroupCoordinator
 from kop.groups.settings import GroupSettings
@@ -40,9 +40,10 @@ from kop.server import memory
 from kop.server.dispatch import Dispatcher
 from kop.server.http import serve_http
 from kop.server.listener import Limits, Server
-from kop.server.supervisor import supervise
+from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import pulsar, sqlite
 from kop.storage.base import Member
+from kop.values import Address
 
 _MOST_PARTITIONS_A_SCRAPE = 10_000
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -99,8 +100,11 @@ async def _serve(config: Config, worker: bool) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
+    if worker:
+        on_orphaned(stop.set)
     async with AsyncExitStack() as stack:
         serving = await start(config, stack, worker=worker)
+        memory.started()
         if not worker:
             _banner(config, serving)
         await stop.wait()
@@ -350,10 +354,10 @@ def _scrape_logs(gw: Gateway) -> Iterable[Metric]:
         for index in range(topic.partitions):
             partition_log = gw.catalog.log(topic.topic_id, index)
             total += 1
-            if partition_log is None or total > _MOST_PARTITIONS_A_SCRAPE:
-                continue
-            if not partition_log.attached or (topic.internal and partition_log.high_watermark == 0):
+            if partition_log is None or not partition_log.attached or total > _MOST_PARTITIONS_A_SCRAPE:
                 continue  # over Pulsar what nobody asks for is not known
+            if topic.internal and partition_log.high_watermark == 0:
+                continue
             values = [topic.name, str(index)]
             size.add_metric(values, partition_log.size_bytes)
             start.add_metric(values, partition_log.log_start_offset)

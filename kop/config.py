@@ -2,7 +2,7 @@
 
 Owns: the table of settings, and how a value is found: flags win over `KOP_*` variables, those over the TOML file, that
 over the default. What is unknown or out of range is a `ConfigError` with one line a problem.
-Must not know: who uses a setting; anything else of kop.
+Must not know: who uses a setting; how a value is read (`values.py`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,27 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    ValidationInfo,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
+
+from kop.values import (
+    Address,
+    AdminUrl,
+    Advertised,
+    Int,
+    Level,
+    Long,
+    Namespace,
+    OptionalAddress,
+    OptionalInt,
+    OptionalLong,
+    Policies,
+    Secret,
+    SomeAddresses,
+    Store,
+)
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
@@ -52,117 +60,12 @@ class ConfigError(Exception):
         self.problems = list(problems)
 
 
-class Address(NamedTuple):
-    """HOST:PORT. An empty host means every address of the machine, port 0 one that the system picks."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host or "*"
-        return f"{host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """Read `HOST:PORT`, `[V6]:PORT`, `:PORT` or `*:PORT`. Raises ValueError with a line for people."""
-    text = text.strip()
-    if "://" in text:
-        raise ValueError(f"must be HOST:PORT without a scheme: {text.partition('://')[2]}")
-    host, colon, port = text.rpartition(":")
-    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-        raise ValueError(f"must be HOST:PORT with a port of 0 to 65535, got {text!r}")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"must have its IPv6 address in brackets: [{host}]:{port}")
-    return Address("" if host == "*" else host, int(port))
-
-
 def default_store(environ: Mapping[str, str]) -> str:
     """Where data goes when nobody says: the user's data directory (XDG), never a temporary one."""
     home = environ.get("XDG_DATA_HOME", "")
     if not os.path.isabs(home):  # XDG: relative paths are to be ignored
         home = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "share")
     return f"sqlite:{os.path.join(home, 'kop', 'kop.db')}"
-
-
-def _items(value: Any) -> Any:
-    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
-
-
-def _addresses(value: Any) -> Any:
-    return tuple(parse_address(item) if isinstance(item, str) else item for item in _items(value))
-
-
-def _address_or_none(value: Any) -> Any:
-    if isinstance(value, str):
-        return parse_address(value) if value.strip() else None
-    return value
-
-
-def _empty_is_none(value: Any) -> Any:
-    return None if value == "" else value
-
-
-def _some(value: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not value:
-        raise ValueError("must not be empty")
-    return value
-
-
-def _store(value: str) -> str:
-    scheme, colon, path = value.partition(":")
-    if scheme in {"pulsar", "pulsar+ssl"} and path.startswith("//") and len(path) > 2:
-        return value
-    if not colon or scheme != "sqlite" or not path:
-        raise ValueError("must be sqlite:PATH, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT")
-    return f"sqlite:{os.path.expanduser(path)}"
-
-
-def _admin_url(value: str) -> str:
-    for part in value.split(","):
-        if not re.fullmatch(r"\s*https?://(\[[0-9a-fA-F:.]+\]|[-\w.]+)(:[0-9]{1,5})?/?\s*", part):
-            raise ValueError("must be http://HOST:PORT or https://HOST:PORT, without a user (see kop.pulsar.auth)")
-    return value
-
-
-def _namespace(value: str) -> str:
-    if not re.fullmatch(r"[-\w.=:]+/[-\w.=:]+", value):
-        raise ValueError("must be TENANT/NAMESPACE")
-    return value
-
-
-def _advertise(value: tuple[Address, ...], info: ValidationInfo) -> tuple[Address, ...]:
-    listeners = len(info.data.get("listen", value))
-    if len(value) not in {0, 1, listeners}:
-        raise ValueError(f"must name one address, or one for each of the {listeners} in listen")
-    if any(not address.host or address.host in {"0.0.0.0", "::"} for address in value):
-        raise ValueError("must be an address that clients can connect to, not a wildcard")
-    return value
-
-
-def _bits(bits: int) -> AfterValidator:
-    # A validator and not Field(ge=..., le=...): those would replace the limits that a setting states itself.
-    def check(value: int) -> int:
-        if not -(1 << bits - 1) <= value < 1 << bits - 1:
-            raise ValueError(f"must fit into {bits} bits")
-        return value
-
-    return AfterValidator(check)
-
-
-# The string is the type's name, as `kop config` prints it and DescribeConfigs reports it.
-Int: TypeAlias = Annotated[int, "int", _bits(32)]
-Long: TypeAlias = Annotated[int, "long", _bits(64)]
-OptionalInt: TypeAlias = Annotated[Int | None, "int", BeforeValidator(_empty_is_none)]
-OptionalLong: TypeAlias = Annotated[Long | None, "long", BeforeValidator(_empty_is_none)]
-Addresses: TypeAlias = Annotated[tuple[Address, ...], "list", BeforeValidator(_addresses)]
-Policies: TypeAlias = Annotated[
-    tuple[Literal["delete", "compact"], ...], "list", BeforeValidator(_items), AfterValidator(_some)
-]
-Secret: TypeAlias = Annotated[str, "password"]
-"""Shown nowhere: not by `kop config`, nor to clients, nor in messages."""
-Level: TypeAlias = Annotated[Literal["debug", "info", "warning", "error"], "string", BeforeValidator(str.lower)]
 
 
 def _kafka(name: str, default: Any, doc: str, **limits: Any) -> Any:
@@ -207,28 +110,28 @@ class Config(BaseModel):
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
     # -- where
-    listen: Annotated[Addresses, AfterValidator(_some)] = _own(
+    listen: SomeAddresses = _own(
         "listen",
         "127.0.0.1:9092,[::1]:9092",
         "Addresses that Kafka clients connect to: HOST:PORT, comma separated; *:PORT is every address of the machine.",
     )
-    advertise: Annotated[Addresses, AfterValidator(_advertise)] = _own(
+    advertise: Advertised = _own(
         "advertise",
         "",
         "Address that clients are told to connect to, one for all listeners or one for each; "
         "empty: the address that the client connected to.",
     )
-    store: Annotated[str, AfterValidator(_store)] = _own(
+    store: Store = _own(
         "store",
         default_store(os.environ),
         "Where data is kept: sqlite:PATH, one file and its write-ahead log; or pulsar://HOST:PORT, an Apache Pulsar "
         "(pulsar+ssl: with TLS).",
     )
-    kop_pulsar_admin_url: Annotated[str, AfterValidator(_admin_url)] = _own(
+    kop_pulsar_admin_url: AdminUrl = _own(
         "kop.pulsar.admin.url", "http://127.0.0.1:8080", "Address of Pulsar's admin REST, with store=pulsar://..."
     )
     # 8080 to 8083 are Pulsar's and the Confluent tools', 9090 to 9999 Prometheus's and its exporters' (9308: Kafka's).
-    http: Annotated[Address | None, "string", BeforeValidator(_address_or_none)] = _own(
+    http: OptionalAddress = _own(
         "http", "127.0.0.1:7092", "Address of /metrics, /healthz and /readyz: HOST:PORT; empty: none."
     )
     kop_workers: Int = _own(
@@ -352,10 +255,10 @@ class Config(BaseModel):
     kop_log_level: Level = _own("kop.log.level", "info", "Least level that is logged: debug, info, warning or error.")
 
     # -- Apache Pulsar as the storage engine
-    kop_pulsar_namespace: Annotated[str, AfterValidator(_namespace)] = _own(
+    kop_pulsar_namespace: Namespace = _own(
         "kop.pulsar.namespace", "public/default", "TENANT/NAMESPACE whose topics Kafka clients see."
     )
-    kop_pulsar_metadata_namespace: Annotated[str, AfterValidator(_namespace)] = _own(
+    kop_pulsar_metadata_namespace: Namespace = _own(
         "kop.pulsar.metadata.namespace",
         "public/kafka",
         "TENANT/NAMESPACE of committed offsets and of the gateway's own topic; made when it is not there.",

@@ -10,7 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 import kop
-from kop.config import Address, Config, ConfigError, default_store, parse_address
+from kop.config import Config, ConfigError, default_store
+from kop.values import Address, parse_address
 
 
 def load(**kwargs) -> Config:

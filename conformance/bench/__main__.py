@@ -9,42 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from conformance.bench.measure import cpu_seconds, load, machine, resident_mib
+from conformance.bench.measure import table as markdown
 from conformance.servers import Kafka, Kop, StartFailed
 
-CLIENT = Path(__file__).with_name("client.py")
 LOADS = [(1, 65_536), (8, 65_536), (1, 1_000_000), (8, 1_000_000)]
 RATE = 1000
 Figures = dict[str, list[float]]
-
-
-def client(*args: object) -> dict[str, float]:
-    """Run one load in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(CLIENT), *map(str, args)], stdout=subprocess.PIPE, text=True, check=True, timeout=300
-    )
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU that a process has used so far, all threads, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_mib(pid: int) -> float:
-    """Memory that a process holds."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    raise LookupError("no VmRSS")
 
 
 def measure(name: str, address: str, pid: int, round_number: int, records: int, found: Figures) -> None:
@@ -56,17 +32,17 @@ def measure(name: str, address: str, pid: int, round_number: int, records: int, 
 
     for partitions, batch in LOADS:
         topic = f"load-{partitions}-{batch}-{round_number}"
-        client("create", address, topic, partitions)
+        load("client.py", "create", address, topic, partitions)
         gib = records * 1024 / 2**30
         for what, extra in (("produce", (batch,)), ("consume", ())):
             before = cpu_seconds(pid)
-            result = client(what, address, topic, records, *extra)
+            result = load("client.py", what, address, topic, records, *extra)
             label = f"{what} {partitions}p {batch // 1000}k"
             note(f"{label} MiB/s", result["mib_s"])
             note(f"{label} cpu s/GiB", (cpu_seconds(pid) - before) / gib)
     topic = f"latency-{round_number}"
-    client("create", address, topic, 1)
-    result = client("latency", address, topic, 8, RATE)
+    load("client.py", "create", address, topic, 1)
+    result = load("client.py", "latency", address, topic, 8, RATE)
     note("latency p50 ms", result["p50_ms"])
     note("latency p99 ms", result["p99_ms"])
     note("memory MiB", resident_mib(pid))
@@ -82,12 +58,7 @@ def table(found: Figures, servers: list[str]) -> str:
         if len(servers) > 1:
             row.append(f"{medians[0] / medians[1]:.2f}")
         rows.append(row)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
+    return markdown(rows)
 
 
 def main() -> int:
@@ -114,9 +85,7 @@ def main() -> int:
             print(f"round {round_number} of {options.rounds}, load {os.getloadavg()[0]:.1f}", flush=True)
             for name, address, pid in running:
                 measure(name, address, pid, round_number, options.records, found)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    print(f"\n{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, Python ", end="")
-    print(f"{platform.python_version()}, median of {options.rounds}, {options.records:,} records of 1 KiB, acks=all\n")
+    print(f"\n{machine()}, median of {options.rounds}, {options.records:,} records of 1 KiB, acks=all\n")
     print(table(found, [name for name, _, _ in running]))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))

@@ -2,7 +2,10 @@
 
 python client.py produce BOOTSTRAP TOPIC RECORDS BATCH_BYTES
 python client.py consume BOOTSTRAP TOPIC RECORDS
+python client.py group BOOTSTRAP TOPIC RECORDS GROUP
 python client.py latency BOOTSTRAP TOPIC SECONDS RATE
+
+`group` prints `ready` first, when its consumer has its partitions.
 """
 
 from __future__ import annotations
@@ -13,16 +16,28 @@ import sys
 import threading
 import time
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 RECORD_BYTES = 1024
 
 
 def create(bootstrap: str, topic: str, partitions: int) -> None:
-    """Make the topic, and wait until it is there."""
+    """Make the topic, and wait until it is there: a server that has just started gets more tries."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    deadline = time.monotonic() + 90
+    tried = False
+    while True:
+        try:
+            admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+            return
+        except KafkaException as error:
+            code = error.args[0].code()
+            if tried and code == KafkaError.TOPIC_ALREADY_EXISTS:  # the try before, that seemed to fail
+                return
+            if code != KafkaError.REQUEST_TIMED_OUT or time.monotonic() > deadline:
+                raise
+            tried = True
 
 
 def produce(bootstrap: str, topic: str, records: int, batch_bytes: int) -> dict[str, float]:
@@ -81,7 +96,11 @@ def consume(bootstrap: str, topic: str, records: int) -> dict[str, float]:
             "fetch.message.max.bytes": 4 * 2**20,
         }
     )
-    count = len(consumer.list_topics(topic, 30).topics[topic].partitions)
+    deadline = time.monotonic() + 30
+    while not (count := len(consumer.list_topics(topic, 30).topics[topic].partitions)):  # made through another gateway
+        if time.monotonic() > deadline:
+            raise SystemExit(f"no topic {topic} after 30 s")
+        time.sleep(0.1)
     consumer.assign([TopicPartition(topic, p, 0) for p in range(count)])
     seen = 0
     began = 0.0
@@ -100,6 +119,32 @@ def consume(bootstrap: str, topic: str, records: int) -> dict[str, float]:
     seconds = time.perf_counter() - began
     consumer.close()
     return {"seconds": seconds, "mib_s": (records - first) * RECORD_BYTES / seconds / 2**20}
+
+
+def group(bootstrap: str, topic: str, records: int, name: str) -> dict[str, float]:
+    """Follow the topic as the only member of a group until all records are here."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": name,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 500,
+        }
+    )
+    consumer.subscribe([topic], on_assign=lambda *_: print("ready", flush=True))
+    seen = 0
+    deadline = time.monotonic() + 150
+    while seen < records:
+        messages = consumer.consume(10_000, 0.1)
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{seen} of {records} records after 150 s")
+        for message in messages[:1]:
+            if message.error():
+                raise KafkaException(message.error())
+        seen += len(messages)
+    consumer.close()
+    return {"records": seen}
 
 
 def latency(bootstrap: str, topic: str, seconds: float, rate: int) -> dict[str, float]:
@@ -162,6 +207,8 @@ def main() -> None:
         result = produce(bootstrap, topic, int(rest[0]), int(rest[1]))
     elif what == "consume":
         result = consume(bootstrap, topic, int(rest[0]))
+    elif what == "group":
+        result = group(bootstrap, topic, int(rest[0]), rest[1])
     else:
         result = latency(bootstrap, topic, float(rest[0]), int(rest[1]))
     print(json.dumps(result))

@@ -11,8 +11,8 @@ import click
 
 from kop.cli.common import fail
 from kop.cli.settings import load, settings_options
-from kop.config import Address
 from kop.errors import KopError
+from kop.values import Address
 
 EPILOG = """\b
 Flags win over KOP_* variables, those over the file.

@@ -46,6 +46,7 @@ class BrokerConfigs:
         self._rows = {row.name: row for row in config.table()}
         self._listeners: list[Callable[[], None]] = []
         self._lock = asyncio.Lock()
+        self._reading: set[asyncio.Task[None]] = set()
         self.version = 0
         """Grows with every change."""
         self.loaded = False
@@ -66,7 +67,16 @@ class BrokerConfigs:
         What is not understood is left out and logged. Listeners are called in any case: policies are known now.
         """
         self._engine = engine
-        kept = json.loads(await engine.get_state(_STATE_KEY) or "{}")
+        await self._read()
+        self.loaded = True
+        self._changed()
+        engine.on_state(self._changed_elsewhere)
+
+    async def _read(self) -> bool:
+        """Take over what is kept; whether that is news."""
+        assert self._engine is not None
+        kept = json.loads(await self._engine.get_state(_STATE_KEY) or "{}")
+        found: dict[str, dict[str, str]] = {}
         for resource, configs in kept.items():
             for name, text in configs.items():
                 try:
@@ -74,9 +84,26 @@ class BrokerConfigs:
                 except KopError as error:
                     _log.warning("an altered broker setting is ignored: %s", error.message)
                 else:
-                    self._altered.setdefault(resource, {})[name] = text
-        self.loaded = True
-        self._changed()
+                    found.setdefault(resource, {})[name] = text
+        before, self._altered = self._altered, found
+        return found != before
+
+    def _changed_elsewhere(self) -> None:
+        """Another broker's client altered settings: they are this broker's, too."""
+
+        async def read() -> None:
+            async with self._lock:
+                try:
+                    news = await self._read()
+                except KopError as error:
+                    _log.warning("altered broker settings cannot be read anew: %s", error)
+                    return
+            if news:
+                self._changed()
+
+        task = asyncio.get_running_loop().create_task(read())
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
 
     @property
     def num_partitions(self) -> int:
@@ -153,6 +180,8 @@ class BrokerConfigs:
         """
         self.check_resource(resource)
         async with self._lock:
+            if self._engine is not None and await self._read():  # other brokers keep theirs in the same place
+                self._changed()
             wanted = change(self.altered(resource))
             refused = sorted(name for name in wanted if name not in DYNAMIC)
             if refused:

@@ -75,7 +75,12 @@ class GroupLog:
                 "segment.bytes": str(self._settings.offsets_topic_segment_bytes),
             }
             count = self._settings.offsets_topic_num_partitions
-            topic = await topics.create(OFFSETS_TOPIC, count, configs, internal=True)
+            try:
+                topic = await topics.create(OFFSETS_TOPIC, count, configs, internal=True)
+            except KopError as error:
+                topic = topics.get(OFFSETS_TOPIC)  # of gateways that start at once, one makes it
+                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS or topic is None:
+                    raise
         for index in range(topic.partitions):
             found = self._engine.log(topic.topic_id, index)
             if found is None:

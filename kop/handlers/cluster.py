@@ -2,7 +2,8 @@
 
 - DescribeCluster (60) 0 to 2: this broker, under the address that the client can reach. Endpoint type 2 (controllers)
   is MISMATCHED_ENDPOINT_TYPE, others than 1 are UNSUPPORTED_ENDPOINT_TYPE. Operations as Kafka's without an authorizer.
-- DescribeLogDirs (35) 1 to 5: one directory, the engine's, with its partitions' sizes and the room on its disk.
+- DescribeLogDirs (35) 1 to 5: one directory, the engine's, with the sizes of this broker's partitions and the room on
+  its disk.
 - DescribeProducers (61) 0: the idempotent producers that a partition remembers.
 - DescribeQuorum (55) 0 to 2: one voter, us. The metadata log's end is the catalogue's version.
 - ElectLeaders (43) 0 to 2: ELECTION_NOT_NEEDED for every partition that there is.
@@ -12,12 +13,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable
 from typing import Any
 
 from kop.errors import ErrorCode, KopError
 from kop.handlers.base import Api, Context, Gateway
+from kop.storage.base import PartitionLog
 from kop.wire.messages import (
     CreateAclsResponse,
     DeleteAclsResponse,
@@ -37,6 +40,9 @@ _BROKERS, _CONTROLLERS = 1, 2
 _METADATA_TOPIC = "__cluster_metadata"
 _PREFERRED, _UNCLEAN = 0, 1
 _NO_AUTHORIZER = "No Authorizer is configured."
+_MOST_MEASURED = 1000
+"""Partitions that an answer asks the storage for; more that nobody uses are left out of it."""
+_MEASURED_AT_ONCE = 16
 _KAFKA_GO_SLACK = 1
 """segmentio's kafka-go takes the filter of DescribeAcls for a structure of its own, with tagged fields at its end."""
 _UNKNOWN_PARTITION = "This server does not host this topic-partition."
@@ -73,8 +79,8 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
 # --- DescribeLogDirs
 
 
-def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Message:
-    """Show the sizes of the partitions asked for; those that are not there are left out, as Kafka does."""
+async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Show the sizes of the partitions asked for; those that are not there, or not here, are left out, as in Kafka."""
     result = DescribeLogDirsResponse.DescribeLogDirsResult
     topic_row = result.DescribeLogDirsTopic
     row = topic_row.DescribeLogDirsPartition
@@ -87,8 +93,7 @@ def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Message:
                 for index, size in sizes
             ],
         )
-        for name, sizes in _sizes(gw, request.topics)
-        if sizes
+        for name, sizes in await _sizes(gw, request.topics)
     ]
     place = getattr(gw.engine, "path", None)
     directory = os.path.dirname(os.fspath(place)) if place is not None else ""
@@ -117,18 +122,44 @@ def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Message:
     )
 
 
-def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> Iterable[tuple[str, list[tuple[int, int]]]]:
-    """Name, and index and bytes of each partition, of the topics asked for; None asks for all."""
+async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Name, and index and bytes of each partition of this broker, of the topics asked for; None asks for all.
+
+    A partition that cannot be measured is left out: 0 would be a wrong answer.
+    """
     if wanted is None:
         asked: dict[str, Iterable[int]] = {topic.name: range(topic.partitions) for topic in gw.catalog.all()}
     else:
         asked = {topic.topic: dict.fromkeys(topic.partitions) for topic in wanted}
+    gate, to_ask = asyncio.Semaphore(_MEASURED_AT_ONCE), _MOST_MEASURED
+
+    async def measure(log: PartitionLog) -> int | None:
+        try:
+            async with gate:
+                return await log.measure()
+        except KopError:
+            return None
+
+    found: list[tuple[str, int, int | asyncio.Future[int | None]]] = []
     for name, indexes in asked.items():
         topic = gw.catalog.get(name)
         if topic is None:
             continue
-        logs = ((index, gw.catalog.log(topic.topic_id, index)) for index in indexes)
-        yield name, [(index, log.size_bytes) for index, log in logs if log is not None]
+        for index in indexes:
+            log = gw.catalog.log(topic.topic_id, index)
+            if log is None or gw.membership.leader(topic.topic_id, index) != gw.membership.node_id:
+                continue
+            if log.attached:
+                found.append((name, index, log.size_bytes))
+            elif to_ask:
+                to_ask -= 1
+                found.append((name, index, asyncio.ensure_future(measure(log))))
+    sizes: dict[str, list[tuple[int, int]]] = {}
+    for name, index, measured in found:
+        size = measured if isinstance(measured, int) else await measured
+        if size is not None:
+            sizes.setdefault(name, []).append((index, size))
+    return list(sizes.items())
 
 
 # --- DescribeProducers

@@ -40,6 +40,9 @@ from kop.wire.messages import (
     Message,
 )
 
+_MOST_REFRESHED = 16
+"""Topics that are read anew for an answer; tools that ask for all of them get what is in memory."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +72,7 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
     """Show the configs of each resource, or those that are asked for by name."""
     result = DescribeConfigsResponse.DescribeConfigsResult
     results = []
+    await _refresh(gw, [one.resource_name for one in request.resources if one.resource_type == Resource.TOPIC])
     for asked in request.resources:
         error: KopError | None = None
         rows: list[ConfigRow] = []
@@ -90,6 +94,17 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
         if len(results) % 50 == 0:  # a tool may ask for thousands of topics
             await asyncio.sleep(0)
     return DescribeConfigsResponse(version=ctx.version, results=results)
+
+
+async def _refresh(gw: Gateway, names: list[str]) -> None:
+    """Another gateway may have changed these a moment ago, perhaps for the client that asks now."""
+    if len(gw.membership.ids) == 1 or len(names) > _MOST_REFRESHED:
+        return
+    topics = [topic for topic in map(gw.catalog.get, names) if topic is not None]
+    try:
+        await asyncio.gather(*(gw.engine.topics.refresh(topic.topic_id) for topic in topics))
+    except KopError as error:
+        _log.warning("configs are answered from memory: %s", error)
 
 
 def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:
@@ -226,6 +241,7 @@ async def _alter(
         case Resource.TOPIC:
             # One change at a time: the next one has to see what this one makes.
             async with gw.topic_configs.lock:
+                await _refresh(gw, [name])
                 topic = _topic(gw, name)
                 wanted = gw.topic_configs.check(change(topic.configs), internal=topic.internal)
                 if validate_only or wanted == topic.configs:
@@ -351,10 +367,11 @@ def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Messag
     if not wanted <= set(Resource):
         response.error_code = ErrorCode.UNSUPPORTED_VERSION
         return response
+    nodes = [str(node) for node in gw.membership.ids]
     names = {
         Resource.TOPIC: [topic.name for topic in gw.catalog.listed()],
-        Resource.BROKER: [gw.brokers.node],
-        Resource.BROKER_LOGGER: [gw.brokers.node],
+        Resource.BROKER: nodes,
+        Resource.BROKER_LOGGER: nodes,
     }
     row = ListConfigResourcesResponse.ConfigResource
     response.config_resources = [

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from kop.errors import ErrorCode, FrameError, KopError, PeerError
+from kop.errors import ErrorCode, FrameError, KopError
 from kop.handlers.base import Api, Context, Frame, Gateway
 from kop.records.batch import RecordsRejectedError, check_produced, check_records
 from kop.storage.base import AppendResult, PartitionLog, TopicInfo
@@ -46,7 +46,9 @@ class _Pending:
         self.throttle_ms = 0
         self.done: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
 
-    def on_append(self, row: list[PartitionAnswer], index: int, partition: int) -> Callable[[Any], None]:
+    def on_append(
+        self, row: list[PartitionAnswer], index: int, partition: int, partition_log: PartitionLog
+    ) -> Callable[[Any], None]:
         """A callback that puts the append's result in its place."""
 
         def finish(future: asyncio.Future[AppendResult]) -> None:
@@ -59,6 +61,9 @@ class _Pending:
                 self.throttle_ms = max(self.throttle_ms, result.throttle_ms)
             else:
                 row[index] = _refusal(self.gw, partition, error)
+                if row[index].error_code == ErrorCode.UNKNOWN_PRODUCER_ID:
+                    # Without it the Java client sends the batch as it is again and again; see KIP-360.
+                    row[index] = row[index]._replace(log_start_offset=partition_log.log_start_offset)
             self.one_less()
 
         return finish
@@ -106,13 +111,21 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | asyncio.Futu
             row.append(PartitionAnswer(part.partition, code))
             if topic is None:
                 continue
+            partition_log = gw.catalog.log(topic.topic_id, part.partition)
+            if partition_log is None:
+                row[index] = PartitionAnswer(
+                    part.partition,
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    message=f"{topic.name} has no partition {part.partition}",
+                )
+                continue
             try:
-                future = _append(gw, ctx, topic, part)
+                future = _append(gw, ctx, topic, partition_log, part)
             except KopError as error:
                 row[index] = _refusal(gw, part.partition, error)
                 continue
             pending.waiting += 1
-            future.add_done_callback(pending.on_append(row, index, part.partition))
+            future.add_done_callback(pending.on_append(row, index, part.partition, partition_log))
     # Callbacks of futures never run inside add_done_callback, so the count is whole by now.
     return pending.done if pending.waiting else pending.frame()
 
@@ -141,10 +154,9 @@ def _find(gw: Gateway, asked: str | UUID) -> tuple[TopicInfo | None, ErrorCode]:
     return topic, ErrorCode.NONE
 
 
-def _append(gw: Gateway, ctx: Context, topic: TopicInfo, part: ProducePartition) -> asyncio.Future[AppendResult]:
-    partition_log: PartitionLog | None = gw.catalog.log(topic.topic_id, part.partition)
-    if partition_log is None:
-        raise PeerError(f"{topic.name} has no partition {part.partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+def _append(
+    gw: Gateway, ctx: Context, topic: TopicInfo, partition_log: PartitionLog, part: ProducePartition
+) -> asyncio.Future[AppendResult]:
     rules = gw.topic_configs.produce_rules(topic)
     records = part.records if part.records is not None else memoryview(b"")
     header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)

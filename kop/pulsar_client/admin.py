@@ -10,6 +10,7 @@ Topics are named in full, `persistent://tenant/namespace/local`, namespaces `ten
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _NAMESPACE_PUT = {"compactionThreshold"}
 """Namespace policies that are set by PUT; the others by POST."""
 _DEDUPLICATION = "deduplicationEnabled"
 _RETENTION = "retention"
+_SILENT_SECONDS = 1.0
+"""After it a request without an answer is doubted."""
 
 
 class Retention(NamedTuple):
@@ -250,8 +253,15 @@ class Admin(Rest):
         return None if found is None else int(found)
 
     async def set_properties(self, topic: str, properties: Mapping[str, str]) -> None:
-        """Set these properties; others stay."""
-        await self._call("PUT", f"{topic_path(topic)}/properties", _own(properties))
+        """Set these properties; others stay. NotFound, late, where there is no such topic."""
+        call = asyncio.ensure_future(self._call("PUT", f"{topic_path(topic)}/properties", _own(properties)))
+        try:
+            # For a topic that is not there brokers never answer (seen on 4.0.8).
+            while not (await asyncio.wait({call}, timeout=_SILENT_SECONDS))[0]:
+                await self._properties(topic)
+            await call
+        finally:
+            call.cancel()
 
     async def remove_property(self, topic: str, key: str) -> None:
         """Remove one property; nothing happens when it is not there."""

@@ -18,7 +18,7 @@ from kop.pulsar_client.errors import PulsarError
 Guard = Callable[[], Awaitable[None]]
 OnLost = Callable[[PulsarError], None]
 
-_AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError"})
+_AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError", "PersistenceError"})
 """What the first opening tries again until its time is up; a later one tries all that is retriable, for ever."""
 _TELL_EVERY = 10
 """Of so many tries in vain, one is logged."""
@@ -66,6 +66,9 @@ class Attached(ABC):
     async def _attach(self, connection: Connection) -> None:
         """Register with `connection` and ask the broker. After a PulsarError nothing may stay registered."""
 
+    async def _confirmed(self, connection: Connection) -> None:  # noqa: B027 - most have nothing to do
+        """Look at what it is attached to before anything goes through it. As `_attach` after an error."""
+
     def _interrupted(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
         """Wake what waits in `_attach` for more than an answer: the connection is gone."""
 
@@ -110,6 +113,7 @@ class Attached(ABC):
             connection = await self._find(assigned)
             self._broken = None
             await self._attach(connection)
+        await self._confirmed(connection)
         if self._broken is not None:
             raise self._broken
         self._connection = connection
@@ -154,7 +158,7 @@ class Attached(ABC):
                 if tries % _TELL_EVERY == 0:
                     log.warning("%s: not back after %d tries: %s", self._what, tries, error)
             except Exception as error:  # the guard's: whatever it raises ends this
-                log.warning("%s: given up: %r", self._what, error)
+                log.info("%s: given up: %r", self._what, error)
                 self._give_up(PulsarError("GuardFailed", repr(error)))
                 return
             else:

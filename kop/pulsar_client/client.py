@@ -16,7 +16,7 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.lookup import Lookup
 from kop.pulsar_client.pool import LOOKUP, READ, SEND, WATCH, Pool
-from kop.pulsar_client.producer import Producer
+from kop.pulsar_client.producer import Confirm, Producer
 from kop.pulsar_client.reader import Reader
 from kop.pulsar_client.tls import TlsOptions
 from kop.pulsar_client.types import Access, Auth, Entry, Position
@@ -115,6 +115,7 @@ class Client:
         epoch: int | None = None,
         lane: str = "",
         guard: Guard | None = None,
+        confirm: Confirm | None = None,
         on_lost: OnLost | None = None,
         properties: Mapping[str, str] | None = None,
         send_timeout: float = 30.0,
@@ -123,8 +124,9 @@ class Client:
 
         Producers of one `lane` share a connection. `epoch` is the topic's epoch that an exclusive producer held before.
         "wait_for_exclusive" waits until the topic is free, however long. `guard` is awaited before each return to the
-        topic; what it raises ends the producer, unless it is a retriable PulsarError. PulsarError ProducerBusy,
-        ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound, ...
+        topic, and `confirm` each time that it is attached, before it sends: it may have created the topic. What they
+        raise ends the producer, unless it is a retriable PulsarError. PulsarError ProducerBusy, ProducerFenced,
+        ProducerBlockedQuotaExceededError, TopicNotFound, ...
         """
         kind = f"{SEND}:{lane}" if lane else SEND
         waits = access == "wait_for_exclusive"  # keeps nobody else waiting
@@ -139,6 +141,7 @@ class Client:
             timeout=self._timeout,
             send_timeout=send_timeout,
             guard=guard,
+            confirm=confirm,
             on_lost=on_lost,
             turn=None if waits else self._turn(kind),
         )
@@ -155,13 +158,15 @@ class Client:
         read_compacted: bool = False,
         permits: int,
         on_entry: Callable[[Entry], None],
+        borrow: bool = False,
         guard: Guard | None = None,
         on_lost: OnLost | None = None,
     ) -> Reader:
         """Read `topic` (a partition, or an unpartitioned topic; never creates it) from `start` on.
 
         `permits` messages may come at once, more by `Reader.flow`. An entry that is not kept any more means the next
-        that is. `guard` as with `open_producer`. PulsarError TopicNotFound, ...
+        that is. With `borrow` an entry's bytes are there during `on_entry` only. `guard` as with `open_producer`.
+        PulsarError TopicNotFound, ...
         """
         reader = Reader(
             self._consumer_ids,
@@ -172,6 +177,7 @@ class Client:
             read_compacted=read_compacted,
             permits=permits,
             on_entry=on_entry,
+            borrow=borrow,
             timeout=self._timeout,
             guard=guard,
             on_lost=on_lost,

@@ -50,7 +50,7 @@ class ReaderEvents(Protocol):
     """What a connection tells a reader."""
 
     def on_entry(self, frame: memoryview, at: int, message: pb.CommandMessage) -> None:
-        """Take an entry, which begins at `at`."""
+        """Take an entry, which begins at `at`; the frame's bytes are there during the call only."""
 
     def on_end(self) -> None:
         """Tell that the topic is terminated and wholly read."""

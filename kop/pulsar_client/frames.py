@@ -1,10 +1,10 @@
 """The stream of a connection cut into frames.
 
-Owns: the memory that is received into, and each frame's own bytes.
+Owns: the memory that is received into.
 Must not know: what a frame says.
 
-All reads go to one shared buffer, as large as a system call is worth. A frame that is whole in it is copied out (so
-that what is kept of one frame never keeps others alive); of one that is not, the rest is read straight to its place.
+All reads go to one shared buffer, as large as a system call is worth. A frame that is whole in it is handed out in
+place: whoever keeps something of it copies that. Of one that is not whole, the rest is read straight to its place.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Frames:
         return self._shared
 
     def updated(self, count: int) -> None:
-        """Take `count` bytes that were received; calls `on_frame` with each frame that is whole (behind its size)."""
+        """Take `count` bytes that were received; calls `on_frame` with each frame that is whole (behind its size).
+
+        A frame's bytes are its own during the call only.
+        """
         frame = self._frame
         if frame is not None:
             self._have += count
@@ -54,7 +57,7 @@ class Frames:
                 self._frame = None
                 self._on_frame(frame.toreadonly())
             return
-        view = self._shared[:count]
+        view = self._shared[:count].toreadonly()
         if self._prefix:
             view = memoryview(self._prefix + bytes(view))
             self._prefix = b""
@@ -73,7 +76,7 @@ class Frames:
                 self._have = end - at
                 self._frame[: self._have] = view[at:]
                 return
-            on_frame(memoryview(bytes(view[at : at + size])))
+            on_frame(view[at : at + size])
             at += size
         self._prefix = bytes(view[at:])
 

@@ -28,6 +28,7 @@ MODES: dict[str, pb.ProducerAccessMode] = {
 _QUOTA = "ProducerBlockedQuotaExceededError"
 
 Find = Callable[[str | None], Awaitable[Connection]]
+Confirm = Callable[["Producer"], Awaitable[None]]
 
 
 class Producer(Attached):
@@ -35,7 +36,7 @@ class Producer(Attached):
 
     A lost connection is followed by the guard, a new connection and all that is pending, in order; the topic's epoch of
     an exclusive producer is shown again, so that a successor is not robbed. `on_lost` is called once when that is over
-    for good: the guard raised, the topic is gone, the producer is fenced.
+    for good: the guard or `confirm` raised, the topic is gone, the producer is fenced.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Producer(Attached):
         timeout: float,
         send_timeout: float,
         guard: Guard | None,
+        confirm: Confirm | None,
         on_lost: OnLost | None,
         turn: asyncio.Semaphore | None,
     ) -> None:
@@ -63,6 +65,7 @@ class Producer(Attached):
         self._properties = properties
         self._named = name is not None
         self._send_timeout = send_timeout
+        self._confirm = confirm
         self._window = Window()
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Future[Any] | None = None
@@ -75,6 +78,8 @@ class Producer(Attached):
         """The highest sequence id stored under this name when it was last attached (-1: none, or no deduplication)."""
         self.topic_epoch = epoch
         """The topic's epoch that an exclusive producer holds."""
+        self.attach_seconds = 0.0
+        """How long the broker took to answer when it was last attached."""
 
     @property
     def pending(self) -> int:
@@ -187,6 +192,7 @@ class Producer(Attached):
         if self.topic_epoch is not None:
             command.topic_epoch = self.topic_epoch
         connection.producers[self._id] = self
+        asked = self._loop.time()
         try:
             answer: tuple[pb.CommandProducerSuccess, asyncio.Future[Any] | None] = await connection.request(
                 pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=command), number, self._timeout, self._what
@@ -203,11 +209,22 @@ class Producer(Attached):
             raise
         finally:
             self._turn = None
+        self.attach_seconds = self._loop.time() - asked
         self.name = told.producer_name
         self.last_sequence_id = told.last_sequence_id
         if told.HasField("topic_epoch"):
             self.topic_epoch = told.topic_epoch
         self._max_size = connection.max_message_size
+
+    async def _confirmed(self, connection: Connection) -> None:
+        if self._confirm is None:
+            return
+        try:
+            await self._confirm(self)
+        except BaseException:
+            connection.producers.pop(self._id, None)
+            connection.write(self._close_command(connection.request_id()))
+            raise
 
     def _mode(self) -> pb.ProducerAccessMode:
         if self._access == "shared" or not self.attached_times:

@@ -34,6 +34,9 @@ class Reader(Attached):
     `on_entry` is called in the event loop, in order, each entry once. A lost connection is followed by the guard, a new
     connection, and the entry behind the last one that was delivered; the topic is never created by that. `on_lost` is
     called once when it is over for good: the guard raised, the topic is gone, `on_entry` raised, an entry is damaged.
+
+    With `borrow` the bytes of an entry are there during `on_entry` only (afterwards they raise ValueError); nothing is
+    copied for those who copy or convert them anyway.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Reader(Attached):
         read_compacted: bool,
         permits: int,
         on_entry: Callable[[Entry], None],
+        borrow: bool,
         timeout: float,
         guard: Guard | None,
         on_lost: OnLost | None,
@@ -57,6 +61,7 @@ class Reader(Attached):
         self._find_connection = find
         self._read_compacted = read_compacted
         self._deliver = on_entry
+        self._borrow = borrow
         self._cursor = Cursor(start, inclusive, permits)
         self._at_end = start == LATEST
         self._id = 0
@@ -126,9 +131,11 @@ class Reader(Attached):
     # --- what the connection tells
 
     def on_entry(self, frame: memoryview, at: int, message: pb.CommandMessage) -> None:
-        """Check and deliver."""
+        """Check and deliver. The frame's bytes are there during this call only."""
         if self._end is not None or message.consumer_id != self._id:
             return
+        if not self._borrow:
+            frame, at = memoryview(bytes(frame[at:])), 0
         try:
             entry = wire.read_entry(frame, at, message)
         except PulsarError as error:
@@ -141,6 +148,9 @@ class Reader(Attached):
             except Exception as error:
                 log.exception("%s: entry %s could not be handled", self._what, entry.position)
                 self._drop(PulsarError("HandlerFailed", f"{entry.position}: {error!r}"))
+            if self._borrow:
+                entry.metadata.release()
+                entry.payload.release()
         else:
             self.flow(entry.num_messages)
 

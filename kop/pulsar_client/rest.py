@@ -49,6 +49,8 @@ MAX_REDIRECTS = 5
 
 _BEYOND_END = re.compile(r"LastConfirmedEntry is .* when reading entry")
 """What a broker says, with status 500, of an entry that does not exist."""
+_DENIED = re.compile(r"permission|unauthorized to |not authorized|super-user", re.IGNORECASE)
+"""What a broker says, with status 401, to a role that it knows and that may not do this."""
 _SERVER_TEXT = re.compile(r"Message: (.*)")
 """The line of a broker's stack trace that says something."""
 
@@ -248,6 +250,8 @@ class Rest:
             code, retriable = "NotFound", False
         found = _SERVER_TEXT.search(text)
         text = (found[1] if found else text).strip()[:500]
+        if status == 401 and _DENIED.search(text):
+            code, status = "Forbidden", 403
         if status == 401:
             text += "; the token, user or password is missing, wrong or expired"
         elif status == 403:

@@ -33,7 +33,8 @@ class Entry:
     """One entry as the broker sent it, its checksum verified.
 
     `metadata` is the serialized MessageMetadata and `payload` what follows it, as stored (maybe compressed, maybe one
-    chunk of a message). Both are read-only views that keep the frame's bytes alive, which are this entry's alone.
+    chunk of a message). Both are read-only views of bytes that are this entry's alone, or that a reader lends
+    (`borrow`).
     """
 
     position: Position

@@ -85,7 +85,7 @@ def read_position(data: pb.MessageIdData) -> Position:
 
 
 def read_entry(frame: memoryview, at: int, message: pb.CommandMessage) -> Entry:
-    """The entry that begins at `at`, behind the command. PulsarError ChecksumError where it is damaged."""
+    """The entry that begins at `at`, behind the command: views of `frame`. PulsarError ChecksumError where damaged."""
     position = read_position(message.message_id)
     index: int | None = None
     timestamp = 0

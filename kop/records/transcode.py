@@ -232,14 +232,14 @@ def to_batch(
         attributes |= LOG_APPEND_TIME_BIT
         max_timestamp = log_append_time
     packed = _compress(attributes & CODEC_MASK, records)
-    batch = bytearray(HEADER_SIZE + len(packed))
-    batch[HEADER_SIZE:] = packed
-    _BATCH.pack_into(
-        batch, 0, base_offset, len(batch) - LOG_OVERHEAD, 0, MAGIC, 0, attributes, last_offset - base_offset,
-        base_timestamp, max_timestamp, -1, -1, -1, count,
+    head = bytearray(
+        _BATCH.pack(
+            base_offset, HEADER_SIZE + len(packed) - LOG_OVERHEAD, 0, MAGIC, 0, attributes, last_offset - base_offset,
+            base_timestamp, max_timestamp, -1, -1, -1, count,
+        )
     )  # fmt: skip
-    struct.pack_into(">I", batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
-    return bytes(batch)
+    struct.pack_into(">I", head, _CRC_AT, crc32c(packed, crc32c(head[_CRC_FROM:])))
+    return b"".join((head, packed))  # the records are copied once
 
 
 def parse_entry(metadata: Buffer) -> EntryView:

@@ -9,6 +9,7 @@ are told each worker's own port, the shared one plus one for the first worker, p
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import multiprocessing
 import signal
@@ -52,6 +53,21 @@ class _Worker:
         self._pause = 0.0 if now - self._started > _LIVED_SECONDS else min(max(self._pause * 2, 1.0), _LONGEST_PAUSE)
         self.due = now + self._pause
         log.error("worker %d ended with code %s; it is started again in %.0f s", self.index, code, self._pause)
+
+
+def on_orphaned(callback: Callable[[], None]) -> None:
+    """Call `callback` on this loop once this worker's supervisor has died: nobody would ever stop the worker."""
+    parent, loop = multiprocessing.parent_process(), asyncio.get_running_loop()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def died() -> None:
+        loop.remove_reader(sentinel)
+        log.error("the process that started this worker has died: the worker stops")
+        callback()
+
+    loop.add_reader(sentinel, died)
 
 
 def supervise(count: int, target: Callable[[int], None]) -> None:

@@ -134,7 +134,7 @@ class PartitionLog(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the stored batches."""
+        """Bytes of the stored batches. Known once `attach` has ended; see `measure`."""
 
     @property
     def attached(self) -> bool:
@@ -145,6 +145,9 @@ class PartitionLog(Protocol):
 
     async def attach(self) -> None:
         """Make the log ready to serve. Cheap to call again."""
+
+    async def measure(self) -> int:
+        """Bytes of the stored batches, without attaching."""
 
     async def refresh(self) -> None:
         """Bring `high_watermark` up to all that is durable now, whoever wrote it. Attaches where that is needed."""
@@ -225,6 +228,9 @@ class Topics(Protocol):
     def all(self) -> Sequence[TopicInfo]:
         """Every topic, internal ones too, ordered by name."""
 
+    async def refresh(self, topic_id: UUID) -> None:
+        """Look at a topic anew: another process may have changed it this moment."""
+
     def on_change(self, callback: Callable[[TopicInfo | None, TopicInfo | None], None]) -> None:
         """Call `callback(old, new)` after each change: (None, t) created, (t, None) deleted, (t, t') changed."""
 
@@ -262,6 +268,9 @@ class Engine(Protocol):
 
     async def get_state(self, key: str) -> str | None:
         """A small durable value of the gateway's own (dynamic broker configs), or None."""
+
+    def on_state(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when another process may have changed such a value."""
 
     async def put_state(self, key: str, value: str | None) -> None:
         """Set or, with None, remove such a value; durable when it returns."""

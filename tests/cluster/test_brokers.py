@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -17,13 +17,17 @@ from kop.storage.base import Engine
 
 
 class State:
-    """The two methods of an engine that are used here."""
+    """What is used of an engine here."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
+        self.callbacks: list[Callable[[], None]] = []
 
     async def get_state(self, key: str) -> str | None:
         return self.kept.get(key)
+
+    def on_state(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
 
     async def put_state(self, key: str, value: str | None) -> None:
         await asyncio.sleep(0)
@@ -55,6 +59,28 @@ def test_what_may_be_altered_are_the_defaults_of_topics() -> None:
         "log.retention.bytes", "log.retention.ms", "message.max.bytes",
     }  # fmt: skip
     assert set(DYNAMIC) <= {row.name for row in Config.load(None, {}, {}).table()}
+
+
+def test_brokers_of_one_cluster_share_what_was_altered() -> None:
+    async def run() -> None:
+        state = State()
+        one, other = await opened(state, node_id=1), await opened(state, node_id=2)
+        heard: list[str] = []
+        other.on_change(lambda: heard.append(other.text("message.max.bytes")))
+        await one.alter("", setting(message_max_bytes="2"))
+        for callback in state.callbacks:
+            callback()
+        await asyncio.sleep(0.01)
+        assert heard == ["2"]
+        # One that has not heard yet writes over nothing.
+        await one.alter("1", setting(message_max_bytes="1"))
+        await other.alter("2", setting(message_max_bytes="3"))
+        third = await opened(state, node_id=1)
+        assert [third.altered(resource) for resource in ("", "1", "2")] == [
+            {"message.max.bytes": "2"}, {"message.max.bytes": "1"}, {"message.max.bytes": "3"},
+        ]  # fmt: skip
+
+    asyncio.run(run())
 
 
 def test_this_broker_beats_the_cluster_beats_the_file_beats_the_default() -> None:

@@ -180,6 +180,8 @@ class Plain:
         self.topic = topic
         self.acknowledged: dict[int, tuple[int, int]] = {}
         self.refused: list[BaseException] = []
+        self.knows: Callable[[], set[int]] = set
+        """The gateways that the client knows of: it asks nobody else."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
@@ -195,6 +197,7 @@ class Plain:
             metadata_max_age_ms=5000,
         )
         await producer.start()
+        self.knows = lambda: {node.nodeId for node in producer.client.cluster.brokers()}
         try:
             number = 0
             while not self._stop.is_set():

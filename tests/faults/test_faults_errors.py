@@ -190,6 +190,8 @@ def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
     assert throttles, "the client was told"
     assert max(throttles) <= 1.0
     assert served.engine.counts["batches held back by a publish rate"] >= 1
+    assert served.serving is not None
+    assert served.serving.gateway.metrics.throttled._value.get() >= 1
     assert sum("publish rate" in record.getMessage() for record in caplog.records) == 1, "said once"
     assert not [what for what in served.engine.counts if "Timeout" in what]
 

@@ -67,6 +67,28 @@ async def test_entries_come_as_permits_allow() -> None:
             assert (len(seen), reader.permits, seen[0].num_messages) == (3, -4, 5)
 
 
+async def test_borrowed_bytes_are_there_during_the_call_only() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 5)
+        async with client(broker.url) as made:
+            kept: list[Entry] = []
+            copied: list[bytes] = []
+
+            def on_entry(entry: Entry) -> None:
+                kept.append(entry)
+                copied.append(bytes(entry.payload))
+
+            await made.open_reader(T, EARLIEST, permits=100, on_entry=on_entry, borrow=True)
+            await until(lambda: len(copied) == 5)
+            assert copied == numbers(5)
+            for entry in kept:
+                with pytest.raises(ValueError, match="released"):
+                    bytes(entry.payload)
+                with pytest.raises(ValueError, match="released"):
+                    bytes(entry.metadata)
+
+
 async def test_a_broker_without_the_index_is_seen() -> None:
     async with fake_pulsar() as broker:
         broker.create(T)

@@ -42,8 +42,6 @@ class Store(Protocol):
 
     maintains: bool
     """`maintain` does something at the time that it is given."""
-    any_first_sequence: bool
-    """An unknown idempotent producer may begin at any sequence."""
     keeps_windows: bool
     """Duplicates are answered with their offsets after a restart, too."""
     takes_time_of_caller: bool
@@ -66,7 +64,7 @@ class Store(Protocol):
 class SqliteStore:
     """The embedded engine, without background work: `maintain` does it when the test says so."""
 
-    maintains = any_first_sequence = keeps_windows = takes_time_of_caller = exact_sizes = orders_producers = True
+    maintains = keeps_windows = takes_time_of_caller = exact_sizes = orders_producers = True
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.path = directory / "kop.db"
@@ -91,7 +89,7 @@ class SqliteStore:
 class PulsarStore:
     """Topics of a namespace of their own on a real Pulsar."""
 
-    maintains = any_first_sequence = keeps_windows = takes_time_of_caller = exact_sizes = orders_producers = False
+    maintains = keeps_windows = takes_time_of_caller = exact_sizes = orders_producers = False
 
     def __init__(
         self,

@@ -224,6 +224,7 @@ class FakeEngine:
         self.numbering = numbering.make(offsets, self.troubles)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
+        self.presence = self
         self.queued_bytes = 0
         self.raw_marked = False
 
@@ -258,8 +259,8 @@ class FakeEngine:
     def writes_raw(self, log: PulsarLog) -> bool:
         return log.policy.raw_entries and self.raw_marked
 
-    def trouble(self, log: PulsarLog, what: str, text: str) -> None:
-        self.count(what)
+    def knows_all_producers(self, topic_id: UUID) -> bool:
+        return False
 
     def remembered(self, log: PulsarLog, what: str) -> int:
         return 0

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from batches import append, attached, batch, first, make, read_values, refused
 from engines import PulsarStore
+from support.child import Child
 from support.pulsar import Urls, fresh_namespace
 
-from kop.errors import ErrorCode
-from kop.storage.base import Member
+from kop.errors import ErrorCode, KopError
+from kop.groups.log import GroupLog
+from kop.groups.settings import GroupSettings
+from kop.storage.base import Member, TopicInfo
 from kop.storage.pulsar import PulsarEngine
 
 
@@ -69,6 +74,41 @@ async def test_topics_configs_and_deletions_of_one_are_seen_by_the_other(pulsar_
         await until(lambda: one.topics.get("t") == grown)
         await one.topics.delete(topic.topic_id)
         await until(lambda: other.topics.get("t") is None)
+
+
+async def test_what_one_changed_is_seen_by_the_other_that_looks_anew_or_is_told(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        topic = await one.topics.create("t", 1, {})
+        await until(lambda: other.topics.get("t"))
+        for size in ("1000", "2000", "3000"):
+            changed = await one.topics.set_configs(topic.topic_id, {"max.message.bytes": size})
+            await other.topics.refresh(topic.topic_id)
+            assert other.topics.get("t") == changed
+        told = asyncio.Event()
+        other.on_state(told.set)
+        await one.put_state("k", "v")
+        async with asyncio.timeout(5):
+            await told.wait()
+        assert await other.get_state("k") == "v"
+
+
+async def test_where_both_make_a_topic_at_once_both_have_the_one_that_came_first(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        made = await asyncio.gather(
+            *(engine.topics.create("t", 2, {}) for engine in (one, other)), return_exceptions=True
+        )
+        (topic,) = (found for found in made if isinstance(found, TopicInfo))
+        (error,) = (found for found in made if isinstance(found, KopError))
+        assert error.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        assert one.topics.get("t") == other.topics.get("t") == topic
+
+
+async def test_gateways_that_start_at_once_share_the_offsets_topic(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        logs = [GroupLog(engine, GroupSettings(offsets_topic_num_partitions=2), lambda: 0) for engine in (one, other)]
+        await asyncio.gather(*(log.open() for log in logs))
+        assert [log.partitions for log in logs] == [2, 2]
+        assert logs[0].topic_id == logs[1].topic_id
 
 
 async def test_what_one_writes_the_other_reads_at_the_same_offsets(pulsar_store: PulsarStore) -> None:
@@ -165,3 +205,37 @@ async def test_a_partition_that_nobody_asks_for_is_let_go_and_comes_back_as_it_w
         assert log.attached
         assert await read_values(log) == ["0", "1", "2", "3"]
         assert not engine.counts
+
+
+async def test_a_gateway_that_does_not_answer_is_seen_within_seconds(
+    pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulsar itself would see it after 30 to 60 s; asked for its name it looks at once."""
+    monkeypatch.setattr("kop.storage.pulsar.members._PROBE_SECONDS", 1.0)
+    namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
+    other = Child(
+        tmp_path,
+        store=["--store", pulsar_store.urls[0], "--admin-url", pulsar_store.urls[1]],
+        node_id="2",
+        kop_pulsar_namespace=namespaces[0],
+        kop_pulsar_metadata_namespace=namespaces[1],
+    )
+
+    def ids() -> list[int]:
+        return [member.node_id for member in one.members]
+
+    try:
+        await asyncio.to_thread(other.start)
+        async with pulsar_store.opened() as one:
+            await one.join(Member(1, "host-1", 9001))
+            await until(lambda: ids() == [1, 2])
+            await asyncio.sleep(2.5)
+            assert ids() == [1, 2], "one that answers stays, however often it is asked"
+            assert not one.counts
+            other.signal(signal.SIGSTOP)
+            await until(lambda: ids() == [1], 25)
+            assert one.counts == {"gateways that did not answer": 1}
+            other.signal(signal.SIGCONT)
+            await until(lambda: ids() == [1, 2], 25)
+    finally:
+        other.kill()

@@ -26,12 +26,13 @@ class Child:
     """A gateway that can be started again on the same port and store."""
 
     def __init__(
-        self, directory: Path, *, files: int | None = None, store: Sequence[str] = (), **settings: str
+        self, directory: Path, *, files: int | None = None, store: Sequence[str] = (), http: str = "", **settings: str
     ) -> None:
         """`store`: the options that name it; an embedded one in `directory` where there are none."""
         self.directory = directory
         self._store = list(store) or ["--store", f"sqlite:{directory}/kop.db"]
         self.port = free_port()
+        self.http = http
         self.process: subprocess.Popen[bytes] | None = None
         self._files = files
         self._settings = {
@@ -46,7 +47,7 @@ class Child:
 
     def start(self, wait: bool = True) -> None:
         """Start, and wait until it takes connections."""
-        arguments = [sys.executable, "-m", "kop.cli.main", "serve", "--listen", self.address, "--http", ""]
+        arguments = [sys.executable, "-m", "kop.cli.main", "serve", "--listen", self.address, "--http", self.http]
         arguments += self._store
         for name, value in self._settings.items():
             arguments += ["--set", f"{name}={value}"]

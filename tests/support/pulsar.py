@@ -73,11 +73,13 @@ class Pulsar:
 class OwnBroker:
     """A broker of one test, in its folder, to stop, kill and start again. It keeps its data and its ports."""
 
-    def __init__(self, directory: Path, *, index: bool = True, settings: str = "") -> None:
+    def __init__(self, directory: Path, *, index: bool = True, settings: str = "", token: str = "") -> None:
+        """`token`: a superuser's, where the settings turn authentication on."""
         directory.mkdir(parents=True, exist_ok=True)
         extra = directory / "extra.conf"
         extra.write_text(settings)
         self._environ = {"DIR": str(directory), "KEEP": "1", "INDEX": str(int(index)), "EXTRA_CONF": str(extra)}
+        self._environ["TOKEN"] = token
         self.directory = directory
         self.urls = Urls("", "")
 
@@ -205,7 +207,7 @@ def _missing() -> str:
 
 def _environ() -> dict[str, str]:
     """Without the settings of somebody's own broker."""
-    ours = {"DIR", "PORT", "WEB_PORT", "MEM", "KEEP", "INDEX", "EXTRA_CONF"}
+    ours = {"DIR", "PORT", "WEB_PORT", "MEM", "KEEP", "INDEX", "EXTRA_CONF", "TOKEN"}
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | {"OWNER": kept.get("KOP_TEST_PULSAR_OWNER", str(os.getpid()))}
 

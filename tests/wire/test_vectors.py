@@ -213,8 +213,9 @@ def test_produce_by_hand_writes_the_same(vector: dict[str, Any]) -> None:
                 )
             )
         topics.append((topic_of(topic, version), answers))
-    message.throttle_time_ms = 0
-    assert produce.encode_response(5, version, topics) == encode_response(5, message)
+    for throttle_ms in (0, 1234):
+        message.throttle_time_ms = throttle_ms
+        assert produce.encode_response(5, version, topics, throttle_ms) == encode_response(5, message)
 
 
 @pytest.mark.parametrize("vector", of("request", "Fetch"))

@@ -26,7 +26,9 @@ final class Kit {
     static final String VERSION = "4.3.1";
     final String bootstrap;
     final Admin admin;
+    /** The controller; `brokers` are all, and each of them may lead a partition or coordinate a group. */
     final int broker;
+    final java.util.Set<Integer> brokers = new java.util.TreeSet<>();
 
     Kit(String bootstrap, boolean connect) throws Exception {
         this.bootstrap = bootstrap;
@@ -35,6 +37,7 @@ final class Kit {
         Exit.setShutdownHookAdder((name, hook) -> hooks.add(hook));
         admin = Admin.create(properties("default.api.timeout.ms", "15000", "request.timeout.ms", "10000"));
         broker = connect ? get(admin.describeCluster().controller()).id() : -1;
+        if (connect) for (var node : get(admin.describeCluster().nodes())) brokers.add(node.id());
     }
 
     Properties properties(String... pairs) {
@@ -42,6 +45,10 @@ final class Kit {
         p.put("bootstrap.servers", bootstrap);
         for (int i = 0; i < pairs.length; i += 2) p.put(pairs[i], pairs[i + 1]);
         return p;
+    }
+
+    int leader(String topic, int partition) throws Exception {
+        return get(admin.describeTopics(List.of(topic)).allTopicNames()).get(topic).partitions().get(partition).leader().id();
     }
 
     static <T> T get(KafkaFuture<T> future) throws Exception { return future.get(20, TimeUnit.SECONDS); }

@@ -14,13 +14,14 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Objects;
 import java.util.UUID;
-import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
 import java.util.regex.Pattern;
 
 public final class Suite {
     /** What a case does: returns, or throws. An AssertionError is a wrong answer, Skip means that there is nothing to prove. */
     public interface Body { void run() throws Throwable; }
+
+    public interface Check { boolean call() throws Throwable; }
 
     public static final class Skip extends RuntimeException {
         public Skip(String why) { super(why); }
@@ -150,12 +151,13 @@ public final class Suite {
     public static String name(String hint) { return "conf-java-" + hint + "-" + UUID.randomUUID().toString().substring(0, 8); }
 
     /** Call until it returns true; its last exception otherwise. */
-    public static void eventually(int seconds, String what, Callable<Boolean> check) throws Exception {
+    public static void eventually(int seconds, String what, Check check) throws Exception {
         long end = System.nanoTime() + seconds * 1_000_000_000L;
         while (true) {
             Exception last = null;
             AssertionError wrong = null;
             try { if (check.call()) return; } catch (Exception e) { last = e; } catch (AssertionError e) { wrong = e; }
+            catch (Throwable e) { throw new RuntimeException(e); }
             if (System.nanoTime() > end) {
                 if (last != null) throw last;
                 if (wrong != null) throw wrong;

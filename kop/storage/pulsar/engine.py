@@ -14,6 +14,7 @@ import asyncio
 import base64
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -31,11 +32,12 @@ from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Gateways
+from kop.storage.pulsar.presence import ID_PROPERTY, Presence
 from kop.storage.pulsar.producer_ids import ProducerIds
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.topics import (
     CONFIGS_PROPERTY,
-    ID_PROPERTY,
+    CREATED_PROPERTY,
     RAW_PROPERTY,
     PulsarTopic,
     PulsarTopics,
@@ -48,9 +50,9 @@ _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _OFFSETS_PROPERTY: Final = "kop.offsets"
 _STARTS_AT_ONCE: Final = 200
-_ALIVE_SECONDS: Final = 0.05
 _DEDUPLICATES_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
+_YOUNG_SECONDS: Final = 3600.0
 _PREFIX: Final = "persistent://"
 
 log = logging.getLogger(__name__)
@@ -111,7 +113,8 @@ class PulsarEngine:
         self._failure: str | None = None
         self._instance = secrets.token_hex(4)
         self.own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
-        self._alive: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
+        self._state_listeners: list[Callable[[], None]] = []
+        self.presence = Presence(self)
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
         self._deduplicating: dict[UUID, tuple[float, asyncio.Task[None]]] = {}
@@ -154,6 +157,11 @@ class PulsarEngine:
                 await self.admin.set_properties(self.own_name, {_STATE + key: value})
         except PulsarError as error:
             raise self.troubles.refused(error, "requests", "cannot keep a setting") from error
+        self.announce(self.own_name)
+
+    def on_state(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when another gateway has changed such a value."""
+        self._state_listeners.append(callback)
 
     @property
     def members(self) -> Sequence[Member]:
@@ -204,6 +212,7 @@ class PulsarEngine:
             await watch.close()
         logs = [one for logs in self._logs.values() for one in logs]
         await asyncio.gather(*(one.close() for one in logs), return_exceptions=True)
+        await self.presence.close()
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self.client.close()
@@ -248,6 +257,9 @@ class PulsarEngine:
         self._gateways.announce(full_name)
 
     def _announced(self, names: Sequence[str]) -> None:
+        if self.own_name in names:
+            for callback in self._state_listeners:
+                callback()
         self.topics.watched(None, names, ())
 
     @property
@@ -324,40 +336,11 @@ class PulsarEngine:
 
     def remove_logs(self, topic_id: UUID) -> None:
         """A topic is gone."""
-        self._alive.pop(topic_id, None)
         self._deduplicating.pop(topic_id, None)
+        self.presence.forget(topic_id)
         for one in self._logs.pop(topic_id, ()):
+            self.presence.removed(one)
             one.remove()
-
-    async def still_there(self, one: PulsarLog) -> bool:
-        """Whether Pulsar has the topic, and it is the same: an answer of just now is good for all its partitions."""
-        topic_id, now = one.topic.topic_id, self.loop.time()
-        asked = self._alive.get(topic_id)
-        if asked is None or now - asked[0] > _ALIVE_SECONDS:
-            asked = self._alive[topic_id] = now, self.loop.create_task(self._ask_alive(topic_id))
-        try:
-            return await asyncio.shield(asked[1])
-        except PulsarError:
-            self._alive.pop(topic_id, None)
-            raise
-
-    async def _ask_alive(self, topic_id: UUID) -> bool:
-        known = self.topics.pulsar(topic_id)
-        try:
-            if known.plain:
-                properties: Mapping[str, str] = await self.admin.properties(known.full_name)
-            else:
-                properties = (await self.admin.partitioned_metadata(known.full_name)).properties
-        except PulsarError as error:
-            if error.code not in {"NotFound", "TopicNotFound"}:
-                raise
-            return self._not_alive(topic_id)
-        alive = properties.get(ID_PROPERTY) == str(topic_id)
-        return alive or self._not_alive(topic_id)
-
-    def _not_alive(self, topic_id: UUID) -> bool:
-        self.spawn(self.topics.refresh(topic_id))
-        return False
 
     async def deduplicates(self, topic_id: UUID) -> None:
         """See to it that the topic deduplicates: idempotent producers rest on it, and somebody may have turned it off.
@@ -406,6 +389,14 @@ class PulsarEngine:
             return True
         self.spawn(self.begin_raw(one.topic.topic_id))
         return False
+
+    def knows_all_producers(self, topic_id: UUID) -> bool:
+        """True where Pulsar cannot have forgotten a producer yet: the topic is young, and deduplicated from the first.
+
+        It forgets after 6 idle hours (brokerDeduplicationProducerInactivityTimeoutMinutes).
+        """
+        created = self.topics.pulsar(topic_id).properties.get(CREATED_PROPERTY)
+        return created is not None and time.time() - int(created) / 1000 < _YOUNG_SECONDS
 
     def remembered(self, one: PulsarLog, what: str) -> int:
         """A number that a gateway kept beside a partition, or 0."""

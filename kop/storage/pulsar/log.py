@@ -105,6 +105,11 @@ class PulsarLog:
         return self.attached and not self.deleted and self.policy.delete and self.log_start_offset < self.high_watermark
 
     @property
+    def producing(self) -> bool:
+        """A Pulsar producer of ours is on it, or on its way."""
+        return bool(self._senders) or self.leading.sender is not None
+
+    @property
     def max_entry_bytes(self) -> int:
         """The most that metadata and payload of an entry may have."""
         return self.client.max_message_size
@@ -206,7 +211,7 @@ class PulsarLog:
 
     async def guard(self) -> None:
         """Before anything subscribes or produces: it would resurrect a topic that is gone. Raises then."""
-        if self.deleted or not await self.engine.still_there(self):
+        if self.deleted or not await self.engine.presence.still_there(self):
             raise self._gone()
 
     def tail_lost(self, error: PulsarError | KopError) -> None:
@@ -261,6 +266,10 @@ class PulsarLog:
     async def resign(self) -> None:
         """Lead no more."""
         await self.leading.end()
+
+    async def measure(self) -> int:
+        """Bytes that Pulsar has of it."""
+        return self.size_bytes if self.attached else await lookup.size(self)
 
     async def refresh(self) -> None:
         """Until the tail has brought what is the last entry now; see `PartitionLog.refresh`."""
@@ -428,12 +437,12 @@ class PulsarLog:
 
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""
-        self.deleted = True
-        waiting, self._waiting = self._waiting, deque()
-        for append in waiting:
-            append.error = self._gone()
+        self.deleted, error = True, self._gone()
+        while self._waiting:
+            append = self._waiting.popleft()
+            append.error = error
             append.end(self.log_start_offset)
-        self.detach(self._gone())
+        self.detach(error)
 
     async def close(self) -> None:
         """Let go of everything; appends that are still under way fail."""

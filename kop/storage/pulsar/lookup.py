@@ -178,7 +178,10 @@ async def ledgers_of(log: PulsarLog) -> Ledgers:
 
 async def size(log: PulsarLog) -> int:
     """Bytes that the partition has in Pulsar."""
-    stats = await log.engine.admin.internal_stats(log.partition_name)
+    try:
+        stats = await log.engine.admin.internal_stats(log.partition_name)
+    except PulsarError as error:
+        raise log.refused(error, f"cannot measure {log.title}") from error
     return int(stats.get("totalSize", 0))
 
 

@@ -201,6 +201,7 @@ class Sender:
                     await producer.close()
                     await asyncio.sleep(pause)
                     producer = await self._opened()
+                sequences = self._sequences(producer) if self.idempotent else None
                 self._producer = producer
         except PulsarError as error:
             refused = self._refusal(error)
@@ -216,8 +217,8 @@ class Sender:
             if self.ended:
                 await producer.close()
                 return
-            if self.idempotent:
-                self.sequences = Sequences(producer.last_sequence_id)
+            if sequences is not None:
+                self.sequences = sequences
                 log.debug("%s: %s begins behind %d", self._log.title, self.name, producer.last_sequence_id)
             else:
                 self._next = producer.last_sequence_id + 1
@@ -231,7 +232,7 @@ class Sender:
         """Whether a client knows of more than Pulsar says is stored: so says a broker that comes back from a crash."""
         if not self.idempotent or not self._queue:
             return False
-        error = Sequences(producer.last_sequence_id).check(self._queue[0].header).error
+        error = self._sequences(producer).check(self._queue[0].header).error
         if error is None or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             return False
         self._log.engine.count("sequences ahead of what Pulsar knows")
@@ -241,6 +242,10 @@ class Sender:
             f"elsewhere: {error.message}",
         )
         return True
+
+    def _sequences(self, producer: Producer) -> Sequences:
+        owner = self._log
+        return Sequences(producer.last_sequence_id, complete=owner.engine.knows_all_producers(owner.topic.topic_id))
 
     async def _opened(self) -> Producer:
         owner = self._log
@@ -257,6 +262,7 @@ class Sender:
                     owner.partition_name,
                     name=self.name,
                     guard=owner.guard,
+                    confirm=lambda producer: owner.engine.presence.confirm(owner, producer),
                     on_lost=self._lost,
                     access="exclusive_with_fencing" if self.exclusive else "shared",
                     # A fenced producer loses its connection: it must not be the one that others send on.

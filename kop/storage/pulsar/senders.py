@@ -25,6 +25,9 @@ class Senders:
         self._log = log
         self._senders: dict[int, Sender] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._senders)
+
     @property
     def idle(self) -> bool:
         """Nothing waits in any."""
@@ -71,9 +74,9 @@ class Senders:
     def views(self) -> Sequence[ProducerView]:
         """Idempotent producers that this gateway serves now."""
         return [
-            ProducerView(producer_id, sender.sequences.epoch, sender.sequences.last_sequence, -1)
+            ProducerView(producer_id, known.epoch, known.last_sequence, known.last_timestamp)
             for producer_id, sender in sorted(self._senders.items())
-            if sender.sequences is not None and sender.sequences.epoch >= 0
+            if (known := sender.sequences) is not None and known.epoch >= 0
         ]
 
     def close_idle(self, now: float, seconds: float) -> None:

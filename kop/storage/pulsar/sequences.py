@@ -50,10 +50,15 @@ class Verdict(NamedTuple):
 
 
 class Sequences:
-    """One producer id on one partition, from what Pulsar said when its producer was opened (-1: nothing known)."""
+    """One producer id on one partition, from what Pulsar said when its producer was opened (-1: nothing known).
 
-    def __init__(self, last_sequence_id: int) -> None:
+    `complete`: what Pulsar does not know was never stored. Then a producer may begin with any sequence, as in Kafka: it
+    wrote to a topic of the same name that was deleted.
+    """
+
+    def __init__(self, last_sequence_id: int, *, complete: bool = False) -> None:
         self.epoch = -1
+        self._complete = complete
         self._last = -1
         """Unwrapped sequence of the last record taken, in `epoch`."""
         self._window: deque[Sent] = deque(maxlen=WINDOW)
@@ -62,6 +67,8 @@ class Sequences:
             self._last = last_sequence_id & _MASK
         self._stored = self._last
         """What Pulsar had stored when we began."""
+        self.last_timestamp = -1
+        """The largest timestamp (ms) of the last batch taken; -1 before the first."""
 
     @property
     def last_sequence(self) -> int:
@@ -78,8 +85,8 @@ class Sequences:
         if epoch < self.epoch:
             return _refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {epoch} after epoch {self.epoch}")
         if epoch > self.epoch:
-            if sequence == 0:
-                return Verdict(epoch << _SHIFT)
+            if sequence == 0 or (self._complete and self.epoch < 0):
+                return Verdict(epoch << _SHIFT | sequence)
             if self.epoch >= 0:
                 return _refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"a new epoch begins with {sequence}, not 0")
             return _refused(
@@ -113,6 +120,7 @@ class Sequences:
             self.epoch = header.producer_epoch
             self._stored = -1
         self._last = (sequence_id & _MASK) + header.last_offset_delta
+        self.last_timestamp = header.max_timestamp
         self._window.append(Sent(header.base_sequence, header.last_sequence, owner))
 
 

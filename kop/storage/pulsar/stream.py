@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Placed(NamedTuple):
-    """An entry with its offsets."""
+    """An entry with its offsets. The entry's bytes are there only while a stream hands it out."""
 
     position: Position
     base: int
@@ -63,7 +63,7 @@ class Chunks:
     _MOST: Final = 64 * 1024 * 1024
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[memoryview]] = {}
+        self._parts: dict[str, list[bytes]] = {}
         self._size = 0
 
     def add(self, info: transcode.EntryView, payload: memoryview) -> Buffer | None:
@@ -76,7 +76,7 @@ class Chunks:
             if info.chunk_id + 1 < info.num_chunks:
                 return None
             raise ChunksMissingError("the first chunks of a chunked message are missing", ErrorCode.CORRUPT_MESSAGE)
-        parts.append(payload)
+        parts.append(bytes(payload))
         self._size += len(payload)
         while self._size > self._MOST and len(self._parts) > 1:
             self._forget(next(iter(self._parts)))
@@ -139,6 +139,7 @@ class Stream:
             read_compacted=compacted,
             permits=permits,
             on_entry=self._entry,
+            borrow=True,  # a batch is made of it at once, or only its place is looked at
             guard=guard,
             on_lost=self._lost,
         )

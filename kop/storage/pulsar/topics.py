@@ -17,24 +17,28 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
+from weakref import WeakValueDictionary
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.elsewhere import topic_of
+from kop.storage.pulsar.presence import ID_PROPERTY
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
 
-ID_PROPERTY: Final = "kop.topic_id"
 CONFIGS_PROPERTY: Final = "kop.configs"
 RAW_PROPERTY: Final = "kop.raw_entries"
 """Set for good where batches may have been stored as they came: Pulsar's compaction fails on them."""
+CREATED_PROPERTY: Final = "kop.created"
+"""Milliseconds since 1970."""
 _AT_ONCE = 16
-"""Admin calls side by side."""
+"""Topics that are changed or looked at side by side."""
 _NAMING_ROUNDS = 5
 _LOOK_AGAIN = (0.2, 1.0, 5.0)
 """Seconds after a partition was removed."""
@@ -80,7 +84,8 @@ class PulsarTopics:
         self._by_id: dict[UUID, TopicInfo] = {}
         self._pulsar: dict[UUID, PulsarTopic] = {}
         self._names: list[str] = []
-        self._turn = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._gate = asyncio.Semaphore(_AT_ONCE)
         self._listeners: list[ChangeCallback] = []
         self._dirty: set[str] = set()
         """Pulsar names that the watcher named and nobody has looked at yet."""
@@ -134,19 +139,20 @@ class PulsarTopics:
     ) -> TopicInfo:
         """Make a partitioned topic; its policies are in force when this returns. TOPIC_ALREADY_EXISTS where it is."""
         topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
-        return await self._change(self._create(topic))
+        return await self._change(self._engine.full_name(name, internal), partial(self._create, topic))
 
     async def delete(self, topic_id: UUID) -> None:
         """Delete a topic with its subscriptions."""
-        await self._change(self._delete(topic_id))
+        await self._change(self.pulsar(topic_id).full_name, partial(self._delete, topic_id))
 
     async def grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
         """Raise the number of partitions; INVALID_PARTITIONS where it would not grow, or is a plain topic."""
-        return await self._change(self._grow(topic_id, partitions))
+        return await self._change(self.pulsar(topic_id).full_name, partial(self._grow, topic_id, partitions))
 
     async def set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
         """Replace the topic's own configs; in force when it returns."""
-        return await self._change(self._set_configs(topic_id, MappingProxyType(dict(configs))))
+        full_name = self.pulsar(topic_id).full_name
+        return await self._change(full_name, partial(self._set_configs, topic_id, MappingProxyType(dict(configs))))
 
     async def set_property(self, topic_id: UUID, key: str, value: str) -> None:
         """Keep a small value beside the topic."""
@@ -157,14 +163,14 @@ class PulsarTopics:
             self._pulsar[topic_id] = replace(now, properties={**now.properties, key: value})
             self._engine.announce(known.full_name)
 
-    async def _change(self, change: Coroutine[Any, Any, T]) -> T:
-        """Run one change at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
+    async def _change(self, full_name: str, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """One change of a topic at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
+        return await self._engine.finish(self._in_turn(full_name, change))
 
-        async def in_turn() -> T:
-            async with self._turn:
-                return await change
-
-        return await self._engine.finish(in_turn())
+    async def _in_turn(self, full_name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        turn = self._turns.setdefault(full_name, asyncio.Lock())
+        async with turn, self._gate:
+            return await work()
 
     async def _ask(self, doing: str, call: Coroutine[Any, Any, T]) -> T:
         try:
@@ -188,11 +194,15 @@ class PulsarTopics:
             raise
 
     async def _create_as(self, topic: TopicInfo, full_name: str) -> TopicInfo:
-        properties = {ID_PROPERTY: str(topic.topic_id), CONFIGS_PROPERTY: json.dumps(dict(topic.configs))}
+        properties = {
+            ID_PROPERTY: str(topic.topic_id),
+            CONFIGS_PROPERTY: json.dumps(dict(topic.configs)),
+            CREATED_PROPERTY: str(int(time.time() * 1000)),
+        }
         if self._engine.policy(topic).raw_entries:
             properties[RAW_PROPERTY] = "true"
         doing = f"cannot create topic {topic.name!r}"
-        await self._ask(doing, self._engine.admin.create_partitioned(full_name, topic.partitions, properties))
+        await self._ask(doing, self._create_partitioned(full_name, topic.partitions, properties))
         known = PulsarTopic(full_name, False, properties)
         try:
             await self._ask(doing, self._engine.apply_policies(topic, known))
@@ -203,6 +213,18 @@ class PulsarTopics:
         self._put(None, topic, known)
         self._engine.announce(full_name)
         return topic
+
+    async def _create_partitioned(self, full_name: str, partitions: int, properties: Mapping[str, str]) -> None:
+        try:
+            await self._engine.admin.create_partitioned(full_name, partitions, properties)
+        except PulsarError as error:
+            # A partition that came back behind a deletion looks to Pulsar like the whole topic.
+            if error.code != "Conflict":
+                raise
+            if not await self._engine.presence.clear(full_name):
+                await self._look(full_name)  # another gateway was faster: whoever hears of that finds it at once
+                raise
+            await self._engine.admin.create_partitioned(full_name, partitions, properties)
 
     async def _delete(self, topic_id: UUID) -> None:
         topic = self._find(topic_id)
@@ -272,24 +294,20 @@ class PulsarTopics:
 
     async def load(self) -> None:
         """Read the namespaces whole. PulsarError where that is not possible."""
-        async with self._turn:
-            found = await self._list() | await self._engine.elsewhere.named()
-            await self._look_at(found | set(map(self._name_of, self._by_id)))
+        found = await self._list() | await self._engine.elsewhere.named()
+        await self._look_at(found | set(map(self._name_of, self._by_id)))
 
     async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
         """Look at topics that nobody has told of; returns those that could not be read."""
         failed: dict[str, PulsarError] = {}
         if full_names:
-            async with self._turn:
-                await self._look_at(full_names, failed)
+            await self._look_at(full_names, failed)
         return failed
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Look at one topic anew: Pulsar said something of it that does not fit."""
-        topic = self._by_id.get(topic_id)
-        if topic is not None:
-            async with self._turn:
-                await self._look_at({self._name_of(topic_id)})
+        """Look at one topic anew: Pulsar said something of it that does not fit, or a gateway may have changed it."""
+        if topic_id in self._pulsar:
+            await self._ask("cannot read a topic", self._look_at({self._name_of(topic_id)}))
 
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
         """The watcher's callback: names of Pulsar's topics, partitions among them."""
@@ -316,8 +334,7 @@ class PulsarTopics:
             await asyncio.sleep(0.02)  # one event comes for each partition
             names, self._dirty = self._dirty, set()
             try:
-                async with self._turn:
-                    await self._look_at(names)
+                await self._look_at(names)
             except PulsarError as error:
                 self._engine.troubles.refused(error, "requests", "cannot read topics that changed, trying again")
                 self._dirty |= names
@@ -332,25 +349,24 @@ class PulsarTopics:
         return {name for name in found if self._engine.kafka_name(name) is not None}
 
     async def _look_at(self, names: Iterable[str], failed: dict[str, PulsarError] | None = None) -> None:
-        """Compare each of Pulsar's topics with what is known of it. Called in turn.
+        """Compare each of Pulsar's topics with what is known of it.
 
         What could not be read comes into `failed`; without it, PulsarError, but not for topics of other namespaces.
         """
-        gate = asyncio.Semaphore(_AT_ONCE)
 
         async def one(name: str) -> None:
             try:
-                async with gate:
-                    found = await self._read(name)
+                await self._in_turn(name, partial(self._look, name))
             except PulsarError as error:
                 if failed is not None:
                     failed[name] = error
                 elif not self._engine.elsewhere.unreadable(name, error):
                     raise
-            else:
-                self._found(name, found)
 
         await asyncio.gather(*(one(name) for name in sorted(names)))
+
+    async def _look(self, full_name: str) -> None:
+        self._found(full_name, await self._read(full_name))
 
     async def _read(self, full_name: str) -> tuple[TopicInfo, PulsarTopic] | None:
         named = self._engine.kafka_name(full_name)

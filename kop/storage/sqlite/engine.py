@@ -125,6 +125,9 @@ class SqliteEngine:
         """A small durable value, or None."""
         return await self.readers.run(reader.get_state, key)
 
+    def on_state(self, callback: Callable[[], None]) -> None:
+        """Nothing to tell: one process changes values."""
+
     async def put_state(self, key: str, value: str | None) -> None:
         """Set or remove such a value."""
         if value is None:

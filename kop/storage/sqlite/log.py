@@ -84,6 +84,10 @@ class SqliteLog:
     async def attach(self) -> None:
         """Nothing to do: the log is ready when the engine is open."""
 
+    async def measure(self) -> int:
+        """Bytes of the stored batches."""
+        return self.size_bytes
+
     async def refresh(self) -> None:
         """Nothing to do: one process writes."""
 

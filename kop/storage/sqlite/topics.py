@@ -104,6 +104,9 @@ class SqliteTopics:
         """Replace the topic's own configs; in force when it returns."""
         return await self._change(self._set_configs(topic_id, frozen(configs)))
 
+    async def refresh(self, topic_id: UUID) -> None:
+        """Nothing to do: one process changes topics."""
+
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
         """Run one change at a time, to its end even where the caller goes away: memory has to follow the disk."""
 

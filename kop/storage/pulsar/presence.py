@@ -1,0 +1,216 @@
+"""Whether a topic is still there, and taking back what a returning producer brought back.
+
+Owns: that question and its answers of just now; empty topics that nobody asked for.
+Must not know: offsets, batches.
+
+Pulsar's PRODUCER creates the topic that it names. So the guard asks before a producer comes back, and because the topic
+may go between that answer and the broker's, it is asked once more when the producer is attached, before it sends. Where
+the topic is gone by then, the empty one that the producer made is deleted again. Of a partitioned topic Pulsar deletes
+the partitions first and the metadata last; in that moment a producer finds the topic alive and brings a partition back.
+Therefore the partitions that had producers are looked at when a topic turns out to be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from kop.errors import ErrorCode, PeerError
+from kop.pulsar_client import Producer, PulsarError
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.engine import PulsarEngine
+    from kop.storage.pulsar.log import PulsarLog
+
+ID_PROPERTY: Final = "kop.topic_id"
+_FRESH_SECONDS: Final = 0.05
+_LOOK_AGAIN: Final = (0.02, 0.1, 0.3, 1.0, 2.0, 5.0)
+"""Seconds between looks at a topic that may have to be taken back: clients are on it, or its deletion is under way."""
+_AT_ONCE: Final = 8
+_OWN_CURSOR: Final = "pulsar.dedup"
+_NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
+
+log = logging.getLogger(__name__)
+
+
+class Presence:
+    """Of the topics of one engine."""
+
+    def __init__(self, engine: PulsarEngine) -> None:
+        self._engine = engine
+        self._asked: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
+        self._taking_back: set[asyncio.Task[None]] = set()
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def close(self) -> None:
+        """Take nothing back any more."""
+        for task in self._taking_back:
+            task.cancel()
+        await asyncio.gather(*self._taking_back, return_exceptions=True)
+
+    def forget(self, topic_id: UUID) -> None:
+        """The topic is known to be gone."""
+        self._asked.pop(topic_id, None)
+
+    async def still_there(self, one: PulsarLog, since: float | None = None) -> bool:
+        """Whether Pulsar has the topic, and it is the same. PulsarError where it does not answer.
+
+        An answer serves all partitions: one of just now, or with `since` (loop time) one to a question asked after it.
+        """
+        topic_id, loop = one.topic.topic_id, self._engine.loop
+        oldest = loop.time() - _FRESH_SECONDS if since is None else since
+        while True:
+            found = self._asked.get(topic_id)
+            if found is not None and found[0] >= oldest:
+                break
+            if found is None or found[1].done():
+                found = self._asked[topic_id] = loop.time(), loop.create_task(self._ask(topic_id))
+                break
+            await asyncio.wait({found[1]})  # one question at a time, however many partitions want to know
+        try:
+            return await asyncio.shield(found[1])
+        except PulsarError:
+            if self._asked.get(topic_id) is found:
+                del self._asked[topic_id]
+            raise
+
+    async def _ask(self, topic_id: UUID) -> bool:
+        try:
+            known = self._engine.topics.pulsar(topic_id)
+            found = await self._id_of(known.full_name, known.plain)
+        except PulsarError as error:
+            if error.code not in _NOT_THERE:
+                raise
+            found = None
+        if found == str(topic_id):
+            return True
+        self._engine.spawn(self._engine.topics.refresh(topic_id))
+        return False
+
+    async def _id_of(self, full_name: str, plain: bool) -> str | None:
+        if plain:
+            return (await self._engine.admin.properties(full_name)).get(ID_PROPERTY)
+        return (await self._engine.admin.partitioned_metadata(full_name)).properties.get(ID_PROPERTY)
+
+    # --- producers
+
+    async def confirm(self, one: PulsarLog, producer: Producer) -> None:
+        """A producer is attached: UNKNOWN_TOPIC_OR_PARTITION where that brought back a topic that is gone."""
+        if not one.deleted and await self.still_there(one, since=self._engine.loop.time()) and not one.deleted:
+            return
+        if _base(one) != one.partition_name or await self._made_by(producer):
+            self._take_back(one)
+        raise PeerError(f"topic {one.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+    async def _made_by(self, producer: Producer) -> bool:
+        """Whether the topic came into being while its broker let `producer` in: else somebody made it again.
+
+        Both times are the broker's; how long its answer took is ours.
+        """
+        try:
+            stats = await self._engine.admin.stats(producer.topic)
+            stored = await self._engine.admin.internal_stats(producer.topic)
+            publishers = [one for one in stats["publishers"] if one["producerName"] == producer.name]
+            attached = min(datetime.fromisoformat(one["connectedSince"]) for one in publishers)
+            made = datetime.fromisoformat(stored["lastLedgerCreatedTimestamp"])
+        except (PulsarError, KeyError, ValueError) as error:
+            log.debug("cannot tell who made %s: %r", producer.topic, error)
+            return False
+        return _unused(stored) and made >= attached - timedelta(seconds=producer.attach_seconds + 0.001)
+
+    def removed(self, one: PulsarLog) -> None:
+        """Its topic is gone: see that none of its producers has brought the partition back."""
+        if one.producing and _base(one) != one.partition_name:
+            self._take_back(one)
+
+    # --- taking back
+
+    def _take_back(self, one: PulsarLog) -> None:
+        task = self._engine.loop.create_task(self._delete_unused(one), name=f"take back {one.partition_name}")
+        self._taking_back.add(task)
+        task.add_done_callback(self._taking_back.discard)
+
+    async def _delete_unused(self, one: PulsarLog) -> None:
+        for pause in _LOOK_AGAIN:
+            await asyncio.sleep(pause)
+            try:
+                async with self._gate:
+                    if await self._settled(one):
+                        return
+            except PulsarError as error:
+                if error.code in _NOT_THERE:
+                    return
+                if error.code != "PreconditionFailed":  # that is: clients are on it
+                    log.debug("cannot take %s back yet: %s", one.partition_name, error)
+
+    async def _settled(self, one: PulsarLog) -> bool:
+        """Delete a topic that came back; False while that cannot be."""
+        name, base = one.partition_name, _base(one)
+        if base != name and (found := await self._id_or_none(base)) is not None:
+            # With another id it was made again, and the partition is part of that; with the same it is being deleted.
+            return found != str(one.topic.topic_id)
+        if not _unused(await self._engine.admin.internal_stats(name)):
+            log.warning("%s came back when it was deleted, and is in use: it is left as it is", name)
+            return True
+        await self._engine.admin.delete_plain(name, force=False)
+        self._engine.count("deleted topics that came back")
+        log.info("%s, which a producer had brought back, is deleted again", name)
+        return True
+
+    async def _id_or_none(self, full_name: str) -> str | None:
+        try:
+            return await self._id_of(full_name, plain=False) or ""
+        except PulsarError as error:
+            if error.code not in _NOT_THERE:
+                raise
+            return None
+
+    async def clear(self, full_name: str) -> bool:
+        """Delete unused partitions of no topic: while they are there, Pulsar makes none of that name.
+
+        Tells whether there were any and all are gone.
+        """
+        admin = self._engine.admin
+        try:
+            await admin.partitioned_metadata(full_name)
+            return False
+        except PulsarError as error:
+            if error.code not in _NOT_THERE:
+                raise
+        prefix = f"{full_name}-partition-"
+        namespace = full_name.removeprefix("persistent://").rpartition("/")[0]
+        strays = [name for name in await admin.list_topics(namespace) if name.startswith(prefix)]
+        for name in strays:
+            for pause in _LOOK_AGAIN[:4]:
+                try:
+                    if not _unused(await admin.internal_stats(name)):
+                        log.warning("%s stands in the way of a topic %s: delete it in Pulsar", name, full_name)
+                        return False
+                    await admin.delete_plain(name, force=False)
+                except PulsarError as error:
+                    if error.code in _NOT_THERE:
+                        break
+                    if error.code != "PreconditionFailed":
+                        raise
+                    await asyncio.sleep(pause)  # clients are on it
+                else:
+                    self._engine.count("deleted topics that came back")
+                    break
+            else:
+                return False
+        return bool(strays)
+
+
+def _base(one: PulsarLog) -> str:
+    """The topic's own name: of a topic that is not partitioned also its partition's."""
+    return one.partition_name.removesuffix(f"-partition-{one.index}")
+
+
+def _unused(stats: Mapping[str, Any]) -> bool:
+    """Nothing was ever written, and nobody has a subscription."""
+    cursors = set(stats.get("cursors", ())) - {_OWN_CURSOR}
+    return not stats["entriesAddedCounter"] and not stats["numberOfEntries"] and not cursors

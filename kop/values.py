@@ -1,0 +1,124 @@
+"""What the text of a setting may be: addresses, numbers of so many bits, lists, names in Pulsar.
+
+Owns: reading and checking one value. What is wrong with it is a ValueError with a line for people.
+Must not know: which settings there are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+
+
+class Address(NamedTuple):
+    """HOST:PORT. An empty host means every address of the machine, port 0 one that the system picks."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host or "*"
+        return f"{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Read `HOST:PORT`, `[V6]:PORT`, `:PORT` or `*:PORT`. Raises ValueError with a line for people."""
+    text = text.strip()
+    if "://" in text:
+        raise ValueError(f"must be HOST:PORT without a scheme: {text.partition('://')[2]}")
+    host, colon, port = text.rpartition(":")
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError(f"must be HOST:PORT with a port of 0 to 65535, got {text!r}")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"must have its IPv6 address in brackets: [{host}]:{port}")
+    return Address("" if host == "*" else host, int(port))
+
+
+def _items(value: Any) -> Any:
+    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+
+
+def _addresses(value: Any) -> Any:
+    return tuple(parse_address(item) if isinstance(item, str) else item for item in _items(value))
+
+
+def _address_or_none(value: Any) -> Any:
+    if isinstance(value, str):
+        return parse_address(value) if value.strip() else None
+    return value
+
+
+def _empty_is_none(value: Any) -> Any:
+    return None if value == "" else value
+
+
+def _some(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def _store(value: str) -> str:
+    scheme, colon, path = value.partition(":")
+    if scheme in {"pulsar", "pulsar+ssl"} and path.startswith("//") and len(path) > 2:
+        return value
+    if not colon or scheme != "sqlite" or not path:
+        raise ValueError("must be sqlite:PATH, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT")
+    return f"sqlite:{os.path.expanduser(path)}"
+
+
+def _admin_url(value: str) -> str:
+    for part in value.split(","):
+        if not re.fullmatch(r"\s*https?://(\[[0-9a-fA-F:.]+\]|[-\w.]+)(:[0-9]{1,5})?/?\s*", part):
+            raise ValueError("must be http://HOST:PORT or https://HOST:PORT, without a user (see kop.pulsar.auth)")
+    return value
+
+
+def _namespace(value: str) -> str:
+    if not re.fullmatch(r"[-\w.=:]+/[-\w.=:]+", value):
+        raise ValueError("must be TENANT/NAMESPACE")
+    return value
+
+
+def _advertise(value: tuple[Address, ...], info: ValidationInfo) -> tuple[Address, ...]:
+    listeners = len(info.data.get("listen", value))
+    if len(value) not in {0, 1, listeners}:
+        raise ValueError(f"must name one address, or one for each of the {listeners} in listen")
+    if any(not address.host or address.host in {"0.0.0.0", "::"} for address in value):
+        raise ValueError("must be an address that clients can connect to, not a wildcard")
+    return value
+
+
+def _bits(bits: int) -> AfterValidator:
+    # A validator and not Field(ge=..., le=...): those would replace the limits that a setting states itself.
+    def check(value: int) -> int:
+        if not -(1 << bits - 1) <= value < 1 << bits - 1:
+            raise ValueError(f"must fit into {bits} bits")
+        return value
+
+    return AfterValidator(check)
+
+
+# The string is the type's name, as `kop config` prints it and DescribeConfigs reports it.
+Int: TypeAlias = Annotated[int, "int", _bits(32)]
+Long: TypeAlias = Annotated[int, "long", _bits(64)]
+OptionalInt: TypeAlias = Annotated[Int | None, "int", BeforeValidator(_empty_is_none)]
+OptionalLong: TypeAlias = Annotated[Long | None, "long", BeforeValidator(_empty_is_none)]
+Addresses: TypeAlias = Annotated[tuple[Address, ...], "list", BeforeValidator(_addresses)]
+Policies: TypeAlias = Annotated[
+    tuple[Literal["delete", "compact"], ...], "list", BeforeValidator(_items), AfterValidator(_some)
+]
+Secret: TypeAlias = Annotated[str, "password"]
+"""Shown nowhere: not by `kop config`, nor to clients, nor in messages."""
+Level: TypeAlias = Annotated[Literal["debug", "info", "warning", "error"], "string", BeforeValidator(str.lower)]
+SomeAddresses: TypeAlias = Annotated[Addresses, AfterValidator(_some)]
+Advertised: TypeAlias = Annotated[Addresses, AfterValidator(_advertise)]
+OptionalAddress: TypeAlias = Annotated[Address | None, "string", BeforeValidator(_address_or_none)]
+Store: TypeAlias = Annotated[str, AfterValidator(_store)]
+AdminUrl: TypeAlias = Annotated[str, AfterValidator(_admin_url)]
+Namespace: TypeAlias = Annotated[str, AfterValidator(_namespace)]

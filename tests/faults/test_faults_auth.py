@@ -1,0 +1,260 @@
+"""A Pulsar that wants tokens: wrong ones, those that run out during a connection, and roles without a permission."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from fault_kit import create, gateway, stored, until
+from support.pulsar import OwnBroker, Pulsar, Urls
+from support.pulsar_gateway import PulsarGateway
+from test_faults_errors import Client, one, said
+
+from kop.pulsar_client.admin import FOREVER, Admin
+from kop.pulsar_client.auth import Token
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+KEY = secrets.token_bytes(32)
+T = TypeVar("T")
+
+
+def token(role: str, seconds: float | None = None) -> str:
+    """A JSON web token (HS256) for a role; without `seconds` it never expires."""
+
+    def part(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    claims: dict[str, Any] = {"sub": role}
+    if seconds is not None:
+        claims["exp"] = int(time.time() + seconds)
+    text = part(b'{"alg":"HS256"}') + "." + part(json.dumps(claims).encode())
+    return text + "." + part(hmac.new(KEY, text.encode(), hashlib.sha256).digest())
+
+
+@dataclass
+class Guarded:
+    """A broker that wants tokens, and its tenant for one role `kop`."""
+
+    urls: Urls
+
+    def admin(self, work: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+        async def run() -> T:
+            async with Admin(self.urls.admin_url, Token(token("root"))) as client:
+                return await work(client)
+
+        return asyncio.run(run())
+
+    def space(self, roles: list[str]) -> Pulsar:
+        """A tenant whose admins are `roles`, and a namespace in it that keeps everything."""
+        tenant = f"t-{secrets.token_hex(4)}"
+        pulsar = Pulsar(*self.urls, f"{tenant}/data")
+
+        async def make(client: Admin) -> None:
+            await client.create_tenant(tenant)
+            await client.create_namespace(pulsar.namespace)
+            await client.set_namespace_retention(pulsar.namespace, FOREVER)
+
+        self.admin(make)
+        self.let(pulsar, roles)
+        return pulsar
+
+    def let(self, pulsar: Pulsar, roles: list[str]) -> None:
+        """These are the tenant's admins from now on."""
+        tenant = pulsar.namespace.partition("/")[0]
+
+        async def change(client: Admin) -> None:
+            info = {"adminRoles": roles, "allowedClusters": await client.clusters()}
+            await client._call("POST", f"tenants/{tenant}", info)
+
+        self.admin(change)
+
+    def grant(self, pulsar: Pulsar, actions: list[str]) -> None:
+        """What `kop` may do with the topics of the namespace."""
+        path = f"namespaces/{pulsar.namespace}/permissions/kop"
+        self.admin(lambda client: client._call("POST", path, actions))
+
+
+@pytest.fixture(scope="module")
+def guarded(pulsar_urls: Urls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+    plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+    settings = f"""
+authenticationEnabled=true
+authorizationEnabled=true
+authenticationProviders={provider}
+tokenSecretKey=data:;base64,{base64.b64encode(KEY).decode()}
+superUserRoles=root
+authenticationRefreshCheckSeconds=2
+brokerClientAuthenticationPlugin={plugin}
+brokerClientAuthenticationParameters={{"token":"{token("root")}"}}
+"""
+    broker = OwnBroker(tmp_path_factory.mktemp("guarded"), settings=settings, token=token("root"))
+    try:
+        yield Guarded(broker.start())
+    finally:
+        broker.kill()
+
+
+def put(file: Path, text: str) -> None:
+    """At once, as whoever renews a token should."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
+
+
+def committed(bootstrap: str, group: str, commit: int | None = None) -> int:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "log_level": 0})
+    try:
+        place = TopicPartition("t", 0, -1 if commit is None else commit)
+        if commit is not None:
+            consumer.commit(offsets=[place], asynchronous=False)
+        return int(consumer.committed([place], timeout=10)[0].offset)
+    finally:
+        consumer.close()
+
+
+def test_a_start_with_wrong_credentials_says_what_to_do(guarded: Guarded, tmp_path: Path) -> None:
+    space = guarded.space(["kop"])
+    stranger = guarded.space(["somebody"])
+    expired, forged = token("kop", -5), token("kop")[:-4] + "AAAA"
+    cases = {
+        "none": (space, "", ["kop.pulsar.auth"]),
+        "expired": (space, f"token:{expired}", ["kop.pulsar.auth", "AuthenticationError"]),
+        "forged": (space, f"token:{forged}", ["kop.pulsar.auth", "AuthenticationError"]),
+        "no file": (space, f"token-file:{tmp_path}/none", ["kop.pulsar.auth", str(tmp_path / "none")]),
+        "not allowed": (stranger, f"token:{token('kop')}", ["admin of the tenant"]),
+    }
+    children = {what: gateway(tmp_path / what, where, kop_pulsar_auth=auth) for what, (where, auth, _) in cases.items()}
+    try:
+        for child in children.values():
+            child.start(wait=False)
+        for what, child in children.items():
+            assert child.wait(90) == 1, f"{what}:\n{child.log}"
+            for text in cases[what][-1]:
+                assert text in child.log, f"{what}:\n{child.log}"
+            assert "Traceback" not in child.log, what
+            assert expired not in child.log
+            assert forged not in child.log
+    finally:
+        for child in children.values():
+            child.kill()
+
+
+def test_a_token_that_is_renewed_in_time_is_not_noticed(guarded: Guarded, tmp_path: Path) -> None:
+    space = guarded.space(["kop"])
+    file = tmp_path / "token"
+    put(file, token("kop", 8))
+    serving = PulsarGateway(space, kop_pulsar_auth=f"token-file:{file}").start()
+    try:
+        create(serving.bootstrap, "t", 2)
+        client = Client(serving.bootstrap)
+        end = time.monotonic() + 20  # two lives of a token
+        sent = 0
+        while time.monotonic() < end:
+            put(file, token("kop", 8))
+            client.send("t", str(sent).encode())
+            sent += 1
+            time.sleep(0.1)
+        assert client.flush() == list(range(sent))
+        assert committed(serving.bootstrap, "g", 7) == 7
+        assert serving.engine.healthy is None
+        assert not serving.engine.counts, serving.engine.counts
+    finally:
+        serving.stop()
+
+
+def test_a_token_that_runs_out_is_retriable_and_a_new_one_heals_all(
+    guarded: Guarded, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = guarded.space(["kop"])
+    file = tmp_path / "token"
+    put(file, token("kop"))
+    serving = PulsarGateway(space, kop_pulsar_auth=f"token-file:{file}").start()
+    create(serving.bootstrap, "t", 2)
+    assert committed(serving.bootstrap, "g", 6) == 6
+    serving.stop()
+    put(file, token("kop", 25))
+    serving.start()
+
+    async def fresh() -> bool:
+        return serving.engine.members_fresh
+
+    try:
+        client = Client(serving.bootstrap, 120)
+        client.send("t", b"0")
+        assert client.flush() == [0]
+        assert committed(serving.bootstrap, "g", 7) == 7
+        until(lambda: serving.engine.healthy is not None, 60)  # it has run out
+        client.send("t", b"1")
+        client.producer.poll(3)
+        assert client.results == [], "it goes on trying; nothing is acknowledged"
+        assert said(caplog, "see kop.pulsar.auth")
+        refused = [what for what in serving.engine.counts if "Authentication" in what or "Unauthorized" in what]
+        assert refused, serving.engine.counts
+        until(lambda: not serving.call(fresh()), 30)
+
+        lines = len(caplog.records)
+        client.producer.poll(3)
+        assert len(caplog.records) < lines + 40, "told once, not at each try"
+
+        put(file, token("kop", 600))
+        assert client.flush() == [1]
+        assert one(serving.bootstrap, "t", b"2") == 2
+        until(lambda: serving.engine.healthy is None and serving.call(fresh()), 40)
+        assert until(lambda: committed(serving.bootstrap, "g") == 7, 60)
+        assert committed(serving.bootstrap, "g", 8) == 8
+        create(serving.bootstrap, "after", 1)
+        assert one(serving.bootstrap, "after") == 0
+        serving.call(serving.engine.allocate_producer_ids(5000))
+    finally:
+        serving.stop()
+    again = PulsarGateway(space, kop_pulsar_auth=f"token-file:{file}").start()
+    try:
+        assert stored(again.bootstrap, "t")[0] == [(0, 0), (1, 1), (2, 2)]
+    finally:
+        again.stop()
+
+
+def test_a_permission_that_is_taken_away_is_named(
+    guarded: Guarded, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = guarded.space(["kop"])
+    serving = PulsarGateway(space, kop_pulsar_auth=f"token:{token('kop')}").start()
+    try:
+        create(serving.bootstrap, "t", 1)
+        client = Client(serving.bootstrap)
+        client.send("t", b"0")
+        assert client.flush() == [0]
+        guarded.let(space, ["somebody"])
+
+        def refused() -> bool:
+            found = one(serving.bootstrap, "t")
+            assert isinstance(found, int) or found == "TOPIC_AUTHORIZATION_FAILED", found
+            return found == "TOPIC_AUTHORIZATION_FAILED"
+
+        until(refused, 60)
+        assert said(caplog, "grant-permission") or said(caplog, "admin of the tenant")
+        assert [what for what in serving.engine.counts if "AuthorizationError" in what or "Forbidden" in what]
+        with pytest.raises(Exception, match=r"TOPIC_AUTHORIZATION_FAILED|authorization"):
+            create(serving.bootstrap, "another", 1)
+        guarded.let(space, ["kop"])
+        until(lambda: isinstance(one(serving.bootstrap, "t"), int), 60)
+        assert isinstance(client.flush(), list)
+        create(serving.bootstrap, "another", 1)
+        found = one(serving.bootstrap, "another")
+        assert not isinstance(found, KafkaError)
+        assert found == 0
+    finally:
+        serving.stop()

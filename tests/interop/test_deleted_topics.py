@@ -1,0 +1,176 @@
+"""A producer that comes too late must not bring a deleted topic back: Pulsar makes what PRODUCER names."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+from interop_kit import NOW, Interop, raw, run, until
+from support.gateway import produce_fields
+
+from kop.errors import ErrorCode
+from kop.pulsar_client import Client, PulsarError
+from kop.records.batch import build
+from kop.records.record import Record
+
+
+def names(interop: Interop, topic: str) -> list[str]:
+    """What Pulsar has of the topic: itself where it is plain, its partitions."""
+    return [name for name in interop.admin(lambda a: a.list_topics(interop.pulsar.namespace)) if topic in name]
+
+
+def gone(interop: Interop, topic: str, seconds: float = 10) -> None:
+    """It goes and stays away."""
+    until(lambda: not names(interop, topic), f"{topic} is gone", seconds)
+    time.sleep(0.5)
+    assert names(interop, topic) == []
+
+
+def answer_to(interop: Interop, topic: str, batch: bytes) -> Any:
+    """What a Produce of a batch is answered."""
+
+    async def do() -> Any:
+        async with raw(interop.gateway) as client:
+            answer = await client.call(0, 9, **produce_fields(topic, batch, version=9))
+            return answer.responses[0].partition_responses[0]
+
+    return run(do())
+
+
+def produce(interop: Interop, topic: str) -> ErrorCode:
+    return ErrorCode(answer_to(interop, topic, bytes(build([Record(0, NOW, None, b"late")]))).error_code)
+
+
+def between_guard_and_producer(
+    interop: Interop, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awaitable[None]]
+) -> None:
+    """Let something happen once, after the guard found the topic alive and before the broker sees the producer."""
+    client = interop.gateway.engine.client
+    real = client.open_producer
+    pending = [happens]
+
+    async def open_producer(*args: Any, **how: Any) -> Any:
+        if pending:
+            await pending.pop()()
+        return await real(*args, **how)
+
+    monkeypatch.setattr(client, "open_producer", open_producer)
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "partitioned"])
+def test_a_topic_that_goes_while_a_producer_is_opened_stays_away(
+    interop: Interop, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    topic = interop.name("late")
+    full = interop.full(topic)
+    admin = interop.gateway.engine.admin
+    if plain:
+        interop.admin(lambda a: a.create_plain(full, {}))
+    else:
+        interop.create(topic)
+    interop.known(topic)
+    interop.ends(topic)
+
+    async def delete() -> None:
+        await (admin.delete_plain(full) if plain else admin.delete_partitioned(full))
+
+    between_guard_and_producer(interop, monkeypatch, delete)
+    assert produce(interop, topic) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    gone(interop, topic)
+
+
+def test_a_plain_topic_that_somebody_made_again_meanwhile_is_left_alone(
+    interop: Interop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = interop.name("again")
+    full = interop.full(topic)
+    admin = interop.gateway.engine.admin
+    interop.admin(lambda a: a.create_plain(full, {}))
+    interop.known(topic)
+    interop.ends(topic)
+
+    async def make_again() -> None:
+        await admin.delete_plain(full)
+        await admin.create_plain(full, {})
+        await asyncio.sleep(0.2)
+
+    between_guard_and_producer(interop, monkeypatch, make_again)
+    # The tail may be the first to find out: then the client is told to try again.
+    assert produce(interop, topic) in {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.KAFKA_STORAGE_ERROR}
+    until(lambda: produce(interop, topic) == ErrorCode.NONE, "the new topic takes records")
+    assert interop.ends(topic) == (0, 1)
+
+
+def test_topics_deleted_by_pulsar_under_producers_stay_away(interop: Interop) -> None:
+    """Their partitions go one by one while the topic still looks alive: some producers come back in time for that."""
+    topics = [interop.create(interop.name("under"), 4) for _ in range(6)]
+    for topic in topics:
+        sent = [{"partition": partition, "value": b"v"} for partition in range(4)]
+        interop.produce(topic, sent, **{"enable.idempotence": True})
+    for topic in topics:
+        interop.admin(lambda a, topic=topic: a.delete_partitioned(interop.full(topic)))
+    for topic in topics:
+        gone(interop, topic)
+        assert interop.gateway.engine.topics.get(topic) is None
+
+
+def test_an_idempotent_producer_goes_on_where_its_topic_was_made_anew(interop: Interop) -> None:
+    topic = interop.create(interop.name("anew"))
+    interop.write(topic, [Record(0, NOW, None, b"somebody else's")])
+    for sequence in (7, 8, 9):
+        data = build([Record(0, NOW, None, b"v")], producer_id=990_000, producer_epoch=0, base_sequence=sequence)
+        found = answer_to(interop, topic, bytes(data))
+        assert (found.error_code, found.base_offset) == (0, sequence - 6)
+
+
+def test_an_idempotent_producer_that_is_not_known_is_told_where_the_log_begins(interop: Interop) -> None:
+    """Of a topic made elsewhere the gateway cannot say that Pulsar has forgotten nothing.
+
+    Without the log start the Java client sends the same batch again until its delivery time is over.
+    """
+    topic = interop.name("old")
+    interop.admin(lambda a: a.create_partitioned(interop.full(topic), 1, {}))
+    interop.known(topic)
+    batch = build([Record(0, NOW, None, b"v")], producer_id=990_001, producer_epoch=0, base_sequence=7)
+    found = answer_to(interop, topic, bytes(batch))
+    assert (found.error_code, found.base_offset, found.log_start_offset) == (ErrorCode.UNKNOWN_PRODUCER_ID, -1, 0)
+    batch = build([Record(0, NOW, None, b"v")], producer_id=990_001, producer_epoch=1, base_sequence=0)
+    found = answer_to(interop, topic, bytes(batch))
+    assert (found.error_code, found.base_offset, found.log_start_offset) == (0, 0, 0)
+
+
+async def stray(interop: Interop, topic: str) -> None:
+    """A partition of no topic, as a producer of any client leaves it behind."""
+    client = Client(interop.pulsar.service_url)
+    await client.start()
+    producer = await client.open_producer(interop.partition(topic))
+    await producer.close()
+    await client.close()
+
+
+def test_a_topic_is_made_where_a_partition_of_a_deleted_one_came_back(interop: Interop) -> None:
+    topic = interop.name("stray")
+    run(stray(interop, topic))
+    interop.create(topic, 2)
+    interop.write(topic, [Record(0, NOW, None, b"v")])
+    assert interop.ends(topic) == (0, 1)
+
+
+def test_a_partition_of_no_topic_that_holds_records_is_nobodys_to_delete(interop: Interop) -> None:
+    topic = interop.name("stray")
+    interop.send(interop.partition(topic), [{"content": b"precious"}])
+    with pytest.raises(KafkaException, match="TOPIC_ALREADY_EXISTS"):
+        interop.create(topic, 2)
+    assert [message.data() for message in interop.receive(interop.partition(topic), 1)] == [b"precious"]
+
+
+def test_a_property_of_a_topic_that_is_not_there_is_refused_in_time(interop: Interop) -> None:
+    """Brokers leave the request without an answer; whoever sets a property must not wait for it."""
+    began = time.monotonic()
+    with pytest.raises(PulsarError, match="NotFound"):
+        interop.admin(lambda a: a.set_properties(interop.full(interop.name("none")), {"a": "b"}))
+    assert time.monotonic() - began < 8
