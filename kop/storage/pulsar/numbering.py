@@ -290,8 +290,8 @@ class _Packed:
             self._count("ledgers that could not be closed")
             self._troubles.tell(
                 ("close", log.title),
-                f"{log.title}: ledger {ledger} comes to the end of its offsets and cannot be closed: {error}; unload "
-                "the topic (pulsar-admin topics unload) or lower managedLedgerMinLedgerRolloverTimeMinutes (broker.conf)",
+                f"{log.title}: ledger {ledger} comes to the end of its offsets and cannot be closed: {error}; "
+                "unload it (pulsar-admin topics unload) or lower managedLedgerMinLedgerRolloverTimeMinutes (broker.conf)",
             )
 
 
