@@ -105,7 +105,8 @@ class Pulsar:
 
     def __init__(self, **environment: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="pulsar-conformance-"))
-        self._environment = os.environ | environment | {"DIR": str(self._folder / "pulsar")}
+        ours = {"DIR": str(self._folder / "pulsar"), "OWNER": str(os.getpid())}  # it does not outlive us
+        self._environment = os.environ | environment | ours
 
     def _call(self, what: str) -> subprocess.CompletedProcess[str]:
         script = str(HERE / "pulsar_server.sh")

@@ -23,7 +23,7 @@ RECORD_BYTES = 1024
 
 
 def create(bootstrap: str, topic: str, partitions: int) -> None:
-    """Make the topic, and wait until it is there: a server that has just started gets more tries."""
+    """Make the topic, and wait until it is there; a server that has just started may need more than one try."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     deadline = time.monotonic() + 90
     tried = False
