@@ -291,7 +291,7 @@ class _Packed:
             self._troubles.tell(
                 ("close", log.title),
                 f"{log.title}: ledger {ledger} comes to the end of its offsets and cannot be closed: {error}; "
-                "unload it (pulsar-admin topics unload) or lower managedLedgerMinLedgerRolloverTimeMinutes (broker.conf)",
+                "unload it (pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes",
             )
 
 
