@@ -152,39 +152,44 @@ class Bench:
         self._forget(topic)
 
     def _watch(self, command: list[str], topic: str, counter: str, label: str) -> None:
-        """Its steady rate, by the broker's counter: a JVM is slow at first, that is not its rate."""
+        """Its rate in the second half of its time, by the broker's counter: a JVM that has just started is slow."""
         with (
             tempfile.TemporaryFile() as log,
             subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process,
         ):
             try:
-                rates = self._rates(process, f"{self.namespace}/{topic}", counter)
+                samples = self._samples(process, f"{self.namespace}/{topic}", counter)
             finally:
                 process.kill()  # it would take ten seconds to say goodbye
-            if not rates:
+            if len(samples) < 2:
                 log.seek(0)
                 lines = log.read().decode(errors="replace").splitlines()[-15:]
                 raise SystemExit("\n".join([" ".join(command[:2]) + " moved nothing:", *lines]))
-        self.note(label, statistics.median(rates) * RECORD_BYTES / 2**20)
+        (begin, first), (end, last) = samples[(len(samples) - 1) // 2], samples[-1]
+        self.note(label, (last - first) / (end - begin) * RECORD_BYTES / 2**20)
 
-    def _rates(self, process: subprocess.Popen[bytes], topic: str, counter: str) -> list[float]:
-        """Messages a second in each sample of the second half of its time."""
-        last, at = self.rest.counters(topic)[counter], time.monotonic()
-        limit = at + PERF_START_SECONDS
-        backlog = self.rest.counters(topic)["msgInCounter"]
-        rates: list[float] = []
+    def _samples(self, process: subprocess.Popen[bytes], topic: str, counter: str) -> list[tuple[float, int]]:
+        """(time, count) from when it begins to move until its time is over, or all that was written is read."""
+        counters = self.rest.counters(topic)
+        written, reads = counters["msgInCounter"], counter == "msgOutCounter"
+        limit = time.monotonic() + PERF_START_SECONDS
+        samples = [(time.monotonic(), counters[counter])]
         while time.monotonic() < limit and process.poll() is None:
             time.sleep(SAMPLE_SECONDS)
-            count, now = self.rest.counters(topic)[counter], time.monotonic()
-            if count > last and not rates:
+            asked = time.monotonic()
+            count = self.rest.counters(topic)[counter]
+            now = (asked + time.monotonic()) / 2
+            if count == samples[0][1]:
+                samples = [(now, count)]
+                continue
+            if len(samples) == 1:
                 limit = now + self.options.seconds
-            if rates or count > last:
-                rates.append((count - last) / (now - at))
-            last, at = count, now
-            if counter == "msgOutCounter" and count >= backlog:
-                rates = rates[:-1] or rates  # the last sample is not full
+            if reads and count >= written and len(samples) > 2:
+                break  # idle for a part of this sample
+            samples.append((now, count))
+            if reads and count >= written:
                 break
-        return rates[len(rates) // 2 :]
+        return samples
 
     def _groups(self, groups: int, topic: str) -> None:
         """How often Pulsar sends a record that several groups follow at the gateway."""
