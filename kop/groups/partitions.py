@@ -105,7 +105,8 @@ class Partitions:
         try:
             await self._take(partition)
         except KopError as error:
-            _log.warning("cannot coordinate partition %d of the offsets topic: %s; trying again", partition, error)
+            level = logging.WARNING if pause <= _FIRST_PAUSE else logging.DEBUG  # once, not at each try
+            _log.log(level, "cannot coordinate partition %d of the offsets topic: %s; trying again", partition, error)
             self._states[partition] = ErrorCode.NOT_COORDINATOR
             return
 

@@ -352,16 +352,23 @@ class PulsarEngine:
         if asked is None or now - asked[0] > _DEDUPLICATES_SECONDS:
             ours = asked is not None or CONFIGS_PROPERTY in self.topics.pulsar(topic_id).properties
             asked = self._deduplicating[topic_id] = now, self.loop.create_task(self._deduplicate(topic_id, ours))
-        try:
-            await asyncio.shield(asked[1])
-        except PulsarError:
+            asked[1].add_done_callback(lambda done: self._deduplicates_ended(topic_id, done))
+        await asyncio.shield(asked[1])
+
+    def _deduplicates_ended(self, topic_id: UUID, task: asyncio.Task[None]) -> None:
+        """No answer is none to keep; its callers may all be gone."""
+        if task.cancelled() or task.exception() is not None:
             self._deduplicating.pop(topic_id, None)
-            raise
 
     async def _deduplicate(self, topic_id: UUID, ours: bool) -> None:
         name = self.topics.pulsar(topic_id).full_name
-        if await self.admin.get_deduplication(name, applied=True):
-            return
+        try:
+            if await self.admin.get_deduplication(name, applied=True):
+                return
+        except PulsarError:
+            if ours:
+                return  # it was on; a broker that comes back from a crash cannot tell for a while
+            raise
         if ours:
             self.count("deduplication was turned off")
             text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"

@@ -69,6 +69,7 @@ class Presence:
                 break
             if found is None or found[1].done():
                 found = self._asked[topic_id] = loop.time(), loop.create_task(self._ask(topic_id))
+                found[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # who asked may be gone
                 break
             await asyncio.wait({found[1]})  # one question at a time, however many partitions want to know
         try:
