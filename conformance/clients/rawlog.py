@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-_FETCH = 1
+_FETCH, _METADATA = 1, 3
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,8 +100,47 @@ def fetch_records(host: str, port: int, topic: str, partition: int, offset: int,
     return answer[at + 4 : at + 4 + max(size, 0)]
 
 
+def leader(host: str, port: int, topic: str, partition: int) -> tuple[str, int]:
+    """The address of a partition's leader, by Metadata version 1; the one given where none is named."""
+    answer = call(host, port, _METADATA, 1, struct.pack(">i", 1) + _string(topic))
+    at = 0
+
+    def take(form: str) -> int:
+        nonlocal at
+        value: int = struct.unpack_from(form, answer, at)[0]
+        at += struct.calcsize(form)
+        return value
+
+    def text() -> str:
+        nonlocal at
+        size = max(take(">h"), 0)
+        at += size
+        return answer[at - size : at].decode()
+
+    brokers = {}
+    for _ in range(take(">i")):
+        node = take(">i")
+        brokers[node] = (text(), take(">i"))
+        text()  # the rack
+    take(">i")  # the controller
+    for _ in range(take(">i")):
+        take(">h")
+        text()
+        take(">b")
+        for _ in range(take(">i")):
+            take(">h")
+            index, node = take(">i"), take(">i")
+            for _ in ("replicas", "in sync"):
+                count = take(">i")
+                at += 4 * count
+            if index == partition and node in brokers:
+                return brokers[node]
+    return host, port
+
+
 def batches(host: str, port: int, topic: str, partition: int = 0, offset: int = 0) -> list[Batch]:
     """Every batch stored from `offset` to the end of the partition."""
+    host, port = leader(host, port, topic, partition)
     found: list[Batch] = []
     while True:
         raw = fetch_records(host, port, topic, partition, offset)

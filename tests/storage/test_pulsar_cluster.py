@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,13 @@ from kop.groups.log import GroupLog
 from kop.groups.settings import GroupSettings
 from kop.storage.base import Member, TopicInfo
 from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.presence import ID_PROPERTY
+from kop.storage.pulsar.topics import (
+    CONFIGS_PROPERTY,
+    CREATED_PROPERTY,
+    UNFINISHED_PROPERTY,
+    new_uuid,
+)
 
 
 @pytest.fixture
@@ -101,6 +109,28 @@ async def test_where_both_make_a_topic_at_once_both_have_the_one_that_came_first
         (error,) = (found for found in made if isinstance(found, KopError))
         assert error.code is ErrorCode.TOPIC_ALREADY_EXISTS
         assert one.topics.get("t") == other.topics.get("t") == topic
+
+
+async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_another(pulsar_store: PulsarStore) -> None:
+    async with two(pulsar_store) as (one, other):
+        admin, now = one.admin, int(time.time() * 1000)
+        old, young = one.full_name("old", False), one.full_name("young", False)
+        for name, made in ((old, now - 3_600_000), (young, now)):
+            properties = {
+                ID_PROPERTY: str(new_uuid()),
+                CONFIGS_PROPERTY: '{"retention.ms": "7200000"}',
+                CREATED_PROPERTY: str(made),
+                UNFINISHED_PROPERTY: "true",
+            }
+            await admin.create_partitioned(name, 1, properties)
+        await other.topics.load()
+        assert await admin.get_retention(old) is not None
+        assert UNFINISHED_PROPERTY not in (await admin.partitioned_metadata(old)).properties
+        assert await admin.get_retention(young) is None  # somebody may be about to finish it
+        whole = await one.topics.create("whole", 1, {})
+        known = one.topics.pulsar(whole.topic_id)
+        assert UNFINISHED_PROPERTY not in known.properties
+        assert (await admin.partitioned_metadata(known.full_name)).properties == known.properties
 
 
 async def test_gateways_that_start_at_once_share_the_offsets_topic(pulsar_store: PulsarStore) -> None:

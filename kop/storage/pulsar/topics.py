@@ -37,6 +37,9 @@ RAW_PROPERTY: Final = "kop.raw_entries"
 """Set for good where batches may have been stored as they came: Pulsar's compaction fails on them."""
 CREATED_PROPERTY: Final = "kop.created"
 """Milliseconds since 1970."""
+UNFINISHED_PROPERTY: Final = "kop.unfinished"
+"""There until the topic has its policies."""
+_ABANDONED_MS: Final = 60_000
 _AT_ONCE = 16
 """Topics that are changed or looked at side by side."""
 _NAMING_ROUNDS = 5
@@ -198,6 +201,7 @@ class PulsarTopics:
             ID_PROPERTY: str(topic.topic_id),
             CONFIGS_PROPERTY: json.dumps(dict(topic.configs)),
             CREATED_PROPERTY: str(int(time.time() * 1000)),
+            UNFINISHED_PROPERTY: "true",
         }
         if self._engine.policy(topic).raw_entries:
             properties[RAW_PROPERTY] = "true"
@@ -205,7 +209,7 @@ class PulsarTopics:
         await self._ask(doing, self._create_partitioned(full_name, topic.partitions, properties))
         known = PulsarTopic(full_name, False, properties)
         try:
-            await self._ask(doing, self._engine.apply_policies(topic, known))
+            known = await self._ask(doing, self._with_policies(topic, known))
         except KopError:
             # Without its retention Pulsar would drop what no subscription holds: no topic is better than that one.
             await self._ask(doing, self._engine.admin.delete_partitioned(full_name))
@@ -213,6 +217,28 @@ class PulsarTopics:
         self._put(None, topic, known)
         self._engine.announce(full_name)
         return topic
+
+    async def _with_policies(self, topic: TopicInfo, known: PulsarTopic) -> PulsarTopic:
+        await self._engine.apply_policies(topic, known)
+        await self._engine.admin.remove_property(known.full_name, UNFINISHED_PROPERTY)
+        rest = {key: value for key, value in known.properties.items() if key != UNFINISHED_PROPERTY}
+        return replace(known, properties=rest)
+
+    async def _finish_abandoned(self) -> None:
+        """A gateway died between making a topic and giving it its policies: Pulsar would keep nothing of it."""
+        now = time.time() * 1000
+        for topic_id, known in list(self._pulsar.items()):
+            if UNFINISHED_PROPERTY not in known.properties:
+                continue
+            if now - int(known.properties.get(CREATED_PROPERTY, "0")) < _ABANDONED_MS:
+                continue
+            try:
+                async with self._turns.setdefault(known.full_name, asyncio.Lock()):
+                    if (topic := self._by_id.get(topic_id)) is not None:
+                        self._pulsar[topic_id] = await self._with_policies(topic, known)
+                        log.warning("topic %s had been made by half: it has its policies now", topic.name)
+            except PulsarError as error:
+                log.warning("topic %s has no policies yet: %s; trying again", known.full_name, error)
 
     async def _create_partitioned(self, full_name: str, partitions: int, properties: Mapping[str, str]) -> None:
         try:
@@ -296,6 +322,7 @@ class PulsarTopics:
         """Read the namespaces whole. PulsarError where that is not possible."""
         found = await self._list() | await self._engine.elsewhere.named()
         await self._look_at(found | set(map(self._name_of, self._by_id)))
+        await self._finish_abandoned()
 
     async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
         """Look at topics that nobody has told of; returns those that could not be read."""
