@@ -195,9 +195,9 @@ class Presence:
                 except PulsarError as error:
                     if error.code in _NOT_THERE:
                         break
-                    if error.code != "PreconditionFailed":
+                    if error.code not in {"PreconditionFailed", "ServerFailure"}:
                         raise
-                    await asyncio.sleep(pause)  # clients are on it
+                    await asyncio.sleep(pause)  # clients are on it, or another gateway deletes it this moment
                 else:
                     self._engine.count("deleted topics that came back")
                     break
