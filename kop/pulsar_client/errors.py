@@ -44,6 +44,8 @@ _FINAL = frozenset(
 
 
 _ENCRYPTION = "Encryption is required"
+_CLOSING = "fenced managed ledger"
+"""Of a topic that is being deleted or moved this moment."""
 
 
 class PulsarError(Exception):
@@ -73,4 +75,6 @@ def server_error(number: int, message: str) -> PulsarError:
         name = "ProducerBlockedQuotaExceededError"
     if name == "MetadataError" and _ENCRYPTION in message:  # said of troubles with metadata, too, which pass
         name = "EncryptionRequired"
+    if name == "UnknownError" and _CLOSING in message:
+        name = "ServiceNotReady"
     return PulsarError(name, message)

@@ -194,5 +194,7 @@ def test_errors_have_the_brokers_names() -> None:
     assert server_error(16, "x").retriable
     assert not server_error(25, "x").retriable
     assert server_error(8, "x").code == server_error(7, "x").code == "ProducerBlockedQuotaExceededError"
+    assert server_error(0, "java.lang.Exception: Attempted to use a fenced managed ledger").code == "ServiceNotReady"
+    assert server_error(0, "something else").code == "UnknownError"
     assert server_error(999, "new").code == "ServerError999"
     assert str(PulsarError("Timeout", "too late")) == "Timeout: too late"

@@ -160,7 +160,7 @@ def test_checks_and_look_ups_make_no_object_per_header() -> None:
     rewrite(data, header, lambda _: True, max_bytes=LIMIT, delete_horizon=5)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 8 * len(data)
+    assert peak < 16 * len(data)  # an object each would be 30 times; other threads may allocate, too
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec])

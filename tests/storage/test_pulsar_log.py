@@ -349,7 +349,9 @@ async def test_a_pulsar_that_knows_less_than_the_client_is_asked_again(monkeypat
 
     play.broker.open_producer = open_producer  # type: ignore[method-assign]
     play.append(10)
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(10):
+        while not play.broker.sent:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
     await play.run("SR")
     assert play.outcomes == [3]
     assert play.counts == {"sequences ahead of what Pulsar knows": 1}
@@ -361,7 +363,9 @@ async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.Monk
     play = Play(41)
     play.broker.sequences["pid-41"] = 3
     play.append(10)
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(10):
+        while play.outcomes == [None]:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
     assert play.outcomes == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER]
     assert len(play.broker.producers) == 3
     await play.log.close()
