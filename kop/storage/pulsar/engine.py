@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
+from zlib import crc32
 
 from kop.errors import BackendError, KopError
 from kop.pulsar_client import Client, PulsarError
@@ -167,6 +168,11 @@ class PulsarEngine:
     def members(self) -> Sequence[Member]:
         """The live gateways, as `members.py` sees them."""
         return self._gateways.members
+
+    def names(self, full_name: str) -> bool:
+        """Whether this gateway is the one to give somebody else's topic an id."""
+        members, own = self._gateways.members, self._gateways.own
+        return own is None or not members or members[crc32(full_name.encode()) % len(members)].node_id == own.node_id
 
     @property
     def members_fresh(self) -> bool:

@@ -67,6 +67,11 @@ class Gateways:
         self._listeners: list[Callable[[], None]] = []
 
     @property
+    def own(self) -> Member | None:
+        """This gateway; None before it joins."""
+        return self._own
+
+    @property
     def fresh(self) -> bool:
         """Whether the others were looked for in these last seconds; True before this gateway joins."""
         return self._own is None or asyncio.get_running_loop().time() - self._seen < _FRESH_SECONDS
