@@ -16,6 +16,7 @@ from kop.errors import ErrorCode
 from kop.pulsar_client import Client, PulsarError
 from kop.records.batch import build
 from kop.records.record import Record
+from kop.storage.pulsar.presence import DELETING_PROPERTY
 
 
 def names(interop: Interop, topic: str) -> list[str]:
@@ -118,6 +119,17 @@ def test_topics_deleted_by_pulsar_under_producers_stay_away(interop: Interop) ->
         assert interop.gateway.engine.topics.get(topic) is None
 
 
+def test_no_producer_comes_to_a_topic_that_a_gateway_deletes(interop: Interop) -> None:
+    topic = interop.create(interop.name("dying"))
+    full = interop.full(topic)
+    interop.admin(lambda a: a.set_properties(full, {DELETING_PROPERTY: str(int(time.time() * 1000))}))
+    assert produce(interop, topic) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert names(interop, topic) == [interop.partition(topic)]
+    # Whoever wanted to delete it has died meanwhile.
+    interop.admin(lambda a: a.set_properties(full, {DELETING_PROPERTY: str(int(time.time() * 1000) - 3_600_000)}))
+    until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records again")
+
+
 def test_an_idempotent_producer_goes_on_where_its_topic_was_made_anew(interop: Interop) -> None:
     topic = interop.create(interop.name("anew"))
     interop.write(topic, [Record(0, NOW, None, b"somebody else's")])
@@ -156,6 +168,26 @@ def test_a_topic_is_made_where_a_partition_of_a_deleted_one_came_back(interop: I
     topic = interop.name("stray")
     run(stray(interop, topic))
     interop.create(topic, 2)
+    interop.write(topic, [Record(0, NOW, None, b"v")])
+    assert interop.ends(topic) == (0, 1)
+
+
+def test_a_name_that_deletions_left_behind_is_no_obstacle(interop: Interop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulsar may list a partition, refuse to make a topic over it, and say all the same that it is not there."""
+    topic = interop.name("ghost")
+    run(stray(interop, topic))
+    admin, real = interop.gateway.engine.admin, interop.gateway.engine.admin.internal_stats
+    asked: list[str] = []
+
+    async def not_there_at_first(partition: str) -> dict[str, Any]:
+        asked.append(partition)
+        if len(asked) == 1:
+            raise PulsarError("NotFound", "Partitioned Topic not found: it has zero partitions")
+        return await real(partition)
+
+    monkeypatch.setattr(admin, "internal_stats", not_there_at_first)
+    interop.create(topic, 2)
+    assert asked[:2] == [interop.partition(topic)] * 2
     interop.write(topic, [Record(0, NOW, None, b"v")])
     assert interop.ends(topic) == (0, 1)
 

@@ -7,13 +7,15 @@ Pulsar's PRODUCER creates the topic that it names. So the guard asks before a pr
 may go between that answer and the broker's, it is asked once more when the producer is attached, before it sends. Where
 the topic is gone by then, the empty one that the producer made is deleted again. Of a partitioned topic Pulsar deletes
 the partitions first and the metadata last; in that moment a producer finds the topic alive and brings a partition back.
-Therefore the partitions that had producers are looked at when a topic turns out to be gone.
+Therefore a gateway that deletes a topic says so in its properties first, and the partitions that had producers are
+looked at when a topic turns out to be gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from kop.storage.pulsar.log import PulsarLog
 
 ID_PROPERTY: Final = "kop.topic_id"
+DELETING_PROPERTY: Final = "kop.deleting"
+"""When a gateway began to delete the topic, in ms since 1970: no producer may come back from then on."""
+_DELETION_MS: Final = 60_000
+"""After it the deletion has failed, whoever tried it."""
 _FRESH_SECONDS: Final = 0.05
 _LOOK_AGAIN: Final = (0.02, 0.1, 0.3, 1.0, 2.0, 5.0)
 """Seconds between looks at a topic that may have to be taken back: clients are on it, or its deletion is under way."""
@@ -82,20 +88,20 @@ class Presence:
     async def _ask(self, topic_id: UUID) -> bool:
         try:
             known = self._engine.topics.pulsar(topic_id)
-            found = await self._id_of(known.full_name, known.plain)
+            found = await self._properties(known.full_name, known.plain)
         except PulsarError as error:
             if error.code not in _NOT_THERE:
                 raise
-            found = None
-        if found == str(topic_id):
-            return True
+            found = {}
+        if found.get(ID_PROPERTY) == str(topic_id):
+            return time.time() * 1000 - int(found.get(DELETING_PROPERTY, "0")) > _DELETION_MS
         self._engine.spawn(self._engine.topics.refresh(topic_id))
         return False
 
-    async def _id_of(self, full_name: str, plain: bool) -> str | None:
+    async def _properties(self, full_name: str, plain: bool) -> Mapping[str, str]:
         if plain:
-            return (await self._engine.admin.properties(full_name)).get(ID_PROPERTY)
-        return (await self._engine.admin.partitioned_metadata(full_name)).properties.get(ID_PROPERTY)
+            return await self._engine.admin.properties(full_name)
+        return (await self._engine.admin.partitioned_metadata(full_name)).properties
 
     # --- producers
 
@@ -164,7 +170,7 @@ class Presence:
 
     async def _id_or_none(self, full_name: str) -> str | None:
         try:
-            return await self._id_of(full_name, plain=False) or ""
+            return (await self._properties(full_name, plain=False)).get(ID_PROPERTY, "")
         except PulsarError as error:
             if error.code not in _NOT_THERE:
                 raise
@@ -183,27 +189,38 @@ class Presence:
             if error.code not in _NOT_THERE:
                 raise
         prefix = f"{full_name}-partition-"
-        namespace = full_name.removeprefix("persistent://").rpartition("/")[0]
-        strays = [name for name in await admin.list_topics(namespace) if name.startswith(prefix)]
+        strays = [name for name in await admin.list_topics(_namespace(full_name)) if name.startswith(prefix)]
         for name in strays:
-            for pause in _LOOK_AGAIN[:4]:
-                try:
-                    if not _unused(await admin.internal_stats(name)):
-                        log.warning("%s stands in the way of a topic %s: delete it in Pulsar", name, full_name)
-                        return False
-                    await admin.delete_plain(name, force=False)
-                except PulsarError as error:
-                    if error.code in _NOT_THERE:
-                        break
-                    if error.code not in {"PreconditionFailed", "ServerFailure"}:
-                        raise
-                    await asyncio.sleep(pause)  # clients are on it, or another gateway deletes it this moment
-                else:
-                    self._engine.count("deleted topics that came back")
-                    break
-            else:
+            if not await self._clear(name):
+                log.warning("%s stands in the way of a topic %s: delete it in Pulsar", name, full_name)
                 return False
         return bool(strays)
+
+    async def _clear(self, name: str) -> bool:
+        admin = self._engine.admin
+        for pause in _LOOK_AGAIN[:4]:
+            try:
+                if not _unused(await admin.internal_stats(name)):
+                    return False
+                await admin.delete_plain(name, force=False)
+                self._engine.count("deleted topics that came back")
+                return True
+            except PulsarError as error:
+                if error.code in _NOT_THERE:
+                    if name not in await admin.list_topics(_namespace(name)):
+                        return True
+                    # Listed, and not there: so a topic may end that was deleted while a producer attached. Loaded once
+                    # more it can be deleted.
+                    await (await self._engine.client.open_producer(name)).close()
+                elif error.code in {"PreconditionFailed", "ServerFailure"}:
+                    await asyncio.sleep(pause)  # clients are on it, or another gateway deletes it this moment
+                else:
+                    raise
+        return False
+
+
+def _namespace(full_name: str) -> str:
+    return full_name.removeprefix("persistent://").rpartition("/")[0]
 
 
 def _base(one: PulsarLog) -> str:

@@ -17,6 +17,7 @@ import random
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.elsewhere import topic_of
-from kop.storage.pulsar.presence import ID_PROPERTY
+from kop.storage.pulsar.presence import DELETING_PROPERTY, ID_PROPERTY
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
@@ -261,12 +262,18 @@ class PulsarTopics:
         known = self.pulsar(topic_id)
         self._engine.deleting(topic_id)
         admin = self._engine.admin
-        gone = admin.delete_plain(known.full_name) if known.plain else admin.delete_partitioned(known.full_name)
         try:
-            await gone
+            if known.plain:
+                await admin.delete_plain(known.full_name)
+            else:
+                await admin.set_properties(known.full_name, {DELETING_PROPERTY: str(int(time.time() * 1000))})
+                await admin.delete_partitioned(known.full_name)
         except PulsarError as error:
             if error.code not in {"NotFound", "TopicNotFound"}:
                 self._engine.deleting(topic_id, undone=True)
+                if not known.plain:
+                    with suppress(PulsarError):  # it is obeyed for a minute only
+                        await admin.remove_property(known.full_name, DELETING_PROPERTY)
                 doing = f"cannot delete topic {topic.name!r}"
                 raise self._engine.troubles.refused(error, "topic changes", doing) from error
         self._remove(topic)
