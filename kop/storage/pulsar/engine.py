@@ -50,7 +50,7 @@ from kop.storage.tail_cache import TailCache
 _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _OFFSETS_PROPERTY: Final = "kop.offsets"
-_STARTS_AT_ONCE: Final = 200
+_ENDS_AT_ONCE: Final = 200
 _DEDUPLICATES_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
 _YOUNG_SECONDS: Final = 3600.0
@@ -490,7 +490,7 @@ class PulsarEngine:
                 self._failure = None
                 if now - looked > self.settings.list_seconds / 2:
                     looked = now
-                    await self._look_at_starts()
+                    await self._look_at_ends()
                     await self.compactions.look()
                 if now - listed > self.settings.list_seconds:
                     listed = now
@@ -500,16 +500,19 @@ class PulsarEngine:
                 self.count("upkeep failed")
                 self.troubles.tell("upkeep", f"upkeep failed: {error}; trying again")
 
-    async def _look_at_starts(self) -> None:
-        """Of some logs in turn: a probe each. Readers that meet a gap ask by themselves."""
-        due = [one for logs in self._logs.values() for one in logs if one.may_shrink]
+    async def _look_at_ends(self) -> None:
+        """Both ends of some logs in turn: retention moves the start, and a tail may wait where Pulsar moved it.
+
+        Readers that meet a gap ask by themselves.
+        """
+        due = [one for logs in self._logs.values() for one in logs if one.attached and not one.deleted]
         self._looked_at %= max(len(due), 1)
-        for one in due[self._looked_at : self._looked_at + _STARTS_AT_ONCE]:
+        for one in due[self._looked_at : self._looked_at + _ENDS_AT_ONCE]:
             try:
-                await one.refresh_start()
+                await one.look_at_ends()
             except KopError:
                 pass  # counted and told where it came up
-        self._looked_at += _STARTS_AT_ONCE
+        self._looked_at += _ENDS_AT_ONCE
 
 
 async def open_engine(

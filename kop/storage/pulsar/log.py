@@ -277,6 +277,14 @@ class PulsarLog:
         if self._stream is None:
             raise BackendError(f"the tail of {self.title} has ended")
         await lookup.until_end(self, self._stream)
+        await self.attach()  # where the tail was stuck
+
+    async def look_at_ends(self) -> None:
+        """Find what nothing tells of: retention has moved the start, Pulsar has moved the tail past entries."""
+        if self._stream is not None:
+            await lookup.until_end(self, self._stream)
+        if self.may_shrink:
+            await self.refresh_start()
 
     def sender_ended(self, sender: Sender) -> None:
         """It takes no more batches."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _PROBE_SECONDS: Final = 10.0
 _TAIL_SECONDS: Final = 20.0
+_STANDS_SECONDS: Final = 3.0
+"""How long the tail may bring nothing where there is more."""
 _READ_BYTES: Final = 1 << 20
 _MOST_INFLATED: Final = 256 << 20
 _FEW_OFFSETS: Final = 64
@@ -137,13 +139,24 @@ async def until_end(log: PulsarLog, tail: Stream) -> None:
     try:
         async with asyncio.timeout(_TAIL_SECONDS):
             while log.last_position < last and log.attached:
-                await moved.wait()
+                if not await _set_within(moved, _STANDS_SECONDS):
+                    # Truncating a topic, or message TTL, moves the cursors of readers, too: they wait for the next entry.
+                    log.engine.count("tails that Pulsar moved past entries")
+                    log.tail_lost(BackendError("it does not come to the last entry"))
                 moved.clear()
     except TimeoutError:
         text = f"the tail of {log.title} does not come to its end"
         raise BackendError(text, ErrorCode.REQUEST_TIMED_OUT) from None
     finally:
         undo()
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 async def locate(log: PulsarLog, offset: int) -> Position:
