@@ -13,7 +13,7 @@ from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.records.batch import read_header
 from kop.storage.pulsar import log as log_module
-from kop.storage.pulsar import own
+from kop.storage.pulsar import lookup, own
 from kop.storage.pulsar import sender as sender_module
 from kop.storage.pulsar.log import PulsarLog
 
@@ -372,6 +372,20 @@ async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.Monk
 
 
 # --- nothing waits for ever
+
+
+async def test_a_tail_that_pulsar_moved_past_entries_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "_STANDS_SECONDS", 0.05)
+    play = Play(-1)
+    await play.run("aSRT F")
+    tail, end = play.broker.tail, play.log.high_watermark
+    tail.next = len(play.broker.entries)  # nobody tells that what lies before it was not handed out
+    assert play.log.high_watermark == end
+    await play.log.refresh()
+    assert play.broker.tail is not tail
+    assert play.log.high_watermark == end + 3
+    assert play.counts["tails that Pulsar moved past entries"] == 1
+    await play.log.close()
 
 
 async def test_a_tail_that_stands_still_ends_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
