@@ -13,13 +13,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from interop_kit import Interop
-from support.pulsar import Pulsar
+from support.pulsar import Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
 
 
 @pytest.fixture(scope="session")
-def interop(pulsar: Pulsar) -> Iterator[Interop]:
+def interop(pulsar_urls: Urls) -> Iterator[Interop]:
     with ExitStack() as stack:
+        # Of its own: gateways give an id to all topics of a namespace, other tests' too.
+        pulsar = stack.enter_context(fresh_namespace(pulsar_urls))
         gateway, other = PulsarGateway(pulsar), PulsarGateway(pulsar, "other")
         for each in (gateway, other):
             stack.callback(each.stop)
