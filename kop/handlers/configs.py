@@ -28,7 +28,7 @@ from enum import IntEnum
 from typing import Any
 
 from kop.cluster.brokers import DYNAMIC
-from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Source, split_list
+from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Origin, Source, split_list
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.base import Api, Context, Gateway
 from kop.storage.base import TopicInfo
@@ -72,12 +72,16 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
     """Show the configs of each resource, or those that are asked for by name."""
     result = DescribeConfigsResponse.DescribeConfigsResult
     results = []
-    await _refresh(gw, [one.resource_name for one in request.resources if one.resource_type == Resource.TOPIC])
+    names = [one.resource_name for one in request.resources if one.resource_type == Resource.TOPIC]
+    await _refresh(gw, names)
+    held = await _held(gw, names)
     for asked in request.resources:
         error: KopError | None = None
         rows: list[ConfigRow] = []
         try:
             rows = list(_describe(gw, asked.resource_type, asked.resource_name))
+            if asked.resource_type == Resource.TOPIC and (other := held.get(asked.resource_name)):
+                rows = [_as_held(row, other[row.name]) if row.name in other else row for row in rows]
         except KopError as failure:
             error = failure
         keys = set(asked.configuration_keys or ())
@@ -105,6 +109,26 @@ async def _refresh(gw: Gateway, names: list[str]) -> None:
         await asyncio.gather(*(gw.engine.topics.refresh(topic.topic_id) for topic in topics))
     except KopError as error:
         _log.warning("configs are answered from memory: %s", error)
+
+
+async def _held(gw: Gateway, names: list[str]) -> dict[str, Mapping[str, str]]:
+    """What storage does otherwise than the topics' configs say. Not of many topics at once."""
+    topics = {name: topic for name in names if (topic := gw.catalog.get(name)) is not None}
+    if len(topics) > _MOST_REFRESHED:
+        return {}
+    try:
+        found = await asyncio.gather(*(gw.engine.topics.held(topic.topic_id) for topic in topics.values()))
+    except KopError as error:
+        _log.warning("configs are answered from memory: %s", error)
+        return {}
+    return dict(zip(topics, found, strict=True))
+
+
+def _as_held(row: ConfigRow, value: str) -> ConfigRow:
+    rest = [origin for origin in row.synonyms if origin.source != Source.DYNAMIC_TOPIC]
+    return row._replace(
+        value=value, source=Source.DYNAMIC_TOPIC, synonyms=(Origin(row.name, value, Source.DYNAMIC_TOPIC), *rest)
+    )
 
 
 def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:

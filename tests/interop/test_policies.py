@@ -9,9 +9,10 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
-from interop_kit import SECONDS, Interop
+from interop_kit import SECONDS, Interop, until
 
 from kop.pulsar_client.admin import Retention
+from kop.storage.pulsar.policies import set_retention
 
 DAY = 86_400_000
 
@@ -77,3 +78,26 @@ def test_altered_configs_hold_and_read_back(interop: Interop) -> None:
     assert (configs["cleanup.policy"], configs["retention.ms"]) == (("compact", False), (str(7 * DAY), True))
     alter(interop, topic, cleanup_policy=None)
     assert policies(interop, topic) == (Retention(7 * 24 * 60, -1), 0)
+
+
+def test_what_somebody_changed_in_pulsar_is_told(interop: Interop) -> None:
+    topic = interop.create(interop.name("elsewhere"))
+    full = interop.full(topic)
+    for retention, ms, size in ((Retention(60, 5), 3_600_000, 5 << 20), (Retention(-1, -1), -1, -1)):
+        interop.admin(lambda admin, retention=retention: set_retention(admin, full, retention))
+        until(lambda retention=retention: policies(interop, topic)[0] == retention, "the policy holds")
+        configs = described(interop, topic)
+        assert (configs["retention.ms"], configs["retention.bytes"]) == ((str(ms), False), (str(size), False))
+        assert configs["cleanup.policy"] == ("delete", True)
+    interop.admin(lambda admin: admin.set_compaction_threshold(full, 1 << 20))
+    until(lambda: policies(interop, topic)[1] == 1 << 20, "the policy holds")
+    assert described(interop, topic)["cleanup.policy"] == ("compact", False)
+
+
+def test_a_topic_of_pulsar_clients_shows_the_policies_of_its_namespace(interop: Interop) -> None:
+    topic = interop.name("foreign")
+    interop.admin(lambda admin: admin.create_partitioned(interop.full(topic), 1, {}))
+    interop.known(topic)
+    assert policies(interop, topic) == (Retention(-1, -1), 0)
+    configs = described(interop, topic)
+    assert (configs["retention.ms"], configs["retention.bytes"]) == (("-1", False), ("-1", False))

@@ -379,7 +379,9 @@ async def test_sequences_and_epochs(store: Store) -> None:
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_windows_survive(store: Store, orderly: bool) -> None:
     if not store.keeps_windows:
-        pytest.skip("Pulsar keeps the last sequence of a producer, not where its batches lie: see test_pulsar_sequences.py")
+        pytest.skip(
+            "Pulsar keeps the last sequence of a producer, not where its batches lie: see test_pulsar_sequences.py"
+        )
     async with store.opened() as engine:
         log = await make(engine)
         for sequence in range(7):

@@ -16,12 +16,12 @@ has not done what it says until the policy reads back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
 from kop.pulsar_client import PulsarError
-from kop.pulsar_client.admin import Admin, Retention
+from kop.pulsar_client.admin import FOREVER, Admin, Retention
 from kop.storage.base import LogPolicy
 
 COMPACTION_THRESHOLD: Final = 100 * 1024 * 1024
@@ -47,6 +47,21 @@ def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
     if not policy.compact:
         return 0
     return OWN_COMPACTION_THRESHOLD if internal else COMPACTION_THRESHOLD
+
+
+async def held(admin: Admin, full_name: str, policy: LogPolicy) -> Mapping[str, str]:
+    """Kafka's configs for the policies in force that are not what `policy` makes of its own."""
+    retention = await admin.get_retention(full_name, applied=True) or Retention(0, 0)
+    compact = bool(await admin.get_compaction_threshold(full_name, applied=True))
+    found: dict[str, str] = {}
+    delete = policy.delete
+    if retention != retention_of(policy):
+        delete = retention != FOREVER or not compact
+        found["retention.ms"] = str(max(retention.minutes * _MINUTE, -1))
+        found["retention.bytes"] = str(max(retention.megabytes * _MIB, -1))
+    if (delete, compact) != (policy.delete, policy.compact):
+        found["cleanup.policy"] = ",".join(["compact"] * compact + ["delete"] * delete)
+    return found
 
 
 async def apply(

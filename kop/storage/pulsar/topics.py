@@ -28,6 +28,7 @@ from weakref import WeakValueDictionary
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
+from kop.storage.pulsar import policies
 from kop.storage.pulsar.elsewhere import topic_of
 from kop.storage.pulsar.presence import DELETING_PROPERTY, ID_PROPERTY
 
@@ -341,6 +342,14 @@ class PulsarTopics:
         if full_names:
             await self._look_at(full_names, failed)
         return failed
+
+    async def held(self, topic_id: UUID) -> Mapping[str, str]:
+        """What Pulsar's policies of a topic say otherwise than its configs: by pulsar-admin, or from its namespace."""
+        topic, known = self._find(topic_id), self.pulsar(topic_id)
+        if topic.internal:
+            return {}
+        found = policies.held(self._engine.admin, known.full_name, self._engine.policy(topic))
+        return await self._ask(f"cannot read the policies of {topic.name!r}", found)
 
     async def refresh(self, topic_id: UUID) -> None:
         """Look at one topic anew: Pulsar said something of it that does not fit, or a gateway may have changed it."""

@@ -104,6 +104,10 @@ class SqliteTopics:
         """Replace the topic's own configs; in force when it returns."""
         return await self._change(self._set_configs(topic_id, frozen(configs)))
 
+    async def held(self, topic_id: UUID) -> Mapping[str, str]:
+        """None: nobody else changes what is here."""
+        return {}
+
     async def refresh(self, topic_id: UUID) -> None:
         """Nothing to do: one process changes topics."""
 
