@@ -85,8 +85,8 @@ async def test_positions_indexes_and_starts(pulsar: Pulsar) -> None:
             reader = await made.open_reader(topic, start, inclusive=inclusive, permits=1000, on_entry=got.append)
             await until(lambda: len(got) == 8 - first)  # noqa: B023
             assert [entry.position for entry in got] == places[first:]
+            got.clear()  # all has come; what comes next may be faster than the answer
             await reader.seek(places[6])
-            got.clear()
             await until(lambda: len(got) == 2)  # noqa: B023
             assert [entry.position for entry in got] == places[6:]
             await reader.close()

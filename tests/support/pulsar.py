@@ -133,10 +133,17 @@ async def _create(pulsar: Pulsar) -> None:
 async def _delete(pulsar: Pulsar) -> None:
     """Also what a gateway named after it, such as `public/test-1234-kop`."""
     async with Admin(pulsar.admin_url, timeout=30) as admin:
-        for namespace in await admin.list_namespaces("public"):
-            if namespace == pulsar.namespace or namespace.startswith(f"{pulsar.namespace}-"):
-                with contextlib.suppress(PulsarError):  # a client that still closes may have made a topic again
+        for _ in range(3):  # a client that still closes may have made a topic again
+            namespaces = [
+                name
+                for name in await admin.list_namespaces("public")
+                if name == pulsar.namespace or name.startswith(f"{pulsar.namespace}-")
+            ]
+            for namespace in namespaces:
+                with contextlib.suppress(PulsarError):
                     await _delete_one(admin, namespace)
+            if not namespaces:
+                return
 
 
 async def _delete_one(admin: Admin, namespace: str) -> None:
