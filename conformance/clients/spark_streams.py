@@ -138,7 +138,7 @@ def min_offsets_per_trigger_waits_for_more(run: Run) -> None:
     with folder() as path, Stream(run, path, topic, **options).start() as stream:
         stream.wait(60)
         fill(run, topic, 20)
-        time.sleep(3)
+        time.sleep(3)  # nothing may come: there is no event to wait for
         same(len(stream.records), 60, "records while fewer than the minimum are new")
         fill(run, topic, 30)
         stream.wait(110)
@@ -321,7 +321,7 @@ def restarts_under_load_lose_and_repeat_nothing(run: Run) -> None:
                 partition = sum(sent) % 3
                 p.send(topic, b"%d" % sent[partition], partition=partition)
                 sent[partition] += 1
-                time.sleep(0.002)
+                time.sleep(0.002)  # a steady trickle, over all of the query's restarts
 
     def start(path: str, **trigger: Any) -> Any:
         rows = source(run, topic).selectExpr("partition", "offset", "cast(value as string) value")
@@ -336,7 +336,7 @@ def restarts_under_load_lose_and_repeat_nothing(run: Run) -> None:
         try:
             for _ in range(3):
                 query = start(path, processingTime="100 milliseconds")
-                time.sleep(4)
+                time.sleep(4)  # let it run into the trickle, then cut it off
                 query.stop()
         finally:
             stopped.set()

@@ -241,7 +241,7 @@ def test_a_backlog_quota_is_retriable_and_heals(
     def refused() -> bool:
         if served.engine.counts.get(count, 0) == before:
             blocked.send(topic, b"y")
-            time.sleep(0.3)
+            time.sleep(0.3)  # Pulsar applies quotas now and then, by its own clock
         return served.engine.counts.get(count, 0) > before
 
     until(refused, 30)

@@ -25,6 +25,7 @@ from kop.errors import BackendError, KopError
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
 from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
+from kop.storage.catalogue import new_uuid
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.compaction import Compactions
@@ -42,7 +43,6 @@ from kop.storage.pulsar.topics import (
     RAW_PROPERTY,
     PulsarTopic,
     PulsarTopics,
-    new_uuid,
 )
 from kop.storage.pulsar.troubles import Troubles
 from kop.storage.tail_cache import TailCache

@@ -16,19 +16,10 @@ from kop.records import transcode
 from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.storage.pulsar.numbering import Numbering
+from kop.storage.pulsar.stream import INDEX_HELP
 
 _BLOCK: Final = 1000
 """Producer ids that a message stands for."""
-
-INDEX_HELP: Final = (
-    "the Pulsar brokers send no entry index, so there are no offsets. Add to broker.conf (or standalone.conf) and "
-    "restart:\n"
-    "  brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor,"
-    "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor\n"
-    "  exposingBrokerEntryMetadataToClientEnabled=true\n"
-    "Where that cannot be, kop.pulsar.offsets=packed makes offsets of the message ids; what it costs is said by "
-    "`kop config kop.pulsar.offsets`"
-)
 
 
 class ProducerIds:

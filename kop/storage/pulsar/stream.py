@@ -22,6 +22,16 @@ FIRST_PERMITS: Final = 16
 """The broker's first read ignores how many messages an entry holds: this many entries may come at once."""
 MOST_PERMITS: Final = 1000
 
+INDEX_HELP: Final = (
+    "the Pulsar brokers send no entry index, so there are no offsets. Add to broker.conf (or standalone.conf) and "
+    "restart:\n"
+    "  brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor,"
+    "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor\n"
+    "  exposingBrokerEntryMetadataToClientEnabled=true\n"
+    "Where that cannot be, kop.pulsar.offsets=packed makes offsets of the message ids; what it costs is said by "
+    "`kop config kop.pulsar.offsets`"
+)
+
 log = logging.getLogger(__name__)
 
 
@@ -42,11 +52,7 @@ def place(entry: Entry) -> Placed:
     KAFKA_STORAGE_ERROR where the broker sends no index.
     """
     if entry.index is None:
-        raise KopError(
-            "the broker sends no entry index: add AppendIndexMetadataInterceptor to brokerEntryMetadataInterceptors "
-            "and set exposingBrokerEntryMetadataToClientEnabled=true, or see `kop config kop.pulsar.offsets`",
-            ErrorCode.KAFKA_STORAGE_ERROR,
-        )
+        raise KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR)
     info = transcode.parse_entry(entry.metadata)
     # Each chunk moves the index by one, and so does an entry inside a Pulsar transaction, whatever it holds.
     count = info.num_messages if info.num_chunks <= 1 else 1

@@ -15,19 +15,19 @@ import json
 import logging
 import random
 import time
-from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 from weakref import WeakValueDictionary
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
+from kop.storage.catalogue import Catalogue, is_usable, new_uuid
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.elsewhere import topic_of
 from kop.storage.pulsar.presence import DELETING_PROPERTY, ID_PROPERTY
@@ -54,18 +54,6 @@ _LOOK_AGAIN = (0.2, 1.0, 5.0)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-ChangeCallback = Callable[[TopicInfo | None, TopicInfo | None], None]
-
-
-def new_uuid() -> UUID:
-    """A random id that is none of Kafka's reserved ones and whose text form does not begin with a dash."""
-    while not _is_usable(value := uuid4()):
-        pass
-    return value
-
-
-def _is_usable(value: UUID) -> bool:
-    return value.bytes[0] >> 2 != 62 and value.int >= 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +71,18 @@ class PulsarTopic:
         return self.full_name if self.plain else f"{self.full_name}-partition-{index}"
 
 
-class PulsarTopics:
+class PulsarTopics(Catalogue):
     """`Topics` over Pulsar's admin API."""
 
     def __init__(self, engine: PulsarEngine) -> None:
+        super().__init__(time.time_ns() // 1_000_000)  # so that the version grows over restarts, too
         self._engine = engine
-        self._version = time.time_ns() // 1_000_000  # so that it grows over restarts, too
-        self._by_name: dict[str, TopicInfo] = {}
-        self._by_id: dict[UUID, TopicInfo] = {}
         self._pulsar: dict[UUID, PulsarTopic] = {}
-        self._names: list[str] = []
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._gate = asyncio.Semaphore(_AT_ONCE)
-        self._listeners: list[ChangeCallback] = []
         self._dirty: set[str] = set()
         """Pulsar names that the watcher named and nobody has looked at yet."""
         self._wake = asyncio.Event()
-
-    @property
-    def version(self) -> int:
-        """Grows with every change of any topic."""
-        return self._version
 
     @property
     def namespace(self) -> str:
@@ -117,22 +96,6 @@ class PulsarTopics:
     def missing(self, name: str) -> ErrorCode | None:
         """Why such a topic was not found a moment ago."""
         return self._engine.elsewhere.missing(name)
-
-    def get(self, name: str) -> TopicInfo | None:
-        """The topic of that name, or None."""
-        return self._by_name.get(name)
-
-    def by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """The topic of that id, or None."""
-        return self._by_id.get(topic_id)
-
-    def all(self) -> Sequence[TopicInfo]:
-        """Every topic, ordered by name."""
-        return [self._by_name[name] for name in self._names]
-
-    def on_change(self, callback: ChangeCallback) -> None:
-        """Call `callback(old, new)` after each change."""
-        self._listeners.append(callback)
 
     def pulsar(self, topic_id: UUID) -> PulsarTopic:
         """The Pulsar side of a topic; UNKNOWN_TOPIC_ID where it is gone."""
@@ -188,10 +151,7 @@ class PulsarTopics:
             raise self._engine.troubles.refused(error, "topic changes", doing) from error
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
-        if topic.name in self._by_name:
-            raise PeerError(f"topic {topic.name!r} already exists", ErrorCode.TOPIC_ALREADY_EXISTS)
-        if topic.partitions < 1:
-            raise PeerError(f"a topic of {topic.partitions} partitions", ErrorCode.INVALID_PARTITIONS)
+        self._check_new(topic)
         full_name = self._engine.full_name(topic.name, topic.internal)
         if "/" not in topic.name:
             return await self._create_as(topic, full_name)
@@ -283,11 +243,7 @@ class PulsarTopics:
     async def _grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
         topic = self._find(topic_id)
         known = self.pulsar(topic_id)
-        if partitions <= topic.partitions:
-            raise PeerError(
-                f"topic {topic.name!r} has {topic.partitions} partitions, {partitions} would be no growth",
-                ErrorCode.INVALID_PARTITIONS,
-            )
+        self._check_growth(topic, partitions)
         if known.plain:
             raise PeerError(
                 f"topic {topic.name!r} is not partitioned in Pulsar: it cannot grow", ErrorCode.INVALID_PARTITIONS
@@ -321,12 +277,6 @@ class PulsarTopics:
         self._put(topic, changed, known)
         self._engine.announce(known.full_name)
         return changed
-
-    def _find(self, topic_id: UUID) -> TopicInfo:
-        topic = self._by_id.get(topic_id)
-        if topic is None:
-            raise PeerError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_ID)
-        return topic
 
     # --- what is there
 
@@ -476,7 +426,7 @@ class PulsarTopics:
         if not stats.get("ledgers"):
             return None
         seed = f"{full_name}#{stats['ledgers'][0]['ledgerId']}"
-        while not _is_usable(found := uuid5(NAMESPACE_URL, seed)):
+        while not is_usable(found := uuid5(NAMESPACE_URL, seed)):
             seed += "+"
         return found
 
@@ -510,23 +460,14 @@ class PulsarTopics:
 
     def _put(self, old: TopicInfo | None, new: TopicInfo, known: PulsarTopic) -> None:
         self._version += 1
-        if old is None:
-            insort(self._names, new.name)
-        self._by_name[new.name] = self._by_id[new.topic_id] = new
+        self._enter(new)
         self._pulsar[new.topic_id] = known
         self._engine.update_logs(new, known)
         self._tell(old, new)
 
     def _remove(self, topic: TopicInfo) -> None:
         self._version += 1
-        del self._by_name[topic.name], self._by_id[topic.topic_id], self._pulsar[topic.topic_id]
-        del self._names[bisect_left(self._names, topic.name)]
+        self._strike(topic)
+        del self._pulsar[topic.topic_id]
         self._engine.remove_logs(topic.topic_id)
         self._tell(topic, None)
-
-    def _tell(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        for callback in self._listeners:
-            try:
-                callback(old, new)
-            except Exception:
-                log.exception("a listener on topic changes failed")

@@ -25,6 +25,7 @@ from kop.errors import BackendError, KopError
 from kop.records.batch import read_header
 from kop.records.producer_state import ProducerStates
 from kop.storage.base import LogPolicy, Member, TopicInfo
+from kop.storage.catalogue import new_uuid
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.log import SqliteLog
@@ -293,7 +294,7 @@ class _State:
 
 
 def _new_cluster_id() -> str:
-    return base64.urlsafe_b64encode(catalogue.new_uuid().bytes).decode().rstrip("=")
+    return base64.urlsafe_b64encode(new_uuid().bytes).decode().rstrip("=")
 
 
 def _load(conn: sqlite3.Connection, now_ms: int) -> _State:

@@ -10,15 +10,14 @@ import asyncio
 import json
 import logging
 import sqlite3
-from bisect import insort
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
-from kop.errors import ErrorCode, PeerError
 from kop.storage.base import TopicInfo
+from kop.storage.catalogue import Catalogue, new_uuid
 
 if TYPE_CHECKING:
     from kop.storage.sqlite.engine import SqliteEngine
@@ -27,14 +26,6 @@ _log = logging.getLogger(__name__)
 
 _LOGS_PER_INSERT = 500
 T = TypeVar("T")
-ChangeCallback = Callable[[TopicInfo | None, TopicInfo | None], None]
-
-
-def new_uuid() -> UUID:
-    """A random id that is none of Kafka's reserved ones and whose text form does not begin with a dash."""
-    while (value := uuid4()).bytes[0] >> 2 == 62 or value.int < 256:
-        pass
-    return value
 
 
 def frozen(configs: Mapping[str, str]) -> Mapping[str, str]:
@@ -42,23 +33,14 @@ def frozen(configs: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(configs))
 
 
-class SqliteTopics:
+class SqliteTopics(Catalogue):
     """`Topics` over the tables `topic` and `log`."""
 
     def __init__(self, engine: SqliteEngine, version: int, topics: Sequence[tuple[int, TopicInfo]]) -> None:
+        super().__init__(version, (topic for _, topic in topics))
         self._engine = engine
-        self._version = version
-        self._by_name = {topic.name: topic for _, topic in topics}
-        self._by_id = {topic.topic_id: topic for _, topic in topics}
         self._row = {topic.topic_id: row for row, topic in topics}
-        self._names = sorted(self._by_name)
         self._turn = asyncio.Lock()
-        self._listeners: list[ChangeCallback] = []
-
-    @property
-    def version(self) -> int:
-        """Grows with every change of any topic; durable."""
-        return self._version
 
     @property
     def namespace(self) -> None:
@@ -69,22 +51,6 @@ class SqliteTopics:
 
     def missing(self, name: str) -> None:
         """All is in memory."""
-
-    def get(self, name: str) -> TopicInfo | None:
-        """The topic of that name, or None."""
-        return self._by_name.get(name)
-
-    def by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """The topic of that id, or None."""
-        return self._by_id.get(topic_id)
-
-    def all(self) -> Sequence[TopicInfo]:
-        """Every topic, ordered by name."""
-        return [self._by_name[name] for name in self._names]
-
-    def on_change(self, callback: ChangeCallback) -> None:
-        """Call `callback(old, new)` after each change."""
-        self._listeners.append(callback)
 
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
@@ -121,10 +87,7 @@ class SqliteTopics:
         return await self._engine.finish(in_turn())
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
-        if topic.name in self._by_name:
-            raise PeerError(f"topic {topic.name!r} already exists", ErrorCode.TOPIC_ALREADY_EXISTS)
-        if topic.partitions < 1:
-            raise PeerError(f"a topic of {topic.partitions} partitions", ErrorCode.INVALID_PARTITIONS)
+        self._check_new(topic)
 
         def write(conn: sqlite3.Connection) -> tuple[int, list[int], int]:
             row: int = conn.execute(
@@ -135,7 +98,6 @@ class SqliteTopics:
 
         self._row[topic.topic_id], log_ids, version = await self._engine.writer.run(write)
         self._engine.add_logs(topic, log_ids)
-        insort(self._names, topic.name)
         self._put(None, topic, version)
         return topic
 
@@ -149,19 +111,15 @@ class SqliteTopics:
             return _next_version(conn)
 
         self._version = await self._engine.writer.run(write)
-        del self._by_name[topic.name], self._by_id[topic_id], self._row[topic_id]
-        self._names.remove(topic.name)
+        self._strike(topic)
+        del self._row[topic_id]
         self._engine.remove_logs(topic_id)
         self._tell(topic, None)
 
     async def _grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
         topic = self._find(topic_id)
         row = self._row[topic_id]
-        if partitions <= topic.partitions:
-            raise PeerError(
-                f"topic {topic.name!r} has {topic.partitions} partitions, {partitions} would be no growth",
-                ErrorCode.INVALID_PARTITIONS,
-            )
+        self._check_growth(topic, partitions)
         log_ids, version = await self._engine.writer.run(
             lambda conn: (_insert_logs(conn, row, topic.partitions, partitions), _next_version(conn))
         )
@@ -183,24 +141,11 @@ class SqliteTopics:
         self._put(topic, changed, version)
         return changed
 
-    def _find(self, topic_id: UUID) -> TopicInfo:
-        topic = self._by_id.get(topic_id)
-        if topic is None:
-            raise PeerError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_ID)
-        return topic
-
     def _put(self, old: TopicInfo | None, new: TopicInfo, version: int) -> None:
         self._version = version
-        self._by_name[new.name] = self._by_id[new.topic_id] = new
+        self._enter(new)
         self._engine.update_logs(new)
         self._tell(old, new)
-
-    def _tell(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        for callback in self._listeners:
-            try:
-                callback(old, new)
-            except Exception:
-                _log.exception("a listener on topic changes failed")
 
 
 def load(conn: sqlite3.Connection) -> list[tuple[int, TopicInfo]]:
