@@ -476,6 +476,7 @@ class TopicConfigs:
         """
         loaded = self._brokers.loaded
         cleanup = self.value(topic, "cleanup.policy") if loaded else []
+        max_message_bytes = self.value(topic, "max.message.bytes")
         raw = loaded and self.value(topic, ENTRY_FORMAT) == "kafka" and "compact" not in cleanup
         return LogPolicy(
             delete="delete" in cleanup,
@@ -488,7 +489,9 @@ class TopicConfigs:
             max_compaction_lag_ms=self.value(topic, "max.compaction.lag.ms"),
             min_cleanable_dirty_ratio=self.value(topic, "min.cleanable.dirty.ratio"),
             raw_entries=raw,
-            max_uncompressed_bytes=_may_grow_to(self.value(topic, "max.message.bytes")),
+            max_uncompressed_bytes=_may_grow_to(max_message_bytes),
+            max_message_bytes=max_message_bytes,
+            limits_messages="max.message.bytes" in topic.configs,
         )
 
     def check(self, configs: Mapping[str, str | None], *, internal: bool = False) -> dict[str, str]:

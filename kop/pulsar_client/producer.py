@@ -154,13 +154,13 @@ class Producer(Attached):
         and those behind it sent again, its own retry would be dropped as a duplicate, and nobody would have it. The
         same code is said of an entry whose first copy the broker has not finished with.
         """
-        item = self._window.get(sequence_id)
+        item = self._window.refused(sequence_id)
         if item is None:
             return
         if error.retriable:
             self._leave(error)
             return
-        self._window.take(sequence_id)
+        self._window.take(item.sequence_id)
         if not item.future.done():
             item.future.set_exception(error)
 

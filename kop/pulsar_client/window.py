@@ -90,9 +90,13 @@ class Window:
         """Nothing of what was put on the wire counts: all that is pending is to be sent (again), in order."""
         self._unsent = deque(self._pending.values())
 
-    def get(self, sequence_id: int) -> Pending | None:
-        """The pending entry of that sequence id."""
-        return self._pending.get(sequence_id)
+    def refused(self, sequence_id: int) -> Pending | None:
+        """The pending entry that the broker refuses: it names a batch by its highest sequence id, not by its first."""
+        found = self._pending.get(sequence_id)
+        if found is None:
+            same = (one for one in self._pending.values() if one.highest_sequence_id == sequence_id)
+            found = next(same, None)
+        return found
 
     def take(self, sequence_id: int) -> Pending | None:
         """Remove an entry that was answered; None where nothing waits for that answer any more."""

@@ -72,6 +72,10 @@ class LogPolicy:
     """
     max_uncompressed_bytes: int = 64 << 20
     """Where the records of a batch have to be walked: the most that they may decompress to."""
+    max_message_bytes: int = 1_048_588
+    """The largest batch that is taken; whoever takes them checks that."""
+    limits_messages: bool = False
+    """max.message.bytes is the topic's own: an engine with other writers holds them to it, too."""
 
 
 @dataclass(frozen=True, slots=True)

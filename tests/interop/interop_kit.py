@@ -273,20 +273,22 @@ class Interop:
         async def do() -> None:
             client = Client(self.pulsar.service_url)
             await client.start()
-            producer = await client.open_producer(topic)
-            for number, (fields, payload) in enumerate(messages):
-                metadata = pb.MessageMetadata(
-                    producer_name=producer.name, sequence_id=number, publish_time=NOW, **fields
-                )
-                await producer.send(
-                    metadata.SerializeToString(),
-                    payload,
-                    sequence_id=number,
-                    highest_sequence_id=None,
-                    num_messages=count,
-                )
-            await producer.close()
-            await client.close()
+            try:
+                producer = await client.open_producer(topic)
+                for number, (fields, payload) in enumerate(messages):
+                    metadata = pb.MessageMetadata(
+                        producer_name=producer.name, sequence_id=number, publish_time=NOW, **fields
+                    )
+                    await producer.send(
+                        metadata.SerializeToString(),
+                        payload,
+                        sequence_id=number,
+                        highest_sequence_id=None,
+                        num_messages=count,
+                    )
+                await producer.close()
+            finally:
+                await client.close()
 
         run(do())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -11,6 +12,7 @@ from confluent_kafka.admin import (
 )
 from interop_kit import SECONDS, Interop, until
 
+from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
 from kop.storage.pulsar.policies import set_retention
 
@@ -101,3 +103,36 @@ def test_a_topic_of_pulsar_clients_shows_the_policies_of_its_namespace(interop: 
     assert policies(interop, topic) == (Retention(-1, -1), 0)
     configs = described(interop, topic)
     assert (configs["retention.ms"], configs["retention.bytes"]) == (("-1", False), ("-1", False))
+
+
+def entry_limit(interop: Interop, topic: str) -> int | None:
+    """The most bytes of an entry that hold for a topic in Pulsar."""
+    return interop.admin(lambda admin: admin.get_max_message_size(interop.full(topic), applied=True))
+
+
+def test_pulsars_producers_are_held_to_a_topics_max_message_bytes(interop: Interop) -> None:
+    topic = interop.create(interop.name("bounded"), max_message_bytes="100000")
+    assert entry_limit(interop, topic) == 6 * 100_000 + 64 * 1024
+    assert described(interop, topic)["max.message.bytes"] == ("100000", False)
+    partition = interop.partition(topic)
+    interop.send_made(partition, ({}, b"x" * 90_000))
+    with pytest.raises(PulsarError, match="size"):  # pulsar-client would send it again and again
+        interop.send_made(partition, ({}, b"x" * 700_000))
+    # Small records with headers grow most on their way into an entry.
+    record = {"key": b"\xff", "value": None, "headers": [("h", None)]}
+    sizes = {"message.max.bytes": 100_000, "batch.size": 100_000, "batch.num.messages": 100_000, "linger.ms": 200}
+    assert interop.produce(topic, [record] * 8000, **sizes) == list(range(1, 8001))
+    alter(interop, topic, max_message_bytes=None)
+    until(lambda: entry_limit(interop, topic) in (None, 0, 5 << 20), "only the broker's limit holds")
+    interop.send_made(partition, ({}, b"x" * 700_000))
+    interop.admin(lambda admin: admin.set_max_message_size(interop.full(topic), 50_000))
+    until(lambda: entry_limit(interop, topic) == 50_000, "the policy holds")
+    assert described(interop, topic)["max.message.bytes"] == ("50000", False)
+
+
+def test_a_topic_without_a_limit_of_its_own_leaves_pulsars_producers_alone(interop: Interop) -> None:
+    topic = interop.create(interop.name("unbounded"))
+    producer = interop.native.create_producer(interop.full(topic))
+    producer.send(b"x" * 4_000_000)
+    producer.close()
+    assert described(interop, topic)["max.message.bytes"] == ("1048588", True)

@@ -65,18 +65,19 @@ async def test_what_is_too_large_is_not_sent() -> None:
             assert await send(producer, 1, b"x" * room) == Position(100, 0)
 
 
+@pytest.mark.parametrize("messages", [1, 5])
 @pytest.mark.parametrize("error", [pb.NotAllowedError, pb.TopicTerminatedError, pb.ChecksumError])
-async def test_a_refused_entry_fails_alone(error: int) -> None:
+async def test_a_refused_entry_fails_alone(error: int, messages: int) -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
         async with client(broker.url) as made:
             producer = await made.open_producer(T)
             await send(producer, 0)
             broker.refusals[Command.SEND] = [error]
-            refused, accepted = send(producer, 1), send(producer, 2)
+            refused, accepted = send(producer, 10, messages=messages), send(producer, 20, messages=messages)
             assert await fails(refused) == pb.ServerError.Name(error)
             await accepted
-            assert broker.payloads(T) == [b"0", b"2"]
+            assert broker.payloads(T) == [b"0", b"20"]
 
 
 async def test_what_is_pending_is_sent_again_in_order() -> None:
@@ -133,17 +134,18 @@ async def test_a_resent_entry_that_the_broker_has_not_finished_with_is_sent_once
             assert producer.attached_times == 3
 
 
+@pytest.mark.parametrize("messages", [1, 5])
 @pytest.mark.parametrize("error", [pb.PersistenceError, pb.ServiceNotReady, pb.UnknownError])
-async def test_what_an_unloading_topic_refuses_is_sent_again_in_order(error: int) -> None:
+async def test_what_an_unloading_topic_refuses_is_sent_again_in_order(error: int, messages: int) -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
         async with client(broker.url) as made:
             producer = await made.open_producer(T, name="p")
             await send(producer, 0)
             broker.refusals[Command.SEND] = [error] * 3
-            sent = [send(producer, number) for number in range(1, 4)]
+            sent = [send(producer, 10 * number, messages=messages) for number in range(1, 4)]
             assert await asyncio.gather(*sent) == [Position(100, number) for number in range(1, 4)]
-            assert broker.payloads(T) == numbers(4)
+            assert broker.payloads(T) == [b"0", b"10", b"20", b"30"]
             assert producer.attached_times == 2
 
 

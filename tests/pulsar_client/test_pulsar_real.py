@@ -232,6 +232,20 @@ async def test_the_largest_entry_and_chunks(pulsar: Pulsar) -> None:
         assert [(meta.uuid, meta.chunk_id, meta.total_chunk_msg_size) for meta in read] == [("u", 0, 6), ("u", 1, 6)]
 
 
+async def test_a_batch_that_the_broker_refuses_is_told_at_once(pulsar: Pulsar) -> None:
+    async with tools(pulsar) as (made, admin):
+        topic = await create(admin, pulsar.topic())
+        await admin.set_max_message_size(topic, 1000)
+        async with asyncio.timeout(10):
+            while await admin.get_max_message_size(topic, applied=True) != 1000:  # noqa: ASYNC110 - REST
+                await asyncio.sleep(0.01)
+        producer = await made.open_producer(topic)
+        async with asyncio.timeout(10):
+            sent = [send(producer, 0, messages=5), send(producer, 5, b"x" * 2000, messages=5), send(producer, 10)]
+            assert await fails(sent[1]) == "NotAllowedError"
+            assert [(await one).entry for one in (sent[0], sent[2])] == [0, 1]
+
+
 async def test_permits_hold_the_broker_back(pulsar: Pulsar) -> None:
     async with tools(pulsar) as (made, admin):
         topic = await create(admin, pulsar.topic())

@@ -20,8 +20,9 @@ LOOP = asyncio.new_event_loop()
 LOOP.close()
 
 
-def pending(sequence: int, deadline: float = 100.0) -> Pending:
-    return Pending(sequence, sequence, 1, b"metadata", b"payload", asyncio.Future(loop=LOOP), deadline)
+def pending(sequence: int, deadline: float = 100.0, messages: int = 1) -> Pending:
+    highest = sequence + messages - 1
+    return Pending(sequence, highest, messages, b"metadata", b"payload", asyncio.Future(loop=LOOP), deadline)
 
 
 def wire_order(window: Window) -> list[int]:
@@ -75,9 +76,20 @@ def test_a_resent_entry_knows_that_it_was_sent_before() -> None:
     assert wire_order(window) == [1]
     window.rewind()
     assert wire_order(window) == [1]
-    item = window.get(1)
+    item = window.refused(1)
     assert item is not None
     assert item.times == 2
+
+
+def test_a_refusal_names_a_batch_by_either_end() -> None:
+    window = Window()
+    for first in (0, 10, 20):
+        window.add(pending(first, messages=10))
+    for named, first in ((0, 0), (9, 0), (10, 10), (29, 20)):
+        item = window.refused(named)
+        assert item is not None
+        assert item.sequence_id == first
+    assert window.refused(5) is None
 
 
 @pytest.mark.parametrize(

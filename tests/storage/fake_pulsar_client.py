@@ -219,6 +219,7 @@ class FakeEngine:
         self.admin = FakeAdmin()
         self.cache = TailCache(1 << 20)
         self.read_ahead = ReadAhead(1 << 30)
+        self.attaching = asyncio.Semaphore(64)
         self.troubles = Troubles(self.loop.time)
         self.counts = self.troubles.counts
         self.numbering = numbering.make(offsets, self.troubles)

@@ -93,6 +93,22 @@ def test_what_is_remembered_of_troubles_is_bounded() -> None:
     assert repeats.say(0, 1) == 0
 
 
+def test_of_thousands_that_are_alike_a_few_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    troubles = Troubles(lambda: now)
+    with caplog.at_level(logging.WARNING):
+        for number in range(5000):
+            troubles.refused(PulsarError("Timeout", "x"), "reads", f"cannot attach t-{number}")
+        troubles.refused(PulsarError("ServiceNotReady", "x"), "reads", "cannot attach t-0")
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) == 11, "ten of the one kind, one of the other"
+        assert ["kop_pulsar_troubles_total" in line for line in lines] == [False] * 9 + [True, False]
+        now = 61.0
+        troubles.refused(PulsarError("Timeout", "x"), "reads", "cannot attach t-7777")
+        assert "t-7777" in caplog.records[-1].getMessage()
+    assert troubles.counts["reads refused: Timeout"] == 5001
+
+
 def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_is_no_trouble(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -275,7 +275,7 @@ class FakePulsar:
         if kind == Command.SEND:
             told = pb.CommandSendError(
                 producer_id=command.send.producer_id,
-                sequence_id=command.send.sequence_id,
+                sequence_id=max(command.send.sequence_id, command.send.highest_sequence_id),  # as brokers have it
                 error=error,  # type: ignore[arg-type]
                 message="as the test wants it",
             )

@@ -57,6 +57,8 @@ _YOUNG_SECONDS: Final = 3600.0
 _PREFIX: Final = "persistent://"
 
 log = logging.getLogger(__name__)
+_ATTACH_AT_ONCE: Final = 64
+
 T = TypeVar("T")
 
 
@@ -97,6 +99,8 @@ class PulsarEngine:
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
         self.read_ahead = ReadAhead(settings.read_ahead_bytes)
+        self.attaching = asyncio.Semaphore(_ATTACH_AT_ONCE)
+        """Of the partitions that wait for it, so many attach at a time."""
         self.troubles = Troubles(self.loop.time)
         self.numbering = numbering.make(settings.offsets, self.troubles)
         self.topics = PulsarTopics(self)
@@ -322,7 +326,10 @@ class PulsarEngine:
     async def apply_policies(self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None) -> None:
         """Bring Pulsar's policies to what the topic's configs say."""
         old = None if before is None else self.policy(before)
-        await policies.apply(self.admin, known.full_name, self.policy(topic), old, internal=topic.internal)
+        largest = self.client.max_message_size
+        await policies.apply(
+            self.admin, known.full_name, self.policy(topic), old, largest=largest, internal=topic.internal
+        )
 
     def update_logs(self, topic: TopicInfo, known: PulsarTopic) -> None:
         """A topic is new or changed."""

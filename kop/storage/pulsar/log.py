@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
@@ -42,6 +43,8 @@ CLOCK_AHEAD: Final = "clock_ahead"
 _CLOCK_TOLERANCE: Final = 1024
 TAIL_BUDGET: Final = 1 << 20
 ATTACH_SECONDS: Final = 25.0
+_TURN_SECONDS: Final = 15.0
+"""Of these, how long it may wait for others: all at once would all be too late."""
 _MARK_EVERY: Final = LOOK_EVERY
 """Entries from one mark of the tail to the next."""
 _EMPTY: Final = ReadResult((), 0)
@@ -156,12 +159,15 @@ class PulsarLog:
 
     async def _attach(self) -> None:
         try:
-            async with asyncio.timeout(ATTACH_SECONDS):
+            async with asyncio.timeout(ATTACH_SECONDS), AsyncExitStack() as held:
+                if not self.topic.internal:  # coordinators do not wait behind others
+                    async with asyncio.timeout(_TURN_SECONDS):
+                        await held.enter_async_context(self.engine.attaching)
                 await self._find_and_follow()
         except BaseException as error:
             self._let_go_of_tail()
             if isinstance(error, TimeoutError):
-                error = PulsarError("Timeout", f"no answer within {ATTACH_SECONDS:.0f} s")
+                error = PulsarError("Timeout", f"not done within {ATTACH_SECONDS:.0f} s")
             if isinstance(error, PulsarError):
                 raise self._gone() if self.deleted else self.refused(error, f"cannot attach {self.title}") from error
             raise
@@ -219,7 +225,8 @@ class PulsarLog:
         if self.deleted:
             self.detach(self._gone())
             return
-        self.engine.troubles.tell(("tail", self.title), f"the tail of {self.title} ended: {error}; attaching again")
+        text = f"the tail of {self.title} ended: {error}; attaching again"
+        self.engine.troubles.tell(("tail", self.title), text, "tail")
         self.engine.count("tails lost")
         # Retriable and "maybe stored" for what is under way, whatever the reason.
         self.detach(BackendError(f"the tail of {self.title} ended: {error}"))

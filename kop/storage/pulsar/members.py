@@ -14,6 +14,7 @@ not tell of those.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -213,6 +214,8 @@ class Gateways:
             await probe.close()
             self._troubles.count("gateways that did not answer")
             log.warning("gateway %d left or does not answer Pulsar: others take over what it led", next_one)
+            with contextlib.suppress(PulsarError):
+                await self._look()
 
     def _next_one(self) -> int | None:
         """The gateway after this one, in a ring by id: each is looked after by one other."""

@@ -298,7 +298,9 @@ class PulsarTopics(Catalogue):
         topic, known = self._find(topic_id), self.pulsar(topic_id)
         if topic.internal:
             return {}
-        found = policies.held(self._engine.admin, known.full_name, self._engine.policy(topic))
+        engine = self._engine
+        largest = engine.client.max_message_size
+        found = policies.held(engine.admin, known.full_name, engine.policy(topic), largest=largest)
         return await self._ask(f"cannot read the policies of {topic.name!r}", found)
 
     async def refresh(self, topic_id: UUID) -> None:
