@@ -204,6 +204,13 @@ def test_a_limit_of_the_topic_on_sizes(space: Pulsar, served: PulsarGateway, cap
     until(lambda: one(served.bootstrap, "small", b"x" * 5000) == "MSG_SIZE_TOO_LARGE", 20)
     assert said(caplog, "pulsar-admin topics get-max-message-size")
     assert isinstance(one(served.bootstrap, "small"), int)
+    client = Client(served.bootstrap, **{"linger.ms": 200})
+    client.send("small", *[b"x" * 900] * 5)
+    begin = time.monotonic()
+    found = client.flush()
+    assert {str(error.name()) for error in found if isinstance(error, KafkaError)} == {"MSG_SIZE_TOO_LARGE"}
+    assert len(found) == 5
+    assert time.monotonic() - begin < 10, "a batch is refused as fast as a single record"
 
 
 def test_a_record_that_no_entry_can_hold(served: PulsarGateway) -> None:
