@@ -214,11 +214,11 @@ class GroupCoordinator:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return self._refusal
 
-    def refusal_of(self, group_id: str) -> ErrorCode:
-        """NONE when requests for the group are served here, else what to answer."""
+    def refusal_of(self, group_id: str, *, surely: bool = False) -> ErrorCode:
+        """NONE when requests for the group are served here, else what to answer. `surely`: from memory alone."""
         if not self._refusal and not self._engine.members_fresh:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # who was stopped for a while may have been replaced
-        return self._refusal or self._partitions.refusal(self._log.partition_of(group_id))
+        return self._refusal or self._partitions.refusal(self._log.partition_of(group_id), surely=surely)
 
     def coordinator_of(self, group_id: str) -> tuple[UUID, int] | None:
         """The partition of `__offsets` that keeps the group; None before the topic is known."""
@@ -356,6 +356,8 @@ class GroupCoordinator:
 
     def describe(self, group_id: str) -> Description | ErrorCode:
         """The group, or why it cannot be shown."""
+        if refusal := self.refusal_of(group_id, surely=True):
+            return refusal
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         return error if entry is None else entry.group.describe()
 

@@ -102,6 +102,10 @@ class GroupLog:
         """Become the only writer of a partition; see `PartitionLog.lead`."""
         await self._logs[partition].lead(lost)
 
+    def leads(self, partition: int) -> bool:
+        """Whether what is known of a partition is surely the newest; see `PartitionLog.leads`."""
+        return self._logs[partition].leads
+
     async def resign(self, partition: int) -> None:
         """Write to a partition no more."""
         await self._logs[partition].resign()

@@ -45,9 +45,15 @@ class Partitions:
         self._pauses: dict[int, float] = {}
         self._stopped = False
 
-    def refusal(self, partition: int) -> ErrorCode:
-        """NONE where the partition's groups are served, else what to answer."""
-        return self._states[partition]
+    def refusal(self, partition: int, *, surely: bool = False) -> ErrorCode:
+        """NONE where the partition's groups are served, else what to answer.
+
+        `surely`: from memory, which nobody else may have overtaken. What is written first finds that out by itself.
+        """
+        found = self._states[partition]
+        if surely and not found and not self._log.leads(partition):
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return found
 
     @property
     def loading(self) -> bool:

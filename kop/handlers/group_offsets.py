@@ -113,10 +113,10 @@ def _by_id(gw: Gateway, topic_id: Any) -> TopicInfo | None:
 
 
 def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Answer from memory: what is there is durable."""
+    """Answer from memory: what is there is durable, and nobody else has written since."""
     version = ctx.version
     if version < 8:
-        error = gw.groups.refusal_of(request.group_id)
+        error = gw.groups.refusal_of(request.group_id, surely=True)
         topic_class = OffsetFetchResponse.OffsetFetchResponseTopic
         if error and version >= 2:
             return OffsetFetchResponse(version=version, error_code=error, topics=[])
@@ -146,7 +146,7 @@ def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
                 ),
             )
             for asked in request.groups
-            for error in [gw.groups.refusal_of(asked.group_id)]
+            for error in [gw.groups.refusal_of(asked.group_id, surely=True)]
         ],
     )
 

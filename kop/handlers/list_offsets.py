@@ -136,8 +136,12 @@ async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> An
             elif part.current_leader_epoch > 0:
                 code = ErrorCode.UNKNOWN_LEADER_EPOCH
             elif part.leader_epoch == 0:
-                await partition_log.attach()
-                epoch, end = 0, partition_log.high_watermark
+                try:
+                    await partition_log.refresh()  # an end behind the client's position would mean truncation to it
+                    epoch, end = 0, partition_log.high_watermark
+                except KopError as error:
+                    log.warning("cannot look up the end of %s-%d: %s", asked.topic, part.partition, error)
+                    code = error.code
             answers.append(
                 partition_class(
                     version=ctx.version, error_code=code, partition=part.partition, leader_epoch=epoch, end_offset=end

@@ -26,6 +26,8 @@ MODES: dict[str, pb.ProducerAccessMode] = {
     "wait_for_exclusive": pb.WaitForExclusive,
 }
 _QUOTA = "ProducerBlockedQuotaExceededError"
+_SIGN_SECONDS = 2.0
+"""How often an exclusive producer's broker is asked for a sign of life: see `Producer.alive_at`."""
 
 Find = Callable[[str | None], Awaitable[Connection]]
 Confirm = Callable[["Producer"], Awaitable[None]]
@@ -80,6 +82,14 @@ class Producer(Attached):
         """The topic's epoch that an exclusive producer holds."""
         self.attach_seconds = 0.0
         """How long the broker took to answer when it was last attached."""
+
+    @property
+    def alive_at(self) -> float:
+        """Loop time until which the broker is known to have had this producer; -inf where it is not attached.
+
+        A question of that time was answered, and had it been fenced before, that would have been said first.
+        """
+        return float("-inf") if self._connection is None else self._connection.alive_at
 
     @property
     def pending(self) -> int:
@@ -215,6 +225,8 @@ class Producer(Attached):
         if told.HasField("topic_epoch"):
             self.topic_epoch = told.topic_epoch
         self._max_size = connection.max_message_size
+        if self._access != "shared":
+            connection.ask_often(_SIGN_SECONDS)
 
     async def _confirmed(self, connection: Connection) -> None:
         if self._confirm is None:

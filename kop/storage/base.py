@@ -202,6 +202,13 @@ class PartitionLog(Protocol):
         ended holds all that was ever acknowledged. An engine of one process has nothing to do.
         """
 
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway leads the log since `lead`, and surely nobody else has begun to.
+
+        False after a moment in which nothing was heard from storage: what is in memory may be of the past.
+        """
+
     async def resign(self) -> None:
         """Lead no more. Nothing where it did not lead."""
 

@@ -275,7 +275,7 @@ class Commits:
             found = until(lambda: consumer.committed([TopicPartition(self.topic, 0)], timeout=10)[0].offset, 60)
         finally:
             consumer.close()
-        assert self.kept <= found <= self.tried
+        assert self.kept <= found <= self.tried, f"{found} is committed, {self.kept} of {self.tried} was acknowledged"
 
 
 def until(ask: Callable[[], Any], seconds: float) -> Any:

@@ -88,6 +88,7 @@ def test_a_broker_restarted_killed_and_stopped_under_load(own_broker: OwnBroker,
 def test_clients_switch_between_two_gateways(fresh: Pulsar, tmp_path: Path) -> None:
     one, two = gateway(tmp_path / "one", fresh, 1), gateway(tmp_path / "two", fresh, 2)
     with running(one, two), Load(f"{one.address},{two.address}") as load:
+        until(lambda: load.plain.knows() == {1, 2}, 60)
         one.kill()
         say(f"flows {load.flows(120):.1f} s after kill -9 of one gateway")
         one.start()

@@ -31,6 +31,8 @@ class FakeLog:
         await asyncio.sleep(0)
         self.attached = True
 
+    leads = True
+
     async def lead(self, lost: Callable[[], None]) -> None:
         await self.attach()
 

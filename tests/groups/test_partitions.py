@@ -30,6 +30,7 @@ class World:
         self.led: dict[int, Callable[[], None]] = {}
         self.story: list[tuple[str, int]] = []
         self.refuse: set[int] = set()
+        self.doubtful: set[int] = set()
         self.under_test = Partitions(self, self, self.load, self.unload)  # type: ignore[arg-type]
 
     # membership
@@ -42,6 +43,9 @@ class World:
         self.changed = callback
 
     # the log
+
+    def leads(self, partition: int) -> bool:
+        return partition in self.led and partition not in self.doubtful
 
     async def lead(self, partition: int, lost: Callable[[], None]) -> None:
         self.story.append(("lead", partition))
@@ -93,6 +97,20 @@ def test_what_is_ours_is_led_loaded_and_served_and_the_rest_is_elsewhere() -> No
         assert world.states == [NONE, ELSEWHERE, NONE, ELSEWHERE]
         assert not world.under_test.loading
         assert [step for step in world.story if step[1] == 0] == [("lead", 0), ("load", 0)]
+
+    run(test)
+
+
+def test_who_may_have_been_replaced_answers_nothing_from_memory() -> None:
+    async def test(world: World) -> None:
+        world.mine = {0, 1}
+        await world.under_test.start()
+        await world.settle(0, 1)
+        world.doubtful = {1}
+        assert [world.under_test.refusal(index, surely=True) for index in range(3)] == [NONE, LOADING, ELSEWHERE]
+        assert world.states[1] == NONE, "a write finds out by itself"
+        world.doubtful.clear()
+        assert world.under_test.refusal(1, surely=True) == NONE
 
     run(test)
 

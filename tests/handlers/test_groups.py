@@ -176,7 +176,7 @@ class Refusing:
     """A log whose appends fail."""
 
     def __init__(self, log: Any, append: Any) -> None:
-        self.index, self.append, self.resign = log.index, append, log.resign
+        self.index, self.append, self.resign, self.leads = log.index, append, log.resign, log.leads
 
 
 def test_many_commits_at_once_are_all_answered(tmp_path):

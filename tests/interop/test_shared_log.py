@@ -9,18 +9,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import aiokafka
 import confluent_kafka as ck
 import pulsar as native
 import pytest
-from interop_kit import NOW, Interop, fetch, raw, read_fetched, run, take, until
-from support.gateway import fetch_fields
+from interop_kit import NOW, Interop, fetch, list_topic, raw, read_fetched, run, take, until
+from support.gateway import fetch_fields, produce_fields
 from support.pulsar_gateway import PulsarGateway
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
+from kop.records.batch import build
 from kop.records.record import Record
+from kop.wire.messages import OffsetForLeaderEpochRequest
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 
@@ -164,6 +167,35 @@ def test_list_offsets_by_the_time_of_now(interop: Interop) -> None:
     interop.ended(topic, 2)
     assert interop.offsets(topic, between)[0][0] == 1
     assert interop.offsets(topic, between, gateway=interop.other)[0][0] == 1
+
+
+def test_what_one_gateway_acknowledged_any_other_finds_at_once(interop: Interop) -> None:
+    """By its time, as the log's end, as the end of the epoch: an older end there would mean truncation to a client."""
+    topic = interop.create(interop.name("at-once"))
+    interop.ends(topic, interop.other)
+
+    def by_time(timestamp: int) -> Any:
+        part = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
+        return {"replica_id": -1, "isolation_level": 0, "topics": [list_topic(topic, part)]}
+
+    of_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    epoch = of_topic.OffsetForLeaderPartition(version=4, partition=0, current_leader_epoch=0, leader_epoch=0)
+    by_epoch = {"replica_id": -1, "topics": [of_topic(version=4, topic=topic, partitions=[epoch])]}
+
+    async def do() -> None:
+        async with raw(interop.gateway) as writer, raw(interop.other) as asker:
+            for number in range(60):
+                data = bytes(build([Record(0, NOW + number, None, b"v")]))
+                await writer.call(0, 9, **produce_fields(topic, data, version=9))
+                if number % 3 == 0:
+                    answer = await asker.call(23, 4, **by_epoch)
+                    found = answer.topics[0].partitions[0].end_offset - 1
+                else:
+                    asked = by_time(MAX_TIMESTAMP if number % 3 == 1 else NOW + number)
+                    found = (await asker.call(2, 7, **asked)).topics[0].partitions[0].offset
+                assert found == number
+
+    run(do())
 
 
 def test_an_empty_topic(interop: Interop) -> None:

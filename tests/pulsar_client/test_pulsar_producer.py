@@ -404,3 +404,31 @@ async def test_both_answers_to_who_waits_may_come_in_one_read() -> None:
         async with client(broker.url) as made:
             producer = await made.open_producer(T, name="p", access="wait_for_exclusive")
             assert producer.topic_epoch == 5
+
+
+async def test_an_exclusive_producer_knows_until_when_nobody_has_replaced_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kop.pulsar_client.producer._SIGN_SECONDS", 0.02)
+    loop = asyncio.get_running_loop()
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            before = loop.time()
+            producer = await made.open_producer(T, name="p", access="exclusive_with_fencing")
+            assert before <= producer.alive_at <= loop.time()
+            later = loop.time()
+            await until(lambda: producer.alive_at > later)
+            broker.silent.add(Command.PING)
+            await asyncio.sleep(0.05)
+            stands = producer.alive_at
+            await asyncio.sleep(0.1)
+            assert producer.alive_at == stands, "no answer, however often it is asked"
+            asked = loop.time()
+            broker.silent.discard(Command.PING)
+            for session in broker.sessions:
+                session.send(Command(type=Command.PONG, pong=pb.CommandPong()))
+            await until(lambda: producer.alive_at > stands)
+            assert producer.alive_at < asked, "a late answer speaks of the time of the question"
+            await until(lambda: producer.alive_at > asked)
+            broker.hang_up()
+            await until(lambda: not producer.connected)
+            assert producer.alive_at == float("-inf")

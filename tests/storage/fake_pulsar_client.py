@@ -248,7 +248,7 @@ class FakeEngine:
 
         future.add_done_callback(ended)
 
-    async def still_there(self, log: PulsarLog) -> bool:
+    async def may_attach(self, log: PulsarLog) -> bool:
         return not self.gone
 
     async def deduplicates(self, topic_id: UUID) -> None:

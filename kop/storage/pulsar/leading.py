@@ -7,12 +7,16 @@ Must not know: what is written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kop.storage.pulsar.sender import Sender
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.log import PulsarLog
+
+_SURE_SECONDS: Final = 4.0
+"""Less than the 5 s that a broker waits for a gateway before it lets another one have its place
+(connectionLivenessCheckTimeoutMillis)."""
 
 
 class Leading:
@@ -35,6 +39,11 @@ class Leading:
         except BaseException:
             await self.end()
             raise
+
+    @property
+    def sure(self) -> bool:
+        """This gateway leads, and no other one can have come without its hearing of that."""
+        return self.sender is not None and self._log.loop.time() - self.sender.alive_at < _SURE_SECONDS
 
     async def end(self) -> None:
         """Lead no more."""

@@ -217,7 +217,7 @@ class PulsarLog:
 
     async def guard(self) -> None:
         """Before anything subscribes or produces: it would resurrect a topic that is gone. Raises then."""
-        if self.deleted or not await self.engine.presence.still_there(self):
+        if self.deleted or not await self.engine.presence.may_attach(self):
             raise self._gone()
 
     def tail_lost(self, error: PulsarError | KopError) -> None:
@@ -269,6 +269,11 @@ class PulsarLog:
     async def lead(self, lost: Callable[[], None]) -> None:
         """Become the only writer; see `PartitionLog.lead`."""
         await self.leading.begin(lost)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway surely leads now; see `PartitionLog.leads`."""
+        return self.leading.sure
 
     async def resign(self) -> None:
         """Lead no more."""
@@ -398,7 +403,7 @@ class PulsarLog:
 
     async def delete_records(self, before_offset: int) -> int:
         """Move the log start; it is kept in a property of the topic, Pulsar's own trimming goes by ledgers."""
-        await self.attach()
+        await self.refresh()
         if before_offset == -1:
             before_offset = self.high_watermark
         if not 0 <= before_offset <= self.high_watermark:
@@ -413,12 +418,12 @@ class PulsarLog:
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms), or None."""
-        await self.attach()
+        await self.refresh()
         return await lookup.by_time(self, timestamp)
 
     async def max_timestamp(self) -> TimestampOffset | None:
         """The first record with the largest timestamp, or None where no record has one."""
-        await self.attach()
+        await self.refresh()
         return await self._look_up(lookup.max_timestamp(self))
 
     async def _look_up(self, search: Coroutine[Any, Any, TimestampOffset | None]) -> TimestampOffset | None:

@@ -7,8 +7,8 @@ Pulsar's PRODUCER creates the topic that it names. So the guard asks before a pr
 may go between that answer and the broker's, it is asked once more when the producer is attached, before it sends. Where
 the topic is gone by then, the empty one that the producer made is deleted again. Of a partitioned topic Pulsar deletes
 the partitions first and the metadata last; in that moment a producer finds the topic alive and brings a partition back.
-Therefore a gateway that deletes a topic says so in its properties first, and the partitions that had producers are
-looked at when a topic turns out to be gone.
+Therefore the guard asks for the partition, too, a gateway that deletes a topic says so in its properties first, and the
+partitions that had producers are looked at when a topic turns out to be gone.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _FRESH_SECONDS: Final = 0.05
 _LOOK_AGAIN: Final = (0.02, 0.1, 0.3, 1.0, 2.0, 5.0)
 """Seconds between looks at a topic that may have to be taken back: clients are on it, or its deletion is under way."""
 _AT_ONCE: Final = 8
+_MISSING_SECONDS: Final = 5.0
+_MOST_MISSING: Final = 1000
 _OWN_CURSOR: Final = "pulsar.dedup"
 _NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
@@ -49,6 +51,8 @@ class Presence:
     def __init__(self, engine: PulsarEngine) -> None:
         self._engine = engine
         self._asked: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
+        self._missing: dict[str, float] = {}
+        """Partitions that are not there, since when (loop time)."""
         self._taking_back: set[asyncio.Task[None]] = set()
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -61,6 +65,30 @@ class Presence:
     def forget(self, topic_id: UUID) -> None:
         """The topic is known to be gone."""
         self._asked.pop(topic_id, None)
+
+    async def may_attach(self, one: PulsarLog) -> bool:
+        """Whether its topic and its own partition are there. PulsarError where Pulsar does not answer."""
+        if not await self.still_there(one):
+            return False
+        try:
+            await self._engine.client.partitions(one.partition_name)  # does not make it
+        except PulsarError as error:
+            if error.code not in _NOT_THERE:
+                raise
+            self._is_missing(one)
+            return False
+        self._missing.pop(one.partition_name, None)
+        return True
+
+    def _is_missing(self, one: PulsarLog) -> None:
+        """Its topic is being deleted, which takes a moment, or it was never made."""
+        now = self._engine.loop.time()
+        if len(self._missing) > _MOST_MISSING:
+            self._missing.clear()
+        if now - self._missing.setdefault(one.partition_name, now) > _MISSING_SECONDS:
+            text = f"{one.partition_name} is missing, its topic is not: pulsar-admin topics create-missed-partitions"
+            self._engine.troubles.tell(("missing", one.title), text, "missing")
+        self._engine.spawn(self._engine.topics.refresh(one.topic.topic_id))
 
     async def still_there(self, one: PulsarLog, since: float | None = None) -> bool:
         """Whether Pulsar has the topic, and it is the same. PulsarError where it does not answer.

@@ -146,6 +146,11 @@ class Sender:
         """Nothing waits in it."""
         return not self.pending and not self._queue and self._opening is None
 
+    @property
+    def alive_at(self) -> float:
+        """Loop time at which it was surely not fenced yet; -inf while it is not attached."""
+        return float("-inf") if self._producer is None else self._producer.alive_at
+
     def add(self, append: Append) -> None:
         """Send a batch, or let it wait until the producer is open."""
         self.used = self._log.loop.time()

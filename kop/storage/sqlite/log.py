@@ -241,6 +241,8 @@ class SqliteLog:
             return ()
         return [ProducerView(*info) for info in self.producer_states.views()]
 
+    leads = True
+
     async def lead(self, lost: Callable[[], None]) -> None:
         """Nothing to do: the file has one process."""
 
