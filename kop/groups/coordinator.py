@@ -220,6 +220,15 @@ class GroupCoordinator:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # who was stopped for a while may have been replaced
         return self._refusal or self._partitions.refusal(self._log.partition_of(group_id), surely=surely)
 
+    def in_doubt(self, group_ids: Iterable[str]) -> set[int]:
+        """Partitions of these groups that `verify` has to ask about before anything is answered from memory."""
+        partitions = () if self._refusal else map(self._log.partition_of, group_ids)
+        return set(filter(self._partitions.in_doubt, partitions))
+
+    async def verify(self, partitions: Collection[int]) -> None:
+        """Ask storage who coordinates; what is still in doubt then, or gone, is refused by `refusal_of`."""
+        await asyncio.gather(*map(self._partitions.verify, partitions))
+
     def coordinator_of(self, group_id: str) -> tuple[UUID, int] | None:
         """The partition of `__offsets` that keeps the group; None before the topic is known."""
         return (self._log.topic_id, self._log.partition_of(group_id)) if self._log.partitions else None
@@ -356,10 +365,8 @@ class GroupCoordinator:
 
     def describe(self, group_id: str) -> Description | ErrorCode:
         """The group, or why it cannot be shown."""
-        if refusal := self.refusal_of(group_id, surely=True):
-            return refusal
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
-        return error if entry is None else entry.group.describe()
+        return self.refusal_of(group_id, surely=True) or (error if entry is None else entry.group.describe())
 
     def list(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[Listed]:
         """Groups in these states and of these types, in whatever case; an empty collection is all of them."""

@@ -106,6 +106,10 @@ class GroupLog:
         """Whether what is known of a partition is surely the newest; see `PartitionLog.leads`."""
         return self._logs[partition].leads
 
+    async def verify_lead(self, partition: int) -> None:
+        """Ask who leads a partition; see `PartitionLog.verify_lead`."""
+        await self._logs[partition].verify_lead()
+
     async def resign(self, partition: int) -> None:
         """Write to a partition no more."""
         await self._logs[partition].resign()

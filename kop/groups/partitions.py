@@ -44,16 +44,24 @@ class Partitions:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._pauses: dict[int, float] = {}
         self._stopped = False
+        self._verifying: set[asyncio.Task[None]] = set()
 
     def refusal(self, partition: int, *, surely: bool = False) -> ErrorCode:
         """NONE where the partition's groups are served, else what to answer.
 
         `surely`: from memory, which nobody else may have overtaken. What is written first finds that out by itself.
         """
-        found = self._states[partition]
-        if surely and not found and not self._log.leads(partition):
+        if surely and self.in_doubt(partition):
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        return found
+        return self._states[partition]
+
+    def in_doubt(self, partition: int) -> bool:
+        """It is served, and another one may have taken it over meanwhile: `verify` before answering from memory."""
+        return not self._states[partition] and not self._log.leads(partition)
+
+    async def verify(self, partition: int) -> None:
+        """Ask storage. Where another one has it, its groups are gone from here afterwards."""
+        await self._log.verify_lead(partition)
 
     @property
     def loading(self) -> bool:
@@ -72,9 +80,10 @@ class Partitions:
     async def stop(self) -> None:
         """Let everything go."""
         self._stopped = True
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *self._verifying]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(self._log.resign(partition) for partition in range(len(self._states))))
 
     def _mine(self, partition: int) -> bool:
@@ -83,9 +92,13 @@ class Partitions:
         return self._membership.leader(self._log.topic_id, partition) == self._membership.node_id
 
     def _settle(self) -> None:
-        """Bring each partition to what membership says."""
+        """Bring each partition to what membership says, and ask whether what is held is still held."""
         for partition in range(len(self._states)):
             self._settle_one(partition)
+            if self.in_doubt(partition):
+                task = asyncio.get_running_loop().create_task(self.verify(partition))
+                self._verifying.add(task)
+                task.add_done_callback(self._verifying.discard)
 
     def _settle_one(self, partition: int) -> None:
         if self._stopped or partition in self._tasks:

@@ -24,7 +24,7 @@ from typing import Any
 
 from kop.errors import ErrorCode
 from kop.groups.coordinator import Commit
-from kop.handlers.base import Api, Context, Gateway
+from kop.handlers.base import Api, Context, Gateway, surely
 from kop.storage.base import TopicInfo
 from kop.wire.messages import OffsetCommitResponse, OffsetDeleteResponse, OffsetFetchResponse
 from kop.wire.state import OffsetCommitValue
@@ -239,8 +239,12 @@ def _names(request: Any) -> list[str | None]:
     return [topic.name for topic in request.topics]
 
 
+def _groups_of(request: Any) -> list[str]:
+    return [request.group_id] if request.API_VERSION < 8 else [asked.group_id for asked in request.groups]
+
+
 APIS = (
     Api(8, 2, 10, offset_commit, names=_names),
-    Api(9, 1, 10, offset_fetch),
+    Api(9, 1, 10, surely(offset_fetch, _groups_of)),
     Api(47, 0, 0, offset_delete, names=_names),
 )

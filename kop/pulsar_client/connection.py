@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -100,10 +99,6 @@ class Connection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._heard = False
         self._asked = False
-        self._pings: deque[float] = deque()
-        self._often: asyncio.TimerHandle | None = None
-        self.alive_at = float("-inf")
-        """Loop time of the last question that the broker has answered: what it said before that has been heard."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocked: dict[int, ProducerEvents] = {}
         self.producers: dict[int, ProducerEvents] = {}
@@ -171,10 +166,8 @@ class Connection(asyncio.BufferedProtocol):
             connect.auth_data = await self._credentials(self._auth)
         if self._proxy_to is not None:
             connect.proxy_to_broker_url = self._proxy_to
-        asked = self._loop.time()
         self.write(pb.BaseCommand(type=pb.BaseCommand.CONNECT, connect=connect))
         answer = await self._connected
-        self.alive_at = asked
         self.server_version = answer.server_version
         self.features = answer.feature_flags
         if answer.max_message_size > 0:
@@ -192,9 +185,8 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
-        for timer in (self._timer, self._often):
-            if timer is not None:
-                timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for task in self._tasks:
             task.cancel()
         if not self._connected.done():
@@ -224,20 +216,6 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(PulsarError("ConnectionLost", f"{self.name}: no sign of life for {self._keepalive:g} s"))
             return
         self._heard, self._asked = False, True
-        self._ping()
-
-    def ask_often(self, seconds: float) -> None:
-        """From now on ask for a sign of life every so often, for `alive_at`."""
-        if self._often is None and not self.closed:
-            self._ask_again(seconds)
-
-    def _ask_again(self, seconds: float) -> None:
-        self._often = self._loop.call_later(seconds, self._ask_again, seconds)
-        if not self._pings:
-            self._ping()
-
-    def _ping(self) -> None:
-        self._pings.append(self._loop.time())
         self.write_frame(wire.PING_FRAME)
 
     @property
@@ -337,8 +315,7 @@ class Connection(asyncio.BufferedProtocol):
         self.write_frame(wire.PONG_FRAME)
 
     def _on_pong(self, command: pb.BaseCommand) -> None:
-        if self._pings:
-            self.alive_at = self._pings.popleft()
+        """Nothing to do: that something came is what matters."""
 
     def _on_connected(self, command: pb.BaseCommand) -> None:
         if not self._connected.done():

@@ -26,8 +26,6 @@ MODES: dict[str, pb.ProducerAccessMode] = {
     "wait_for_exclusive": pb.WaitForExclusive,
 }
 _QUOTA = "ProducerBlockedQuotaExceededError"
-_SIGN_SECONDS = 2.0
-"""How often an exclusive producer's broker is asked for a sign of life: see `Producer.alive_at`."""
 
 Find = Callable[[str | None], Awaitable[Connection]]
 Confirm = Callable[["Producer"], Awaitable[None]]
@@ -82,14 +80,8 @@ class Producer(Attached):
         """The topic's epoch that an exclusive producer holds."""
         self.attach_seconds = 0.0
         """How long the broker took to answer when it was last attached."""
-
-    @property
-    def alive_at(self) -> float:
-        """Loop time until which the broker is known to have had this producer; -inf where it is not attached.
-
-        A question of that time was answered, and had it been fenced before, that would have been said first.
-        """
-        return float("-inf") if self._connection is None else self._connection.alive_at
+        self.sure_at = float("-inf")
+        """Loop time of the last question to which the answer was that it is attached."""
 
     @property
     def pending(self) -> int:
@@ -137,6 +129,27 @@ class Producer(Attached):
             self._timer = self._loop.call_at(deadline, self._expire)
         self._flush()
         return future
+
+    async def verify(self) -> None:
+        """Ask the broker whether it still has this producer, where that is exclusive; sets `sure_at`. PulsarError.
+
+        A broker does not tell a producer that it was fenced out, until that sends something. Asked for a producer that
+        it has, it says yes and changes nothing. One that is fenced out is over then.
+        """
+        connection = self._connection
+        if connection is None:
+            raise PulsarError("ConnectionLost", f"{self._what} is not attached")
+        number, asked = connection.request_id(), self._loop.time()
+        command = self._producer_command(number, pb.Exclusive)  # with fencing it would push its successor out
+        try:
+            await connection.request(command, number, self._timeout, self._what)
+        except PulsarError as error:
+            if error.code == "ProducerFenced" and connection is self._connection:
+                self._connection = None
+                connection.producers.pop(self._id, None)
+                self._give_up(error)
+            raise
+        self.sure_at = asked
 
     async def close(self) -> None:
         """Give the producer up. What is pending may still be answered until the broker confirms, then it fails."""
@@ -187,25 +200,13 @@ class Producer(Attached):
         number = connection.request_id()
         # A new one each time: a broker ignores entries for an id that it has closed lately, without a word.
         self._id = next(self._ids)
-        command = pb.CommandProducer(
-            topic=self.topic,
-            producer_id=self._id,
-            request_id=number,
-            epoch=self._attempts,
-            user_provided_producer_name=self._named,
-            producer_access_mode=self._mode(),
-            metadata=[pb.KeyValue(key=key, value=value) for key, value in self._properties.items()],
-        )
+        command = self._producer_command(number, self._mode())
         self._attempts += 1
-        if self.name:
-            command.producer_name = self.name
-        if self.topic_epoch is not None:
-            command.topic_epoch = self.topic_epoch
         connection.producers[self._id] = self
         asked = self._loop.time()
         try:
             answer: tuple[pb.CommandProducerSuccess, asyncio.Future[Any] | None] = await connection.request(
-                pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=command), number, self._timeout, self._what
+                command, number, self._timeout, self._what
             )
             told, follow = answer
             while follow is not None:  # another holds the topic: our turn comes when it comes
@@ -225,8 +226,23 @@ class Producer(Attached):
         if told.HasField("topic_epoch"):
             self.topic_epoch = told.topic_epoch
         self._max_size = connection.max_message_size
-        if self._access != "shared":
-            connection.ask_often(_SIGN_SECONDS)
+        self.sure_at = asked
+
+    def _producer_command(self, number: int, mode: pb.ProducerAccessMode) -> pb.BaseCommand:
+        command = pb.CommandProducer(
+            topic=self.topic,
+            producer_id=self._id,
+            request_id=number,
+            epoch=self._attempts,
+            user_provided_producer_name=self._named,
+            producer_access_mode=mode,
+            metadata=[pb.KeyValue(key=key, value=value) for key, value in self._properties.items()],
+        )
+        if self.name:
+            command.producer_name = self.name
+        if self.topic_epoch is not None:
+            command.topic_epoch = self.topic_epoch
+        return pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=command)
 
     async def _confirmed(self, connection: Connection) -> None:
         if self._confirm is None:

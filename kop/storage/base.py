@@ -206,8 +206,11 @@ class PartitionLog(Protocol):
     def leads(self) -> bool:
         """Whether this gateway leads the log since `lead`, and surely nobody else has begun to.
 
-        False after a moment in which nothing was heard from storage: what is in memory may be of the past.
+        False some seconds after storage was last asked: what is in memory may be of the past then.
         """
+
+    async def verify_lead(self) -> None:
+        """Ask storage; `leads` is true afterwards where it is so, and `lost` was called where another one leads."""
 
     async def resign(self) -> None:
         """Lead no more. Nothing where it did not lead."""

@@ -33,6 +33,8 @@ class FakeLog:
 
     leads = True
 
+    async def verify_lead(self) -> None: ...
+
     async def lead(self, lost: Callable[[], None]) -> None:
         await self.attach()
 

@@ -31,6 +31,7 @@ class World:
         self.story: list[tuple[str, int]] = []
         self.refuse: set[int] = set()
         self.doubtful: set[int] = set()
+        self.robbed: set[int] = set()
         self.under_test = Partitions(self, self, self.load, self.unload)  # type: ignore[arg-type]
 
     # membership
@@ -53,6 +54,12 @@ class World:
         if partition in self.refuse:
             raise BackendError("another one holds it")
         self.led[partition] = lost
+
+    async def verify_lead(self, partition: int) -> None:
+        self.story.append(("verify", partition))
+        self.doubtful.discard(partition)
+        if partition in self.robbed and (lost := self.led.pop(partition, None)):
+            lost()
 
     async def resign(self, partition: int) -> None:
         if self.led.pop(partition, None):
@@ -109,8 +116,23 @@ def test_who_may_have_been_replaced_answers_nothing_from_memory() -> None:
         world.doubtful = {1}
         assert [world.under_test.refusal(index, surely=True) for index in range(3)] == [NONE, LOADING, ELSEWHERE]
         assert world.states[1] == NONE, "a write finds out by itself"
-        world.doubtful.clear()
+        await world.under_test.verify(1)
         assert world.under_test.refusal(1, surely=True) == NONE
+
+    run(test)
+
+
+def test_each_change_of_the_members_asks_whether_what_was_in_doubt_is_still_held() -> None:
+    async def test(world: World) -> None:
+        world.mine = {0, 1, 2}
+        await world.under_test.start()
+        await world.settle(0, 1, 2)
+        world.doubtful, world.robbed = {1, 2}, {2}
+        world.story.clear()
+        await world.settle(0, 1, 2)
+        assert [step for step in world.story if step[0] == "verify"] == [("verify", 1), ("verify", 2)]
+        assert ("unload", 2) in world.story, "another one had it meanwhile"
+        assert world.states[:2] == [NONE, NONE]
 
     run(test)
 

@@ -406,29 +406,28 @@ async def test_both_answers_to_who_waits_may_come_in_one_read() -> None:
             assert producer.topic_epoch == 5
 
 
-async def test_an_exclusive_producer_knows_until_when_nobody_has_replaced_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kop.pulsar_client.producer._SIGN_SECONDS", 0.02)
+async def test_a_producer_that_was_fenced_out_finds_out_when_it_asks() -> None:
     loop = asyncio.get_running_loop()
+    lost: list[PulsarError] = []
     async with fake_pulsar() as broker:
         broker.create(T)
         async with client(broker.url) as made:
             before = loop.time()
-            producer = await made.open_producer(T, name="p", access="exclusive_with_fencing")
-            assert before <= producer.alive_at <= loop.time()
-            later = loop.time()
-            await until(lambda: producer.alive_at > later)
-            broker.silent.add(Command.PING)
-            await asyncio.sleep(0.05)
-            stands = producer.alive_at
-            await asyncio.sleep(0.1)
-            assert producer.alive_at == stands, "no answer, however often it is asked"
+            first = await made.open_producer(T, name="first", access="exclusive_with_fencing", on_lost=lost.append)
+            assert before <= first.sure_at <= loop.time()
+            await send(first, 0)
             asked = loop.time()
-            broker.silent.discard(Command.PING)
-            for session in broker.sessions:
-                session.send(Command(type=Command.PONG, pong=pb.CommandPong()))
-            await until(lambda: producer.alive_at > stands)
-            assert producer.alive_at < asked, "a late answer speaks of the time of the question"
-            await until(lambda: producer.alive_at > asked)
+            await first.verify()
+            assert first.sure_at >= asked
+            second = await made.open_producer(T, name="second", access="exclusive_with_fencing")
+            assert not lost, "brokers do not tell"
+            with pytest.raises(PulsarError, match="ProducerFenced"):
+                await first.verify()
+            assert [error.code for error in lost] == ["ProducerFenced"]
+            assert await fails(send(first, 1)) == "ProducerFenced"
+            assert await send(second, 0) == Position(100, 1), "and its successor is left alone"
+            await second.verify()
             broker.hang_up()
-            await until(lambda: not producer.connected)
-            assert producer.alive_at == float("-inf")
+            await until(lambda: not second.connected)
+            with pytest.raises(PulsarError, match="not attached"):
+                await second.verify()

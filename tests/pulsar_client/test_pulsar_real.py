@@ -246,6 +246,28 @@ async def test_a_batch_that_the_broker_refuses_is_told_at_once(pulsar: Pulsar) -
             assert [(await one).entry for one in (sent[0], sent[2])] == [0, 1]
 
 
+async def test_a_producer_that_was_fenced_out_is_not_told_but_may_ask(pulsar: Pulsar) -> None:
+    lost: list[PulsarError] = []
+    async with tools(pulsar) as (one, admin), client(pulsar.service_url) as two:
+        topic = await create(admin, pulsar.topic())
+        first = await one.open_producer(topic, name="first", access="exclusive_with_fencing", on_lost=lost.append)
+        await send(first, 0)
+        before = asyncio.get_running_loop().time()
+        await first.verify()
+        await first.verify()
+        assert first.sure_at >= before
+        await send(first, 1)
+        second = await two.open_producer(topic, name="second", access="exclusive_with_fencing")
+        await asyncio.sleep(0.3)
+        assert not lost
+        assert first.connected
+        with pytest.raises(PulsarError, match="ProducerFenced"):
+            await first.verify()
+        assert [error.code for error in lost] == ["ProducerFenced"]
+        assert (await send(second, 0)).entry == 2, "its successor is left alone"
+        await second.verify()
+
+
 async def test_permits_hold_the_broker_back(pulsar: Pulsar) -> None:
     async with tools(pulsar) as (made, admin):
         topic = await create(admin, pulsar.topic())

@@ -6,16 +6,18 @@ Must not know: what is written.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.sender import Sender
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.log import PulsarLog
 
 _SURE_SECONDS: Final = 4.0
-"""Less than the 5 s that a broker waits for a gateway before it lets another one have its place
+"""Less than the 5 s that a broker waits for a silent gateway before it lets another one have its place
 (connectionLivenessCheckTimeoutMillis)."""
 
 
@@ -26,6 +28,7 @@ class Leading:
         self.sender: Sender | None = None
         self._log = log
         self._lost: Callable[[], None] | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     async def begin(self, lost: Callable[[], None]) -> None:
         """Fence whoever was it before, by the topic's epoch in Pulsar, then read what it wrote."""
@@ -42,8 +45,24 @@ class Leading:
 
     @property
     def sure(self) -> bool:
-        """This gateway leads, and no other one can have come without its hearing of that."""
-        return self.sender is not None and self._log.loop.time() - self.sender.alive_at < _SURE_SECONDS
+        """This gateway leads: so said Pulsar so lately that no other one can have taken its place."""
+        return self.sender is not None and self._log.loop.time() - self.sender.sure_at < _SURE_SECONDS
+
+    async def make_sure(self) -> None:
+        """Ask Pulsar whether it leads; those who want to know at the same time share the answer."""
+        if self.sender is None or self.sure:
+            return
+        if self._asking is None:
+            self._asking = self._log.loop.create_task(self._ask(self.sender))
+        await asyncio.shield(self._asking)
+
+    async def _ask(self, sender: Sender) -> None:
+        try:
+            await sender.verify()
+        except PulsarError as error:
+            self._log.engine.troubles.refused(error, "leads", f"cannot tell who leads {self._log.title}")
+        finally:
+            self._asking = None
 
     async def end(self) -> None:
         """Lead no more."""

@@ -275,6 +275,10 @@ class PulsarLog:
         """Whether this gateway surely leads now; see `PartitionLog.leads`."""
         return self.leading.sure
 
+    async def verify_lead(self) -> None:
+        """Ask Pulsar; see `PartitionLog.verify_lead`."""
+        await self.leading.make_sure()
+
     async def resign(self) -> None:
         """Lead no more."""
         await self.leading.end()

@@ -35,6 +35,8 @@ _POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
 _PROBE_SECONDS: Final = 10.0
 _FRESH_SECONDS: Final = 15.0
+_AWAY_SECONDS: Final = 5.0
+"""After so long without a look others may have taken this one's place and given it back."""
 _BUSY_SECONDS: Final = 12.0
 """A gateway that was killed leaves its name at once, a stopped one when the broker has missed its answer."""
 
@@ -231,12 +233,15 @@ class Gateways:
         found = {member.node_id: member for member in map(_member, stats.get("publishers", ())) if member is not None}
         found[self._own.node_id] = self._own
         members = [found[node_id] for node_id in sorted(found)]
-        self._seen = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        away, self._seen = now - self._seen > _AWAY_SECONDS, now
         if members != self.members:
             self.members = members
             log.info("gateways: %s", ", ".join(f"{one.node_id} at {one.host}:{one.port}" for one in members))
-            for callback in self._listeners:
-                callback()
+        elif not away:
+            return
+        for callback in self._listeners:
+            callback()
 
 
 def _announced(sent: asyncio.Future[Position]) -> None:

@@ -147,9 +147,14 @@ class Sender:
         return not self.pending and not self._queue and self._opening is None
 
     @property
-    def alive_at(self) -> float:
-        """Loop time at which it was surely not fenced yet; -inf while it is not attached."""
-        return float("-inf") if self._producer is None else self._producer.alive_at
+    def sure_at(self) -> float:
+        """Loop time at which it was surely not fenced yet."""
+        return float("-inf") if self._producer is None else self._producer.sure_at
+
+    async def verify(self) -> None:
+        """Ask whether it is fenced. PulsarError where it is, or nobody answers."""
+        if self._producer is not None:
+            await self._producer.verify()
 
     def add(self, append: Append) -> None:
         """Send a batch, or let it wait until the producer is open."""

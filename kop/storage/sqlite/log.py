@@ -243,6 +243,9 @@ class SqliteLog:
 
     leads = True
 
+    async def verify_lead(self) -> None:
+        """Nothing to ask."""
+
     async def lead(self, lost: Callable[[], None]) -> None:
         """Nothing to do: the file has one process."""
 
