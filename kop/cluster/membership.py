@@ -58,16 +58,15 @@ class Membership:
         return found
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change."""
+        """Call `callback` after each change, and when nobody could tell for some seconds whether there was one."""
         self._listeners.append(callback)
 
     def _changed(self) -> None:
         others = {member.node_id: member for member in self._engine.members if member.node_id != self.node_id}
-        if others == self._others:
-            return
-        self._others = others
-        self._ids = sorted({self.node_id, *others})
-        self._leaders.clear()
-        self.version += 1
+        if others != self._others:
+            self._others = others
+            self._ids = sorted({self.node_id, *others})
+            self._leaders.clear()
+            self.version += 1
         for callback in self._listeners:
             callback()

@@ -301,7 +301,7 @@ class Engine(Protocol):
         """False where `members` may be out of date: then another gateway may have taken over what this one leads."""
 
     def on_members(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of `members`."""
+        """Call `callback` after each change of `members`, and after a time in which there may have been some."""
 
     async def join(self, member: Member) -> None:
         """Become one of `members`, until `close`. BROKER_ID_NOT_REGISTERED where its id is another live one's."""

@@ -54,7 +54,7 @@ def test_a_broker_that_goes_moves_its_own_share_only() -> None:
     assert all(old == new for old, new in zip(before, after, strict=True) if old != 3)
     assert 3 not in after
     engine.change(1, 2, 4)
-    assert heard == [2]
+    assert heard == [2, 2], "the same ones, after a time in which nobody looked: some may have been away"
     engine.change(1, 2, 3, 4)
     assert places(membership, topic) == before
 
