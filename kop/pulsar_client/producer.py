@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ MODES: dict[str, pb.ProducerAccessMode] = {
     "exclusive_with_fencing": pb.ExclusiveWithFencing,
     "wait_for_exclusive": pb.WaitForExclusive,
 }
+_HELD_BY = re.compile(r"existing exclusive producer: (\S+)")
 _QUOTA = "ProducerBlockedQuotaExceededError"
 
 Find = Callable[[str | None], Awaitable[Connection]]
@@ -197,10 +199,28 @@ class Producer(Attached):
         return await self._find_connection(assigned)
 
     async def _attach(self, connection: Connection) -> None:
+        if self._access == "shared" or not self.attached_times:
+            await self._ask(connection, MODES[self._access])
+            return
+        # Coming back it is ours until somebody has a later epoch. Asked with fencing, a broker would disconnect that
+        # successor before it looks at the epochs (seen on 4.0.8).
+        try:
+            await self._ask(connection, pb.Exclusive)
+        except PulsarError as error:
+            if error.code != "ProducerFenced" or self._names_another(error):
+                raise
+            # It still sees our connection that was lost, or somebody who came in without an epoch.
+            await self._ask(connection, pb.ExclusiveWithFencing)
+
+    def _names_another(self, error: PulsarError) -> bool:
+        held = _HELD_BY.search(error.message)
+        return held is not None and held[1] not in {self.name, "null"}
+
+    async def _ask(self, connection: Connection, mode: pb.ProducerAccessMode) -> None:
         number = connection.request_id()
         # A new one each time: a broker ignores entries for an id that it has closed lately, without a word.
         self._id = next(self._ids)
-        command = self._producer_command(number, self._mode())
+        command = self._producer_command(number, mode)
         self._attempts += 1
         connection.producers[self._id] = self
         asked = self._loop.time()
@@ -253,13 +273,6 @@ class Producer(Attached):
             connection.producers.pop(self._id, None)
             connection.write(self._close_command(connection.request_id()))
             raise
-
-    def _mode(self) -> pb.ProducerAccessMode:
-        if self._access == "shared" or not self.attached_times:
-            return MODES[self._access]
-        # Ours until somebody has a later epoch, whatever the broker still sees of the connection that was lost, and
-        # whoever came in meanwhile without one.
-        return pb.ExclusiveWithFencing
 
     def _interrupted(self, error: PulsarError) -> None:
         if self._turn is not None and not self._turn.done():

@@ -314,7 +314,7 @@ async def test_the_epoch_is_shown_again() -> None:
             broker.hang_up()
             await until(lambda: producer.attached_times == 2)
             asked = [c.producer for s in broker.ever for c in s.seen if c.type == Command.PRODUCER]
-            assert [a.producer_access_mode for a in asked] == [pb.Exclusive, pb.ExclusiveWithFencing]
+            assert [a.producer_access_mode for a in asked] == [pb.Exclusive, pb.Exclusive]
             assert [a.HasField("topic_epoch") for a in asked] == [False, True]
             assert producer.topic_epoch == 0
             assert await fails(made.open_producer(T, name="q")) == "ProducerBusy"
@@ -335,6 +335,7 @@ async def test_a_fenced_producer_is_lost_with_all_that_is_pending() -> None:
             assert [await fails(future) for future in sent] == ["ProducerFenced"] * 3
             assert [error.code for error in lost] == ["ProducerFenced"]
             await send(new, 0)
+            assert new.attached_times == 1, "the one that came too late did not push it out"
             assert len(broker.payloads(T)) == 1
             assert await fails(made.open_producer(T, access="exclusive_with_fencing", epoch=0)) == "ProducerFenced"
 

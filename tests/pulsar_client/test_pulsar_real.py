@@ -268,6 +268,23 @@ async def test_a_producer_that_was_fenced_out_is_not_told_but_may_ask(pulsar: Pu
         await second.verify()
 
 
+async def test_a_producer_that_comes_back_too_late_leaves_its_successor_alone(pulsar: Pulsar) -> None:
+    lost: list[PulsarError] = []
+    port = parse_one(pulsar.service_url).port
+    async with tools(pulsar) as (one, admin), client(pulsar.service_url) as two, link(port) as wire:
+        topic = await create(admin, pulsar.topic())
+        through(one, wire)
+        first = await one.open_producer(topic, name="first", access="exclusive_with_fencing", on_lost=lost.append)
+        await send(first, 0)
+        second = await two.open_producer(topic, name="second", access="exclusive_with_fencing")
+        await send(second, 0)
+        wire.cut()
+        await until(lambda: lost, 20)
+        assert lost[0].code == "ProducerFenced"
+        await send(second, 1)
+        assert second.attached_times == 1, "nobody disconnected it"
+
+
 async def test_permits_hold_the_broker_back(pulsar: Pulsar) -> None:
     async with tools(pulsar) as (made, admin):
         topic = await create(admin, pulsar.topic())

@@ -349,12 +349,19 @@ class FakePulsar:
             session.fail(asked.request_id, pb.TopicNotFound)
             return
         mode = asked.producer_access_mode
-        if asked.HasField("topic_epoch") and topic.epoch is not None and asked.topic_epoch < topic.epoch:
-            session.fail(asked.request_id, pb.ProducerFenced)
+        if asked.producer_id in session.producers:  # it has that one: nothing changes
+            again = pb.CommandProducerSuccess(request_id=asked.request_id, producer_name=asked.producer_name)
+            session.send(Command(type=Command.PRODUCER_SUCCESS, producer_success=again))
+        elif asked.HasField("topic_epoch") and topic.epoch is not None and asked.topic_epoch < topic.epoch:
+            if mode == pb.ExclusiveWithFencing:  # brokers look at the epochs only then
+                self._fence_out(topic)
+                session.fail(asked.request_id, pb.ProducerFenced, "Topic epoch has already moved")
+            else:
+                session.fail(asked.request_id, pb.ProducerFenced, self._held_by(topic))
         elif mode == pb.Shared and topic.exclusive:
             session.fail(asked.request_id, pb.ProducerBusy)
-        elif mode == pb.Exclusive and topic.producers and not self._own(session, asked, topic):
-            session.fail(asked.request_id, pb.ProducerFenced)
+        elif mode == pb.Exclusive and topic.producers:
+            session.fail(asked.request_id, pb.ProducerFenced, self._held_by(topic))
         elif mode == pb.WaitForExclusive and topic.producers:
             topic.waiting.append((session, asked))
             answer = pb.CommandProducerSuccess(
@@ -365,6 +372,16 @@ class FakePulsar:
             session.fail(asked.request_id, pb.ProducerBusy)
         else:
             self._produce(session, asked, topic)
+
+    def _held_by(self, topic: Topic) -> str:
+        held = next(iter(topic.producers), "null") if topic.exclusive else "null"
+        return f"Topic has an existing exclusive producer: {held}"
+
+    def _fence_out(self, topic: Topic) -> None:
+        """Without a word to those that are."""
+        for other, producer_id in topic.producers.values():
+            other.producers.pop(producer_id, None)
+        topic.producers.clear()
 
     def _own(self, session: Session, asked: pb.CommandProducer, topic: Topic) -> bool:
         """The same producer, come back on a newer connection."""
@@ -380,9 +397,7 @@ class FakePulsar:
         )
         if asked.producer_access_mode != pb.Shared:
             if asked.producer_access_mode == pb.ExclusiveWithFencing:
-                for other, producer_id in topic.producers.values():
-                    other.producers.pop(producer_id, None)
-                topic.producers.clear()
+                self._fence_out(topic)
             if not asked.HasField("topic_epoch"):
                 topic.epoch = 0 if topic.epoch is None else topic.epoch + 1
             topic.exclusive = True
