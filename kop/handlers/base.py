@@ -7,8 +7,7 @@ Must not know: sockets, engines.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -106,20 +105,8 @@ class Api:
     names: Callable[[Any], Iterable[str | None]] | None = None
     """The topic names in a request: those of other namespaces are looked for before the handler runs. Not for raw
     handlers."""
+    groups: Callable[[Any], Iterable[str]] | None = None
+    """The groups that the handler tells of from memory: who coordinates them is asked before, where that is in doubt.
+    Not for raw handlers."""
     slack: int = 0
     """Bytes that a known client sends after the body's end; Kafka never looks there. Not for raw handlers."""
-
-
-def surely(handler: Handler, groups_of: Callable[[Any], Iterable[str]]) -> Handler:
-    """The handler, which answers from memory, asking first who coordinates the groups where that is in doubt."""
-
-    def checked(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
-        in_doubt = gw.groups.in_doubt(groups_of(request))
-        return later(gw, ctx, request, in_doubt) if in_doubt else handler(gw, ctx, request)
-
-    async def later(gw: Gateway, ctx: Context, request: Any, in_doubt: Collection[int]) -> Any:
-        await gw.groups.verify(in_doubt)
-        result = handler(gw, ctx, request)
-        return await result if inspect.isawaitable(result) else result
-
-    return checked

@@ -23,7 +23,7 @@ from typing import Any
 
 from kop.errors import ErrorCode
 from kop.groups.messages import Description, JoinRequest, JoinResult, Leaving, Left, SyncRequest, SyncResult
-from kop.handlers.base import Api, Context, Gateway, surely
+from kop.handlers.base import Api, Context, Gateway
 from kop.wire.messages import (
     DeleteGroupsResponse,
     DescribeGroupsResponse,
@@ -305,11 +305,11 @@ async def delete_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 APIS = (
     Api(10, 0, 6, find_coordinator),
-    Api(11, 0, 9, surely(join_group, lambda request: [request.group_id])),
+    Api(11, 0, 9, join_group, groups=lambda request: [request.group_id]),
     Api(12, 0, 4, heartbeat),
     Api(13, 0, 5, leave_group),
     Api(14, 0, 5, sync_group),
-    Api(15, 0, 6, surely(describe_groups, lambda request: request.groups)),
+    Api(15, 0, 6, describe_groups, groups=lambda request: request.groups),
     Api(16, 0, 5, list_groups),
     Api(42, 0, 2, delete_groups),
 )

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from kop.errors import ErrorCode, FrameError, KopError
@@ -89,7 +89,9 @@ class Dispatcher:
         result: Any
         try:
             if api.names is not None and (unsought := self._gw.catalog.unsought(api.names(request))):
-                result = self._find_first(api, ctx, request, unsought)
+                result = self._after(self._gw.catalog.find(unsought), api, ctx, request)
+            elif api.groups is not None and (in_doubt := self._gw.groups.in_doubt(api.groups(request))):
+                result = self._after(self._gw.groups.verify(in_doubt), api, ctx, request)
             else:
                 result = api.handler(self._gw, ctx, request)
         except FrameError:
@@ -108,8 +110,9 @@ class Dispatcher:
             return Answer(None, result, observe)
         return Answer(None, self._when_done(served, ctx, result), observe)
 
-    async def _find_first(self, api: Api, ctx: Context, request: Any, names: Iterable[str]) -> Any:
-        await self._gw.catalog.find(names)
+    async def _after(self, first: Awaitable[None], api: Api, ctx: Context, request: Any) -> Any:
+        """What the handler says once `first` is known."""
+        await first
         result = api.handler(self._gw, ctx, request)
         return await result if inspect.isawaitable(result) else result
 

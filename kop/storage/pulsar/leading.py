@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _SURE_SECONDS: Final = 4.0
 """Less than the 5 s that a broker waits for a silent gateway before it lets another one have its place
-(connectionLivenessCheckTimeoutMillis)."""
+(connectionLivenessCheckTimeoutMillis). One that sees other members may fence a gateway that is there at any time: then
+so long at most it tells what was true a moment ago."""
 
 
 class Leading:
@@ -45,7 +46,7 @@ class Leading:
 
     @property
     def sure(self) -> bool:
-        """This gateway leads: so said Pulsar so lately that no other one can have taken its place."""
+        """This gateway leads: so said Pulsar so lately that none can have found it silent meanwhile."""
         return self.sender is not None and self._log.loop.time() - self.sender.sure_at < _SURE_SECONDS
 
     async def make_sure(self) -> None:
