@@ -12,9 +12,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from conformance.protocol import Result
+from conformance.protocol import Collector, Result
 from conformance.report import TARGETS, Gaps, Report
 from conformance.runner import run, run_all
 from conformance.servers import Kafka, Kop, KopOverPulsar, StartFailed
@@ -33,13 +34,15 @@ def main() -> int:
         return _list(chosen, arguments)
     with contextlib.ExitStack() as stack:
         try:
-            bootstrap, target = _server(options, stack)
+            bootstrap, target, warnings = _server(options, stack)
             print(f"{bootstrap} ({target}): {', '.join(suite.name for suite in chosen)}", flush=True)
             begun = time.monotonic()
             report = Report(bootstrap, target, Gaps(target))
             report.collectors = run_all(
                 chosen, ["--bootstrap", bootstrap, *arguments], options.jobs, _Progress(report, options.verbose)
             )
+            if options.again and report.failed:
+                _try_again(report, by_name, bootstrap)
             if options.control is not None and report.failed:
                 _ask_control(report, by_name, options, stack)
         except StartFailed as error:
@@ -48,6 +51,8 @@ def main() -> int:
         if options.json:
             Path(options.json).write_text(json.dumps(report.json(), indent=1) + "\n")
         print(f"{time.monotonic() - begun:.0f} s", file=sys.stderr)
+        if report.failed or report.first_tries:
+            print("\n".join(["", "what the gateway warned of last:", *(warnings() or ["nothing"])]))
         print(report.text(), flush=True)
     if not any(collector.results for collector in report.collectors):
         return 2
@@ -70,6 +75,9 @@ def _options() -> argparse.Namespace:
         help="run what failed against an Apache Kafka too (a started one without an address): "
         "what fails there as well is the client's own",
     )
+    parser.add_argument(
+        "--again", action="store_true", help="run what failed once more; the report names both outcomes"
+    )
     parser.add_argument("--client", action="append", default=[], choices=[s.name for s in SUITES], metavar="NAME")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case of each client")
     parser.add_argument("--fast", action="store_true", help="leave out slow cases and clients that need a long build")
@@ -80,30 +88,42 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[str, str]:
+def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[str, str, Callable[[], list[str]]]:
+    """Its address, whose known gaps count, and what tells its latest warnings."""
     if options.start_kafka:
-        return stack.enter_context(Kafka()), options.target or "kafka"
-    if options.start_kop_pulsar:
-        return stack.enter_context(KopOverPulsar()), options.target or "kop-pulsar"
-    if options.start_kop:
-        return stack.enter_context(Kop()), options.target or "kop"
-    return options.bootstrap or "127.0.0.1:9092", options.target or "kop"
+        return stack.enter_context(Kafka()), options.target or "kafka", list
+    if not (options.start_kop or options.start_kop_pulsar):
+        return options.bootstrap or "127.0.0.1:9092", options.target or "kop", list
+    kop = KopOverPulsar() if options.start_kop_pulsar else Kop()
+    target = options.target or ("kop-pulsar" if options.start_kop_pulsar else "kop")
+    return stack.enter_context(kop), target, kop.warnings
 
 
 def _ask_control(
     report: Report, by_name: dict[str, Suite], options: argparse.Namespace, stack: contextlib.ExitStack
 ) -> None:
     bootstrap = options.control or stack.enter_context(Kafka())
+    print(f"control {bootstrap}: {report.failed} cases", flush=True)
+    for collector in _run_failed(report, by_name, bootstrap):
+        report.control |= {result.id: result for result in collector.results.values()}
+
+
+def _try_again(report: Report, by_name: dict[str, Suite], bootstrap: str) -> None:
+    print(f"once more: {report.failed} cases", flush=True)
+    for again in _run_failed(report, by_name, bootstrap):
+        for result in again.results.values():
+            report.tried_again(result)
+
+
+def _run_failed(report: Report, by_name: dict[str, Suite], bootstrap: str) -> Iterator[Collector]:
     failed: dict[str, list[str]] = {}
     for result in report.results("failed"):
         failed.setdefault(result.client, []).append(result.case)
-    print(f"control {bootstrap}: {sum(map(len, failed.values()))} cases", flush=True)
     for client, cases in failed.items():
         arguments = ["--bootstrap", bootstrap]
         for case in cases:
             arguments += ["--case", case]
-        for result in run(by_name[client], arguments, lambda _: None).results.values():
-            report.control[result.id] = result
+        yield run(by_name[client], arguments, lambda _: None)
 
 
 def _list(chosen: list[Suite], arguments: list[str]) -> int:

@@ -6,6 +6,7 @@ Must not know: the suites.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -48,6 +49,11 @@ class Kop:
     @property
     def log(self) -> Path:
         return self._folder / "serve.log"
+
+    def warnings(self, most: int = 15) -> list[str]:
+        """The latest lines of its log that warn, cut to a terminal's width."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [f"  {line[:200]}" for line in lines if re.search(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) ", line)][-most:]
 
     @property
     def pid(self) -> int:

@@ -5,6 +5,7 @@ ListOffsets, by what is asked as a timestamp:
   and a time answer that record's true timestamp; a time beyond the last record's answers offset -1.
 - -4 earliest local (KIP-405): the log start, all of the log is local. -5 latest tiered and -6 (KIP-1005, KIP-1023)
   answer offset -1: nothing is tiered.
+- what cannot be found in time is OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5): ask again.
 - leader_epoch is 0; one asked for above that is UNKNOWN_LEADER_EPOCH.
 
 OffsetForLeaderEpoch: epoch 0 ends at the high watermark; a later one is unknown (-1, -1).
@@ -31,6 +32,8 @@ _EARLIEST_PENDING_UPLOAD = -6
 _OLDEST_VERSION_OF = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
 
 _AT_ONCE = 64
+_ANSWER_SECONDS = 20.0
+"""Less than clients wait for an answer (30 s), however many partitions have to be attached first."""
 _Found: TypeAlias = tuple[ErrorCode, int, int]
 
 log = logging.getLogger(__name__)
@@ -76,12 +79,28 @@ async def _look_all_up(
     if len(wanted) == 1:
         return {wanted[0]: await _look_up(gw, ctx, wanted[0][0], parts[wanted[0]])}
     gate = asyncio.Semaphore(_AT_ONCE)
+    end = asyncio.get_running_loop().time() + _ANSWER_SECONDS
+    late = 0
 
     async def one(key: tuple[str, int]) -> _Found:
-        async with gate:
-            return await _look_up(gw, ctx, key[0], parts[key])
+        nonlocal late
+        try:
+            async with asyncio.timeout_at(end), gate:
+                return await _look_up(gw, ctx, key[0], parts[key])
+        except TimeoutError:
+            late += 1
+            return ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 5 else ErrorCode.LEADER_NOT_AVAILABLE, -1, -1
 
-    return dict(zip(wanted, await asyncio.gather(*map(one, wanted)), strict=True))
+    found = await asyncio.gather(*map(one, wanted))
+    if late:
+        log.warning(
+            "offsets of %d of %d partitions were not known within %.0f s; clients ask again for these alone. "
+            "Where it happens often, the storage is slow to open partitions",
+            late,
+            len(wanted),
+            _ANSWER_SECONDS,
+        )
+    return dict(zip(wanted, found, strict=True))
 
 
 async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any) -> _Found:

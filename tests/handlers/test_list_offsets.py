@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from support.gateway import RawClient, batch, gateway, produce_fields, run
 
 from kop.errors import ErrorCode
+from kop.storage.base import PartitionLog
 from kop.wire.messages import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
@@ -100,6 +102,42 @@ def test_an_empty_log_answers_its_ends_and_nothing_else(tmp_path: Path) -> None:
             assert seen == {LATEST: (-1, 6), EARLIEST: (-1, 6), MAX_TIMESTAMP: (-1, -1), 0: (-1, -1)}
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("version", "late"), [(4, ErrorCode.LEADER_NOT_AVAILABLE), (5, ErrorCode.OFFSET_NOT_AVAILABLE), (11, 78)]
+)
+def test_who_asks_for_many_gets_what_is_there_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: int, late: int
+) -> None:
+    monkeypatch.setattr("kop.handlers.list_offsets._ANSWER_SECONDS", 0.1)
+
+    async def attach(self: PartitionLog) -> None:
+        if self is slow:
+            await asyncio.Event().wait()
+
+    slow: PartitionLog | None = None
+
+    async def main() -> list[tuple[int, int]]:
+        nonlocal slow
+        async with gateway(tmp_path) as serving:
+            topic = await serving.gateway.engine.topics.create("t", 3, {})
+            slow = serving.gateway.catalog.log(topic.topic_id, 1)
+            monkeypatch.setattr(type(slow), "attach", attach)
+            client = await RawClient.connect(serving)
+            topic_class = ListOffsetsRequest.ListOffsetsTopic
+            parts = [
+                topic_class.ListOffsetsPartition(
+                    version=version, partition_index=p, timestamp=EARLIEST, current_leader_epoch=-1
+                )
+                for p in range(3)
+            ]
+            topics = [topic_class(version=version, name="t", partitions=parts)]
+            answer = await client.call(2, version, replica_id=-1, isolation_level=0, topics=topics)
+            return [(p.error_code, p.offset) for p in answer.topics[0].partitions]
+
+    assert run(main()) == [(0, 0), (late, -1), (0, 0)]
+    assert "offsets of 1 of 3 partitions were not known within" in caplog.text
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])

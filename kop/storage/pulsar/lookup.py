@@ -43,13 +43,26 @@ class Bounds(NamedTuple):
 
 async def bounds(log: PulsarLog) -> Bounds:
     """Look at both ends."""
-    first = await _probe(log, EARLIEST, maybe_empty=True)
+    first, newest = await _ends(log)
     if first is None:
         last, end = None, await log.numbering.emptied_end(log)
     else:
-        last = await _last_entry(log, first)
+        last = first if newest <= first.position else await _probe(log, newest, maybe_empty=False)
+        assert last is not None
         end = last.last + 1
     return Bounds(await _start(log, first, end), end, first, last)
+
+
+async def _ends(log: PulsarLog) -> tuple[Placed | None, Position]:
+    """The oldest entry, and where the newest is."""
+    stream, arrived = await _open(log, EARLIEST)
+    try:
+        newest = await stream.last_position()
+        if newest.entry < 0 and not arrived.done():
+            return None, newest
+        return await _arrival(log, arrived, EARLIEST), newest
+    finally:
+        await stream.close()
 
 
 async def emptied_end(log: PulsarLog) -> int:
@@ -75,25 +88,18 @@ async def _start(log: PulsarLog, first: Placed | None, end: int) -> int:
     return found
 
 
-async def _last_entry(log: PulsarLog, first: Placed) -> Placed:
-    """The newest entry of a partition that has some."""
-    stream, _ = await _open(log, first.position)
-    try:
-        last = await stream.last_position()
-    finally:
-        await stream.close()
-    if last <= first.position:
-        return first
-    found = await _probe(log, last, maybe_empty=False)
-    assert found is not None
-    return found
-
-
 async def _probe(log: PulsarLog, position: Position, *, maybe_empty: bool, compacted: bool = False) -> Placed | None:
     stream, arrived = await _open(log, position, compacted=compacted)
     try:
         if maybe_empty and not arrived.done() and (await stream.last_position()).entry < 0 and not arrived.done():
             return None
+        return await _arrival(log, arrived, position)
+    finally:
+        await stream.close()
+
+
+async def _arrival(log: PulsarLog, arrived: asyncio.Future[Placed], position: Position) -> Placed:
+    try:
         async with asyncio.timeout(_PROBE_SECONDS):
             return await arrived
     except TimeoutError:
@@ -101,8 +107,6 @@ async def _probe(log: PulsarLog, position: Position, *, maybe_empty: bool, compa
             f"Pulsar sent no entry of {log.title} from {position.ledger}:{position.entry} on",
             ErrorCode.REQUEST_TIMED_OUT,
         ) from None
-    finally:
-        await stream.close()
 
 
 async def _open(
