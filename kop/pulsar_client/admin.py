@@ -226,6 +226,10 @@ class Admin(Rest):
         """Raise the number of partitions. BadRequest when it has more already; the same number changes nothing."""
         await self._call("POST", f"{topic_path(topic)}/partitions", partitions)
 
+    async def create_missed_partitions(self, topic: str) -> None:
+        """Make those partitions of a topic that are not there. NotFound where there is no such partitioned topic."""
+        await self._call("POST", f"{topic_path(topic)}/createMissedPartitions")
+
     async def delete_partitioned(self, topic: str, force: bool = True) -> None:
         """Delete a partitioned topic; without `force` Conflict or PreconditionFailed while clients are on it."""
         query = {"force": json.dumps(force)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,7 +15,6 @@ from support.gateway import produce_fields
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import Client, PulsarError
-from kop.pulsar_client.admin import topic_path
 from kop.records.batch import build
 from kop.records.record import Record
 from kop.storage.pulsar.presence import DELETING_PROPERTY
@@ -123,6 +123,37 @@ def test_topics_deleted_by_pulsar_under_producers_stay_away(interop: Interop) ->
         assert interop.gateway.engine.topics.get(topic) is None
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+def test_a_topic_that_is_made_again_at_once_keeps_its_partitions(
+    interop: Interop, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """What the deleted one's producers may have brought back is looked for at that very moment."""
+    presence, real = interop.gateway.engine.presence, interop.gateway.engine.presence._id_or_none
+    looked = threading.Event()
+
+    async def slowly(full_name: str) -> str | None:
+        found = await real(full_name)
+        if found is None:
+            looked.set()
+            await asyncio.sleep(0.5)
+        return found
+
+    topic = interop.create(interop.name("again"), 2)
+    interop.produce(topic, [{"partition": partition, "value": b"v"} for partition in range(2)])
+    monkeypatch.setattr(presence, "_id_or_none", slowly)
+    interop.delete(topic)
+    assert looked.wait(5)
+    if elsewhere:
+        interop.admin(lambda a: a.create_partitioned(interop.full(topic), 2, {}))
+    else:
+        interop.create(topic, 2)
+    time.sleep(2)
+    assert names(interop, topic) == [interop.partition(topic, 0), interop.partition(topic, 1)]
+    interop.known(topic)
+    until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records")
+    assert interop.ends(topic) == (0, 1)
+
+
 def test_a_partition_that_is_missing_is_not_made_by_a_producer(
     interop: Interop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,7 +165,7 @@ def test_a_partition_that_is_missing_is_not_made_by_a_producer(
     until(lambda: produce(interop, topic) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition is seen to be gone")
     until(lambda: produce(interop, topic) and "create-missed-partitions" in caplog.text, "it is said what to do")
     assert names(interop, topic) == []
-    interop.admin(lambda a: a._call("POST", f"{topic_path(interop.full(topic))}/createMissedPartitions"))
+    interop.admin(lambda a: a.create_missed_partitions(interop.full(topic)))
     until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records again")
 
 

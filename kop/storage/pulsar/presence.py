@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -40,6 +41,7 @@ _AT_ONCE: Final = 8
 _MISSING_SECONDS: Final = 5.0
 _MOST_MISSING: Final = 1000
 _OWN_CURSOR: Final = "pulsar.dedup"
+_LEDGER_MADE: Final = "lastLedgerCreatedTimestamp"
 _NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
 log = logging.getLogger(__name__)
@@ -137,12 +139,14 @@ class Presence:
         """A producer is attached: UNKNOWN_TOPIC_OR_PARTITION where that brought back a topic that is gone."""
         if not one.deleted and await self.still_there(one, since=self._engine.loop.time()) and not one.deleted:
             return
-        if _base(one) != one.partition_name or await self._made_by(producer):
+        if _base(one) != one.partition_name:
             self._take_back(one)
+        elif (made := await self._made_by(producer)) is not None:
+            self._take_back(one, made)
         raise PeerError(f"topic {one.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
-    async def _made_by(self, producer: Producer) -> bool:
-        """Whether the topic came into being while its broker let `producer` in: else somebody made it again.
+    async def _made_by(self, producer: Producer) -> str | None:
+        """When its ledger was made, if that was while its broker let `producer` in: else somebody made it again.
 
         Both times are the broker's; how long its answer took is ours.
         """
@@ -151,11 +155,12 @@ class Presence:
             stored = await self._engine.admin.internal_stats(producer.topic)
             publishers = [one for one in stats["publishers"] if one["producerName"] == producer.name]
             attached = min(datetime.fromisoformat(one["connectedSince"]) for one in publishers)
-            made = datetime.fromisoformat(stored["lastLedgerCreatedTimestamp"])
+            made = datetime.fromisoformat(stored[_LEDGER_MADE])
         except (PulsarError, KeyError, ValueError) as error:
             log.debug("cannot tell who made %s: %r", producer.topic, error)
-            return False
-        return _unused(stored) and made >= attached - timedelta(seconds=producer.attach_seconds + 0.001)
+            return None
+        earliest = attached - timedelta(seconds=producer.attach_seconds + 0.001)
+        return str(stored[_LEDGER_MADE]) if _unused(stored) and made >= earliest else None
 
     def removed(self, one: PulsarLog) -> None:
         """Its topic is gone: see that none of its producers has brought the partition back."""
@@ -164,17 +169,19 @@ class Presence:
 
     # --- taking back
 
-    def _take_back(self, one: PulsarLog) -> None:
-        task = self._engine.loop.create_task(self._delete_unused(one), name=f"take back {one.partition_name}")
+    def _take_back(self, one: PulsarLog, made: str | None = None) -> None:
+        """Delete the partition, or the plain topic whose ledger was made then, as soon as nobody is on it."""
+        task = self._engine.loop.create_task(self._delete_unused(one, made), name=f"take back {one.partition_name}")
         self._taking_back.add(task)
         task.add_done_callback(self._taking_back.discard)
 
-    async def _delete_unused(self, one: PulsarLog) -> None:
+    async def _delete_unused(self, one: PulsarLog, made: str | None) -> None:
         for pause in _LOOK_AGAIN:
             await asyncio.sleep(pause)
             try:
                 async with self._gate:
-                    if await self._settled(one):
+                    # A topic that is made again at this very moment must not lose its partition.
+                    if await self._engine.topics.in_turn(_base(one), partial(self._settled, one, made)):
                         return
             except PulsarError as error:
                 if error.code in _NOT_THERE:
@@ -182,19 +189,32 @@ class Presence:
                 if error.code != "PreconditionFailed":  # that is: clients are on it
                     log.debug("cannot take %s back yet: %s", one.partition_name, error)
 
-    async def _settled(self, one: PulsarLog) -> bool:
+    async def _settled(self, one: PulsarLog, made: str | None) -> bool:
         """Delete a topic that came back; False while that cannot be."""
         name, base = one.partition_name, _base(one)
         if base != name and (found := await self._id_or_none(base)) is not None:
             # With another id it was made again, and the partition is part of that; with the same it is being deleted.
             return found != str(one.topic.topic_id)
-        if not _unused(await self._engine.admin.internal_stats(name)):
+        stored = await self._engine.admin.internal_stats(name)
+        if made is not None and stored[_LEDGER_MADE] != made:
+            return True  # that one is gone, this is somebody's new one
+        if not _unused(stored):
             log.warning("%s came back when it was deleted, and is in use: it is left as it is", name)
             return True
         await self._engine.admin.delete_plain(name, force=False)
         self._engine.count("deleted topics that came back")
         log.info("%s, which a producer had brought back, is deleted again", name)
+        if base != name:
+            await self.complete(base)
         return True
+
+    async def complete(self, full_name: str) -> None:
+        """A partition was deleted as one of no topic: where another gateway made the topic just then, it lacks it."""
+        found = await self._id_or_none(full_name)
+        if found is not None:
+            await self._engine.admin.create_missed_partitions(full_name)
+            self._engine.count("partitions made again")
+            log.warning("%s was made while what its predecessor had left was deleted: it is whole again", full_name)
 
     async def _id_or_none(self, full_name: str) -> str | None:
         try:

@@ -35,6 +35,8 @@ _BUSY_SECONDS: Final = 3.0
 """How long a producer that another gateway holds is tried for, before the client is sent to look for a new leader."""
 _OPEN_SECONDS: Final = 25.0
 """How long opening a producer may take with all that it needs; clients wait 30 s for an answer."""
+_HEAR_SECONDS: Final = 3.0
+"""How long closing waits for the answer of one that is being opened."""
 _DOUBTS: Final = (0.2, 1.0, 3.0)
 """Seconds after which Pulsar is asked again what is stored, before a client is told that its sequence does not fit."""
 _UNSEEN_SECONDS: Final = 10.0
@@ -177,6 +179,8 @@ class Sender:
         self.fail(BackendError(f"the producer of {self._log.title} was closed"))
         opening, self._opening = self._opening, None
         if opening is not None:
+            # What is being opened may bring back a topic that is gone. Only who hears the answer can see to that.
+            await asyncio.wait({opening}, timeout=_HEAR_SECONDS)
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
         if self._producer is not None:
@@ -279,7 +283,7 @@ class Sender:
                     lane="coordinators" if self.exclusive else "",
                 )
             except PulsarError as error:
-                if error.code != "ProducerBusy" or owner.loop.time() > end:
+                if error.code != "ProducerBusy" or self.ended or owner.loop.time() > end:
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.5)

@@ -6,6 +6,7 @@ Must not know: how a batch is sent, offsets.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -88,5 +89,4 @@ class Senders:
 
     async def close(self) -> None:
         """Let all go; what waits in them fails."""
-        for sender in tuple(self._senders.values()):
-            await sender.close()
+        await asyncio.gather(*(sender.close() for sender in tuple(self._senders.values())))

@@ -137,9 +137,10 @@ class PulsarTopics(Catalogue):
 
     async def _change(self, full_name: str, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """One change of a topic at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
-        return await self._engine.finish(self._in_turn(full_name, change))
+        return await self._engine.finish(self.in_turn(full_name, change))
 
-    async def _in_turn(self, full_name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def in_turn(self, full_name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do something to a topic while this gateway neither makes, changes nor deletes it."""
         turn = self._turns.setdefault(full_name, asyncio.Lock())
         async with turn, self._gate:
             return await work()
@@ -216,7 +217,11 @@ class PulsarTopics(Catalogue):
             if not await self._engine.presence.clear(full_name):
                 await self._look(full_name)  # another gateway was faster: whoever hears of that finds it at once
                 raise
-            await self._engine.admin.create_partitioned(full_name, partitions, properties)
+            try:
+                await self._engine.admin.create_partitioned(full_name, partitions, properties)
+            except PulsarError:
+                await self._engine.presence.complete(full_name)
+                raise
 
     async def _delete(self, topic_id: UUID) -> None:
         topic = self._find(topic_id)
@@ -355,7 +360,7 @@ class PulsarTopics(Catalogue):
 
         async def one(name: str) -> None:
             try:
-                await self._in_turn(name, partial(self._look, name))
+                await self.in_turn(name, partial(self._look, name))
             except PulsarError as error:
                 if failed is not None:
                     failed[name] = error
