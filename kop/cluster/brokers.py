@@ -143,7 +143,15 @@ class BrokerConfigs:
         return self.origins(name)[0].value or ""
 
     def rows(self) -> Iterable[ConfigRow]:
-        """Every setting of this broker."""
+        """Every setting of this broker, and its addresses under the names that Kafka's tools look for."""
+        listeners, source = self._config.listen, Source.STATIC_BROKER
+        for name, addresses in (
+            ("listeners", listeners),
+            ("advertised.listeners", self._config.advertise or listeners),
+        ):
+            text = ",".join(f"PLAINTEXT://{address}" for address in addresses)
+            doc = "As listen and advertise say; read only under this name."
+            yield ConfigRow(name, text, True, source, ConfigType.LIST, doc, (Origin(name, text, source),))
         for row in self._rows.values():
             origins = self.origins(row.name)
             kind = ConfigType[row.type.upper()] if row.type.upper() in ConfigType.__members__ else ConfigType.STRING

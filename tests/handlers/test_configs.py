@@ -186,7 +186,12 @@ def test_groups_and_client_metrics_have_no_configs(admin: Admin) -> None:
 def test_describe_this_broker(tmp_path: Path) -> None:
     admin = Admin(tmp_path, num_partitions=3, node_id=7)
     configs = {config.name: config for config in describe(admin, BROKER, "7").configs}
-    assert set(configs) == {row.name for row in admin.gw.config.table()}
+    addresses = {"listeners", "advertised.listeners"}
+    assert set(configs) == {row.name for row in admin.gw.config.table()} | addresses
+    for name in addresses:  # under Kafka's names
+        assert configs[name].value == "PLAINTEXT://127.0.0.1:9092,PLAINTEXT://[::1]:9092"
+        assert configs[name].read_only
+        assert configs[name].config_source == 4
     partitions = configs["num.partitions"]
     assert (partitions.value, partitions.config_source, partitions.config_type) == ("3", 4, 3)
     assert partitions.read_only
