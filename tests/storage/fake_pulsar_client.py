@@ -203,8 +203,11 @@ class Broker:
 
 
 class FakeAdmin:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
     async def internal_stats(self, name: str) -> dict[str, Any]:
-        return {"totalSize": 0, "ledgers": []}
+        return {"totalSize": 0, "numberOfEntries": len(self.broker.entries), "ledgers": []}
 
     async def closed_index(self, name: str) -> int | None:
         return None
@@ -216,7 +219,7 @@ class FakeEngine:
     def __init__(self, broker: Broker, offsets: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.client = broker
-        self.admin = FakeAdmin()
+        self.admin = FakeAdmin(broker)
         self.cache = TailCache(1 << 20)
         self.read_ahead = ReadAhead(1 << 30)
         self.attaching = asyncio.Semaphore(64)

@@ -249,7 +249,8 @@ async def test_an_empty_log_answers_older_offsets_with_nothing_and_later_ones_no
 
 
 async def _stats(ledger: int) -> dict[str, Any]:
-    return {"totalSize": 0, "ledgers": [{"ledgerId": 3, "entries": 9}, {"ledgerId": ledger, "entries": 0}]}
+    ledgers = [{"ledgerId": 3, "entries": 9}, {"ledgerId": ledger, "entries": 0}]
+    return {"totalSize": 0, "numberOfEntries": 0, "ledgers": ledgers}
 
 
 # --- on a real broker, whose index is not looked at

@@ -202,7 +202,7 @@ class PulsarLog:
             guard=self.guard,
             budget=TAIL_BUDGET,
         )
-        self.size_bytes = 0 if found.last is None else await lookup.size(self)
+        self.size_bytes = found.size
         if self.deleted:
             raise self._gone()
         if self._stream is not stream or stream.closed:
