@@ -13,6 +13,7 @@
 # MEM                     memory of the JVM (-Xms256m -Xmx768m -XX:MaxDirectMemorySize=512m)
 # KEEP=1                  keep the data, at stop and at start; else it is thrown away at both
 # INDEX=0                 a broker as it comes, that keeps no index of messages and sends none
+# DEDUP=true              deduplication for all topics of the broker; as it comes, the gateway turns it on by topic
 # EXTRA_CONF              a file of more settings, which win
 # TOKEN                   a superuser's token, where EXTRA_CONF turns authentication on
 # OWNER                   a process id: the node is killed when that process is gone
@@ -68,7 +69,7 @@ settings() { # port, web port
   fi
   cat <<P
 transactionCoordinatorEnabled=true
-brokerDeduplicationEnabled=true
+brokerDeduplicationEnabled=${DEDUP:-false}
 acknowledgmentAtBatchIndexLevelEnabled=true
 systemTopicEnabled=true
 advertisedAddress=127.0.0.1
@@ -141,5 +142,5 @@ case ${1:-} in
   stop) stop TERM; wipe ;;
   kill) stop KILL ;;
   home) fetch; echo "$DIST" ;;
-  *) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,21s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
