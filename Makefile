@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench bench-pulsar
+.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench bench-pulsar
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -22,13 +22,16 @@ $(VENV)/.test: $(BIN)/kop
 run: $(BIN)/kop ## serve Kafka clients on port 9092 (ARGS="--listen ..." for more)
 	@exec $(BIN)/kop serve $(ARGS)
 
-test: $(VENV)/.test ## lint, types and the fast tests
+test: $(VENV)/.test ## lint, types and the tests that need nothing else: two minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "not slow and not pulsar" $(ARGS)
 
-test-full: $(VENV)/.test ## every test, the slow ones too
+test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Java, Maven)
+	$(BIN)/python -m pytest -n 2 -m "pulsar and not slow" -r fE $(ARGS)
+
+test-full: $(VENV)/.test ## every test, the slow ones too (Java, Maven)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-faults: $(VENV)/.test ## brokers and gateways killed, stopped and cut off under load, tokens that run out (Java, Maven): ten minutes

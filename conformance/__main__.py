@@ -41,8 +41,6 @@ def main() -> int:
             report.collectors = run_all(
                 chosen, ["--bootstrap", bootstrap, *arguments], options.jobs, _Progress(report, options.verbose)
             )
-            if options.again and report.failed:
-                _try_again(report, by_name, bootstrap)
             if options.control is not None and report.failed:
                 _ask_control(report, by_name, options, stack)
         except StartFailed as error:
@@ -51,7 +49,7 @@ def main() -> int:
         if options.json:
             Path(options.json).write_text(json.dumps(report.json(), indent=1) + "\n")
         print(f"{time.monotonic() - begun:.0f} s", file=sys.stderr)
-        if report.failed or report.first_tries:
+        if report.failed:
             print("\n".join(["", "what the gateway warned of last:", *(warnings() or ["nothing"])]))
         print(report.text(), flush=True)
     if not any(collector.results for collector in report.collectors):
@@ -74,9 +72,6 @@ def _options() -> argparse.Namespace:
         metavar="HOST:PORT",
         help="run what failed against an Apache Kafka too (a started one without an address): "
         "what fails there as well is the client's own",
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="run what failed once more; the report names both outcomes"
     )
     parser.add_argument("--client", action="append", default=[], choices=[s.name for s in SUITES], metavar="NAME")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case of each client")
@@ -106,13 +101,6 @@ def _ask_control(
     print(f"control {bootstrap}: {report.failed} cases", flush=True)
     for collector in _run_failed(report, by_name, bootstrap):
         report.control |= {result.id: result for result in collector.results.values()}
-
-
-def _try_again(report: Report, by_name: dict[str, Suite], bootstrap: str) -> None:
-    print(f"once more: {report.failed} cases", flush=True)
-    for again in _run_failed(report, by_name, bootstrap):
-        for result in again.results.values():
-            report.tried_again(result)
 
 
 def _run_failed(report: Report, by_name: dict[str, Suite], bootstrap: str) -> Iterator[Collector]:

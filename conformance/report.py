@@ -46,16 +46,6 @@ class Report:
     gaps: Gaps
     collectors: list[Collector] = field(default_factory=list)
     control: dict[str, Result] = field(default_factory=dict)
-    first_tries: dict[str, Result] = field(default_factory=dict)
-    """How the cases failed at first that were tried again."""
-
-    def tried_again(self, result: Result) -> None:
-        """The second outcome of a case that failed is the one that counts; the first one is told, too."""
-        for collector in self.collectors:
-            first = collector.results.get(result.case) if collector.client == result.client else None
-            if first is not None and self.verdict(first) == "failed":
-                self.first_tries[result.id] = first
-                collector.results[result.case] = result
 
     def verdict(self, result: Result) -> str:
         """passed, failed, skipped or gap."""
@@ -79,10 +69,6 @@ class Report:
         self._section(lines, "gap", "known gaps (conformance/known_gaps.toml)", lambda r: self.gaps.reason(r) or "")
         self._section(lines, "skipped", "skipped", lambda r: r.detail)
         self._section(lines, "failed", "failures", self._failure)
-        second = [r for r in self.first_tries.values() if r.id in {p.id for p in self.results("passed")}]
-        if second:
-            lines += ["", "passed at the second try:"]
-            lines += [line for r in second for line in (f"  {r.id}", f"    {r.detail}")]
         stale = [r.id for r in self.results("passed") if self.gaps.reason(r)]
         if stale:
             lines += ["", "listed as a gap, and passed:", *(f"  {name}" for name in stale)]
@@ -92,7 +78,7 @@ class Report:
         skipped = len(self.results("skipped")) + len(self.results("gap"))
         closing = f"{len(self.results('passed'))} passed, {self.failed} failed"
         closing += f", {skipped} skipped" if skipped else ""
-        return "\n".join([*lines, "", closing + (f" ({len(second)} at the second try)" if second else "")])
+        return "\n".join([*lines, "", closing])
 
     def _failure(self, result: Result) -> str:
         seen = self.control.get(result.id)
@@ -144,7 +130,6 @@ class Report:
                     "verdict": self.verdict(r),
                     "detail": self.gaps.reason(r) or r.detail,
                     "seconds": r.seconds,
-                    "first_try": self.first_tries[r.id].detail if r.id in self.first_tries else None,
                     "control": None if r.id not in self.control else self.control[r.id].ok,
                 }
                 for c in self.collectors

@@ -131,4 +131,4 @@ class PackedStore(PulsarStore):
         return DenseEngine(await super().open(), self._known)
 
 
-STORES = ("sqlite", "pulsar", "packed")
+STORES = ("sqlite", *(pytest.param(name, marks=pytest.mark.pulsar) for name in ("pulsar", "packed")))

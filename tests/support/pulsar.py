@@ -3,6 +3,9 @@
 A pytest plugin (`tests/conftest.py` names it). Tests take the fixture `pulsar`: two URLs and a namespace of their own
 that keeps everything. A test that stops or breaks its broker, or needs other settings, takes `own_broker`.
 
+Every test that asks for `pulsar_urls`, itself or through another fixture, gets the mark `pulsar`: `-m pulsar` and
+`-m "not pulsar"` select by it. A fixture that asks for it only at run time puts the mark on its parameters.
+
     KOP_TEST_PULSAR=pulsar://HOST:PORT,http://HOST:PORT   use this one
     KOP_TEST_PULSAR=off                                   leave these tests out
     KOP_REQUIRE_PULSAR=1                                  fail where they would be left out
@@ -27,7 +30,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 
@@ -163,9 +166,7 @@ async def _delete_one(admin: Admin, namespace: str) -> None:
 def pulsar_urls() -> Urls:
     """Where the run's Pulsar answers. Skips or fails where there is none."""
     if why := _missing():
-        if os.environ.get("KOP_REQUIRE_PULSAR") == "1":
-            pytest.fail(f"KOP_REQUIRE_PULSAR=1, but {why}", pytrace=False)
-        pytest.skip(_LEFT_OUT + why)
+        _leave_out(why)
     return _served()
 
 
@@ -183,7 +184,7 @@ def own_broker(pulsar_urls: Urls, tmp_path: Path) -> Iterator[OwnBroker]:
     With other settings: `OwnBroker(tmp_path / "broker", index=False, settings="...")`, stopped by the test itself.
     """
     if not _can_start():
-        pytest.skip(f"{_LEFT_OUT}a broker of its own, and {_NO_JAVA}")
+        _leave_out(f"the test starts a broker of its own, and {_NO_JAVA}")
     broker = OwnBroker(tmp_path / "broker")
     try:
         yield broker
@@ -195,6 +196,13 @@ def own_broker(pulsar_urls: Urls, tmp_path: Path) -> Iterator[OwnBroker]:
 # -- one broker for the run
 
 _NO_JAVA = "there is no Java or no Maven here"
+
+
+def _leave_out(why: str) -> NoReturn:
+    """Skip the test, or fail it where the run has to have a Pulsar."""
+    if os.environ.get("KOP_REQUIRE_PULSAR") == "1":
+        pytest.fail(f"KOP_REQUIRE_PULSAR=1, but {why}", pytrace=False)
+    pytest.skip(_LEFT_OUT + why)
 
 
 def _named() -> str:
@@ -258,7 +266,7 @@ def _served() -> Urls:
 
 
 def _needs(item: pytest.Item) -> bool:
-    return "pulsar_urls" in getattr(item, "fixturenames", ())
+    return item.get_closest_marker("pulsar") is not None
 
 
 # -- hooks
@@ -269,6 +277,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[_RUN] = tempfile.mkdtemp(prefix="kop-pulsar-")
         os.environ["KOP_TEST_PULSAR_OWNER"] = str(os.getpid())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need a Pulsar, before `-m` selects."""
+    for item in items:
+        if "pulsar_urls" in getattr(item, "fixturenames", ()):
+            item.add_marker("pulsar")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
