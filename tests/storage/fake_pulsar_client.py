@@ -275,6 +275,9 @@ class FakeEngine:
     def producer_name(self, producer_id: int) -> str:
         return f"pid-{producer_id}" if producer_id >= 0 else "gateway"
 
+    def former_producer_name(self, producer_id: int) -> str:
+        return f"former-pid-{producer_id}"
+
 
 def make_log(broker: Broker, *, append_time: bool = False, offsets: str = "index", **configs: Any) -> PulsarLog:
     engine: Any = FakeEngine(broker, offsets)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,44 @@ async def test_both_have_one_cluster_id_and_never_the_same_producer_ids(pulsar_s
         )
         assert len(set(starts)) == 10
         assert all(abs(a - b) >= 1000 for a in starts for b in starts if a != b)
+
+
+@pytest.mark.parametrize("producer", [0, -1])
+async def test_clusters_that_share_a_pulsar_do_not_take_each_others_records_for_their_own(
+    pulsar_store: PulsarStore, producer: int
+) -> None:
+    """Both clusters hand out the same producer ids, and Pulsar deduplicates by the producer's name."""
+    second = PulsarStore(*pulsar_store.urls, pulsar_store.settings.namespace)
+    second.settings = replace(second.settings, metadata_namespace=f"{second.settings.namespace}-kop2")
+    async with pulsar_store.opened() as one, second.opened() as other:
+        assert one.cluster_id != other.cluster_id
+        here = await make(one)
+        await until(lambda: other.topics.get("t"))
+        there = await attached(other)
+        stored: list[int] = []
+        for number in range(25):
+            for log in (here, there):
+                data = batch([f"{number}"], producer=producer, sequence=number)
+                stored.append((await append(log, data)).base_offset)
+        assert stored == list(range(50))
+        await here.refresh()
+        assert await read_values(here) == [f"{number}" for number in range(25) for _ in range(2)]
+
+
+async def test_a_producer_goes_on_after_an_upgrade_from_the_former_names(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as former:
+        former.setattr(PulsarEngine, "producer_name", lambda _, number: PulsarEngine.former_producer_name(number))
+        async with pulsar_store.opened() as old:
+            log = await make(old)
+            for number in range(3):
+                await append(log, batch([f"{number}"], producer=7, sequence=number))
+    monkeypatch.setattr(PulsarEngine, "knows_all_producers", lambda *_: False)
+    async with pulsar_store.opened() as new:
+        log = await attached(new)
+        assert (await append(log, batch(["3"], producer=7, sequence=3))).base_offset == 3
+        assert await read_values(log) == ["0", "1", "2", "3"]
 
 
 async def test_topics_configs_and_deletions_of_one_are_seen_by_the_other(pulsar_store: PulsarStore) -> None:

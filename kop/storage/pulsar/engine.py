@@ -116,7 +116,7 @@ class PulsarEngine:
         self._nothing_queued = asyncio.Event()
         self._nothing_queued.set()
         self._failure: str | None = None
-        self._instance = secrets.token_hex(4)
+        self._instance = secrets.token_hex(8)
         self.own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
         self._state_listeners: list[Callable[[], None]] = []
         self.presence = Presence(self)
@@ -254,13 +254,23 @@ class PulsarEngine:
         return (await self.admin.partitioned_metadata(self.own_name)).properties
 
     def producer_name(self, producer_id: int) -> str:
-        """Of the Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches."""
-        return f"kop-pid-{producer_id}" if producer_id >= 0 else f"kop-gateway-{self._instance}"
+        """Of the Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches.
+
+        Pulsar deduplicates by this name alone. It holds the cluster id, because the gateways of another cluster, or of
+        a metadata namespace that was made again, hand out the same producer ids.
+        """
+        own = f"pid-{producer_id}" if producer_id >= 0 else f"gateway-{self._instance}"
+        return f"kop-{self.cluster_id}-{own}"
+
+    @staticmethod
+    def former_producer_name(producer_id: int) -> str:
+        """What earlier versions called the Pulsar producer of a Kafka producer id."""
+        return f"kop-pid-{producer_id}"
 
     @property
     def leader_name(self) -> str:
         """Of the Pulsar producer that leads a log."""
-        return f"kop-leader-{self._instance}"
+        return f"kop-{self.cluster_id}-leader-{self._instance}"
 
     def announce(self, full_name: str) -> None:
         """A topic's properties changed: the other gateways have to look."""

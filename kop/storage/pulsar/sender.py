@@ -216,6 +216,8 @@ class Sender:
                     await asyncio.sleep(pause)
                     producer = await self._opened()
                 sequences = self._sequences(producer) if self.idempotent else None
+                if sequences is not None and await self._continues_former_name(producer):
+                    sequences.complete = True
                 self._producer = producer
         except PulsarError as error:
             refused = self._refusal(error)
@@ -261,7 +263,22 @@ class Sender:
         owner = self._log
         return Sequences(producer.last_sequence_id, complete=owner.engine.knows_all_producers(owner.topic.topic_id))
 
-    async def _opened(self) -> Producer:
+    async def _continues_former_name(self, producer: Producer) -> bool:
+        """Whether the first batch comes directly behind what an earlier version of the gateway stored.
+
+        That version wrote under another name. What lies behind its last sequence id is not confirmed by it: another
+        cluster may have used the same name.
+        """
+        if producer.last_sequence_id >= 0 or not self._queue:
+            return False
+        header = self._queue[0].header
+        if header.base_sequence == 0:
+            return False
+        former = await self._opened(self._log.engine.former_producer_name(header.producer_id))
+        await former.close()
+        return former.last_sequence_id >= 0 and Sequences(former.last_sequence_id).comes_next(header)
+
+    async def _opened(self, name: str | None = None) -> Producer:
         owner = self._log
         end = owner.loop.time() + _BUSY_SECONDS
         pause = 0.02
@@ -274,7 +291,7 @@ class Sender:
             try:
                 return await owner.client.open_producer(
                     owner.partition_name,
-                    name=self.name,
+                    name=name or self.name,
                     guard=owner.guard,
                     confirm=lambda producer: owner.engine.presence.confirm(owner, producer),
                     on_lost=self._lost,

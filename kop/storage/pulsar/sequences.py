@@ -52,13 +52,13 @@ class Verdict(NamedTuple):
 class Sequences:
     """One producer id on one partition, from what Pulsar said when its producer was opened (-1: nothing known).
 
-    `complete`: what Pulsar does not know was never stored. Then a producer may begin with any sequence, as in Kafka: it
-    wrote to a topic of the same name that was deleted.
+    `complete`: what Pulsar does not know was never stored under this name. Then a producer may begin with any sequence,
+    as in Kafka: it wrote to a topic of the same name that was deleted, or under the name of an earlier version.
     """
 
     def __init__(self, last_sequence_id: int, *, complete: bool = False) -> None:
         self.epoch = -1
-        self._complete = complete
+        self.complete = complete
         self._last = -1
         """Unwrapped sequence of the last record taken, in `epoch`."""
         self._window: deque[Sent] = deque(maxlen=WINDOW)
@@ -79,13 +79,17 @@ class Sequences:
         """True for what Pulsar had stored when we began."""
         return sequence_id >> _SHIFT == self.epoch and sequence_id & _MASK <= self._stored
 
+    def comes_next(self, header: BatchHeader) -> bool:
+        """Whether a batch of the same epoch begins directly behind the last record."""
+        return header.producer_epoch == self.epoch and header.base_sequence == add_sequence(self.last_sequence, 1)
+
     def check(self, header: BatchHeader) -> Verdict:
         """What to do with a batch; changes nothing."""
         epoch, sequence = header.producer_epoch, header.base_sequence
         if epoch < self.epoch:
             return _refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {epoch} after epoch {self.epoch}")
         if epoch > self.epoch:
-            if sequence == 0 or (self._complete and self.epoch < 0):
+            if sequence == 0 or (self.complete and self.epoch < 0):
                 return Verdict(epoch << _SHIFT | sequence)
             if self.epoch >= 0:
                 return _refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"a new epoch begins with {sequence}, not 0")
