@@ -25,7 +25,7 @@ from kop.errors import BackendError, KopError
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
 from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
-from kop.storage.catalogue import new_uuid
+from kop.storage.topic_table import new_uuid
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.compaction import Compactions

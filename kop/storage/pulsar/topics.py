@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
-from kop.storage.catalogue import Catalogue, is_usable, new_uuid
+from kop.storage.topic_table import TopicTable, is_usable, new_uuid
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.elsewhere import topic_of
 from kop.storage.pulsar.presence import DELETING_PROPERTY, ID_PROPERTY
@@ -71,7 +71,7 @@ class PulsarTopic:
         return self.full_name if self.plain else f"{self.full_name}-partition-{index}"
 
 
-class PulsarTopics(Catalogue):
+class PulsarTopics(TopicTable):
     """`Topics` over Pulsar's admin API."""
 
     def __init__(self, engine: PulsarEngine) -> None:

@@ -7,7 +7,6 @@ Must not know: what a batch holds, how a commit goes.
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import logging
@@ -25,7 +24,7 @@ from kop.errors import BackendError, KopError
 from kop.records.batch import read_header
 from kop.records.producer_state import ProducerStates
 from kop.storage.base import LogPolicy, Member, TopicInfo
-from kop.storage.catalogue import new_uuid
+from kop.storage.topic_table import new_cluster_id
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.log import SqliteLog
@@ -293,15 +292,11 @@ class _State:
     logs: list[_StoredLog]
 
 
-def _new_cluster_id() -> str:
-    return base64.urlsafe_b64encode(new_uuid().bytes).decode().rstrip("=")
-
-
 def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
     conn.execute("BEGIN IMMEDIATE")
     conn.executemany(
         "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
-        [("cluster.id", _new_cluster_id()), ("producer_id.next", 0), ("topics.version", 0)],
+        [("cluster.id", new_cluster_id()), ("producer_id.next", 0), ("topics.version", 0)],
     )
     conn.execute("COMMIT")
     meta = dict(conn.execute("SELECT key, value FROM meta").fetchall())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from kop.storage.base import TopicInfo
-from kop.storage.catalogue import Catalogue, new_uuid
+from kop.storage.topic_table import TopicTable, new_uuid
 
 if TYPE_CHECKING:
     from kop.storage.sqlite.engine import SqliteEngine
@@ -33,7 +33,7 @@ def frozen(configs: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(configs))
 
 
-class SqliteTopics(Catalogue):
+class SqliteTopics(TopicTable):
     """`Topics` over the tables `topic` and `log`."""
 
     def __init__(self, engine: SqliteEngine, version: int, topics: Sequence[tuple[int, TopicInfo]]) -> None:

@@ -1,11 +1,12 @@
-"""The topics that an engine knows, in memory: what both engines' catalogues have in common.
+"""The topics that an engine knows, in memory: what the engines' tables of topics have in common.
 
-Owns: names, ids and their order, who hears of changes, which changes cannot be.
+Owns: names, ids and their order, who hears of changes, which changes are refused; ids that may be given.
 Must not know: where topics are kept.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
@@ -31,8 +32,13 @@ def new_uuid() -> UUID:
     return value
 
 
-class Catalogue:
-    """The reading half of `kop.storage.base.Topics`; an engine's catalogue adds the changes."""
+def new_cluster_id() -> str:
+    """A random cluster id as Kafka writes it: 22 characters, the first of them no dash."""
+    return base64.urlsafe_b64encode(new_uuid().bytes).decode().rstrip("=")
+
+
+class TopicTable:
+    """The reading half of `kop.storage.base.Topics`; an engine's own class adds the changes."""
 
     def __init__(self, version: int, topics: Iterable[TopicInfo] = ()) -> None:
         self._version = version
