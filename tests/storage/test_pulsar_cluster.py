@@ -20,7 +20,6 @@ from kop.errors import ErrorCode, KopError
 from kop.groups.log import GroupLog
 from kop.groups.settings import GroupSettings
 from kop.storage.base import Member, TopicInfo
-from kop.storage.topic_table import new_uuid
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.presence import ID_PROPERTY
 from kop.storage.pulsar.topics import (
@@ -28,6 +27,7 @@ from kop.storage.pulsar.topics import (
     CREATED_PROPERTY,
     UNFINISHED_PROPERTY,
 )
+from kop.storage.topic_table import new_uuid
 
 
 @pytest.fixture

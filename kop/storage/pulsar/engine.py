@@ -25,7 +25,6 @@ from kop.errors import BackendError, KopError
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
 from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
-from kop.storage.topic_table import new_uuid
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.compaction import Compactions
@@ -46,6 +45,7 @@ from kop.storage.pulsar.topics import (
 )
 from kop.storage.pulsar.troubles import Troubles
 from kop.storage.tail_cache import TailCache
+from kop.storage.topic_table import new_uuid
 
 _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."

@@ -27,10 +27,10 @@ from weakref import WeakValueDictionary
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
-from kop.storage.topic_table import TopicTable, is_usable, new_uuid
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.elsewhere import topic_of
 from kop.storage.pulsar.presence import DELETING_PROPERTY, ID_PROPERTY
+from kop.storage.topic_table import TopicTable, is_usable, new_uuid
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine

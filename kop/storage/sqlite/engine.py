@@ -24,7 +24,6 @@ from kop.errors import BackendError, KopError
 from kop.records.batch import read_header
 from kop.records.producer_state import ProducerStates
 from kop.storage.base import LogPolicy, Member, TopicInfo
-from kop.storage.topic_table import new_cluster_id
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.log import SqliteLog
@@ -33,6 +32,7 @@ from kop.storage.sqlite.reader import Readers
 from kop.storage.sqlite.topics import SqliteTopics
 from kop.storage.sqlite.writer import Entry, Writer
 from kop.storage.tail_cache import TailCache
+from kop.storage.topic_table import new_cluster_id
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
