@@ -7,7 +7,8 @@
 - Sessions (KIP-227) from version 7, topics by id from 13: UNKNOWN_TOPIC_ID; in a session that knew the topic,
   UNKNOWN_TOPIC_OR_PARTITION once it is deleted, INCONSISTENT_TOPIC_ID once it is made anew.
 - leader_epoch is 0: a higher one asked for is UNKNOWN_LEADER_EPOCH.
-- zstd batches are UNSUPPORTED_COMPRESSION_TYPE below version 10.
+- Below version 10 a topic whose compression.type is zstd is UNSUPPORTED_COMPRESSION_TYPE (KIP-110). On other topics zstd
+  batches go out as they are stored, as in Kafka.
 - No transactions yet: the last stable offset is the high watermark, no transaction is aborted.
 - What is in the tail cache is answered on the spot, without a task; what is not is read by one.
 """
@@ -24,7 +25,6 @@ from uuid import UUID
 from kop.errors import ErrorCode, KopError
 from kop.handlers.base import Api, Context, Frame, Gateway
 from kop.handlers.fetch_sessions import FetchSession
-from kop.records.batch import iter_batches
 from kop.records.compression import Codec
 from kop.storage.base import PartitionLog, ReadResult
 from kop.wire.fetch import FetchCall, FetchPartition, PartitionAnswer, encode_response, parse
@@ -143,6 +143,8 @@ class _Fetch:
             self._note(found, wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         elif wanted.current_leader_epoch > 0:
             self._note(found, wanted, ErrorCode.UNKNOWN_LEADER_EPOCH)
+        elif self.ctx.version < _ZSTD_FROM and self.gw.topic_configs.produce_rules(topic).codec is Codec.ZSTD:
+            self._note(found, wanted, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
         else:
             return partition_log
         return None
@@ -181,9 +183,6 @@ class _Fetch:
                 wanted.partition, 0, high_watermark, high_watermark, partition_log.log_start_offset
             )
         else:
-            if self.ctx.version < _ZSTD_FROM and _has_zstd(result):
-                self._note(found, wanted, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-                return
             answer = PartitionAnswer(
                 wanted.partition,
                 0,
@@ -342,12 +341,6 @@ def _keep_names(gw: Gateway, session: FetchSession, call: FetchCall) -> None:
         known = session.partitions.get((wanted.topic, wanted.partition))
         if known is not None:  # else the same request forgets it
             known.topic_name = topic.name
-
-
-def _has_zstd(result: ReadResult) -> bool:
-    return any(
-        header.codec == Codec.ZSTD for buffer in result.buffers for _, header in iter_batches(memoryview(buffer))
-    )
 
 
 APIS = (Api(KEY, 4, 18, fetch, raw=True),)

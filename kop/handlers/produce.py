@@ -7,7 +7,8 @@
 - From version 13 topics go by id: UNKNOWN_TOPIC_ID. Internal topics are INVALID_TOPIC_EXCEPTION.
 - Versions below 7 may not carry zstd: UNSUPPORTED_COMPRESSION_TYPE.
 - compression.type other than `producer` stores the batch in that codec.
-- A transactional id is TRANSACTIONAL_ID_AUTHORIZATION_FAILED until transactions exist.
+- A transactional id is TRANSACTIONAL_ID_AUTHORIZATION_FAILED until transactions exist. A transactional batch is it too,
+  as in Kafka without a transactional id. Either refuses the whole request.
 - throttle_time_ms is what the storage says of batches that it holds back. The connection is not muted (KIP-219): a
   client that sends on all the same waits for its answers, and what it may have under way is bounded.
 - No task and no object per record: the answer is put together by the appends' own callbacks.
@@ -23,7 +24,7 @@ from uuid import UUID
 
 from kop.errors import ErrorCode, FrameError, KopError
 from kop.handlers.base import Api, Context, Frame, Gateway
-from kop.records.batch import RecordsRejectedError, check_produced, check_records
+from kop.records.batch import RecordsRejectedError, check_produced, check_records, is_transactional
 from kop.storage.base import AppendResult, PartitionLog, TopicInfo
 from kop.wire.produce import PartitionAnswer, ProduceCall, ProducePartition, encode_response, parse
 
@@ -135,7 +136,11 @@ def _refuse_whole(ctx: Context, call: ProduceCall) -> ErrorCode | None:
         return ErrorCode.UNSUPPORTED_VERSION
     if call.acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS
-    if call.transactional_id is not None:
+    if call.transactional_id is not None or any(
+        part.records is not None and is_transactional(part.records)
+        for topic_data in call.topics
+        for part in topic_data.partitions
+    ):
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     return None
 

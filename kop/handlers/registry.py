@@ -17,6 +17,7 @@ from kop.handlers import (
     metadata,
     produce,
     producer_ids,
+    sasl,
     topics,
 )
 from kop.handlers.base import Api
@@ -33,6 +34,7 @@ _MODULES = (
     producer_ids,
     configs,
     cluster,
+    sasl,
 )
 
 

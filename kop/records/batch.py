@@ -46,6 +46,7 @@ __all__ = [
     "check_produced",
     "check_records",
     "first_at_or_after",
+    "is_transactional",
     "iter_batches",
     "iter_records",
     "max_timestamp_record",
@@ -213,16 +214,17 @@ def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) 
     `max_message_bytes` bounds the whole batch. `zstd_allowed`: the request's version is 7 or newer (KIP-110).
     Raises PeerError: INVALID_RECORD (not exactly one batch of magic 2, counts or sequences that cannot be, control
     batch, base offset other than 0), CORRUPT_MESSAGE (length, checksum), MESSAGE_TOO_LARGE, INVALID_TIMESTAMP
-    (LogAppendTime set by a client), UNSUPPORTED_COMPRESSION_TYPE (zstd too early, or no codec at all). Where Kafka
-    is laxer or fails by accident, tests/records/test_record_vectors.py lists the difference.
+    (LogAppendTime set by a client), UNSUPPORTED_COMPRESSION_TYPE (zstd too early, or no codec at all),
+    INVALID_PRODUCER_EPOCH (a producer id with a negative epoch). Where Kafka is laxer or fails by accident,
+    tests/records/test_record_vectors.py lists the difference.
     """
     size = len(data)
     if size < HEADER_SIZE:
         raise _misfit(data)
     header = BatchHeader._make(_unpack_header(data))
-    (base_offset, length, _, magic, crc, attributes, last_offset_delta, _, _, producer_id, _, base_sequence, count) = (
-        header
-    )
+    (
+        base_offset, length, _, magic, crc, attributes, last_offset_delta, _, _, producer_id, epoch, base_sequence, count,
+    ) = header  # fmt: skip
     if length + LOG_OVERHEAD != size or magic != MAGIC:
         raise _misfit(data)
     codec = attributes & CODEC_MASK
@@ -246,9 +248,16 @@ def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) 
     if producer_id >= 0:
         if base_sequence < 0:
             raise _invalid(f"sequence {base_sequence} with producer id {producer_id}")
+        if epoch < 0:
+            raise PeerError(f"epoch {epoch} with producer id {producer_id}", ErrorCode.INVALID_PRODUCER_EPOCH)
     elif attributes & TRANSACTIONAL_BIT:
         raise _invalid("a transactional batch without a producer id")
     return header
+
+
+def is_transactional(data: Buffer) -> bool:
+    """True where `data` begins with a batch of magic 2 that says it belongs to a transaction; nothing is checked."""
+    return len(data) >= HEADER_SIZE and data[_MAGIC_AT] == MAGIC and data[_ATTRIBUTES_AT + 1] & TRANSACTIONAL_BIT != 0
 
 
 def _refuse_attributes(attributes: int) -> None:

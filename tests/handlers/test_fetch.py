@@ -13,6 +13,7 @@ from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fie
 
 from kop.errors import ErrorCode
 from kop.records.batch import iter_batches, read_header
+from kop.records.compression import Codec
 from kop.wire.messages import FetchRequest, OffsetCommitRequest
 
 NEWEST = 12
@@ -341,5 +342,31 @@ def test_the_offsets_topic_is_readable(tmp_path: Path) -> None:
             part_answer = await fetch(client, 0, name="__consumer_offsets")
             assert part_answer.error_code == 0
             assert read_header(part_answer.records).record_count == 1
+
+    run(main())
+
+
+def test_zstd_below_version_10_is_refused_on_topics_of_zstd_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            topics = serving.gateway.engine.topics
+            await topics.create("plain", 1, {"retention.ms": "-1"})
+            await topics.create("zstd", 1, {"retention.ms": "-1", "compression.type": "zstd"})
+            client = await RawClient.connect(serving)
+            sent = batch([b"a" * 100], codec=Codec.ZSTD)
+            for name in ("plain", "zstd"):
+                answer = await client.call(0, NEWEST, **produce_fields(name, sent, version=NEWEST))
+                assert answer.responses[0].partition_responses[0].error_code == 0
+            for version in (4, 9):
+                part = await fetch(client, 0, name="plain", version=version)
+                assert (part.error_code, read_header(part.records).codec) == (0, Codec.ZSTD)
+                part = await fetch(client, 0, name="zstd", version=version)
+                assert (part.error_code, part.records or b"") == (ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, b"")
+            part = await fetch(client, 0, name="zstd", version=10)
+            assert (part.error_code, read_header(part.records).codec) == (0, Codec.ZSTD)
+        async with gateway(tmp_path, compression_type="zstd") as serving:  # counts where the topic says nothing itself
+            client = await RawClient.connect(serving)
+            part = await fetch(client, 0, name="plain", version=9)
+            assert part.error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
 
     run(main())

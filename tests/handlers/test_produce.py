@@ -186,11 +186,8 @@ def test_zstd_below_version_7_is_unsupported_compression_type(tmp_path: Path) ->
             client = await RawClient.connect(serving)
             zstd = batch([b"a" * 100], codec=Codec.ZSTD)
             assert (await produce(client, zstd, version=6)).error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+            assert await fetched(client) == b""
             assert (await produce(client, zstd, version=7)).error_code == 0
-            answer = await client.call(1, 9, **fetch_fields("t", 0, version=9))
-            assert answer.responses[0].partitions[0].error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-            answer = await client.call(1, 10, **fetch_fields("t", 0, version=10))
-            assert answer.responses[0].partitions[0].error_code == 0
 
     run(main())
 
@@ -280,6 +277,43 @@ def test_a_transactional_id_is_refused_until_transactions_exist(tmp_path: Path) 
             assert answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
             answer = await client.call(10, 2, key="tx", key_type=1)
             assert (answer.error_code, answer.node_id) == (0, 1)
+
+    run(main())
+
+
+@pytest.mark.parametrize("transactional_id", [None, "tx"])
+def test_a_transactional_batch_is_refused_and_with_it_the_whole_request(
+    tmp_path: Path, transactional_id: str | None
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving, partitions=2)
+            client = await RawClient.connect(serving)
+            of_transaction = batch([b"a"], transactional=True, producer_id=5, producer_epoch=0, base_sequence=0)
+            fields = produce_fields("t", batch([b"plain"]), version=9)
+            also = produce_fields("t", of_transaction, version=9, partition=1)["topic_data"][0].partition_data
+            fields["topic_data"][0].partition_data += also
+            answer = await client.call(0, 9, **fields | {"transactional_id": transactional_id})
+            codes = [part.error_code for part in answer.responses[0].partition_responses]
+            assert codes == [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED] * 2
+            assert await fetched(client) == b""
+            assert (await produce(client, batch([b"plain"]))).base_offset == 0
+            assert (await produce(client, batch([b"plain"]), partition=1)).base_offset == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("epoch", [-1, -2, -32768])
+def test_a_negative_epoch_of_an_idempotent_producer_is_invalid_producer_epoch(tmp_path: Path, epoch: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            sent = batch([b"a"], producer_id=5, producer_epoch=epoch, base_sequence=0)
+            assert (await produce(client, sent)).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+            assert await fetched(client) == b""
+            without_id = batch([b"a"], producer_id=-1, producer_epoch=epoch, base_sequence=7)
+            assert (await produce(client, without_id)).base_offset == 0, "epochs mean nothing without a producer id"
 
     run(main())
 
