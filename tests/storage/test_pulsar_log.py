@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from batches import batch, records
 from fake_pulsar_client import STAMP, Broker, make_log, outcome, settle
+from support.waiting import until
 
-from kop.errors import ErrorCode
+from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.records.batch import read_header
 from kop.storage.pulsar import log as log_module
@@ -244,8 +245,43 @@ async def test_an_attach_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     play = Play(41)
     play.broker.open_reader = lambda *_, **__: asyncio.sleep(3600)  # type: ignore[method-assign,assignment,return-value]
     play.append()
-    await asyncio.sleep(0.1)
-    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT]
+    await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
+    await play.log.close()
+
+
+async def test_the_clock_of_attaching_starts_with_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play(41)
+    turns = play.log.engine.attaching = asyncio.Semaphore(0)
+    monkeypatch.setattr(log_module, "ATTACH_SECONDS", 0.0)  # a clock that ran while it waits would end it at once
+    play.append()
+    await asyncio.sleep(0.05)
+    assert play.outcomes == [None]
+    monkeypatch.setattr(log_module, "ATTACH_SECONDS", 25.0)
+    turns.release()
+    await until(lambda: play.log.attached)
+    await play.run("SR")
+    assert play.outcomes == [3]
+    await play.log.close()
+
+
+async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_module, "WAIT_SECONDS", 0.02)
+    play = Play(41)
+    turns = play.log.engine.attaching = asyncio.Semaphore(0)
+    play.append()
+    with pytest.raises(BackendError) as late:
+        await play.log.attach()
+    assert late.value.code is ErrorCode.REQUEST_TIMED_OUT
+    await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
+    assert play.counts["reads refused: Timeout"] == 2
+    monkeypatch.setattr(log_module, "WAIT_SECONDS", 25.0)
+    play.append(0)
+    turns.release()
+    await until(lambda: play.log.attached)
+    await play.run("SR")
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, 3]
     await play.log.close()
 
 

@@ -43,8 +43,9 @@ CLOCK_AHEAD: Final = "clock_ahead"
 _CLOCK_TOLERANCE: Final = 1024
 TAIL_BUDGET: Final = 1 << 20
 ATTACH_SECONDS: Final = 25.0
-_TURN_SECONDS: Final = 15.0
-"""Of these, how long it may wait for others: all at once would all be too late."""
+"""How long attaching may take, from its turn on: `PulsarEngine.attaching` lets a few logs attach at a time."""
+WAIT_SECONDS: Final = 25.0
+"""How long a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
 _MARK_EVERY: Final = LOOK_EVERY
 """Entries from one mark of the tail to the next."""
 _EMPTY: Final = ReadResult((), 0)
@@ -80,6 +81,8 @@ class PulsarLog:
         self._stream: Stream | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._waiting: deque[Append] = deque()
+        self._give_up: asyncio.TimerHandle | None = None
+        """Ends the appends in `_waiting` when attaching takes too long for them."""
         self._senders = Senders(self)
         self._readers = Readers(self)
         self._listeners = Listeners(self.loop)
@@ -136,10 +139,33 @@ class PulsarLog:
             if self._attaching is None:
                 self._attaching = self.loop.create_task(self._attach())
                 self._attaching.add_done_callback(self._attach_ended)
-            await asyncio.shield(self._attaching)
+            try:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await asyncio.shield(self._attaching)
+            except TimeoutError:
+                raise self._late() from None
+
+    def _late(self) -> KopError:
+        error = PulsarError("Timeout", f"not done within {WAIT_SECONDS:.0f} s, and going on")
+        return self.refused(error, f"cannot attach {self.title}")
+
+    def _end_waiting(self, error: KopError) -> None:
+        """Fail the appends that wait for the log to attach: none of them was sent."""
+        waiting, self._waiting = self._waiting, deque()
+        for append in waiting:
+            append.error = error
+            append.end(self.log_start_offset)
+
+    def _give_up_waiting(self) -> None:
+        self._give_up = None
+        if self._waiting:
+            self._end_waiting(self._late())
 
     def _attach_ended(self, task: asyncio.Task[None]) -> None:
         self._attaching = None
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
         error: KopError | None = None
         if self.deleted:
             error = self._gone()
@@ -149,21 +175,19 @@ class PulsarLog:
         elif task.exception() is not None:
             failed = task.exception()
             error = failed if isinstance(failed, KopError) else BackendError(f"cannot attach {self.title}: {failed!r}")
+        if error is not None:
+            self._end_waiting(error)
         waiting, self._waiting = self._waiting, deque()
         for append in waiting:
-            if error is None:
-                self._senders.of(append.header).add(append)
-            else:
-                append.error = error
-                append.end(self.log_start_offset)
+            self._senders.of(append.header).add(append)
 
     async def _attach(self) -> None:
         try:
-            async with asyncio.timeout(ATTACH_SECONDS), AsyncExitStack() as held:
+            async with AsyncExitStack() as held:
                 if not self.topic.internal:  # coordinators do not wait behind others
-                    async with asyncio.timeout(_TURN_SECONDS):
-                        await held.enter_async_context(self.engine.attaching)
-                await self._find_and_follow()
+                    await held.enter_async_context(self.engine.attaching)
+                async with asyncio.timeout(ATTACH_SECONDS):
+                    await self._find_and_follow()
         except BaseException as error:
             self._let_go_of_tail()
             if isinstance(error, TimeoutError):
@@ -261,6 +285,8 @@ class PulsarLog:
             self._senders.of(header).add(append)
             return future
         self._waiting.append(append)
+        if self._give_up is None:
+            self._give_up = self.loop.call_later(WAIT_SECONDS, self._give_up_waiting)
         if self._attaching is None:
             self._attaching = self.loop.create_task(self._attach())
             self._attaching.add_done_callback(self._attach_ended)
@@ -462,10 +488,7 @@ class PulsarLog:
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""
         self.deleted, error = True, self._gone()
-        while self._waiting:
-            append = self._waiting.popleft()
-            append.error = error
-            append.end(self.log_start_offset)
+        self._end_waiting(error)
         self.detach(error)
 
     async def close(self) -> None:

@@ -1,0 +1,35 @@
+"""Waiting for what is to come, instead of for a time. The limits only catch what never comes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SECONDS = 100.0
+"""How long anything may take on a slow machine that others share; below pytest's limit, to tell what did not come."""
+
+
+async def until(condition: Callable[[], T | Awaitable[T]], what: str = "", seconds: float = SECONDS) -> T:
+    """Wait until `condition()`, or what it awaits, is true; returns that."""
+    end = time.monotonic() + seconds
+    while True:
+        found = condition()
+        found = await found if inspect.isawaitable(found) else found
+        if found:
+            return found
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what or inspect.getsource(condition).strip()}"
+        await asyncio.sleep(0.01)
+
+
+def wait_until(condition: Callable[[], T], what: str = "", seconds: float = SECONDS) -> T:
+    """The same where no event loop runs."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what or inspect.getsource(condition).strip()}"
+        time.sleep(0.01)
+    return found
