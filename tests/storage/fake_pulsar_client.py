@@ -257,6 +257,9 @@ class FakeEngine:
     async def deduplicates(self, topic_id: UUID) -> None:
         pass
 
+    async def retains(self, topic_id: UUID) -> None:
+        pass
+
     async def begin_raw(self, topic_id: UUID) -> None:
         self.raw_marked = True
 

@@ -21,10 +21,10 @@ from kop.groups.log import GroupLog
 from kop.groups.settings import GroupSettings
 from kop.storage.base import Member, TopicInfo
 from kop.storage.pulsar import PulsarEngine
-from kop.storage.pulsar.presence import ID_PROPERTY
-from kop.storage.pulsar.topics import (
+from kop.storage.pulsar.properties import (
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
+    ID_PROPERTY,
     UNFINISHED_PROPERTY,
 )
 from kop.storage.topic_table import new_uuid

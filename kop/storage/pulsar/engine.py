@@ -33,17 +33,13 @@ from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Gateways
-from kop.storage.pulsar.presence import ID_PROPERTY, Presence
+from kop.storage.pulsar.presence import Presence
 from kop.storage.pulsar.producer_ids import ProducerIds
+from kop.storage.pulsar.properties import CREATED_PROPERTY, ID_PROPERTY, RAW_PROPERTY, number, remembered
 from kop.storage.pulsar.read_ahead import ReadAhead
-from kop.storage.pulsar.topics import (
-    CONFIGS_PROPERTY,
-    CREATED_PROPERTY,
-    RAW_PROPERTY,
-    PulsarTopic,
-    PulsarTopics,
-)
+from kop.storage.pulsar.topics import PulsarTopic, PulsarTopics
 from kop.storage.pulsar.troubles import Troubles
+from kop.storage.pulsar.write_checks import WriteChecks
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_uuid
 
@@ -51,7 +47,6 @@ _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _OFFSETS_PROPERTY: Final = "kop.offsets"
 _ENDS_AT_ONCE: Final = 200
-_DEDUPLICATES_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
 _YOUNG_SECONDS: Final = 3600.0
 _PREFIX: Final = "persistent://"
@@ -106,6 +101,7 @@ class PulsarEngine:
         self.topics = PulsarTopics(self)
         self.elsewhere = Elsewhere(self)
         self.compactions = Compactions(self)
+        self.write_checks = WriteChecks(self)
         self.namespaces = (settings.namespace, settings.metadata_namespace)
         self.policy = policy
         """What the gateway makes of a topic's configs."""
@@ -122,7 +118,6 @@ class PulsarEngine:
         self.presence = Presence(self)
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
-        self._deduplicating: dict[UUID, tuple[float, asyncio.Task[None]]] = {}
         self._begin_raw: set[UUID] = set()
         self._gateways = Gateways(
             client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced, self.troubles
@@ -359,47 +354,19 @@ class PulsarEngine:
 
     def remove_logs(self, topic_id: UUID) -> None:
         """A topic is gone."""
-        self._deduplicating.pop(topic_id, None)
+        self.write_checks.forget(topic_id)
         self.presence.forget(topic_id)
         for one in self._logs.pop(topic_id, ()):
             self.presence.removed(one)
             one.remove()
 
     async def deduplicates(self, topic_id: UUID) -> None:
-        """See to it that the topic deduplicates: idempotent producers rest on it, and somebody may have turned it off.
+        """Before an idempotent producer is opened: see to it that the topic deduplicates. PulsarError."""
+        await self.write_checks.deduplicates(topic_id)
 
-        An answer is good for half a minute.
-        """
-        now = self.loop.time()
-        asked = self._deduplicating.get(topic_id)
-        if asked is None or now - asked[0] > _DEDUPLICATES_SECONDS:
-            ours = asked is not None or CONFIGS_PROPERTY in self.topics.pulsar(topic_id).properties
-            asked = self._deduplicating[topic_id] = now, self.loop.create_task(self._deduplicate(topic_id, ours))
-            asked[1].add_done_callback(lambda done: self._deduplicates_ended(topic_id, done))
-        await asyncio.shield(asked[1])
-
-    def _deduplicates_ended(self, topic_id: UUID, task: asyncio.Task[None]) -> None:
-        """No answer is none to keep; its callers may all be gone."""
-        if task.cancelled() or task.exception() is not None:
-            self._deduplicating.pop(topic_id, None)
-
-    async def _deduplicate(self, topic_id: UUID, ours: bool) -> None:
-        name = self.topics.pulsar(topic_id).full_name
-        try:
-            if await self.admin.get_deduplication(name, applied=True):
-                return
-        except PulsarError:
-            if ours:
-                return  # it was on; a broker that comes back from a crash cannot tell for a while
-            raise
-        if ours:
-            self.count("deduplication was turned off")
-            text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"
-            self.troubles.tell(("deduplication", name), text)
-        else:
-            log.info("deduplication is turned on for %s: an idempotent producer writes to it", name)
-        await self.admin.set_deduplication(name, True)
-        await policies.wait_for(lambda: self.admin.get_deduplication(name, applied=True), True)
+    async def retains(self, topic_id: UUID) -> None:
+        """Before any producer is opened: see to it that Pulsar keeps what is written. KopError, PulsarError."""
+        await self.write_checks.retains(topic_id)
 
     async def begin_raw(self, topic_id: UUID) -> None:
         """Keep beside a topic that batches are stored as they came: Pulsar can never compact it any more."""
@@ -425,16 +392,16 @@ class PulsarEngine:
 
         It forgets after 6 idle hours (brokerDeduplicationProducerInactivityTimeoutMinutes).
         """
-        created = self.topics.pulsar(topic_id).properties.get(CREATED_PROPERTY)
-        return created is not None and time.time() - int(created) / 1000 < _YOUNG_SECONDS
+        created = number(self.topics.pulsar(topic_id).properties, CREATED_PROPERTY, -1)
+        return created >= 0 and time.time() - created / 1000 < _YOUNG_SECONDS
 
     def remembered(self, one: PulsarLog, what: str) -> int:
         """A number that a gateway kept beside a partition, or 0."""
-        return int(self.topics.pulsar(one.topic.topic_id).properties.get(f"kop.{what}.{one.index}", "0"))
+        return number(self.topics.pulsar(one.topic.topic_id).properties, remembered(what, one.index))
 
     async def remember(self, one: PulsarLog, what: str, value: int) -> None:
         """Keep a number beside a partition, for all gateways."""
-        await self.topics.set_property(one.topic.topic_id, f"kop.{what}.{one.index}", str(value))
+        await self.topics.set_property(one.topic.topic_id, remembered(what, one.index), str(value))
 
     # --- open, upkeep
 
@@ -508,6 +475,7 @@ class PulsarEngine:
                 if now - looked > self.settings.list_seconds / 2:
                     looked = now
                     await self._look_at_ends()
+                    await self.write_checks.look_again()
                     await self.compactions.look()
                 if now - listed > self.settings.list_seconds:
                     listed = now

@@ -57,6 +57,11 @@ def retention_of(policy: LogPolicy) -> Retention:
     return Retention(minutes, megabytes)
 
 
+def keeps(retention: Retention) -> bool:
+    """Whether records outlive the subscriptions that have read them: the first limit that is met drops them."""
+    return 0 not in retention
+
+
 def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
     """Bytes of backlog from which Pulsar compacts by itself; 0: never."""
     if not policy.compact:

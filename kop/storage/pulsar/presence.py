@@ -24,14 +24,12 @@ from uuid import UUID
 
 from kop.errors import ErrorCode, PeerError
 from kop.pulsar_client import Producer, PulsarError
+from kop.storage.pulsar.properties import DELETING_PROPERTY, ID_PROPERTY, number
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
     from kop.storage.pulsar.log import PulsarLog
 
-ID_PROPERTY: Final = "kop.topic_id"
-DELETING_PROPERTY: Final = "kop.deleting"
-"""When a gateway began to delete the topic, in ms since 1970: no producer may come back from then on."""
 _DELETION_MS: Final = 60_000
 """After it the deletion has failed, whoever tried it."""
 _FRESH_SECONDS: Final = 0.05
@@ -124,7 +122,7 @@ class Presence:
                 raise
             found = {}
         if found.get(ID_PROPERTY) == str(topic_id):
-            return time.time() * 1000 - int(found.get(DELETING_PROPERTY, "0")) > _DELETION_MS
+            return time.time() * 1000 - number(found, DELETING_PROPERTY) > _DELETION_MS
         self._engine.spawn(self._engine.topics.refresh(topic_id))
         return False
 

@@ -283,6 +283,7 @@ class Sender:
         end = owner.loop.time() + _BUSY_SECONDS
         pause = 0.02
         await owner.guard()
+        await owner.engine.retains(owner.topic.topic_id)
         if self.idempotent:
             await owner.engine.deduplicates(owner.topic.topic_id)
         if owner.policy.raw_entries:

@@ -29,19 +29,21 @@ from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.elsewhere import topic_of
-from kop.storage.pulsar.presence import DELETING_PROPERTY, ID_PROPERTY
+from kop.storage.pulsar.properties import (
+    CONFIGS_PROPERTY,
+    CREATED_PROPERTY,
+    DELETING_PROPERTY,
+    ID_PROPERTY,
+    NAME_PROPERTY,
+    RAW_PROPERTY,
+    UNFINISHED_PROPERTY,
+    number,
+)
 from kop.storage.topic_table import TopicTable, is_usable, new_uuid
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
 
-CONFIGS_PROPERTY: Final = "kop.configs"
-RAW_PROPERTY: Final = "kop.raw_entries"
-"""Set for good where batches may have been stored as they came: Pulsar's compaction fails on them."""
-CREATED_PROPERTY: Final = "kop.created"
-"""Milliseconds since 1970."""
-UNFINISHED_PROPERTY: Final = "kop.unfinished"
-"""There until the topic has its policies."""
 _ABANDONED_MS: Final = 60_000
 _AT_ONCE = 16
 """Topics that are changed or looked at side by side."""
@@ -166,6 +168,7 @@ class PulsarTopics(TopicTable):
     async def _create_as(self, topic: TopicInfo, full_name: str) -> TopicInfo:
         properties = {
             ID_PROPERTY: str(topic.topic_id),
+            NAME_PROPERTY: full_name,
             CONFIGS_PROPERTY: json.dumps(dict(topic.configs)),
             CREATED_PROPERTY: str(int(time.time() * 1000)),
             UNFINISHED_PROPERTY: "true",
@@ -197,7 +200,7 @@ class PulsarTopics(TopicTable):
         for topic_id, known in list(self._pulsar.items()):
             if UNFINISHED_PROPERTY not in known.properties:
                 continue
-            if now - int(known.properties.get(CREATED_PROPERTY, "0")) < _ABANDONED_MS:
+            if now - number(known.properties, CREATED_PROPERTY) < _ABANDONED_MS:
                 continue
             try:
                 async with self._turns.setdefault(known.full_name, asyncio.Lock()):

@@ -1,0 +1,110 @@
+"""The properties that gateways keep beside topics in Pulsar: their names, and what may stand in each.
+
+Owns: reading them, and what is used instead of a value that does not parse.
+Must not know: who reads or writes them, and when.
+
+Everybody who may change a topic's properties may also spoil them, or copy all of one topic's to another. A value that
+does not parse is no news of the topic: the last good one is used, or the default where none is known. An id belongs to
+the topic whose full name is kept beside it; topics of older gateways have the id alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from kop.storage.topic_table import is_usable
+
+ID_PROPERTY: Final = "kop.topic_id"
+NAME_PROPERTY: Final = "kop.topic_name"
+"""Pulsar's full name of the topic that the id was made for."""
+CONFIGS_PROPERTY: Final = "kop.configs"
+RAW_PROPERTY: Final = "kop.raw_entries"
+"""Set for good where batches may have been stored as they came: Pulsar's compaction fails on them."""
+CREATED_PROPERTY: Final = "kop.created"
+"""Milliseconds since 1970."""
+UNFINISHED_PROPERTY: Final = "kop.unfinished"
+"""There until the topic has its policies."""
+DELETING_PROPERTY: Final = "kop.deleting"
+"""When a gateway began to delete the topic, in ms since 1970: no producer may come back from then on."""
+
+_OF_PARTITION: Final = re.compile(r"kop\.[a-z_]+\.\d+\Z")
+"""A number that a gateway remembers of one partition; see `remembered`."""
+_LARGEST: Final = 2**63 - 1
+
+
+def remembered(what: str, partition: int) -> str:
+    """The name of a number that is kept of one partition."""
+    return f"kop.{what}.{partition}"
+
+
+def id_of(properties: Mapping[str, str]) -> UUID | None:
+    """The topic's id; None where there is none, or none that a topic may have."""
+    try:
+        found = UUID(properties[ID_PROPERTY])
+    except (KeyError, ValueError, AttributeError, TypeError):
+        return None
+    return found if is_usable(found) else None
+
+
+def is_copied(properties: Mapping[str, str], full_name: str) -> bool:
+    """Whether the properties say themselves that their id was made for another topic."""
+    return properties.get(NAME_PROPERTY, full_name) != full_name
+
+
+def number(properties: Mapping[str, str], key: str, default: int = 0) -> int:
+    """A number of 64 bits, not negative; the default where there is none."""
+    text = properties.get(key, "")
+    if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 19:
+        return default
+    found = int(text)
+    return found if found <= _LARGEST else default
+
+
+def configs_of(properties: Mapping[str, str]) -> dict[str, str] | None:
+    """The topic's own Kafka configs; None where they do not parse."""
+    try:
+        found: Any = json.loads(properties.get(CONFIGS_PROPERTY, "{}"))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        return None
+    return found
+
+
+def repaired(found: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What to go by instead of `found`, and the names of those that do not parse.
+
+    They have the value of `before`, the last good properties of the same topic, or are left out.
+    """
+    good = dict(found)
+    wrong = []
+    for key in found:
+        if key == ID_PROPERTY:
+            fits = id_of(found) is not None
+        elif key == CONFIGS_PROPERTY:
+            fits = configs_of(found) is not None
+        elif key in {CREATED_PROPERTY, DELETING_PROPERTY} or _OF_PARTITION.match(key):
+            fits = number(found, key, -1) >= 0
+        else:
+            fits = isinstance(found[key], str)
+        if fits:
+            continue
+        wrong.append(key)
+        if key in before:
+            good[key] = before[key]
+        else:
+            del good[key]
+    return good, wrong
+
+
+def of_the_original(properties: Mapping[str, str]) -> list[str]:
+    """Names of those properties that mean nothing on a topic that they were copied to: they are of the original's log.
+
+    Kafka configs mean the same on both, and nobody knows whether entries were copied, too.
+    """
+    ours = {CREATED_PROPERTY, UNFINISHED_PROPERTY, DELETING_PROPERTY}
+    return [key for key in properties if key in ours or _OF_PARTITION.match(key)]

@@ -1,0 +1,194 @@
+"""What a topic must have in Pulsar before records of Kafka clients are written to it: deduplication and retention.
+
+Owns: both questions, the answers of the last half minute, setting what is missing.
+Must not know: producers, entries.
+
+A topic that the gateway made has both from its beginning, unless somebody took them away. A topic that Pulsar's side
+made has what its namespace says, and Pulsar comes with a retention of nothing: it then drops records that no
+subscription holds soon after it closes their ledger, although Kafka clients were told that the records are stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from kop.errors import BackendError, ErrorCode, KopError
+from kop.pulsar_client import PulsarError
+from kop.pulsar_client.admin import Retention
+from kop.storage.pulsar import policies
+from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.properties import CONFIGS_PROPERTY
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.engine import PulsarEngine
+
+_FRESH_SECONDS: Final = 30.0
+_AGAIN_AT_ONCE: Final = 50
+"""Topics whose retention is looked at again in one round of upkeep."""
+_NOT_PERMITTED: Final = frozenset({"Forbidden", "NotAllowed", "BadRequest", "PreconditionFailed", "AuthorizationError"})
+"""Refusals that the same request meets until somebody changes a permission or a setting."""
+_HELP: Final = (
+    "set it (pulsar-admin topics set-retention, or namespaces set-retention for all topics of the namespace), or let "
+    "the gateway set it: topicLevelPoliciesEnabled=true in broker.conf, and the gateway's role an admin of the tenant"
+)
+
+log = logging.getLogger(__name__)
+
+
+class OncePerTopic:
+    """One question about each topic: callers at the same time share it, and its answer is good for half a minute.
+
+    `ask(topic_id, first)` raises what makes the topic unfit; `first` tells that no answer was had before. A failure is
+    not kept.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ask: Callable[[UUID, bool], Awaitable[None]]) -> None:
+        self._loop = loop
+        self._ask = ask
+        self._asked: dict[UUID, tuple[float, asyncio.Task[None]]] = {}
+
+    @property
+    def topics(self) -> list[UUID]:
+        """The topics that have an answer, or wait for one."""
+        return list(self._asked)
+
+    async def __call__(self, topic_id: UUID) -> None:
+        """Ask, unless there is a fresh answer."""
+        now = self._loop.time()
+        asked = self._asked.get(topic_id)
+        if asked is None or now - asked[0] > _FRESH_SECONDS:
+            task = self._loop.create_task(self._one(topic_id, asked is None))
+            asked = self._asked[topic_id] = now, task
+            task.add_done_callback(lambda done: self._ended(topic_id, done))
+        await asyncio.shield(asked[1])
+
+    async def _one(self, topic_id: UUID, first: bool) -> None:
+        await self._ask(topic_id, first)
+
+    def _ended(self, topic_id: UUID, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:  # its callers may all be gone
+            self._asked.pop(topic_id, None)
+
+    def forget(self, topic_id: UUID) -> None:
+        """The topic is gone."""
+        self._asked.pop(topic_id, None)
+
+
+class WriteChecks:
+    """Of the topics of one engine."""
+
+    def __init__(self, engine: PulsarEngine) -> None:
+        self._engine = engine
+        self.deduplicates = OncePerTopic(engine.loop, self._deduplicate)
+        """See to it that a topic deduplicates: idempotent producers rest on it, somebody may have turned it off."""
+        self.retains = OncePerTopic(engine.loop, self._retain)
+        """See to it that a topic keeps records after their ledger is closed. KopError where it does not."""
+        self._looked_at = 0
+
+    def forget(self, topic_id: UUID) -> None:
+        """The topic is gone."""
+        self.deduplicates.forget(topic_id)
+        self.retains.forget(topic_id)
+
+    async def look_again(self) -> None:
+        """Ask again about the retention of topics that are written to, some of them in each round.
+
+        A producer that stays open is not asked about otherwise.
+        """
+        topics = self.retains.topics
+        self._looked_at %= max(len(topics), 1)
+        for topic_id in topics[self._looked_at : self._looked_at + _AGAIN_AT_ONCE]:
+            try:
+                await self.retains(topic_id)
+            except (KopError, PulsarError) as error:  # counted and told where it came up
+                log.debug("retention of topic %s: %s", topic_id, error)
+        self._looked_at += _AGAIN_AT_ONCE
+
+    # --- deduplication
+
+    async def _deduplicate(self, topic_id: UUID, first: bool) -> None:
+        engine = self._engine
+        known = engine.topics.pulsar(topic_id)
+        name, ours = known.full_name, not first or CONFIGS_PROPERTY in known.properties
+        try:
+            if await engine.admin.get_deduplication(name, applied=True):
+                return
+        except PulsarError:
+            if ours:
+                return  # it was on; a broker that comes back from a crash cannot tell for a while
+            raise
+        if ours:
+            engine.count("deduplication was turned off")
+            text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"
+            engine.troubles.tell(("deduplication", name), text)
+        else:
+            log.info("deduplication is turned on for %s: an idempotent producer writes to it", name)
+        await engine.admin.set_deduplication(name, True)
+        await policies.wait_for(lambda: engine.admin.get_deduplication(name, applied=True), True)
+
+    # --- retention
+
+    async def _retain(self, topic_id: UUID, first: bool) -> None:
+        engine = self._engine
+        topic, known = engine.topics.by_id(topic_id), engine.topics.pulsar(topic_id)
+        if topic is None or topic.internal:  # the namespace of internal topics keeps everything
+            return
+        name, ours = known.full_name, not first or CONFIGS_PROPERTY in known.properties
+        try:
+            found = await self._retention(name)
+        except PulsarError as error:
+            if ours and error.retriable:
+                return  # it kept records before, and its broker cannot tell now
+            raise self._refused(name, error) from error
+        if policies.keeps(found):
+            return
+        wanted = policies.retention_of(engine.policy(topic))
+        engine.count("topics without retention")
+        engine.troubles.tell(
+            ("retention", name),
+            f"{name} keeps nothing that its subscriptions have read (retention {found.minutes} minutes, "
+            f"{found.megabytes} MB), and a Kafka client writes to it: the topic gets the retention of its Kafka "
+            f"configs, {wanted.minutes} minutes and {wanted.megabytes} MB (-1: no limit). Set another one with "
+            "retention.ms and retention.bytes, or pulsar-admin topics set-retention",
+            "retention",
+        )
+        try:
+            await policies.set_retention(engine.admin, name, wanted)
+            await policies.wait_for(lambda: engine.admin.get_retention(name, applied=True), wanted)
+        except PulsarError as error:
+            raise self._refused(name, error) from error
+
+    async def _retention(self, name: str) -> Retention:
+        """What holds for a topic, from wherever it is set. PulsarError."""
+        admin = self._engine.admin
+        try:
+            return await admin.get_retention(name, applied=True) or Retention(0, 0)
+        except PulsarError as error:
+            if error.code != "NotAllowed":
+                raise
+        # Brokers without policies of topics: the namespace's holds, or their own.
+        found = await admin.get_namespace_retention(name.removeprefix("persistent://").rpartition("/")[0])
+        if found is not None:
+            return found
+        settings = await admin.broker_config()
+        return Retention(
+            int(settings.get("defaultRetentionTimeInMinutes") or 0), int(settings.get("defaultRetentionSizeInMB") or 0)
+        )
+
+    def _refused(self, name: str, error: PulsarError) -> KopError:
+        """Nothing is taken that would be dropped; the error for the client."""
+        engine = self._engine
+        found = kafka_error(
+            error,
+            f"cannot write to {name}: its retention is nothing or unknown, so that Pulsar may "
+            "drop records soon after they were acknowledged, and cannot be set",
+        )
+        if error.code in _NOT_PERMITTED:
+            found = BackendError(f"{found.message}; {_HELP}", ErrorCode.POLICY_VIOLATION)
+        engine.count("writes refused: no retention")
+        engine.troubles.tell(("no retention", name), found.message, "no retention")
+        return found
