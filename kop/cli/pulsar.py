@@ -22,8 +22,15 @@ T = TypeVar("T")
 def ask(url: str, config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
     """Run `work` with a client of the admin REST at `url`. What Pulsar refuses ends the command with one line."""
     from kop.pulsar_client import PulsarError, TlsOptions
+    from kop.pulsar_client.address import is_in_clear
     from kop.pulsar_client.admin import Admin
     from kop.pulsar_client.auth import parse_auth
+
+    if config.kop_pulsar_auth and is_in_clear(config.store, url):
+        fail(
+            f"{url} has no TLS and {config.store} has: the credentials of kop.pulsar.auth would go there in clear "
+            "text. Name the REST interface's https URL"
+        )
 
     async def do() -> T:
         authorities = config.kop_pulsar_tls_ca_file or None

@@ -43,6 +43,12 @@ def parse(url: str) -> list[Address]:
     return found
 
 
+def is_in_clear(service_url: str, admin_url: str) -> bool:
+    """Whether one of the admin URLs is without TLS beside a service that has it: it would get credentials in clear."""
+    admin = [url.strip().lower() for url in admin_url.split(",")]
+    return service_url.strip().startswith("pulsar+ssl:") and any(url.startswith("http:") for url in admin)
+
+
 def parse_one(url: str) -> Address:
     """The (first) address of a broker's own URL."""
     return parse(url)[0]

@@ -154,8 +154,11 @@ class OAuth2(Auth):
         try:
             async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
                 async with session.get(url) as response:
+                    for step in (*response.history, response):
+                        self._check_safe(str(step.url))
                     found = await self._object(response)
                 url = _text(found, "token_endpoint", url)
+                self._check_safe(url)
                 async with session.post(url, data=self._form, allow_redirects=False) as response:
                     answer = await self._object(response)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
@@ -167,6 +170,12 @@ class OAuth2(Auth):
         if not isinstance(life, int | float) or life <= 0:
             raise PulsarError("AuthFailed", f"{url}: expires_in is no number of seconds")
         return _checked(_text(answer, "access_token", url)), float(life)
+
+    def _check_safe(self, url: str) -> None:
+        """PulsarError where an issuer with TLS sends us to a URL without it: that one would read the secret."""
+        if urlsplit(self._issuer).scheme == "https" and urlsplit(url).scheme != "https":
+            text = f"{self._issuer} names {url}, which has no TLS: the client secret is not sent there; mend the issuer"
+            raise PulsarError("AuthFailed", text)
 
     @staticmethod
     async def _object(response: aiohttp.ClientResponse) -> Mapping[str, Any]:

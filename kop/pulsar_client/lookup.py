@@ -30,10 +30,12 @@ class Lookup:
             answer = await self._ask(connection, topic, authoritative)
             url = answer.brokerServiceUrlTls if self._pool.tls else answer.brokerServiceUrl
             if not url:
-                needed = "pulsar+ssl://" if answer.brokerServiceUrlTls else "pulsar://"
-                raise PulsarError(
-                    "ServiceNotReady", f"{connection.name} names no address for this client: try {needed}"
+                needed = (
+                    "let the brokers advertise brokerServiceUrlTls (brokerServicePortTls=6651 in broker.conf)"
+                    if self._pool.tls
+                    else "the brokers want TLS, use pulsar+ssl://"
                 )
+                raise PulsarError("ServiceNotReady", f"{connection.name} names no address for this client: {needed}")
             self._pool.proxied = answer.proxy_through_service_url
             broker = self._pool.broker(url)
             if answer.response == pb.CommandLookupTopicResponse.Connect:

@@ -67,6 +67,8 @@ class Pool:
         self._preferred = random.randrange(len(self.service))
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
+        self._refused: set[Address] = set()
+        """Addresses without TLS that the log has named."""
         self.proxied = False
         """Brokers are reached through the service's address, as the last lookup said."""
 
@@ -86,9 +88,24 @@ class Pool:
         raise first
 
     def broker(self, url: str) -> Broker:
-        """The broker of an address that a broker named."""
+        """The broker of an address that a broker named.
+
+        PulsarError TlsError for one without TLS where the service has it: credentials would go there in clear text.
+        A proxy keeps its own connection to the broker, whose address may be of either kind.
+        """
         address = parse_one(url)
-        return Broker(address, self.service[self._preferred] if self.proxied else address)
+        broker = Broker(address, self.service[self._preferred] if self.proxied else address)
+        if self.tls and not broker.through.tls:
+            text = (
+                f"{self.service[self._preferred]} has TLS and names the broker pulsar://{address}, which has not: it is not "
+                "connected to, credentials and records would be readable on the way. Let every broker advertise "
+                "brokerServiceUrlTls (brokerServicePortTls=6651 in broker.conf)"
+            )
+            if address not in self._refused:
+                self._refused.add(address)
+                log.warning("%s", text)
+            raise PulsarError("TlsError", text)
+        return broker
 
     async def get(self, broker: Broker, kind: str) -> Connection:
         """The connection to `broker` for `kind`; callers at the same time share one attempt. PulsarError."""

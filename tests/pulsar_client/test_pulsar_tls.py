@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import ssl
 import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from pulsar_kit import T, client, send
-from support.fake_pulsar import FakePulsar
+from support.fake_pulsar import Command, FakePulsar, Session
 
 from kop.pulsar_client import Client, PulsarError, TlsOptions
+from kop.pulsar_client.auth import OAuth2, Token
+from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 
@@ -151,3 +157,146 @@ async def test_plain_to_a_tls_port_and_tls_to_a_plain_port_are_told(folder: Path
         assert caught.value.code in {"TlsError", "ConnectionLost", "Timeout"}
     finally:
         await plain.stop()
+
+
+class Misled:
+    """A broker with TLS whose lookups name one without it, which counts what comes there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.broker, self.plain = TlsPulsar(), FakePulsar()
+
+    async def __aenter__(self) -> Misled:
+        await self.broker.start_tls(self._folder, "here")
+        await self.plain.start()
+        for each in (self.broker, self.plain):
+            each.create(T)
+        self.broker.tokens = self.plain.tokens = {b"secret"}
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.broker.stop()
+        await self.plain.stop()
+
+    def answer(self, *, kind: int, proxied: bool = False) -> None:
+        """What lookups say from now on."""
+
+        def hook(session: Session, command: Command) -> bool:
+            if command.type != Command.LOOKUP:
+                return False
+            answer = pb.CommandLookupTopicResponse(
+                request_id=command.lookupTopic.request_id,
+                response=kind,  # type: ignore[arg-type]
+                brokerServiceUrl=self.plain.url,
+                brokerServiceUrlTls=self.plain.url,
+                proxy_through_service_url=proxied,
+            )
+            session.send(Command(type=Command.LOOKUP_RESPONSE, lookupTopicResponse=answer))
+            return True
+
+        self.broker.hook = hook
+
+    def client(self) -> AbstractAsyncContextManager[Client]:
+        return client(
+            self.broker.url,
+            tls=TlsOptions(ca_file=str(self._folder / "here.pem")),
+            auth=Token("secret"),
+            request_timeout=5,
+        )
+
+
+@pytest.mark.parametrize("kind", ["Connect", "Redirect"])
+async def test_a_broker_without_tls_is_not_followed_from_one_with_it(
+    folder: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Misled(folder) as brokers:
+        brokers.answer(kind=pb.CommandLookupTopicResponse.LookupType.Value(kind))
+        async with brokers.client() as made:
+            for _ in range(3):
+                with pytest.raises(PulsarError, match=r"has TLS and names.*brokerServiceUrlTls") as caught:
+                    await made.open_producer(T)
+                assert (caught.value.code, caught.value.retriable) == ("TlsError", False)
+        assert brokers.plain.ever == []  # nobody connected, with or without a token
+        assert caplog.text.count("brokerServiceUrlTls") == 1
+
+
+async def test_a_broker_named_when_a_topic_moves_is_held_to_the_same(folder: Path) -> None:
+    async with Misled(folder) as brokers:
+        lost = asyncio.get_running_loop().create_future()
+        async with brokers.client() as made:
+            await made.open_producer(T, on_lost=lost.set_result)
+            brokers.broker.unload(T, assigned=brokers.plain.url)
+            async with asyncio.timeout(10):
+                assert (await lost).code == "TlsError"
+        assert brokers.plain.ever == []
+
+
+async def test_behind_a_proxy_with_tls_a_broker_may_be_without(folder: Path) -> None:
+    async with Misled(folder) as brokers:
+        brokers.answer(kind=pb.CommandLookupTopicResponse.Connect, proxied=True)
+        async with brokers.client() as made:
+            await send(await made.open_producer(T), 0)
+        assert len(brokers.broker.payloads(T)) == 1
+        assert brokers.plain.ever == []
+
+
+@contextlib.asynccontextmanager
+async def issuer(folder: Path, answers: Mapping[str, Mapping[str, object]]) -> AsyncIterator[tuple[str, list[str]]]:
+    """An issuer with TLS: its URL, and the paths that were posted to. An answer with `to` is a redirect."""
+    posted: list[str] = []
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            posted.append(request.path)
+        answer = answers[request.path]
+        if "to" in answer:
+            raise web.HTTPFound(str(answer["to"]))
+        return web.json_response({key: str(value).replace("HERE", url) for key, value in answer.items()})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "here.pem", folder / "here.key")
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    url = f"https://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield url, posted
+    finally:
+        await runner.cleanup()
+
+
+KNOWN = "/.well-known/openid-configuration"
+
+
+async def test_an_issuer_with_tls_is_not_followed_to_an_endpoint_without_it(folder: Path) -> None:
+    tls = TlsOptions(ca_file=str(folder / "here.pem"))
+    tokens = {"/token": {"access_token": "T", "expires_in": 100}}
+    async with issuer(folder, {KNOWN: {"token_endpoint": "HERE/token"}} | tokens) as (url, posted):
+        assert await OAuth2(url, "id", "secret", tls=tls).data() == b"T"
+        assert posted == ["/token"]
+    async with issuer(folder, {KNOWN: {"token_endpoint": "http://127.0.0.1:1/token"}}) as (url, posted):
+        with pytest.raises(PulsarError, match=r"names http://127\.0\.0\.1:1/token, which has no TLS") as caught:
+            await OAuth2(url, "id", "secret", tls=tls).data()
+        assert (caught.value.code, caught.value.retriable, posted) == ("AuthFailed", False, [])
+
+
+async def test_what_an_issuer_with_tls_redirects_to_has_tls_too(folder: Path) -> None:
+    plain = web.Application()
+    plain.router.add_get("/known", _known)
+    runner = web.AppRunner(plain)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        answers = {KNOWN: {"to": f"http://127.0.0.1:{runner.addresses[0][1]}/known"}}
+        async with issuer(folder, answers) as (url, posted):
+            with pytest.raises(PulsarError, match="has no TLS"):
+                await OAuth2(url, "id", "secret", tls=TlsOptions(ca_file=str(folder / "here.pem"))).data()
+            assert posted == []
+    finally:
+        await runner.cleanup()
+
+
+async def _known(_: web.Request) -> web.Response:
+    return web.json_response({"token_endpoint": "https://127.0.0.1:1/token"})

@@ -178,14 +178,14 @@ class FakePulsar:
                     del session.producers[producer_id]
                     gone = pb.CommandCloseProducer(producer_id=producer_id, request_id=2**64 - 1)
                     if assigned is not None:
-                        gone.assignedBrokerServiceUrl = assigned
+                        gone.assignedBrokerServiceUrl = gone.assignedBrokerServiceUrlTls = assigned
                     session.send(Command(type=Command.CLOSE_PRODUCER, close_producer=gone))
             for consumer_id, consumer in list(session.consumers.items()):
                 if consumer.topic == name:
                     del session.consumers[consumer_id]
                     left = pb.CommandCloseConsumer(consumer_id=consumer_id, request_id=2**64 - 1)
                     if assigned is not None:
-                        left.assignedBrokerServiceUrl = assigned
+                        left.assignedBrokerServiceUrl = left.assignedBrokerServiceUrlTls = assigned
                     session.send(Command(type=Command.CLOSE_CONSUMER, close_consumer=left))
 
     def release(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kop.errors import BackendError
 from kop.pulsar_client import TlsOptions
+from kop.pulsar_client.address import is_in_clear
 from kop.pulsar_client.auth import Auth, parse_auth
 
 
@@ -34,6 +35,15 @@ class Access:
             key_file=self.key_file or None,
             check_hostname=self.verify_host,
         )
+
+    def check(self, service_url: str, admin_url: str) -> None:
+        """BackendError where the credentials would go to Pulsar's REST in clear text although its service has TLS."""
+        if self.auth and is_in_clear(service_url, admin_url):
+            raise BackendError(
+                f"kop.pulsar.admin.url={admin_url} has no TLS and {service_url} has: the credentials of "
+                "kop.pulsar.auth would go there in clear text. Name the REST interface's https URL "
+                "(webServicePortTls=8443 in broker.conf)"
+            )
 
     def _of_issuer(self) -> TlsOptions:
         """For an OAuth2 issuer, which may be a public one or have a certificate from the same house as Pulsar's."""

@@ -510,6 +510,7 @@ async def open_engine(
 ) -> PulsarEngine:
     """Connect to a cluster and read its topics. KopError with what to do where that cannot be."""
     access = access or Access()
+    access.check(service_url, admin_url)
     auth, tls = access.credentials(), access.tls()
     client = Client(service_url, auth=auth, tls=tls)
     admin = Admin(admin_url, auth=auth, tls=tls)
