@@ -7,8 +7,8 @@
 - Sessions (KIP-227) from version 7, topics by id from 13: UNKNOWN_TOPIC_ID; in a session that knew the topic,
   UNKNOWN_TOPIC_OR_PARTITION once it is deleted, INCONSISTENT_TOPIC_ID once it is made anew.
 - leader_epoch is 0: a higher one asked for is UNKNOWN_LEADER_EPOCH.
-- Below version 10 a topic whose compression.type is zstd is UNSUPPORTED_COMPRESSION_TYPE (KIP-110). On other topics zstd
-  batches go out as they are stored, as in Kafka.
+- Below version 10 a topic whose compression.type is zstd is UNSUPPORTED_COMPRESSION_TYPE (KIP-110). On other topics
+  zstd batches go out as they are stored, as in Kafka.
 - No transactions yet: the last stable offset is the high watermark, no transaction is aborted.
 - What is in the tail cache is answered on the spot, without a task; what is not is read by one.
 """

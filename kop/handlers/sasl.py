@@ -1,7 +1,7 @@
 """SaslHandshake (17), versions 0 and 1, and SaslAuthenticate (36), versions 0 to 2.
 
-No listener asks clients to authenticate, so both are ILLEGAL_SASL_STATE and the connection stays open, as on a PLAINTEXT
-listener of Kafka, which lists both in ApiVersions too.
+No listener asks clients to authenticate, so both are ILLEGAL_SASL_STATE and the connection stays open, as on a
+PLAINTEXT listener of Kafka, which lists both in ApiVersions too.
 """
 
 from __future__ import annotations

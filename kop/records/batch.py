@@ -223,8 +223,20 @@ def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) 
         raise _misfit(data)
     header = BatchHeader._make(_unpack_header(data))
     (
-        base_offset, length, _, magic, crc, attributes, last_offset_delta, _, _, producer_id, epoch, base_sequence, count,
-    ) = header  # fmt: skip
+        base_offset,
+        length,
+        _,
+        magic,
+        crc,
+        attributes,
+        last_offset_delta,
+        _,
+        _,
+        producer_id,
+        epoch,
+        base_sequence,
+        count,
+    ) = header
     if length + LOG_OVERHEAD != size or magic != MAGIC:
         raise _misfit(data)
     codec = attributes & CODEC_MASK
