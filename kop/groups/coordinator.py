@@ -75,6 +75,8 @@ class _Entry:
 
     group: ClassicGroup
     partition: int
+    term: int
+    """Of the partition, see `Partitions.term`: in another one this entry is void."""
     offsets: GroupOffsets = field(default_factory=GroupOffsets)
     armed: int = NEVER
     logged: State = State.EMPTY
@@ -122,7 +124,7 @@ class GroupCoordinator:
         self._catalog = Catalog(engine)
         self.settings = replace(settings or GroupSettings(), own_name=self._catalog.own_name)
         self._log = GroupLog(engine, self.settings, self._wall)
-        self._partitions = Partitions(self._log, membership, self._load, self._unload)
+        self._partitions = Partitions(self._log, membership, self._load, self._install, self._unload)
         self._entries: dict[str, _Entry] = {}
         self._refusal = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         self._keys_read = 0
@@ -140,15 +142,13 @@ class GroupCoordinator:
         self._engine.topics.on_change(self._topic_changed)
         self._expiry = asyncio.get_running_loop().create_task(self._expire_now_and_then())
         began = time.monotonic()
+        self._refusal = ErrorCode.NONE  # from now on each partition says whether it is served
         await self._partitions.start()
-        self._refusal = ErrorCode.NONE
-        for partition in range(self._log.partitions):
-            self._resume(partition)
         elapsed = (time.monotonic() - began) * 1000
         _log.info("%d groups loaded from %d keys in %.0f ms", len(self._entries), self._keys_read, elapsed)
 
-    async def _load(self, partition: int) -> None:
-        """Rebuild the groups of a partition that this broker has taken over."""
+    async def _load(self, partition: int) -> dict[str, tuple[ClassicGroup, GroupOffsets]]:
+        """The groups of a partition, from its log."""
         values: dict[str, GroupMetadataValue] = {}
         offsets: dict[str, GroupOffsets] = {}
         for raw_key, raw_value in (await self._log.read(partition)).items():
@@ -165,25 +165,27 @@ class GroupCoordinator:
                 _warn_of(key)
         await self._catalog.find({topic for found in offsets.values() for topic in found.by_topic})
         now = self._clock()
+        groups: dict[str, tuple[ClassicGroup, GroupOffsets]] = {}
         for group_id in values.keys() | offsets.keys():
             value = values.get(group_id)
             if value is None:
                 group = ClassicGroup(group_id, self.settings, now)
             else:
                 group = ClassicGroup.load(group_id, value, self.settings, now)
-            self._entries[group_id] = _Entry(group, partition, offsets.get(group_id) or GroupOffsets())
-        if not self._refusal:  # at the start all partitions come first
-            self._resume(partition)
+            groups[group_id] = group, offsets.get(group_id) or GroupOffsets()
+        return groups
 
-    def _resume(self, partition: int) -> None:
-        now = self._clock()
-        entries = [entry for entry in self._entries.values() if entry.partition == partition]
+    def _install(self, partition: int, groups: dict[str, tuple[ClassicGroup, GroupOffsets]]) -> None:
+        """Serve the groups of a partition that was read: these and no others."""
+        term, now = self._partitions.term(partition), self._clock()
+        entries = [_Entry(group, partition, term, offsets) for group, offsets in groups.values()]
         for entry in entries:
+            self._entries[entry.group.group_id] = entry
             self._carry_out(entry, entry.group.resume(now))
         self._forget_missing_topics(entries)
 
     def _unload(self, partition: int) -> None:
-        """Another broker coordinates the partition: who waits is sent there."""
+        """Another broker coordinates the partition: who waits is sent there, and nothing of its groups stays here."""
         for group_id, entry in list(self._entries.items()):
             if entry.partition == partition:
                 del self._entries[group_id]
@@ -213,6 +215,11 @@ class GroupCoordinator:
         if not self._refusal and self._partitions.loading:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return self._refusal
+
+    @property
+    def waiting_for(self) -> str | None:
+        """Which groups are not served yet, and why, in one line for an operator; None where all of ours are."""
+        return None if self._refusal else self._partitions.waiting_for
 
     def refusal_of(self, group_id: str, *, surely: bool = False) -> ErrorCode:
         """NONE when requests for the group are served here, else what to answer. `surely`: from memory alone."""
@@ -462,9 +469,15 @@ class GroupCoordinator:
         return (None, missing) if entry is None else (entry, ErrorCode.NONE)
 
     def _add(self, group_id: str) -> _Entry:
-        entry = _Entry(ClassicGroup(group_id, self.settings, self._clock()), self._log.partition_of(group_id))
+        partition = self._log.partition_of(group_id)
+        group = ClassicGroup(group_id, self.settings, self._clock())
+        entry = _Entry(group, partition, self._partitions.term(partition))
         self._entries[group_id] = entry
         return entry
+
+    def _is_current(self, entry: _Entry) -> bool:
+        """Whether the entry is of the term in which its partition is led now."""
+        return entry.term == self._partitions.term(entry.partition)
 
     def _drop_untouched(self, entry: _Entry) -> None:
         """Forget a group that was made for a request that then failed."""
@@ -501,7 +514,8 @@ class GroupCoordinator:
         key = encode_key(GroupMetadataKey(entry.group.group_id))
 
         def written(code: ErrorCode) -> None:
-            self._carry_out(entry, entry.group.persisted(ticket, code, self._clock()))
+            if self._is_current(entry):
+                self._carry_out(entry, entry.group.persisted(ticket, code, self._clock()))
             if done is not None:
                 done(code)
 
@@ -540,7 +554,12 @@ class GroupCoordinator:
         self._log.write(entry.partition, records, written)
 
     def _restore(self, entry: _Entry) -> None:
-        """A group's deletion failed: it is back, or what it committed goes to the one that took its name."""
+        """A group's deletion failed: it is back, or what it committed goes to the one that took its name.
+
+        Not where the partition was lost meanwhile: whoever leads it next reads from its log whether the group is there.
+        """
+        if not self._is_current(entry):
+            return
         newer = self._entries.get(entry.group.group_id)
         if newer is None:
             entry.group.revive()

@@ -24,6 +24,12 @@ class FakeLog:
         self.attached = False
         self.error: ErrorCode | None = None
         self.raises = False
+        self.lost: Callable[[], None] = lambda: None
+        """What the gateway that leads wants to be called when it leads no more."""
+        self.gate: asyncio.Event | None = None
+        """What a read waits for."""
+        self.gated = 0
+        """Reads that came to it."""
         self.waiting: list[tuple[bytearray, BatchHeader, asyncio.Future[AppendResult]]] = []
         self.appends = 0
 
@@ -37,6 +43,7 @@ class FakeLog:
 
     async def lead(self, lost: Callable[[], None]) -> None:
         await self.attach()
+        self.lost = lost
 
     async def resign(self) -> None:
         pass
@@ -73,6 +80,9 @@ class FakeLog:
             [(_, header)] = iter_batches(batch)
             if header.next_offset > offset and (not found or sum(map(len, found)) + len(batch) <= max_bytes):
                 found.append(batch)
+        self.gated += 1
+        if self.gate is not None:
+            await self.gate.wait()
         return ReadResult(found, sum(map(len, found)))
 
     def records(self) -> list[tuple[bytes | None, bytes | None]]:
@@ -88,12 +98,18 @@ class FakeTopics:
         self.found: dict[str, TopicInfo] = {}
         self.logs: dict[uuid.UUID, list[FakeLog]] = {}
         self.callbacks: list[Callable[[TopicInfo | None, TopicInfo | None], None]] = []
+        self.gate: asyncio.Event | None = None
+        """What a look for topics waits for."""
+        self.gated = 0
 
     def get(self, name: str) -> TopicInfo | None:
         return self.found.get(name)
 
     async def find(self, names: Collection[str]) -> None:
         await asyncio.sleep(0)
+        self.gated += 1
+        if self.gate is not None:
+            await self.gate.wait()
 
     def missing(self, name: str) -> ErrorCode | None:
         return None

@@ -32,7 +32,11 @@ class World:
         self.refuse: set[int] = set()
         self.doubtful: set[int] = set()
         self.robbed: set[int] = set()
-        self.under_test = Partitions(self, self, self.load, self.unload)  # type: ignore[arg-type]
+        self.broken: set[int] = set()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.installed: list[int] = []
+        self.under_test = Partitions[int](self, self, self.load, self.install, self.unload)  # type: ignore[arg-type]
 
     # membership
 
@@ -67,10 +71,18 @@ class World:
 
     # the coordinator
 
-    async def load(self, partition: int) -> None:
+    async def load(self, partition: int) -> int:
         assert partition in self.led
         self.story.append(("load", partition))
         await asyncio.sleep(0)
+        if partition in self.broken:
+            raise ValueError("a record that nobody can read")
+        await self.gate.wait()
+        return partition
+
+    def install(self, partition: int, loaded: int) -> None:
+        assert partition == loaded
+        self.installed.append(partition)
 
     def unload(self, partition: int) -> None:
         self.story.append(("unload", partition))
@@ -80,6 +92,11 @@ class World:
         self.changed()
         for _ in range(20):
             await asyncio.sleep(0.002)
+
+    async def until(self, true: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not true():  # noqa: ASYNC110 - tasks of what is tested
+                await asyncio.sleep(0.002)
 
     @property
     def states(self) -> list[ErrorCode]:
@@ -159,11 +176,92 @@ def test_alone_the_start_ends_when_all_is_served() -> None:
     run(test)
 
 
-def test_alone_a_partition_that_cannot_be_had_fails_the_start() -> None:
+def test_a_partition_that_cannot_be_had_keeps_neither_the_start_nor_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+
     async def test(world: World) -> None:
         world.ids, world.mine, world.refuse = [1], {0, 1, 2, 3}, {2}
-        with pytest.raises(BackendError):
-            await world.under_test.start()
+        await world.under_test.start()
+        assert world.states == [NONE, NONE, ELSEWHERE, NONE]
+        assert world.under_test.loading, "a list of all groups would lack some"
+        said = "1 of 4 partitions of the offsets topic are not served: 2: KAFKA_STORAGE_ERROR: another one holds it"
+        assert world.under_test.waiting_for == said
+        assert f"{said}; trying again, all other groups are served" in caplog.text
+        world.refuse = set()
+        await world.until(lambda: world.states == [NONE] * 4)
+        assert world.under_test.waiting_for is None
+        assert not world.under_test.loading
+
+    run(test)
+
+
+def test_a_partition_that_never_answers_keeps_the_start_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_LOAD_SECONDS", 0.05)
+
+    async def test(world: World) -> None:
+        world.mine = {0}
+        world.gate.clear()
+        await world.under_test.start()
+        assert world.states[0] == LOADING
+        assert world.under_test.waiting_for is not None
+        world.gate.set()
+        await world.until(lambda: world.states[0] == NONE)
+
+    run(test)
+
+
+def test_a_load_that_fails_for_a_reason_nobody_thought_of_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+
+    async def test(world: World) -> None:
+        world.mine, world.broken = {0, 1}, {1}
+        await world.under_test.start()
+        assert world.states[:2] == [NONE, ELSEWHERE]
+        assert ("resign", 1) in world.story, "another broker may have it meanwhile"
+        world.broken = set()
+        await world.until(lambda: world.states[1] == NONE)
+
+    run(test)
+
+
+def test_a_lead_that_is_lost_while_it_loads_serves_nothing_and_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+
+    async def test(world: World) -> None:
+        world.gate.clear()
+        world.mine = {0}
+        starting = asyncio.create_task(world.under_test.start())
+        await world.until(lambda: ("load", 0) in world.story)
+        term = world.under_test.term(0)
+        world.led.pop(0)()
+        assert world.states[0] == ELSEWHERE
+        assert world.under_test.term(0) > term
+        await starting
+        assert world.installed == []
+        await world.until(lambda: world.story.count(("load", 0)) == 2)
+        world.gate.set()
+        await world.until(lambda: world.states[0] == NONE)
+        assert world.installed == [0]
+
+    run(test)
+
+
+def test_a_loss_that_an_earlier_term_tells_of_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
+
+    async def test(world: World) -> None:
+        world.mine = {0}
+        await world.under_test.start()
+        earlier = world.led[0]
+        await world.settle()
+        await world.settle(0)
+        await world.until(lambda: world.states[0] == NONE)
+        earlier()
+        assert world.states[0] == NONE
 
     run(test)
 

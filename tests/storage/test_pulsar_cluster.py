@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from batches import append, attached, batch, first, make, read_values, refused
@@ -17,6 +18,7 @@ from support.child import Child
 from support.pulsar import Urls, fresh_namespace
 
 from kop.errors import ErrorCode, KopError
+from kop.groups.coordinator import Commit, GroupCoordinator
 from kop.groups.log import GroupLog
 from kop.groups.settings import GroupSettings
 from kop.storage.base import Member, TopicInfo
@@ -214,6 +216,82 @@ async def test_a_new_leader_fences_the_old_one_and_reads_all_that_it_wrote(pulsa
         await until(lambda: lost == ["old"])
         assert (await append(new, batch(["6"], keys=["k"]))).base_offset == 6
         assert await read_values(new) == ["0", "1", "2", "3", "4", "5", "6"]
+
+
+class Given:
+    """A membership that gives all partitions of `__offsets` to this gateway, or none."""
+
+    node_id = 1
+    ids = (1, 2)
+
+    def __init__(self) -> None:
+        self.mine = True
+        self.changed: Callable[[], None] = lambda: None
+
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        return 1 if self.mine else 2
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self.changed = callback
+
+    def give(self, mine: bool) -> None:
+        self.mine = mine
+        self.changed()
+
+
+async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another_gateway_deleted(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kop.groups.partitions._FIRST_PAUSE", 0.1)
+    settings = GroupSettings(offsets_topic_num_partitions=1)
+    async with two(pulsar_store) as (one, other):
+        topic = await one.topics.create("t", 1, {})
+        await until(lambda: other.topics.get("t"))
+        commits = [Commit("t", topic.topic_id, 0, 5)]
+        here, there = Given(), Given()
+        first = GroupCoordinator(one, settings, membership=here)  # type: ignore[arg-type]
+        await first.start()
+        await until(lambda: not first.refusal_of("kept"), 30)
+        assert not await first.commit("deleted", commits)
+        assert not await first.commit("kept", commits)
+        await first.stop()
+
+        replayed, go_on = asyncio.Event(), asyncio.Event()
+        again = GroupCoordinator(one, settings, membership=here)  # type: ignore[arg-type]
+        read = again._log.read
+
+        async def held(partition: int) -> Mapping[bytes, bytes | None]:
+            found = await read(partition)
+            if not replayed.is_set():
+                replayed.set()
+                await go_on.wait()
+            return found
+
+        monkeypatch.setattr(again._log, "read", held)
+        starting = asyncio.create_task(again.start())
+        async with asyncio.timeout(30):
+            await replayed.wait()
+        second = GroupCoordinator(other, settings, membership=there)  # type: ignore[arg-type]
+        await second.start()
+        await until(lambda: not second.refusal_of("kept"), 30)
+        deleted = second.delete("deleted")
+        assert isinstance(deleted, asyncio.Future)
+        assert await deleted == ErrorCode.NONE
+        assert not await second.commit("kept", [Commit("t", topic.topic_id, 0, 7)])
+        there.give(False)
+        await until(lambda: second.refusal_of("kept"))
+        await until(lambda: not again._log.leads(0))  # it takes its own word for some seconds
+        await again.verify([0])
+        go_on.set()
+        await starting
+        await until(lambda: not again.refusal_of("kept"), 30)
+        assert again.offsets("deleted") is None
+        kept = again.offsets("kept")
+        assert kept is not None
+        found = kept.get("t", 0)
+        assert found is not None
+        assert found.offset == 7
+        await asyncio.gather(again.stop(), second.stop())
 
 
 async def test_an_id_is_taken_once(pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch) -> None:

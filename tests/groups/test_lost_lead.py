@@ -1,0 +1,158 @@
+"""A coordinator that loses the lead of a partition of `__offsets` keeps nothing of it, whatever is under way then."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from test_coordinator import MINUTE, World, settle
+
+from kop.errors import ErrorCode as E
+from kop.groups import partitions
+from kop.groups.messages import Leaving
+from kop.records.batch import build, read_header
+from kop.records.record import Record
+from kop.wire.state import GroupMetadataKey, OffsetCommitKey, encode_key
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "_FIRST_PAUSE", 0.001)
+
+
+async def until(true) -> None:
+    async with asyncio.timeout(10):
+        while not true():  # noqa: ASYNC110 - tasks of the coordinator
+            await asyncio.sleep(0.001)
+
+
+async def another_deletes(world: World, *keys) -> None:
+    """Another gateway leads meanwhile and writes tombstones."""
+    batch = build(Record(index, 0, encode_key(key), None) for index, key in enumerate(keys))
+    await world.log.append(batch, read_header(batch), now_ms=0)
+
+
+ALL = (
+    GroupMetadataKey("g"),
+    OffsetCommitKey("g", "t", 0),
+    OffsetCommitKey("g", "t", 1),
+)
+
+
+async def stored(another_topic: str | None = None) -> World:
+    """A world in which a group has committed offsets, stopped."""
+    world = World()
+    world.engine.topics.namespace = "public/default"
+    await world.start()
+    if another_topic:
+        assert await world.commit(1, group="other", topic=another_topic) == E.NONE
+    await world.emptied()
+    assert await world.commit(10) == E.NONE
+    assert await world.commit(11, partition=1) == E.NONE
+    await world.groups.stop()
+    await settle()
+    return world
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("where", ["records", "topics"])
+async def test_a_lead_that_is_lost_during_the_replay_leaves_no_group_and_no_offset(where: str, goes_on: bool) -> None:
+    """It waits for the log's records, or for the topics that they name, and does so still when the lead is back."""
+    world = await stored("other/namespace/topic" if where == "topics" else None)
+    first, second = asyncio.Event(), asyncio.Event()
+    second.set()
+    gates = world.log if where == "records" else world.engine.topics
+    gates.gate, before = first, gates.gated
+    starting = asyncio.create_task(world.start())
+    await until(lambda: gates.gated > before)
+    before, gates.gate = world.log.gated, second
+    world.log.lost()
+    await another_deletes(world, *ALL)
+    if goes_on:
+        first.set()
+    await until(lambda: world.log.gated > before)
+    async with asyncio.timeout(10):
+        await starting
+    await until(lambda: not world.groups.refusal_of("g"))
+    first.set()
+    await settle()
+    assert world.offset() is None
+    assert world.offset(1) is None
+    assert world.groups.describe("g") == E.GROUP_ID_NOT_FOUND
+    await world.groups.stop()
+
+
+async def test_offsets_that_another_gateway_deleted_while_it_led_are_not_there_when_the_lead_comes_back() -> None:
+    world = await stored()
+    await world.start()
+    assert world.offset() == 10
+    world.log.lost()
+    assert world.groups.refusal_of("g") == E.NOT_COORDINATOR
+    assert world.offset() is None
+    await another_deletes(world, OffsetCommitKey("g", "t", 0))
+    await until(lambda: not world.groups.refusal_of("g"))
+    assert world.offset() is None
+    assert world.offset(1) == 11
+    await world.groups.stop()
+
+
+async def test_a_deletion_that_fails_because_the_lead_was_lost_does_not_bring_the_group_back() -> None:
+    world = await stored()
+    await world.start()
+    world.log.held = True
+    deletion = world.groups.delete("g")
+    await settle()
+    world.log.lost()
+    world.log.release(E.NOT_LEADER_OR_FOLLOWER)
+    assert await deletion == E.NOT_COORDINATOR
+    world.log.held = False
+    await another_deletes(world, *ALL)
+    await until(lambda: not world.groups.refusal_of("g"))
+    assert world.groups.offsets("g") is None
+    assert world.groups.list() == []
+    await world.groups.stop()
+
+
+@pytest.mark.parametrize("error", [None, E.NOT_LEADER_OR_FOLLOWER])
+async def test_a_commit_under_way_when_the_lead_is_lost_enters_no_later_group(error: E | None) -> None:
+    world = await stored()
+    await world.start()
+    world.log.held = True
+    commit = world.commit(99)
+    await settle()
+    world.log.lost()
+    await settle()
+    waiting, world.log.waiting = world.log.waiting, []
+    world.log.held = False
+    await until(lambda: not world.groups.refusal_of("g"))
+    world.log.waiting = waiting
+    world.log.release(error)
+    assert bool(await commit) == bool(error)
+    assert world.offset() == 10, "what was read back is what is served"
+    await world.groups.stop()
+
+
+async def test_a_group_that_was_taken_away_writes_nothing_when_its_timers_run_out() -> None:
+    world = await World().start()
+    member_id = await world.stable()
+    joining = world.join(member_id)  # the group rebalances, which it would write
+    world.log.held = True
+    leaving = world.groups.leave("g", [Leaving(member_id)])
+    await settle()
+    world.log.lost()
+    for waiting in (joining, leaving):
+        if isinstance(waiting, asyncio.Future):
+            world.log.release(E.NOT_LEADER_OR_FOLLOWER)
+            async with asyncio.timeout(10):
+                await waiting
+    world.log.held = False
+    await another_deletes(world, *ALL)
+    await until(lambda: not world.groups.refusal_of("g"))
+    appends = world.log.appends
+    for _ in range(100):
+        world.now += MINUTE
+        world.groups.tick()
+        await settle()
+    assert world.log.appends == appends
+    assert world.groups.list() == []
+    await world.groups.stop()
