@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kop.cluster.topic_configs import TopicConfigs
     from kop.config import Config
     from kop.groups.coordinator import GroupCoordinator
+    from kop.handlers.cold_reads import ColdReads
     from kop.handlers.fetch_sessions import FetchSessions
     from kop.handlers.metadata import MetadataCache
     from kop.handlers.producer_ids import ProducerIds
@@ -39,6 +40,8 @@ class ConnectionInfo:
     software_name: str = ""
     """From ApiVersions 3 and up (KIP-511)."""
     software_version: str = ""
+    cold_reads: ColdReads | None = None
+    """What its Fetches read from storage."""
 
     @property
     def broker_address(self) -> tuple[str, int]:

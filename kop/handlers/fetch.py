@@ -10,27 +10,53 @@
 - Below version 10 a topic whose compression.type is zstd is UNSUPPORTED_COMPRESSION_TYPE (KIP-110). On other topics
   zstd batches go out as they are stored, as in Kafka.
 - No transactions yet: the last stable offset is the high watermark, no transaction is aborted.
-- What is in the tail cache is answered on the spot, without a task; what is not is read by one.
+- What is in memory is answered on the spot, without a task. What is not is read on the side, each partition by itself
+  (`cold_reads.py`): as soon as there is enough, or after max_wait_ms, the answer goes out with what is there. A
+  partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from kop.errors import ErrorCode, KopError
 from kop.handlers.base import Api, Context, Frame, Gateway
+from kop.handlers.cold_reads import KEPT_SECONDS, ColdRead, ColdReads
 from kop.handlers.fetch_sessions import FetchSession
 from kop.records.compression import Codec
-from kop.storage.base import PartitionLog, ReadResult
+from kop.storage.base import Buffer, PartitionLog, ReadResult
 from kop.wire.fetch import FetchCall, FetchPartition, PartitionAnswer, encode_response, parse
 
 KEY = 1
 _ZSTD_FROM = 10
+_READ_SECONDS = 0.5
+"""The time that storage has for what a Fetch with a shorter max_wait_ms wants of it."""
+_LOOK_SECONDS = 20e-6
+"""For each partition, the least time between two looks of a waiting Fetch: looking takes a tenth of it."""
+_EMPTY = ReadResult((), 0)
+_KNOWN_TO_CONSUMERS = frozenset(
+    {
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.OFFSET_OUT_OF_RANGE,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+"""Errors of a partition that Kafka's own consumer expects in a Fetch; any other one ends its poll with an exception."""
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +66,15 @@ class _Round:
     """One pass over the partitions and what it found."""
 
     budget: int
+    reading: bool
+    """What memory does not hold is being read."""
     answers: list[tuple[FetchPartition, PartitionAnswer]] = field(default_factory=list)
     size: int = 0
     failed: bool = False
+    unread: int = 0
+    """Partitions of which storage is still read."""
+    taken: list[PartitionLog] = field(default_factory=list)
+    """Those of which a read on the side brought what is in here."""
 
     def room(self, wanted: FetchPartition) -> int:
         """Bytes that this partition may take."""
@@ -63,6 +95,9 @@ class _Fetch:
         self.call = call
         self.session = session
         self.budget = min(call.max_bytes, gw.config.fetch_max_bytes)
+        if ctx.conn.cold_reads is None:
+            ctx.conn.cold_reads = ColdReads()
+        self.reads = ctx.conn.cold_reads
 
     def wanted(self) -> list[FetchPartition]:
         """The partitions to look at, in the order of their turns."""
@@ -72,64 +107,69 @@ class _Fetch:
 
     def enough(self, found: _Round) -> bool:
         """True when the answer need not wait."""
-        short = found.size < self.call.min_bytes and self.call.max_wait_ms > 0
-        return found.failed or not found.answers or not short
+        if found.failed or not found.answers:
+            return True
+        if found.unread:
+            return found.size >= max(self.call.min_bytes, 1)
+        return found.size >= self.call.min_bytes or self.call.max_wait_ms <= 0
 
     # --- looking
 
-    def look(self) -> _Round | None:
-        """A pass over what is in memory, or None where storage has to be read."""
-        found = _Round(self.budget)
+    def look(self, *, read: bool) -> _Round:
+        """A pass over what is in memory. With `read`, what is not is read from storage on the side."""
+        found = _Round(self.budget, reading=read)
         for wanted in self.wanted():
             partition_log = self._log(found, wanted)
             if partition_log is None:
                 continue
-            if not partition_log.attached:
-                return None
             try:
-                room = found.room(wanted)
-                if room == 0 and not found.min_one:
-                    self._add(found, wanted, partition_log, None)
-                    continue
-                result = partition_log.read_cached(wanted.fetch_offset, room, min_one=found.min_one)
+                result = self._cached(found, wanted, partition_log)
+                if result is None:
+                    result = self._from_storage(found, wanted, partition_log, read)
             except KopError as error:
                 self._fail(found, wanted, error, partition_log)
                 continue
             if result is None:
-                return None
+                found.unread += 1
             self._add(found, wanted, partition_log, result)
         return found
 
-    async def read(self) -> _Round:
-        """A pass that reads from storage where memory does not hold what is wanted."""
-        found = _Round(self.budget)
-        await self._attach_all()
-        for wanted in self.wanted():
-            partition_log = self._log(found, wanted)
-            if partition_log is None:
-                continue
-            try:
-                if not partition_log.attached:
-                    await partition_log.attach()
-                room = found.room(wanted)
-                result: ReadResult | None = None
-                if room or found.min_one:
-                    result = partition_log.read_cached(wanted.fetch_offset, room, min_one=found.min_one)
-                    if result is None:
-                        result = await partition_log.read(wanted.fetch_offset, room, min_one=found.min_one)
-            except KopError as error:
-                self._fail(found, wanted, error, partition_log)
-                continue
-            self._add(found, wanted, partition_log, result)
-        return found
+    def _cached(self, found: _Round, wanted: FetchPartition, partition_log: PartitionLog) -> ReadResult | None:
+        """What memory holds; nothing where there is no room in the answer. None where storage has to be read."""
+        if not partition_log.attached:
+            return None
+        room = found.room(wanted)
+        if room == 0 and not found.min_one:
+            return _EMPTY
+        return partition_log.read_cached(wanted.fetch_offset, room, min_one=found.min_one)
 
-    async def _attach_all(self) -> None:
-        """Side by side, where storage has to attach more than one; who fails is asked again in its turn."""
-        unused = _Round(self.budget)
-        logs = [self._log(unused, wanted) for wanted in self.wanted()]
-        waiting = {id(one): one for one in logs if one is not None and not one.attached}
-        if len(waiting) > 1:
-            await asyncio.gather(*(one.attach() for one in waiting.values()), return_exceptions=True)
+    def _from_storage(
+        self, found: _Round, wanted: FetchPartition, partition_log: PartitionLog, read: bool
+    ) -> ReadResult | None:
+        """What a read on the side has brought; None while it goes on."""
+        reads = self.reads
+        offset = wanted.fetch_offset
+        if read:
+            under_way: ColdRead | None = reads.ask(partition_log, offset, min(wanted.max_bytes, self.budget))
+        else:
+            under_way = reads.find(partition_log, offset)
+        if under_way is None:
+            return None
+        if under_way.error is not None:
+            found.taken.append(partition_log)
+            raise under_way.error
+        result = under_way.result
+        if result is None:
+            return None
+        if result.size > found.room(wanted) and not found.min_one:
+            return _EMPTY  # it waits for its turn
+        found.taken.append(partition_log)
+        return result
+
+    def read_ahead(self, found: _Round) -> None:
+        """Begin to read what an answer leaves out because it does not wait: the next Fetch finds it."""
+        if found.unread and not found.reading:
+            self.look(read=True)
 
     def _log(self, found: _Round, wanted: FetchPartition) -> PartitionLog | None:
         """The partition's log, or None after an error was noted."""
@@ -170,35 +210,34 @@ class _Fetch:
         if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             self._note(found, wanted, self._unknown(wanted))
             return
-        if error.code not in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER):
+        if error.code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
             log.warning("cannot read %s-%d: %s", partition_log.topic.name, partition_log.index, error)
-        self._note(found, wanted, error.code)
+        self._note(found, wanted, error.code if error.code in _KNOWN_TO_CONSUMERS else ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _add(
         self, found: _Round, wanted: FetchPartition, partition_log: PartitionLog, result: ReadResult | None
     ) -> None:
+        if not partition_log.attached:  # the ends are not known yet: -1, which clients pass over
+            found.answers.append((wanted, PartitionAnswer(wanted.partition, 0, -1, -1, -1)))
+            return
+        buffers: Sequence[Buffer] = ()
+        size = 0
+        if result is not None:
+            buffers, size = result.buffers, result.size
         high_watermark = partition_log.high_watermark
-        if result is None or not result.size:
-            answer = PartitionAnswer(
-                wanted.partition, 0, high_watermark, high_watermark, partition_log.log_start_offset
-            )
-        else:
-            answer = PartitionAnswer(
-                wanted.partition,
-                0,
-                high_watermark,
-                high_watermark,
-                partition_log.log_start_offset,
-                result.buffers,
-                result.size,
-            )
-            found.size += result.size
+        answer = PartitionAnswer(
+            wanted.partition, 0, high_watermark, high_watermark, partition_log.log_start_offset, buffers, size
+        )
+        found.size += size
         found.answers.append((wanted, answer))
 
     # --- answering
 
     def frame(self, found: _Round) -> Frame:
         """The answer; in a session only what the client does not know yet."""
+        for partition_log in found.taken:
+            self.reads.forget(partition_log)
+        self.read_ahead(found)
         answers: Iterable[tuple[FetchPartition, PartitionAnswer]] = found.answers
         session_id = 0
         session = self.session
@@ -232,86 +271,74 @@ class _Fetch:
     # --- waiting
 
     async def read_and_wait(self) -> Frame:
-        """Read from storage, then wait if that was not enough."""
-        found = await self.read()
-        if self.enough(found):
-            return self.frame(found)
-        waiting = _Wait(self)
-        waiting.poke()  # what came in while storage was read
-        return await waiting.answered
+        """As `wait`, where storage is read: begun when there is memory for it."""
+        found = self.look(read=True)
+        return self.frame(found) if self.enough(found) else await _Wait(self, found.unread > 0).answered
 
     def wait(self) -> asyncio.Future[Frame]:
         """The answer when a log has news that make it enough, or when max_wait_ms is over."""
-        return _Wait(self).answered
+        return _Wait(self, reads=False).answered
 
 
 class _Wait:
-    """A long poll: callbacks of the logs and one timer. Ends when answered or when the connection cancels it."""
+    """A Fetch that waits: callbacks of the logs and of reads, and a timer. Ends when answered, or cancelled."""
 
-    __slots__ = ("answered", "fetch", "loop", "poked", "reading", "timer", "undo")
+    __slots__ = ("answered", "deadline", "fetch", "looked", "looking", "loop", "pause", "timer", "undo")
 
-    def __init__(self, fetch: _Fetch) -> None:
+    def __init__(self, fetch: _Fetch, reads: bool) -> None:
+        """Wait for max_wait_ms. `reads`: partitions are read from storage; that has its time even with max_wait_ms 0."""
         self.fetch = fetch
         self.loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[Frame] = self.loop.create_future()
         self.answered.add_done_callback(self._over)
-        self.poked = False
-        self.reading: asyncio.Task[None] | None = None
+        self.looked = self.loop.time()
+        self.looking: asyncio.Handle | None = None
         self.undo: list[Callable[[], None]] = []
-        gw = fetch.gw
-        for wanted in fetch.wanted():
+        gw, wanted_ones = fetch.gw, fetch.wanted()
+        self.pause = len(wanted_ones) * _LOOK_SECONDS
+        for wanted in wanted_ones:
             asked = wanted.topic
             topic = gw.catalog.by_id(asked) if isinstance(asked, UUID) else gw.catalog.get(asked)
             partition_log = None if topic is None else gw.catalog.log(topic.topic_id, wanted.partition)
             if partition_log is not None:
                 self.undo.append(partition_log.on_advance(self.poke))
-        self.timer = self.loop.call_later(fetch.call.max_wait_ms / 1000, self._timeout)
+        self.undo.append(fetch.reads.on_news(self.poke))
+        seconds = fetch.call.max_wait_ms / 1000
+        self.deadline = self.looked + (max(seconds, _READ_SECONDS) if reads else seconds)
+        self.timer = self._set_timer()
 
     def poke(self) -> None:
-        """A log has news. Looked at once for all news of this turn of the loop."""
-        if not self.poked and not self.answered.done():
-            self.poked = True
-            self.loop.call_soon(self._look)
+        """A log or a read has news. Looked at once for all news of this turn of the loop, and of a while after that."""
+        if self.looking is None and not self.answered.done():
+            self.looking = self.loop.call_at(self.looked + self.pause, self._look)
 
     def _look(self) -> None:
-        self.poked = False
-        if self.answered.done() or self.reading is not None:
-            return
-        found = self.fetch.look()
-        if found is None:
-            self.reading = self.loop.create_task(self._read(final=False))
-        elif self.fetch.enough(found):
-            self.answered.set_result(self.fetch.frame(found))
-
-    def _timeout(self) -> None:
+        self.looking = None
         if self.answered.done():
             return
-        found = self.fetch.look()
-        if found is not None:
+        found = self.fetch.look(read=True)
+        self.looked = self.loop.time()
+        if self.fetch.enough(found) or self.looked >= self.deadline:
             self.answered.set_result(self.fetch.frame(found))
-        elif self.reading is None:
-            self.reading = self.loop.create_task(self._read(final=True))
-        else:
-            self.reading.add_done_callback(lambda _task: self._timeout())
 
-    async def _read(self, *, final: bool) -> None:
-        try:
-            found = await self.fetch.read()
-            if not self.answered.done() and (final or self.fetch.enough(found)):
-                self.answered.set_result(self.fetch.frame(found))
-        except Exception as error:
-            if not self.answered.done():
-                self.answered.set_exception(error)
-        finally:
-            self.reading = None
+    def _set_timer(self) -> asyncio.TimerHandle:
+        # Looking again keeps the reads that this waits for from being taken for ones that nobody wants.
+        return self.loop.call_at(min(self.deadline, self.loop.time() + KEPT_SECONDS / 2), self._time)
+
+    def _time(self) -> None:
+        if self.looking is not None:
+            self.looking.cancel()
+        self._look()
+        if not self.answered.done():
+            self.timer = self._set_timer()
 
     def _over(self, _answered: Any) -> None:
         self.timer.cancel()
+        if self.looking is not None:
+            self.looking.cancel()
         for undo in self.undo:
             undo()
         self.undo.clear()
-        if self.reading is not None:
-            self.reading.cancel()
 
 
 def fetch(gw: Gateway, ctx: Context, body: memoryview) -> Any:
@@ -325,12 +352,10 @@ def fetch(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     if session is not None:
         _keep_names(gw, session, call)
     asked = _Fetch(gw, ctx, call, session)
-    found = asked.look()
-    if found is None:
-        return asked.read_and_wait()
+    found = asked.look(read=False)
     if asked.enough(found):
         return asked.frame(found)
-    return asked.wait()
+    return asked.read_and_wait() if found.unread else asked.wait()
 
 
 def _keep_names(gw: Gateway, session: FetchSession, call: FetchCall) -> None:

@@ -37,7 +37,12 @@ class SessionPartition:
         self.log_start_offset = -1
 
     def news(self, answer: PartitionAnswer) -> bool:
-        """True when the answer has something that the client does not know; remembers it."""
+        """True when the answer has something that the client does not know; remembers it.
+
+        Of a partition that is not read yet (no error, no high watermark) nothing is known.
+        """
+        if answer.high_watermark < 0 and not answer.error_code:
+            return False
         changed = bool(
             answer.size
             or answer.error_code

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.turns import Turns
 
 Guard = Callable[[], Awaitable[None]]
 OnLost = Callable[[PulsarError], None]
@@ -38,10 +39,10 @@ class Attached(ABC):
         timeout: float,
         guard: Guard | None,
         on_lost: OnLost | None,
-        turn: asyncio.Semaphore | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._what = what
-        self._turn_to_attach = turn or asyncio.Semaphore()
+        self._turns = turns or Turns(1)
         self._timeout = timeout
         self._guard = guard
         self._on_lost = on_lost
@@ -109,7 +110,7 @@ class Attached(ABC):
                 await asyncio.sleep(wait)
 
     async def _once(self, assigned: str | None) -> None:
-        async with self._turn_to_attach:
+        async with self._turns.turn():
             connection = await self._find(assigned)
             self._broken = None
             await self._attach(connection)

@@ -6,7 +6,6 @@ Must not know: Kafka, and what entries mean.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Mapping
 from weakref import WeakSet, WeakValueDictionary
@@ -19,6 +18,7 @@ from kop.pulsar_client.pool import LOOKUP, READ, SEND, WATCH, Pool
 from kop.pulsar_client.producer import Confirm, Producer
 from kop.pulsar_client.reader import Reader
 from kop.pulsar_client.tls import TlsOptions
+from kop.pulsar_client.turns import Turns
 from kop.pulsar_client.types import Access, Auth, Entry, Position
 from kop.pulsar_client.watch import OnChange, Watch
 from kop.pulsar_client.wire import DEFAULT_MAX_MESSAGE_SIZE
@@ -61,7 +61,7 @@ class Client:
         self._producer_ids = itertools.count(1)
         self._consumer_ids = itertools.count(1)
         self._watcher_ids = itertools.count(1)
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()
         self._users: WeakSet[Attached] = WeakSet()
         self.max_message_size = DEFAULT_MAX_MESSAGE_SIZE
         """The largest entry (metadata and payload, in bytes) that the brokers take, known after `start`."""
@@ -143,7 +143,7 @@ class Client:
             guard=guard,
             confirm=confirm,
             on_lost=on_lost,
-            turn=None if waits else self._turn(kind),
+            turns=None if waits else self._turns_of(kind),
         )
         self._users.add(producer)
         await producer.open()
@@ -181,18 +181,18 @@ class Client:
             timeout=self._timeout,
             guard=guard,
             on_lost=on_lost,
-            turn=self._turn(READ),
+            turns=self._turns_of(READ),
         )
         self._users.add(reader)
         await reader.open()
         return reader
 
-    def _turn(self, kind: str) -> asyncio.Semaphore:
+    def _turns_of(self, kind: str) -> Turns:
         """How many may attach at once: a broker that comes back is not met by ten thousand, of whom most time out."""
-        turn = self._turns.get(kind)
-        if turn is None:
-            turn = self._turns[kind] = asyncio.Semaphore(_ATTACH_AT_ONCE)
-        return turn
+        turns = self._turns.get(kind)
+        if turns is None:
+            turns = self._turns[kind] = Turns(_ATTACH_AT_ONCE)
+        return turns
 
     async def _connection(self, topic: str, kind: str, assigned: str | None) -> Connection:
         """The connection of `kind` to the broker of `topic`."""

@@ -17,6 +17,7 @@ from kop.pulsar_client.attached import Attached, Guard, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.pulsar_client.turns import Turns
 from kop.pulsar_client.types import Access, Buffer, Position
 from kop.pulsar_client.window import Pending, Window
 
@@ -56,10 +57,10 @@ class Producer(Attached):
         guard: Guard | None,
         confirm: Confirm | None,
         on_lost: OnLost | None,
-        turn: asyncio.Semaphore | None,
+        turns: Turns | None,
     ) -> None:
         what = f"producer {name or 'without a name'} of {topic}"
-        super().__init__(what, timeout=timeout, guard=guard, on_lost=on_lost, turn=turn)
+        super().__init__(what, timeout=timeout, guard=guard, on_lost=on_lost, turns=turns)
         self._find_connection = find
         self._ids = ids
         self._id = 0

@@ -18,6 +18,7 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.permits import Cursor
 from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.pulsar_client.turns import Turns
 from kop.pulsar_client.types import LATEST, Entry, Position
 
 _MOST_DAMAGED = 3
@@ -54,9 +55,9 @@ class Reader(Attached):
         timeout: float,
         guard: Guard | None,
         on_lost: OnLost | None,
-        turn: asyncio.Semaphore | None,
+        turns: Turns | None,
     ) -> None:
-        super().__init__(f"reader of {topic}", timeout=timeout, guard=guard, on_lost=on_lost, turn=turn)
+        super().__init__(f"reader of {topic}", timeout=timeout, guard=guard, on_lost=on_lost, turns=turns)
         self._ids = ids
         self._find_connection = find
         self._read_compacted = read_compacted

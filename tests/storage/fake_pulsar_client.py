@@ -11,6 +11,7 @@ from batches import batch
 
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Entry, Position, PulsarError
+from kop.pulsar_client.turns import Turns
 from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
@@ -222,7 +223,7 @@ class FakeEngine:
         self.admin = FakeAdmin(broker)
         self.cache = TailCache(1 << 20)
         self.read_ahead = ReadAhead(1 << 30)
-        self.attaching = asyncio.Semaphore(64)
+        self.attaching = Turns(64)
         self.troubles = Troubles(self.loop.time)
         self.counts = self.troubles.counts
         self.numbering = numbering.make(offsets, self.troubles)

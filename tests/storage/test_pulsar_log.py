@@ -12,6 +12,7 @@ from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.turns import Turns
 from kop.records.batch import read_header
 from kop.storage.pulsar import log as log_module
 from kop.storage.pulsar import lookup, own
@@ -251,13 +252,13 @@ async def test_an_attach_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_the_clock_of_attaching_starts_with_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play(41)
-    turns = play.log.engine.attaching = asyncio.Semaphore(0)
+    turns = play.log.engine.attaching = Turns(0)
     monkeypatch.setattr(log_module, "ATTACH_SECONDS", 0.0)  # a clock that ran while it waits would end it at once
     play.append()
     await asyncio.sleep(0.05)
     assert play.outcomes == [None]
     monkeypatch.setattr(log_module, "ATTACH_SECONDS", 25.0)
-    turns.release()
+    turns._places.release()
     await until(lambda: play.log.attached)
     await play.run("SR")
     assert play.outcomes == [3]
@@ -269,7 +270,7 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
 ) -> None:
     monkeypatch.setattr(log_module, "WAIT_SECONDS", 0.02)
     play = Play(41)
-    turns = play.log.engine.attaching = asyncio.Semaphore(0)
+    turns = play.log.engine.attaching = Turns(0)
     play.append()
     with pytest.raises(BackendError) as late:
         await play.log.attach()
@@ -278,7 +279,7 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
     assert play.counts["reads refused: Timeout"] == 2
     monkeypatch.setattr(log_module, "WAIT_SECONDS", 25.0)
     play.append(0)
-    turns.release()
+    turns._places.release()
     await until(lambda: play.log.attached)
     await play.run("SR")
     assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, 3]

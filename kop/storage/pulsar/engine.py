@@ -24,6 +24,7 @@ from zlib import crc32
 from kop.errors import BackendError, KopError
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
+from kop.pulsar_client.turns import Turns
 from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
@@ -94,7 +95,7 @@ class PulsarEngine:
         self.cluster_id = ""
         self.cache = TailCache(settings.cache_bytes)
         self.read_ahead = ReadAhead(settings.read_ahead_bytes)
-        self.attaching = asyncio.Semaphore(_ATTACH_AT_ONCE)
+        self.attaching = Turns(_ATTACH_AT_ONCE)
         """Of the partitions that wait for it, so many attach at a time."""
         self.troubles = Troubles(self.loop.time)
         self.numbering = numbering.make(settings.offsets, self.troubles)

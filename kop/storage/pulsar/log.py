@@ -185,7 +185,7 @@ class PulsarLog:
         try:
             async with AsyncExitStack() as held:
                 if not self.topic.internal:  # coordinators do not wait behind others
-                    await held.enter_async_context(self.engine.attaching)
+                    await held.enter_async_context(self.engine.attaching.turn())
                 async with asyncio.timeout(ATTACH_SECONDS):
                     await self._find_and_follow()
         except BaseException as error:

@@ -1,0 +1,166 @@
+"""Reads of partitions whose records are not in memory, for the Fetches of one connection.
+
+Owns: which of them run side by side, what they found until a Fetch takes it, when what nobody takes goes.
+Must not know: requests, answers, sessions.
+
+A partition is read on its own: one that is slow keeps no other waiting, and a Fetch may end before it. The read goes
+on; the connection's next Fetch of the same offset finds what it brought, or waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from kop.errors import InternalError, KopError
+from kop.storage.base import PartitionLog, ReadResult
+
+AT_ONCE: Final = 32
+"""Reads of one connection that run side by side. Slow ones do not count."""
+SLOW_SECONDS: Final = 1.0
+"""A read of more than this counts as slow."""
+MOST_BYTES: Final = 4 << 20
+"""The most that one partition's read brings, unless its first batch is larger."""
+_MOST_HELD: Final = 16 << 20
+"""Bytes found and not taken; from there on no further read begins."""
+KEPT_SECONDS: Final = 10.0
+"""A read that no Fetch asked for in this time ends, and what it found goes."""
+
+log = logging.getLogger(__name__)
+
+
+class ColdRead:
+    """The read of one partition from `offset` on. `result` and `error` are None until it has ended."""
+
+    __slots__ = ("asked", "error", "log", "max_bytes", "offset", "result", "task")
+
+    def __init__(self, partition_log: PartitionLog, offset: int, max_bytes: int, now: float) -> None:
+        self.log = partition_log
+        self.offset = offset
+        self.max_bytes = max_bytes
+        self.asked = now
+        """Loop time of the last Fetch that wanted it."""
+        self.result: ReadResult | None = None
+        self.error: KopError | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class ColdReads:
+    """The reads of one connection, one for each partition."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reads: dict[PartitionLog, ColdRead] = {}
+        self._queue: deque[ColdRead] = deque()
+        self._running = 0
+        """Reads that have begun, without the slow ones."""
+        self._held = 0
+        self._unfinished = 0
+        """Reads that have neither a result nor an error yet."""
+        self._listeners: dict[Callable[[], None], None] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+    def on_news(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when a read brought records or an error, or none is under way any more; returns the undo."""
+        self._listeners[callback] = None
+        return lambda: self._listeners.pop(callback, None)
+
+    def find(self, partition_log: PartitionLog, offset: int) -> ColdRead | None:
+        """The read of a partition from `offset` on, where there is one."""
+        read = self._reads.get(partition_log)
+        return read if read is not None and read.offset == offset else None
+
+    def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int) -> ColdRead:
+        """The same, begun where there is none; one from another offset of the partition ends."""
+        now = self._loop.time()
+        read = self.find(partition_log, offset)
+        if read is None:
+            self.forget(partition_log)
+            read = ColdRead(partition_log, offset, min(max_bytes, MOST_BYTES), now)
+            self._reads[partition_log] = read
+            self._unfinished += 1
+            self._queue.append(read)
+            self._begin()
+        read.asked = now
+        return read
+
+    def forget(self, partition_log: PartitionLog) -> None:
+        """What was found is taken, or not wanted any more."""
+        read = self._reads.pop(partition_log, None)
+        if read is None:
+            return
+        if read.result is not None:
+            self._held -= read.result.size
+            self._begin()
+        elif read.error is None:
+            self._unfinished -= 1
+            if read.task is not None:
+                read.task.cancel()
+
+    # --- inside
+
+    def _begin(self) -> None:
+        while self._queue and self._running < AT_ONCE and self._held < _MOST_HELD:
+            read = self._queue.popleft()
+            if self._reads.get(read.log) is read:
+                self._running += 1
+                read.task = self._loop.create_task(self._run(read))
+        if self._sweep is None and self._reads:
+            self._sweep = self._loop.call_later(KEPT_SECONDS, self._drop_old)
+
+    async def _run(self, read: ColdRead) -> None:
+        counted = True
+
+        def not_counted() -> None:
+            nonlocal counted
+            if counted:
+                counted = False
+                self._running -= 1
+                self._begin()
+
+        slow = self._loop.call_later(SLOW_SECONDS, not_counted)
+        try:
+            await read.log.attach()
+            found = await read.log.read(read.offset, read.max_bytes, min_one=True)
+        except KopError as error:
+            self._ended(read, None, error)
+        except Exception as error:
+            log.exception("%s-%d cannot be read", read.log.topic.name, read.log.index)
+            self._ended(read, None, InternalError(repr(error)))
+        else:
+            self._ended(read, found, None)
+        finally:
+            slow.cancel()
+            not_counted()
+
+    def _ended(self, read: ColdRead, result: ReadResult | None, error: KopError | None) -> None:
+        if self._reads.get(read.log) is not read:
+            return
+        read.task = None
+        self._unfinished -= 1
+        if error is not None and self._listeners:
+            # Kept without the frames that it came through, which hold what was read.
+            read.error = error.with_traceback(None)
+            read.error.__cause__ = read.error.__context__ = None
+        elif result is not None and result.size:
+            read.result = result
+            self._held += result.size
+        else:  # there is nothing, or nobody who wants to know of the error: whoever asks next reads again
+            del self._reads[read.log]
+        if read.error is not None or read.result is not None or not self._unfinished:
+            for callback in tuple(self._listeners):
+                callback()
+
+    def _drop_old(self) -> None:
+        self._sweep = None
+        before = self._loop.time() - KEPT_SECONDS
+        for read in tuple(self._reads.values()):
+            if read.asked < before:
+                self.forget(read.log)
+        self._begin()

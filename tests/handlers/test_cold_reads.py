@@ -1,0 +1,306 @@
+"""Fetches of partitions that memory does not hold: read side by side, and a slow one delays nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gateway import RawClient, batch, gateway, produce_fields, run
+
+from kop.errors import BackendError, ErrorCode, KopError
+from kop.handlers import cold_reads
+from kop.handlers.cold_reads import ColdReads
+from kop.records.batch import iter_batches
+from kop.storage.base import ReadResult
+from kop.storage.sqlite.log import SqliteLog
+from kop.wire.messages import FetchRequest
+
+VERSION = 12
+FOUND = ReadResult((b"x" * 100,), 100)
+
+
+class Reads:
+    """Takes the place of `SqliteLog.read`: some partitions hang until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hanging: dict[int, asyncio.Event] = {}
+        self.begun: list[int] = []
+        original = SqliteLog.read
+
+        async def read(log: SqliteLog, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+            self.begun.append(log.index)
+            if log.index in self.hanging:
+                await self.hanging[log.index].wait()
+            return await original(log, offset, max_bytes, min_one=min_one)
+
+        monkeypatch.setattr(SqliteLog, "read", read)
+
+    def hang(self, *partitions: int) -> None:
+        self.hanging = {partition: asyncio.Event() for partition in partitions}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    return Reads(monkeypatch)
+
+
+async def filled(serving: Any, partitions: int) -> RawClient:
+    """A client, and a topic of which each partition has a batch of two records."""
+    await serving.gateway.engine.topics.create("t", partitions, {"retention.ms": "-1"})
+    client = await RawClient.connect(serving)
+    for partition in range(partitions):
+        await append(client, partition)
+    return client
+
+
+async def append(client: RawClient, partition: int) -> None:
+    fields = produce_fields("t", batch([b"x" * 100, b"y"]), version=12, partition=partition)
+    assert (await client.call(0, 12, **fields)).responses[0].partition_responses[0].error_code == 0
+
+
+def request(offsets: dict[int, int], session: tuple[int, int] = (0, -1), max_wait_ms: int = 500) -> dict[str, Any]:
+    part = FetchRequest.FetchTopic.FetchPartition
+    parts = [
+        part(version=VERSION, partition=partition, fetch_offset=offset, partition_max_bytes=2**20)
+        for partition, offset in offsets.items()
+    ]
+    topics = [FetchRequest.FetchTopic(version=VERSION, topic="t", partitions=parts)] if parts else []
+    return {
+        "max_wait_ms": max_wait_ms,
+        "min_bytes": 1,
+        "max_bytes": 50 << 20,
+        "session_id": session[0],
+        "session_epoch": session[1],
+        "topics": topics,
+    }
+
+
+async def fetch(client: RawClient, offsets: dict[int, int], **how: Any) -> tuple[dict[int, int], Any]:
+    """Records by partition, and the answer."""
+    answer = await client.call(1, VERSION, **request(offsets, **how))
+    found = {}
+    for topic in answer.responses:
+        for part in topic.partitions:
+            assert part.error_code == 0
+            if part.records:
+                found[part.partition_index] = sum(header.record_count for _, header in iter_batches(part.records))
+    return found, answer
+
+
+def test_a_partition_that_hangs_delays_no_other(tmp_path: Path, reads: Reads) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, kop_cache_bytes="0") as serving:
+            client = await filled(serving, 300)
+            reads.hang(*range(100))  # more than are read side by side
+            offsets = dict.fromkeys(range(300), 0)
+            seen: dict[int, int] = {}
+            began = time.monotonic()
+            async with asyncio.timeout(20):
+                while len(seen) < 200:
+                    found, _ = await fetch(client, {p: o for p, o in offsets.items() if p not in seen})
+                    seen |= found
+            assert set(seen) == set(range(100, 300))
+            # A hundred that hang are slow after a second each, in rounds of so many as run side by side.
+            assert time.monotonic() - began < 15
+
+    run(main())
+
+
+def test_the_first_answer_is_there_at_max_wait_whatever_hangs(tmp_path: Path, reads: Reads) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, kop_cache_bytes="0") as serving:
+            client = await filled(serving, 2)
+            reads.hang(0, 1)
+            began = time.monotonic()
+            found, answer = await fetch(client, {0: 0, 1: 0}, max_wait_ms=700)
+            assert 0.6 < time.monotonic() - began < 5
+            assert found == {}
+            assert [part.high_watermark for part in answer.responses[0].partitions] == [2, 2]
+
+    run(main())
+
+
+def test_what_was_read_after_the_answer_is_found_by_the_next_fetch(tmp_path: Path, reads: Reads) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, kop_cache_bytes="0") as serving:
+            client = await filled(serving, 1)
+            reads.hang(0)
+            found, answer = await fetch(client, {0: 0}, session=(0, 0), max_wait_ms=100)
+            assert found == {}
+            reads.hanging[0].set()
+            found, _ = await fetch(client, {}, session=(answer.session_id, 1))
+            assert found == {0: 2}
+            assert reads.begun == [0], "it is read once"
+
+    run(main())
+
+
+def test_records_that_come_while_another_partition_is_read_wake_the_fetch(tmp_path: Path, reads: Reads) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client, writer = await filled(serving, 2), await RawClient.connect(serving)
+            reads.hang(0)
+            log = serving.gateway.catalog.log(serving.gateway.catalog.get("t").topic_id, 0)  # type: ignore[union-attr]
+            assert isinstance(log, SqliteLog)
+            serving.gateway.engine.cache.drop(log.tail)  # type: ignore[attr-defined]
+            client.send(1, VERSION, **request({0: 0, 1: 2}, max_wait_ms=30_000))
+            while reads.begun != [0]:  # noqa: ASYNC110 - the gateway's event
+                await asyncio.sleep(0.01)
+            await append(writer, 1)
+            _, answer = await client.receive(1, VERSION, timeout=10)
+            assert [bool(part.records) for part in answer.responses[0].partitions] == [False, True]
+
+    run(main())
+
+
+def test_what_is_in_memory_is_answered_at_once_and_the_rest_is_read_meanwhile(tmp_path: Path, reads: Reads) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await filled(serving, 2)
+            reads.hang(0)
+            log = serving.gateway.catalog.log(serving.gateway.catalog.get("t").topic_id, 0)  # type: ignore[union-attr]
+            assert isinstance(log, SqliteLog)
+            serving.gateway.engine.cache.drop(log.tail)  # type: ignore[attr-defined]
+            found, _ = await fetch(client, {0: 0, 1: 0}, max_wait_ms=30_000)
+            assert found == {1: 2}
+            assert reads.begun == [0]
+            reads.hanging[0].set()
+            found, _ = await fetch(client, {0: 0, 1: 2}, max_wait_ms=30_000)
+            assert found == {0: 2}
+            assert reads.begun == [0]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR),
+        (ErrorCode.POLICY_VIOLATION, ErrorCode.KAFKA_STORAGE_ERROR),
+        (ErrorCode.CORRUPT_MESSAGE, ErrorCode.CORRUPT_MESSAGE),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+    ],
+)
+def test_consumers_are_told_errors_that_they_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ErrorCode, told: ErrorCode
+) -> None:
+    async def read(*_: Any, **__: Any) -> ReadResult:
+        raise BackendError("so says the test", code)
+
+    async def main() -> None:
+        async with gateway(tmp_path, kop_cache_bytes="0") as serving:
+            client = await filled(serving, 1)
+            monkeypatch.setattr(SqliteLog, "read", read)
+            answer = await client.call(1, VERSION, **request({0: 0}, max_wait_ms=30_000))
+            assert answer.responses[0].partitions[0].error_code == told
+
+    run(main())
+
+
+# --- the reads of one connection
+
+
+class FakeLog:
+    """A log whose reads end when the test says so."""
+
+    def __init__(self, number: int) -> None:
+        self.index = number
+        self.outcome: asyncio.Future[ReadResult] = asyncio.get_running_loop().create_future()
+        self.reading = False
+
+    async def attach(self) -> None:
+        pass
+
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+        self.reading = True
+        try:
+            return await self.outcome
+        finally:
+            self.reading = False
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_so_many_run_side_by_side_and_slow_ones_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "SLOW_SECONDS", 0.05)
+
+    async def main() -> None:
+        reads: Any = ColdReads()
+        logs = [FakeLog(number) for number in range(cold_reads.AT_ONCE + 3)]
+        for log in logs:
+            reads.ask(log, 0, 100)
+        await turns()
+        assert sum(log.reading for log in logs) == cold_reads.AT_ONCE
+        logs[0].outcome.set_result(FOUND)
+        await turns()
+        assert sum(log.reading for log in logs) == cold_reads.AT_ONCE, "the next one took its place"
+        while not all(log.reading for log in logs[1:]):  # noqa: ASYNC110 - a timer's work
+            await asyncio.sleep(0.01)
+        for log in logs:
+            reads.forget(log)
+        await turns()
+        assert not any(log.reading for log in logs)
+        assert (len(reads), reads._held, reads._running, reads._unfinished) == (0, 0, 0, 0)
+
+    run(main())
+
+
+def test_what_nobody_asks_for_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "KEPT_SECONDS", 0.05)
+
+    async def main() -> None:
+        reads: Any = ColdReads()
+        done, running = FakeLog(0), FakeLog(1)
+        done.outcome.set_result(FOUND)
+        reads.ask(done, 0, 100)
+        reads.ask(running, 0, 100)
+        await turns()
+        assert (len(reads), reads._held, running.reading) == (2, 100, True)
+        while len(reads):  # noqa: ASYNC110 - a timer's work
+            await asyncio.sleep(0.01)
+        await turns()
+        assert (reads._held, running.reading, reads._unfinished) == (0, False, 0)
+
+    run(main())
+
+
+def test_a_read_from_another_offset_takes_the_place_of_the_one_before() -> None:
+    async def main() -> None:
+        reads: Any = ColdReads()
+        log = FakeLog(0)
+        log.outcome.set_result(FOUND)
+        reads.ask(log, 0, 100)
+        await turns()
+        assert reads.find(log, 0).result is FOUND
+        reads.ask(log, 7, 100)
+        assert reads.find(log, 0) is None
+        assert reads._held == 0
+        reads.forget(log)
+
+    run(main())
+
+
+def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through() -> None:
+    async def main() -> None:
+        reads: Any = ColdReads()
+        log = FakeLog(0)
+        told: list[KopError] = []
+        undo = reads.on_news(lambda: told.append(reads.find(log, 0).error))
+        log.outcome.set_exception(BackendError("so says the test"))
+        reads.ask(log, 0, 100)
+        await turns()
+        assert [error.message for error in told] == ["so says the test"]
+        assert told[0].__traceback__ is None
+        undo()
+        reads.forget(log)
+        reads.ask(log, 0, 100)
+        await turns()
+        assert reads.find(log, 0) is None, "nobody waits: whoever asks next reads again"
+
+    run(main())
