@@ -1,0 +1,120 @@
+"""Loops in the background go on, and work on one item waits for no other."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import weakref
+
+import pytest
+
+from kop.background import for_each, repeat
+from kop.errors import BackendError
+
+
+@pytest.mark.parametrize("error", [BackendError("storage is away"), ValueError("not thought of"), TimeoutError()])
+def test_a_loop_outlasts_every_exception_and_says_each(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        rounds = 0
+        enough = asyncio.Event()
+
+        async def work() -> None:
+            nonlocal rounds
+            rounds += 1
+            if rounds == 3:
+                enough.set()
+            raise error
+
+        loop = asyncio.create_task(repeat("the listing", work, every=lambda: 0.001))
+        async with asyncio.timeout(10):
+            await enough.wait()
+        loop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loop
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    lines = [record for record in caplog.records if "the listing failed: " in record.message]
+    assert len(lines) >= 3
+    assert bool(lines[0].exc_info) == isinstance(error, ValueError)
+
+
+def test_a_round_that_hangs_is_ended_and_reported_also_where_the_report_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[type[Exception]] = []
+
+    async def main() -> None:
+        enough = asyncio.Event()
+
+        def failed(error: Exception) -> None:
+            heard.append(type(error))
+            if len(heard) == 2:
+                enough.set()
+            raise LookupError("the report fails")
+
+        loop = asyncio.create_task(
+            repeat("the look", asyncio.Event().wait, every=0.001, limit=0.01, failed=failed)  # type: ignore[arg-type]
+        )
+        async with asyncio.timeout(10):
+            await enough.wait()
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+
+    asyncio.run(main())
+    assert heard[:2] == [TimeoutError, TimeoutError]
+    assert "a failure of the look could not be reported" in caplog.text
+
+
+def test_an_item_that_hangs_or_fails_keeps_no_other_from_its_turn() -> None:
+    done: list[int] = []
+    failures: dict[int, type[Exception]] = {}
+    busy = most = 0
+
+    async def work(item: int) -> None:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        try:
+            if item == 3:
+                await asyncio.Event().wait()
+            if item == 5:
+                raise ValueError("as the test wants")
+            await asyncio.sleep(0)
+            done.append(item)
+        finally:
+            busy -= 1
+
+    def failed(item: int, error: Exception) -> None:
+        failures[item] = type(error)
+        raise LookupError("the report fails")
+
+    asyncio.run(for_each(range(50), work, at_once=4, limit=0.2, failed=failed))
+    assert done == [item for item in range(50) if item not in {3, 5}]
+    assert failures == {3: TimeoutError, 5: ValueError}
+    assert most == 4
+
+
+def test_nothing_of_a_failed_round_stays_in_memory() -> None:
+    class Held:
+        pass
+
+    async def main() -> None:
+        seen: list[weakref.ref[Held]] = []
+
+        async def work() -> None:
+            held = Held()
+            seen.append(weakref.ref(held))
+            raise BackendError("with the frame of this round")
+
+        loop = asyncio.create_task(repeat("the round", work, every=0.001, failed=lambda error: None))
+        async with asyncio.timeout(10):
+            while len(seen) < 3:  # noqa: ASYNC110 - rounds of the loop
+                await asyncio.sleep(0.001)
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        gc.collect()
+        assert [one() for one in seen] == [None] * len(seen)
+
+    asyncio.run(main())
