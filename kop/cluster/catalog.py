@@ -27,6 +27,8 @@ RESERVED = frozenset({OFFSETS_TOPIC, KAFKA_OFFSETS_TOPIC, "__transactions", "__t
 """Names that clients may neither create, delete nor write."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+_OF_A_PARTITION = "-partition-"
+"""Pulsar names the partitions of a topic so, and makes no partitioned topic with it in its name."""
 _PERSISTENT = "persistent://"
 _FULL = re.compile(rf"(?:{_PERSISTENT})?([-\w.=:]+/[-\w.=:]+)/([^/]+)\Z", re.ASCII)
 _FORMS = (1, 2)
@@ -93,7 +95,10 @@ class Catalog:
         return local if namespace == self._home else f"{namespace}/{local}"
 
     def check_name(self, name: str) -> None:
-        """Raise INVALID_TOPIC_EXCEPTION where no topic can have that name here."""
+        """Raise INVALID_TOPIC_EXCEPTION where no topic of that name can be made here.
+
+        Over Pulsar one that its own clients made may have such a name all the same: look for it first.
+        """
         found = None if self._home is None else _FULL.match(name)
         if found is not None:
             check_name(found[2])
@@ -105,6 +110,12 @@ class Catalog:
             )
         else:
             check_name(name)
+        if self._home is not None and _OF_A_PARTITION in name.rpartition("/")[2]:
+            raise PeerError(
+                f"topic name {name!r} is not legal: Pulsar names the partitions of its topics NAME-partition-NUMBER, "
+                f"and makes no topic whose name contains {_OF_A_PARTITION!r}",
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+            )
 
     def unsought(self, names: Iterable[str | None]) -> Collection[str]:
         """Those of `names` that have to go through `find` before `get` can say that there is no such topic."""

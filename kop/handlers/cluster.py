@@ -189,8 +189,9 @@ def _producers(gw: Gateway, ctx: Context, name: str, index: int) -> Any:
     if log is None:
         code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION
         try:
-            gw.catalog.check_name(name)
-            code = gw.catalog.missing(name) if topic is None else code
+            if topic is None:
+                gw.catalog.check_name(name)
+                code = gw.catalog.missing(name)
         except KopError as error:
             code, message = error.code, error.message
     return row(

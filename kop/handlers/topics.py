@@ -7,6 +7,7 @@ CreateTopics
 - Manual assignments name partitions 0 to n-1 and this broker; num_partitions and replication factor are then -1.
 - Own configs are checked by `kop.cluster.topic_configs`. From version 5 the answer holds every effective config,
   from 7 the topic id. validate_only checks everything and makes nothing.
+- Over Pulsar a name with "-partition-" in it is INVALID_TOPIC_EXCEPTION: Pulsar makes no such partitioned topic.
 - A name that another differs from only in '.' and '_' is INVALID_TOPIC_EXCEPTION, as are the reserved names: the
   coordinator makes those itself (Kafka lets clients make them). One that is there already is TOPIC_ALREADY_EXISTS.
 - More than 10,000 partitions in one request, or above kop.max.partitions in all: POLICY_VIOLATION.
@@ -105,9 +106,9 @@ class _Names:
         """Raise where no topic of that name may be made."""
         if name == _METADATA_TOPIC:
             raise PeerError(f"Creation of internal topic {name} is prohibited.")
-        self._gw.catalog.check_name(name)
         if self._gw.catalog.get(name) is not None:
             raise PeerError(f"Topic '{name}' already exists.", ErrorCode.TOPIC_ALREADY_EXISTS)
+        self._gw.catalog.check_name(name)
         if name in RESERVED:
             raise PeerError(f"Creation of internal topic {name} is prohibited.", ErrorCode.INVALID_TOPIC_EXCEPTION)
         own = self._gw.catalog.own_name(name)

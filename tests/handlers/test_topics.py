@@ -61,6 +61,10 @@ def test_create_accepts_any_replication_factor_and_reports_one(admin: Admin) -> 
     assert [(row.error_code, row.replication_factor) for row in rows] == [(0, 1)] * 4
 
 
+def test_a_name_like_that_of_a_partition_of_pulsar_is_any_name_on_the_embedded_engine(admin: Admin) -> None:
+    assert make(admin, creatable("x-partition-1"))[0].error_code == 0
+
+
 REFUSED_TOPICS: dict[str, tuple[Any, ErrorCode, str]] = {
     "no partitions": (creatable("t", 0), E.INVALID_PARTITIONS, "non-positive"),
     "fewer than -1 partitions": (creatable("t", -2), E.INVALID_PARTITIONS, "non-positive"),

@@ -103,6 +103,12 @@ _SAID: Final[tuple[tuple[str, str, ErrorCode | None, str], ...]] = (
     ),
     (
         "PreconditionFailed",
+        "-partition-",
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        "Pulsar names the partitions of its topics so: choose another name",
+    ),
+    (
+        "PreconditionFailed",
         "maximum number of topics",
         None,
         "the namespace may have no more topics, each partition counts: delete some or raise the limit "
