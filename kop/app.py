@@ -25,21 +25,22 @@ from kop import __version__
 from kop.cluster.brokers import BrokerConfigs
 from kop.cluster.catalog import Catalog
 from kop.cluster.membership import Membership
+from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
 from kop.errors import KopError
 from kop.groups.coordinator import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.handlers import registry
-from kop.handlers.base import Gateway
 from kop.handlers.fetch_sessions import FetchSessions
-from kop.handlers.metadata import MetadataCache
-from kop.handlers.producer_ids import ProducerIds
+from kop.handlers.gateway import Gateway
+from kop.handlers.metadata_cache import MetadataCache
 from kop.metrics import Metrics, counter_family, counter_value, gauge_family
 from kop.server import memory
-from kop.server.dispatch import Dispatcher
 from kop.server.http import serve_http
-from kop.server.listener import Limits, Server
+from kop.server.listener import Server
+from kop.server.pressure import Limits
+from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import pulsar, sqlite
 from kop.storage.base import Member
@@ -162,7 +163,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
             config.http.host, config.http.port, metrics.registry, lambda: engine.healthy
         )
         stack.push_async_callback(runner.cleanup)
-    server = Server(Dispatcher(gateway), metrics, _limits(config))
+    server = Server(RequestPipeline(gateway), metrics, _limits(config))
     metrics.collect_with(
         lambda: (
             counter_value("kop_bytes_in", "Bytes received from clients.", server.bytes_in),

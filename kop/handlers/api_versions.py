@@ -3,7 +3,7 @@
 - Answers the registry's ranges, nothing else. The one exception is Produce, advertised from version 0 although 0 to 2
   are refused, as Kafka 4 does: librdkafka before 2.11 stops compressing in silence otherwise (KAFKA-18659).
 - A version above ours is answered in version 0 with UNSUPPORTED_VERSION and ApiVersions' own range as the only entry
-  (KIP-511); the dispatcher calls `unsupported` for that.
+  (KIP-511): `unsupported`.
 - No features are finalized yet: transactions of the second kind (KIP-890) come with transactions.
 - Client software names are checked as KIP-511 says: INVALID_REQUEST where they are not legal.
 """
@@ -14,12 +14,12 @@ import re
 from typing import Any
 
 from kop.errors import ErrorCode
-from kop.handlers.base import Api, Context, Gateway
+from kop.handlers.api import Api, Context
+from kop.handlers.gateway import Gateway
 from kop.wire.messages import ApiVersionsResponse
 
 KEY = 18
 MAX_VERSION = 4
-_PRODUCE = 0
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
@@ -30,7 +30,7 @@ def api_versions(gw: Gateway, ctx: Context, request: Any) -> Any:
         if not (_SOFTWARE.match(name) and _SOFTWARE.match(version)):
             return ApiVersionsResponse(version=ctx.version, error_code=ErrorCode.INVALID_REQUEST)
         ctx.conn.software_name, ctx.conn.software_version = name, version
-    rows = [(api.key, 0 if api.key == _PRODUCE else api.min_version, api.max_version) for api in gw.apis.values()]
+    rows = [(api.key, api.advertised_min, api.max_version) for api in gw.apis.values()]
     return ApiVersionsResponse(version=ctx.version, error_code=ErrorCode.NONE, api_keys=rows)
 
 
@@ -39,4 +39,4 @@ def unsupported() -> Any:
     return ApiVersionsResponse(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[(KEY, 0, MAX_VERSION)])
 
 
-APIS = (Api(KEY, 0, MAX_VERSION, api_versions),)
+APIS = (Api(KEY, 0, MAX_VERSION, api_versions, operation=None, other_version=unsupported),)

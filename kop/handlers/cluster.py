@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.base import Api, Context, Gateway
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.gateway import Gateway
 from kop.storage.base import PartitionLog
 from kop.wire.messages import (
     CreateAclsResponse,
@@ -352,14 +353,42 @@ def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
     return DeleteAclsResponse(version=ctx.version, filter_results=[refusal for _ in request.filters])
 
 
+def _log_dir_topics(request: Any) -> list[str]:
+    return [topic.topic for topic in request.topics or ()]
+
+
+def _producer_topics(request: Any) -> list[str]:
+    return [topic.name for topic in request.topics]
+
+
+def _election_topics(request: Any) -> list[str]:
+    return [topic.topic for topic in request.topic_partitions or ()]
+
+
 APIS: tuple[Api, ...] = (
-    Api(29, 1, 3, describe_acls, slack=_KAFKA_GO_SLACK),
-    Api(30, 1, 3, create_acls),
-    Api(31, 1, 3, delete_acls),
-    Api(35, 1, 5, describe_log_dirs, names=lambda request: [topic.topic for topic in request.topics or ()]),
-    Api(43, 0, 2, elect_leaders, names=lambda request: [topic.topic for topic in request.topic_partitions or ()]),
-    Api(46, 0, 0, list_partition_reassignments),
-    Api(55, 0, 2, describe_quorum),
-    Api(60, 0, 2, describe_cluster),
-    Api(61, 0, 0, describe_producers, names=lambda request: [topic.name for topic in request.topics]),
+    Api(29, 1, 3, describe_acls, AclOperation.DESCRIBE, slack=_KAFKA_GO_SLACK),
+    Api(30, 1, 3, create_acls, AclOperation.ALTER),
+    Api(31, 1, 3, delete_acls, AclOperation.ALTER),
+    Api(
+        35,
+        1,
+        5,
+        describe_log_dirs,
+        AclOperation.DESCRIBE,
+        topics=lambda request: [topic.topic for topic in request.topics or ()],
+    ),
+    Api(
+        43,
+        0,
+        2,
+        elect_leaders,
+        AclOperation.ALTER,
+        topics=lambda request: [topic.topic for topic in request.topic_partitions or ()],
+    ),
+    Api(46, 0, 0, list_partition_reassignments, AclOperation.DESCRIBE),
+    Api(55, 0, 2, describe_quorum, AclOperation.DESCRIBE),
+    Api(60, 0, 2, describe_cluster, AclOperation.DESCRIBE),
+    Api(
+        61, 0, 0, describe_producers, AclOperation.READ, topics=lambda request: [topic.name for topic in request.topics]
+    ),
 )

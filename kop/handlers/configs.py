@@ -30,7 +30,8 @@ from typing import Any
 from kop.cluster.brokers import DYNAMIC
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Origin, Source, split_list
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.handlers.base import Api, Context, Gateway
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.gateway import Gateway
 from kop.storage.base import TopicInfo
 from kop.wire.messages import (
     AlterConfigsResponse,
@@ -412,8 +413,8 @@ def _names(request: Message) -> list[str | None]:
 
 
 APIS: tuple[Api, ...] = (
-    Api(32, 1, 4, describe_configs, names=_names),
-    Api(33, 0, 2, alter_configs, names=_names),
-    Api(44, 0, 1, incremental_alter_configs, names=_names),
-    Api(74, 0, 1, list_config_resources),
+    Api(32, 1, 4, describe_configs, AclOperation.DESCRIBE_CONFIGS, topics=_names),
+    Api(33, 0, 2, alter_configs, AclOperation.ALTER_CONFIGS, topics=_names),
+    Api(44, 0, 1, incremental_alter_configs, AclOperation.ALTER_CONFIGS, topics=_names),
+    Api(74, 0, 1, list_config_resources, AclOperation.DESCRIBE_CONFIGS),
 )

@@ -25,9 +25,10 @@ from typing import Any
 from uuid import UUID
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.base import Api, Context, Frame, Gateway
+from kop.handlers.api import AclOperation, Api, Context, Frame
 from kop.handlers.cold_reads import KEPT_SECONDS, ColdRead, ColdReads
 from kop.handlers.fetch_sessions import FetchSession
+from kop.handlers.gateway import Gateway
 from kop.records.compression import Codec
 from kop.storage.base import Buffer, PartitionLog, ReadResult
 from kop.wire.fetch import FetchCall, FetchPartition, PartitionAnswer, encode_response, parse
@@ -286,7 +287,7 @@ class _Wait:
     __slots__ = ("answered", "deadline", "fetch", "looked", "looking", "loop", "pause", "timer", "undo")
 
     def __init__(self, fetch: _Fetch, reads: bool) -> None:
-        """Wait for max_wait_ms. `reads`: partitions are read from storage; that has its time even with max_wait_ms 0."""
+        """Wait for max_wait_ms. `reads`: storage is read, which has its time even with max_wait_ms 0."""
         self.fetch = fetch
         self.loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[Frame] = self.loop.create_future()
@@ -341,9 +342,8 @@ class _Wait:
         self.undo.clear()
 
 
-def fetch(gw: Gateway, ctx: Context, body: memoryview) -> Any:
+def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Any:
     """Answer from memory, or by a task that reads, or by waiting."""
-    call = parse(body, ctx.version)
     try:
         session = gw.fetch_sessions.resolve(call, by_id=ctx.version >= 13, now_ms=ctx.now_ms)
     except KopError as error:
@@ -368,4 +368,16 @@ def _keep_names(gw: Gateway, session: FetchSession, call: FetchCall) -> None:
             known.topic_name = topic.name
 
 
-APIS = (Api(KEY, 4, 18, fetch, raw=True),)
+APIS = (
+    Api(
+        KEY,
+        4,
+        18,
+        fetch,
+        AclOperation.READ,
+        decode=parse,
+        encodes=True,
+        long_poll=True,
+        reads=lambda call: call.max_bytes,
+    ),
+)

@@ -24,7 +24,8 @@ from typing import Any
 
 from kop.errors import ErrorCode
 from kop.groups.coordinator import Commit
-from kop.handlers.base import Api, Context, Gateway
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.gateway import Gateway
 from kop.storage.base import TopicInfo
 from kop.wire.messages import OffsetCommitResponse, OffsetDeleteResponse, OffsetFetchResponse
 from kop.wire.state import OffsetCommitValue
@@ -244,7 +245,7 @@ def _groups_of(request: Any) -> list[str]:
 
 
 APIS = (
-    Api(8, 2, 10, offset_commit, names=_names),
-    Api(9, 1, 10, offset_fetch, groups=_groups_of),
-    Api(47, 0, 0, offset_delete, names=_names),
+    Api(8, 2, 10, offset_commit, AclOperation.READ, topics=_names),
+    Api(9, 1, 10, offset_fetch, AclOperation.DESCRIBE, groups=_groups_of),
+    Api(47, 0, 0, offset_delete, AclOperation.DELETE, topics=_names),
 )

@@ -23,7 +23,8 @@ from typing import Any
 
 from kop.errors import ErrorCode
 from kop.groups.messages import Description, JoinRequest, JoinResult, Leaving, Left, SyncRequest, SyncResult
-from kop.handlers.base import Api, Context, Gateway
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.gateway import Gateway
 from kop.wire.messages import (
     DeleteGroupsResponse,
     DescribeGroupsResponse,
@@ -304,12 +305,12 @@ async def delete_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 
 APIS = (
-    Api(10, 0, 6, find_coordinator),
-    Api(11, 0, 9, join_group, groups=lambda request: [request.group_id]),
-    Api(12, 0, 4, heartbeat),
-    Api(13, 0, 5, leave_group),
-    Api(14, 0, 5, sync_group),
-    Api(15, 0, 6, describe_groups, groups=lambda request: request.groups),
-    Api(16, 0, 5, list_groups),
-    Api(42, 0, 2, delete_groups),
+    Api(10, 0, 6, find_coordinator, AclOperation.DESCRIBE),
+    Api(11, 0, 9, join_group, AclOperation.READ, groups=lambda request: [request.group_id], long_poll=True),
+    Api(12, 0, 4, heartbeat, AclOperation.READ),
+    Api(13, 0, 5, leave_group, AclOperation.READ),
+    Api(14, 0, 5, sync_group, AclOperation.READ, long_poll=True),
+    Api(15, 0, 6, describe_groups, AclOperation.DESCRIBE, groups=lambda request: request.groups),
+    Api(16, 0, 5, list_groups, AclOperation.DESCRIBE),
+    Api(42, 0, 2, delete_groups, AclOperation.DELETE),
 )

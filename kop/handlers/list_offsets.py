@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from kop.errors import ErrorCode, KopError
-from kop.handlers.base import Api, Context, Gateway
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.gateway import Gateway
 from kop.storage.base import PartitionLog
 from kop.wire.messages import ListOffsetsResponse, OffsetForLeaderEpochResponse
 
@@ -171,6 +172,13 @@ async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> An
 
 
 APIS = (
-    Api(2, 1, 11, list_offsets, names=lambda request: [topic.name for topic in request.topics]),
-    Api(23, 2, 4, offset_for_leader_epoch, names=lambda request: [topic.topic for topic in request.topics]),
+    Api(2, 1, 11, list_offsets, AclOperation.DESCRIBE, topics=lambda request: [topic.name for topic in request.topics]),
+    Api(
+        23,
+        2,
+        4,
+        offset_for_leader_epoch,
+        AclOperation.DESCRIBE,
+        topics=lambda request: [topic.topic for topic in request.topics],
+    ),
 )

@@ -14,14 +14,14 @@ Metadata
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
 from kop.cluster.catalog import RESERVED
 from kop.errors import ErrorCode, KopError
-from kop.handlers.base import Api, Context, Frame, Gateway
+from kop.handlers.api import AclOperation, Api, Context, Frame, undecoded
+from kop.handlers.gateway import Gateway
 from kop.storage.base import TopicInfo
 from kop.wire import codec
 from kop.wire.messages import (
@@ -36,36 +36,6 @@ _CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
 """CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE"""
 _LIBRDKAFKA_SLACK = 3
 """librdkafka asks for all topics from version 9 on with three bytes too many: an array's old length, left in place."""
-_CACHE_ENTRIES = 256
-_CACHE_BYTES = 16 * 1024 * 1024
-_CACHE_LARGEST = 4 * 1024 * 1024
-
-
-class MetadataCache:
-    """Encoded answers, without size and correlation id, of one version of the catalogue and of the brokers."""
-
-    def __init__(self) -> None:
-        self._answers: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
-        self._version = (-1, -1)
-        self._bytes = 0
-
-    def get(self, version: tuple[int, int], key: tuple[Any, ...]) -> bytes | None:
-        """The answer kept for `key` while catalogue and brokers are at `version`."""
-        if version != self._version:
-            self._answers.clear()
-            self._version, self._bytes = version, 0
-            return None
-        return self._answers.get(key)
-
-    def put(self, version: tuple[int, int], key: tuple[Any, ...], answer: bytes) -> None:
-        """Keep an answer; the oldest go when there are too many."""
-        if version != self._version or len(answer) > _CACHE_LARGEST or key in self._answers:
-            return
-        self._answers[key] = answer
-        self._bytes += len(answer)
-        while len(self._answers) > _CACHE_ENTRIES or self._bytes > _CACHE_BYTES:
-            _, old = self._answers.popitem(last=False)
-            self._bytes -= len(old)
 
 
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
@@ -246,6 +216,13 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
 _TOPIC_OPERATION_BITS = sum(1 << bit for bit in _TOPIC_OPERATIONS)
 
 APIS = (
-    Api(3, 0, 13, metadata, raw=True),
-    Api(75, 0, 0, describe_topic_partitions, names=lambda request: [topic.name for topic in request.topics]),
+    Api(3, 0, 13, metadata, AclOperation.DESCRIBE, decode=undecoded, encodes=True),
+    Api(
+        75,
+        0,
+        0,
+        describe_topic_partitions,
+        AclOperation.DESCRIBE,
+        topics=lambda request: [topic.name for topic in request.topics],
+    ),
 )

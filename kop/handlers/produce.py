@@ -23,7 +23,8 @@ from typing import Any
 from uuid import UUID
 
 from kop.errors import ErrorCode, FrameError, KopError
-from kop.handlers.base import Api, Context, Frame, Gateway
+from kop.handlers.api import UNLIMITED, AclOperation, Api, Context, Frame
+from kop.handlers.gateway import Gateway
 from kop.records.batch import RecordsRejectedError, check_produced, check_records, is_transactional
 from kop.storage.base import AppendResult, PartitionLog, TopicInfo
 from kop.wire.produce import PartitionAnswer, ProduceCall, ProducePartition, encode_response, parse
@@ -95,9 +96,8 @@ class _Pending:
         return (encode_response(self.ctx.correlation_id, self.ctx.version, topics, self.throttle_ms),)
 
 
-def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | asyncio.Future[Frame | None] | None:
+def produce(gw: Gateway, ctx: Context, call: ProduceCall) -> Frame | asyncio.Future[Frame | None] | None:
     """Check each partition's batch, hand it to its log, and answer when all are durable."""
-    call = parse(body, ctx.version)
     refusal = _refuse_whole(ctx, call)
     pending = _Pending(gw, ctx, call)
     for topic_data in call.topics:
@@ -185,4 +185,17 @@ def _refusal(gw: Gateway, partition: int, error: BaseException) -> PartitionAnsw
     return PartitionAnswer(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
-APIS = (Api(KEY, 3, 13, produce, raw=True),)
+APIS = (
+    Api(
+        KEY,
+        3,
+        13,
+        produce,
+        AclOperation.WRITE,
+        decode=parse,
+        encodes=True,
+        refused_from=0,
+        largest=UNLIMITED,
+        overlaps=True,
+    ),
+)

@@ -20,7 +20,7 @@ from kop.handlers import (
     sasl,
     topics,
 )
-from kop.handlers.base import Api
+from kop.handlers.api import Api
 
 _MODULES = (
     produce,

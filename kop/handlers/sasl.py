@@ -10,7 +10,8 @@ import logging
 from typing import Any
 
 from kop.errors import ErrorCode
-from kop.handlers.base import Api, Context, Gateway
+from kop.handlers.api import Api, Context
+from kop.handlers.gateway import Gateway
 from kop.wire.messages import SaslAuthenticateResponse, SaslHandshakeResponse
 
 _NO_SASL = "This listener does not use SASL: connect with security.protocol=PLAINTEXT"
@@ -35,4 +36,4 @@ def sasl_authenticate(gw: Gateway, ctx: Context, request: Any) -> Any:
     )
 
 
-APIS = (Api(17, 0, 1, sasl_handshake), Api(36, 0, 2, sasl_authenticate))
+APIS = (Api(17, 0, 1, sasl_handshake, operation=None), Api(36, 0, 2, sasl_authenticate, operation=None))

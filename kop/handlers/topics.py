@@ -39,7 +39,8 @@ from uuid import UUID
 
 from kop.cluster.catalog import RESERVED
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.handlers.base import Api, Context, Gateway
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.gateway import Gateway
 from kop.storage.base import TopicInfo
 from kop.wire.messages import (
     CreatePartitionsResponse,
@@ -479,8 +480,8 @@ def _names_to_delete(request: Any) -> list[str | None]:
 
 
 APIS: tuple[Api, ...] = (
-    Api(19, 2, 7, create_topics, names=_names),
-    Api(20, 1, 6, delete_topics, names=_names_to_delete),
-    Api(21, 0, 2, delete_records, names=_names),
-    Api(37, 0, 3, create_partitions, names=_names),
+    Api(19, 2, 7, create_topics, AclOperation.CREATE, topics=_names),
+    Api(20, 1, 6, delete_topics, AclOperation.DELETE, topics=_names_to_delete),
+    Api(21, 0, 2, delete_records, AclOperation.DELETE, topics=_names),
+    Api(37, 0, 3, create_partitions, AclOperation.ALTER, topics=_names),
 )

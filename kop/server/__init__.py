@@ -1,1 +1,1 @@
-"""Sockets: listeners, connections, dispatch, and the HTTP pages for operators."""
+"""Sockets: listeners, connections, the request pipeline, and the HTTP pages for operators."""

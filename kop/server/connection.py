@@ -1,12 +1,14 @@
 """One client connection: frames in, answers out, in order.
 
-Owns: splitting the stream into frames, the order of answers, back-pressure in both directions.
-Must not know: what a request means, except that the waits of Produce may overlap.
+Owns: when a request is started, back-pressure in both directions, the end of the connection.
+Must not know: what a request means; it goes by the traits of its `Api`. How frames are cut is `frames.py`, how answers
+are ordered is `responses.py`.
 
 - All connections receive into one shared buffer. A connection has memory of its own only while a frame is incomplete
   or while it may not go on; a frame's memory grows with what has arrived, not with what its size field claims.
-- Requests take effect in the order of their arrival and are answered in that order. Produce waits may overlap; any
-  other request first waits for the Produces before it, and nothing is started behind it until it is answered.
+- Requests take effect in the order of their arrival and are answered in that order. The waits of requests whose API
+  overlaps (Produce) may overlap; any other request first waits for those before it, and nothing is started behind it
+  until it is answered.
 - A client that does not read its answers gets no more requests taken; one that sends more than is answered is not read.
   What all connections hold together is bounded (`pressure.py`).
 - A client that has many small requests under way lets others have their turn every few milliseconds.
@@ -18,19 +20,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from kop.errors import FrameError
-from kop.handlers.base import ConnectionInfo, Frame
-from kop.server.dispatch import Answer
-from kop.server.incomplete import Incomplete
+from kop.handlers.api import ConnectionInfo, Frame
+from kop.server.frames import FrameSplitter
 from kop.server.peer import describe, has_closed, plain_host
-from kop.wire.frame import foreign_protocol
-
-if TYPE_CHECKING:
-    from kop.server.listener import Server
+from kop.server.pressure import Account, Limits
+from kop.server.request import Answer, RequestPipeline
+from kop.server.responses import ResponseOrder, Slot
 
 _MOST_HELD = 64 * 1024
 """Bytes held back behind a waiting request from which on the socket is not read."""
@@ -44,25 +44,36 @@ log = logging.getLogger(__name__)
 
 
 # Why no further request of the connection is started. Plain ints: flags of enum cost a microsecond each.
-_WAITING = 1  # a request that is no Produce waits
-_PRODUCES = 2  # the next request waits for the Produces before it
-_PENDING = 4  # Produces that are not answered yet hold too much memory
+_WAITING = 1  # a request that overlaps with no other waits
+_OVERLAPPING = 2  # the next request waits for the overlapping ones before it
+_PENDING = 4  # overlapping requests that are not answered yet hold too much memory
 _UNREAD = 8  # the client does not read its answers
-_MEMORY = 16  # all connections together hold too much memory for a Fetch
+_MEMORY = 16  # all connections together hold too much memory for a request that reads from storage
 _TURN = 32  # others have their turn
 _DRAINING = 64  # the server stops
 _CLOSED = 128  # nothing is taken any more
 
 
-class _Slot:
-    """The place of one answer in the order of answers."""
+class Ground(Protocol):
+    """What all connections of a process share; `listener.Server` is it."""
 
-    __slots__ = ("frame", "observe", "ready")
+    loop: asyncio.AbstractEventLoop
+    requests: RequestPipeline
+    limits: Limits
+    memory: Account
+    receive_buffer: memoryview
+    """All connections receive into it, one after the other."""
+    bytes_in: int
+    bytes_out: int
 
-    def __init__(self, observe: Callable[[], None]) -> None:
-        self.frame: Frame | None = None
-        self.ready = False
-        self.observe = observe
+    def admit(self, connection: Connection) -> bool:
+        """Count a connection in; False where a limit is reached."""
+
+    def release(self, connection: Connection) -> None:
+        """Count a connection out."""
+
+    def bad_frame(self, connection: Connection, reason: str) -> None:
+        """Log and count a connection that is closed for what it sent."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -72,8 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         "_charged",
         "_ended",
         "_feeding",
-        "_first",
-        "_frame",
+        "_frames",
         "_held",
         "_held_bytes",
         "_hold",
@@ -83,10 +93,9 @@ class Connection(asyncio.BufferedProtocol):
         "_pending",
         "_pending_bytes",
         "_polling",
-        "_prefix",
         "_ready",
+        "_responses",
         "_server",
-        "_slots",
         "_starved",
         "_transport",
         "_turn_ends",
@@ -98,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         "unread_since",
     )
 
-    def __init__(self, server: Server, advertised: tuple[str, int] | None) -> None:
+    def __init__(self, server: Ground, advertised: tuple[str, int] | None) -> None:
         self._server = server
         self._memory = server.memory
         self._transport: asyncio.Transport | None = None
@@ -109,11 +118,9 @@ class Connection(asyncio.BufferedProtocol):
         self.closing_since = 0.0
         """Since when the connection is about to be closed, or 0."""
         self._mark = (0.0, 0)
-        # What came in: up to three bytes of a size; then one frame, incomplete (`_frame`) or whole and not to be
-        # started yet (`_ready`); then what may not even be split yet. At most one of the three frames' places is taken.
-        self._first = True
-        self._prefix = b""
-        self._frame: Incomplete | None = None
+        # What came in: one frame, incomplete (in `_frames`) or whole and not to be started yet (`_ready`); then what
+        # may not even be cut yet (`_held`).
+        self._frames = FrameSplitter(server.limits.request_bytes)
         self._ready: memoryview | None = None
         self._held: deque[memoryview] = deque()
         self._held_bytes = 0
@@ -124,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self._starved = False
         self._ended = False
         # What goes out.
-        self._slots: deque[_Slot] = deque()
+        self._responses = ResponseOrder()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._polling = False
         self._pending = 0
@@ -154,8 +161,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Room for what arrives: the rest of the incomplete frame, or the shared buffer."""
-        if self._frame is not None:
-            return self._frame.room()
+        if self._frames.incomplete is not None:
+            return self._frames.incomplete.room()
         return self._server.receive_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -170,8 +177,8 @@ class Connection(asyncio.BufferedProtocol):
         self._feeding = True
         self._turn_ends = 0.0
         try:
-            if self._frame is not None:
-                self._frame.filled += nbytes
+            if self._frames.incomplete is not None:
+                self._frames.incomplete.filled += nbytes
                 self._frame_grown()
             else:
                 rest = self._feed(server.receive_buffer[:nbytes], own=False)
@@ -212,32 +219,25 @@ class Connection(asyncio.BufferedProtocol):
 
         `own`: the memory is this connection's alone, else it is the shared buffer.
         """
-        if self._prefix:
-            data, own = memoryview(bytearray(self._prefix) + data), True
-            self._prefix = b""
+        data, copied = self._frames.joined(data)
+        own = own or copied
         pos, end = 0, len(data)
-        if self._frame is not None:
+        if self._frames.incomplete is not None:
             pos = self._take(data)
             self._frame_grown()
-        most = self._server.limits.request_bytes
         while pos < end:
             if self._hold:
                 return data[pos:]
-            start = pos + 4
-            if start > end:
-                self._prefix = bytes(data[pos:])
+            frame = self._frames.next(data, pos, plenty=self._memory.used < self._memory.limit // 4)
+            if frame is None:
+                if (begun := self._frames.incomplete) is not None:
+                    begun.since = self._server.loop.time()
+                    self._charge(len(begun.buffer))
                 break
-            size = int.from_bytes(data[pos:start], "big", signed=True)
-            if self._first or not 10 <= size <= most:
-                self._check_size(size, data[pos : pos + 12])
-            stop = start + size
-            if stop > end:
-                self._begin_frame(size, data[start:])
-                break
-            frame = data[start:stop]
             if not self._may_start(frame):
                 return data[pos:]
-            pos = stop
+            size = len(frame)
+            pos += 4 + size
             # A small frame must not keep the memory of all that came with it.
             self._start(frame, own and 2 * size >= len(cast(bytearray, data.obj)))
             if pos < end:
@@ -253,28 +253,10 @@ class Connection(asyncio.BufferedProtocol):
             self._hold |= _TURN
             self._server.loop.call_soon(self._go_on, _TURN)
 
-    def _check_size(self, size: int, start: memoryview) -> None:
-        if self._first:
-            foreign = foreign_protocol(bytes(start))
-            if foreign is not None:
-                raise FrameError(f"this is {foreign}")
-            self._first = False
-        if size < 10:
-            raise FrameError(f"a frame of {size} bytes is too small to be a request")
-        if size > self._server.limits.request_bytes:
-            raise FrameError(
-                f"a frame of {size} bytes is larger than socket.request.max.bytes ({self._server.limits.request_bytes})"
-            )
-
-    def _begin_frame(self, size: int, start: memoryview) -> None:
-        plenty = self._memory.used < self._memory.limit // 4
-        self._frame = Incomplete(size, start, plenty=plenty, now=self._server.loop.time())
-        self._charge(len(self._frame.buffer))
-
     def _take(self, data: memoryview) -> int:
         """Put the start of `data`, which was held back, into the incomplete frame; returns how many bytes."""
-        assert self._frame is not None
-        count, grown = self._frame.take(data)  # no more memory than the piece held
+        assert self._frames.incomplete is not None
+        count, grown = self._frames.incomplete.take(data)  # no more memory than the piece held
         self._charge(grown)
         if self._starved:
             self._starved = False
@@ -283,20 +265,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def _frame_grown(self) -> None:
         """Bytes came into the incomplete frame: start it when it is whole, else see that there is room for more."""
-        frame = self._frame
+        frame = self._frames.incomplete
         assert frame is not None
-        left = frame.size - frame.filled
-        if not left:
-            self._frame = None
-            view = memoryview(frame.buffer)
+        view = self._frames.completed()
+        if view is not None:
             if self._hold or not self._may_start(view):
                 self._ready = view
                 return
             self._discharge(len(view))
             self._start(view, own=True)
         elif frame.filled == len(frame.buffer):
-            self._server.dispatcher.check_large(memoryview(frame.buffer), frame.size)
-            if self._memory.short and left > _MOST_HELD:  # who needs little more soon frees much
+            self._server.requests.check_size(memoryview(frame.buffer), frame.size)
+            if self._memory.short and frame.size - frame.filled > _MOST_HELD:  # who needs little more soon frees much
                 self._starved = True
                 self._memory.wait(self)
                 self._pause()
@@ -370,50 +350,45 @@ class Connection(asyncio.BufferedProtocol):
     # --- requests and answers
 
     def _may_start(self, frame: memoryview) -> bool:
-        """False while the request has to wait: for the Produces before it, or a Fetch for memory."""
-        if self._pending and not self._server.dispatcher.is_produce(frame):
-            self._hold |= _PRODUCES
+        """False while the request has to wait: for overlapping ones before it, or for memory where it reads much."""
+        short = self._memory.short
+        if not self._pending and not short:
+            return True
+        api = self._server.requests.api(frame)
+        if self._pending and (api is None or not api.overlaps):
+            self._hold |= _OVERLAPPING
             return False
-        if self._memory.used > self._memory.limit and self._server.dispatcher.is_fetch(frame):
+        if short and api is not None and api.reads is not None:
             self._hold |= _MEMORY
             self._memory.wait(self)
             return False
         return True
 
     def _start(self, frame: memoryview, own: bool) -> None:
-        dispatcher = self._server.dispatcher
-        answer = dispatcher.dispatch(frame, self.info, owned=own)
+        requests = self._server.requests
+        answer: Answer = requests.start(frame, self.info, owned=own)
         future = answer.waiting
         if future is None:
-            self._answer_now(answer)
+            self._write_all(self._responses.add(answer.frame, answer.observe))
             return
-        slot = _Slot(answer.observe)
-        self._slots.append(slot)
+        slot = self._responses.reserve(answer.observe)
         self._waiting.add(future)
         size = len(frame)
         self._charge(size)
-        if dispatcher.is_produce(frame):
+        api = requests.api(frame)
+        assert api is not None
+        if api.overlaps:
             self._pending += 1
             self._pending_bytes += size
             if self._pending_bytes > self._server.limits.connection_bytes or self._memory.short:
                 self._hold |= _PENDING
-            future.add_done_callback(lambda done: self._produced(slot, done, size))
+            future.add_done_callback(lambda done: self._overlapping_done(slot, done, size))
         else:
             self._hold |= _WAITING
-            self._polling = dispatcher.is_long_poll(frame)
+            self._polling = api.long_poll
             future.add_done_callback(lambda done: self._waited(slot, done, size))
 
-    def _answer_now(self, answer: Answer) -> None:
-        if self._slots:
-            slot = _Slot(answer.observe)
-            slot.frame, slot.ready = answer.frame, True
-            self._slots.append(slot)
-            return
-        answer.observe()
-        if answer.frame is not None:
-            self._write(answer.frame)
-
-    def _produced(self, slot: _Slot, done: asyncio.Future[Frame | None], size: int) -> None:
+    def _overlapping_done(self, slot: Slot, done: asyncio.Future[Frame | None], size: int) -> None:
         if self._hold & _CLOSED:
             return
         self._pending -= 1
@@ -424,12 +399,12 @@ class Connection(asyncio.BufferedProtocol):
         reason = 0
         if self._hold & _PENDING and self._pending_bytes <= self._server.limits.connection_bytes // 2:
             reason |= _PENDING
-        if self._hold & _PRODUCES and not self._pending:
-            reason |= _PRODUCES
+        if self._hold & _OVERLAPPING and not self._pending:
+            reason |= _OVERLAPPING
         if reason:
             self._go_on(reason)
 
-    def _waited(self, slot: _Slot, done: asyncio.Future[Frame | None], size: int) -> None:
+    def _waited(self, slot: Slot, done: asyncio.Future[Frame | None], size: int) -> None:
         if self._hold & _CLOSED:
             return
         self._polling = False
@@ -437,7 +412,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._settle(slot, done):
             self._go_on(_WAITING)
 
-    def _settle(self, slot: _Slot, done: asyncio.Future[Frame | None]) -> bool:
+    def _settle(self, slot: Slot, done: asyncio.Future[Frame | None]) -> bool:
         """Put an answer in its place and write what is next; False when the connection was closed instead."""
         self._waiting.discard(done)
         if done.cancelled():
@@ -447,14 +422,12 @@ class Connection(asyncio.BufferedProtocol):
         if error is not None:
             self._refuse(error)
             return False
-        slot.frame, slot.ready = done.result(), True
-        slots = self._slots
-        while slots and slots[0].ready:
-            head = slots.popleft()
-            head.observe()
-            if head.frame is not None:
-                self._write(head.frame)
+        self._write_all(self._responses.settle(slot, done.result()))
         return True
+
+    def _write_all(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            self._write(frame)
 
     def _write(self, frame: Frame) -> None:
         transport = self._transport
@@ -492,9 +465,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_memory(self) -> None:
         """There is the memory that this connection waits for."""
-        if self._starved and self._frame is not None:
+        frame = self._frames.incomplete
+        if self._starved and frame is not None:
             self._starved = False
-            self._charge(self._frame.grow(self._frame.filled + 1))
+            self._charge(frame.grow(frame.filled + 1))
             self._read_on()
         else:
             self._go_on(_MEMORY)
@@ -502,7 +476,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def frame_since(self) -> float:
         """When the incomplete frame began, or 0."""
-        return 0.0 if self._frame is None else self._frame.since
+        return 0.0 if self._frames.incomplete is None else self._frames.incomplete.since
 
     @property
     def charged(self) -> int:
@@ -526,10 +500,10 @@ class Connection(asyncio.BufferedProtocol):
             if not future.cancel() and not future.cancelled():
                 future.exception()  # looked at, so that it is not reported as forgotten
         self._waiting.clear()
-        self._slots.clear()
+        self._responses.clear()
         self._held.clear()
-        self._frame = self._ready = None
-        self._prefix = b""
+        self._frames.clear()
+        self._ready = None
         self._held_bytes = self._pending = self._pending_bytes = self._unread = 0
         self._memory.forget(self)
         self._discharge(self._charged)

@@ -11,14 +11,13 @@ import logging
 import resource
 import socket
 from collections import Counter
-from dataclasses import dataclass
 
 from kop.metrics import Metrics
 from kop.server import memory
 from kop.server.connection import Connection
-from kop.server.dispatch import Dispatcher
 from kop.server.peer import describe
-from kop.server.pressure import Account, ReadRoom
+from kop.server.pressure import Account, Limits, ReadRoom
+from kop.server.request import RequestPipeline
 
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
@@ -37,34 +36,15 @@ _OTHER_FILES = 64
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What clients may use."""
-
-    request_bytes: int = 104_857_600
-    max_connections: int = 2**31 - 1
-    max_connections_per_ip: int = 2**31 - 1
-    max_idle_ms: int = 600_000
-    """-1: no limit."""
-    unread_bytes: int = 16 * 1024 * 1024
-    memory_bytes: int = 256 * 1024 * 1024
-    """Incomplete frames, unanswered requests and unread answers of all connections together."""
-
-    @property
-    def connection_bytes(self) -> int:
-        """Unanswered requests of one connection."""
-        return self.memory_bytes // 8
-
-
 class Server:
     """All listeners and connections of the process."""
 
-    def __init__(self, dispatcher: Dispatcher, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, requests: RequestPipeline, metrics: Metrics, limits: Limits) -> None:
         self.loop = asyncio.get_running_loop()
-        self.dispatcher = dispatcher
+        self.requests = requests
         self.limits = limits
         self.memory = Account(self.loop, limits.memory_bytes)
-        dispatcher.reads = ReadRoom(self.loop, self.memory)
+        requests.reads = ReadRoom(self.loop, self.memory)
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER))
         self.bytes_in = 0
         """Bytes received since the last sweep, which counts them: once a second is cheaper than at each request."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from kop.handlers.base import ConnectionInfo
+from kop.handlers.api import ConnectionInfo
 
 _SHOWN = 100
 """Characters of what the client says of itself in a log line."""

@@ -1,7 +1,7 @@
 """What all connections together hold in memory, and who waits until it is less.
 
-Owns: one account of bytes and the queue of those who wait for room in it; how many answers are read from storage at a
-time.
+Owns: the limits, one account of bytes and the queue of those who wait for room in it; how many answers are read from
+storage at a time.
 Must not know: sockets, frames, what the bytes are.
 
 Four things are charged: frames that are not complete, what is held back behind a waiting request, requests that are not
@@ -14,12 +14,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 _READ_SECONDS = 1.0
 """A Fetch that takes longer waits for records: it has read what it wanted to."""
 _ROUNDS = 3
 """Rounds of the loop from the end of a Fetch until its answer is written, and charged where it lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients may use."""
+
+    request_bytes: int = 104_857_600
+    max_connections: int = 2**31 - 1
+    max_connections_per_ip: int = 2**31 - 1
+    max_idle_ms: int = 600_000
+    """-1: no limit."""
+    unread_bytes: int = 16 * 1024 * 1024
+    memory_bytes: int = 256 * 1024 * 1024
+    """Incomplete frames, unanswered requests and unread answers of all connections together."""
+
+    @property
+    def connection_bytes(self) -> int:
+        """Unanswered requests of one connection."""
+        return self.memory_bytes // 8
 
 
 class Waiter(Protocol):

@@ -93,12 +93,6 @@ def parse(body: memoryview, version: int) -> FetchCall:
         raise DecodeError(f"Fetch v{version}: {error}") from None
 
 
-def max_bytes(body: memoryview, version: int) -> int:
-    """The most that a request wants, without the rest of it. The body is one that `parse` has taken."""
-    (value,) = _INT32.unpack_from(body, 12 if version <= 14 else 8)
-    return int(value)
-
-
 def _parse(body: memoryview, version: int) -> FetchCall:
     end = len(body)
     flexible = version >= 12

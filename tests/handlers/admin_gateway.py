@@ -15,7 +15,8 @@ from kop.cluster.membership import Membership
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
 from kop.handlers import cluster, configs, topics
-from kop.handlers.base import ConnectionInfo, Context, Gateway
+from kop.handlers.api import ConnectionInfo, Context
+from kop.handlers.gateway import Gateway
 from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.storage.sqlite.engine import SqliteEngine, open_engine

@@ -1,4 +1,4 @@
-"""What connections may use, alone and together, and how they end: against fake transports and dispatchers, by name."""
+"""What connections may use, alone and together, and how they end: against fake transports and pipelines, by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from support.fake_peer import FakeDispatcher, FakeTransport, Peer, close_server, fake_server, frame, settle
+from support.fake_peer import FakePipeline, FakeTransport, Peer, close_server, fake_server, frame, settle
 
 from kop.server.connection import Connection
 from kop.server.listener import Server
@@ -15,11 +15,11 @@ from kop.server.listener import Server
 MIB = 1024 * 1024
 
 
-def play(main: Callable[[Server, FakeDispatcher], Coroutine[Any, Any, None]], **limits: Any) -> None:
+def play(main: Callable[[Server, FakePipeline], Coroutine[Any, Any, None]], **limits: Any) -> None:
     """Run a test with a fake server, and look that nothing is left in its account."""
 
     async def run() -> None:
-        fake = FakeDispatcher()
+        fake = FakePipeline()
         server = fake_server(fake, **limits)
         try:
             await main(server, fake)
@@ -35,7 +35,7 @@ def play(main: Callable[[Server, FakeDispatcher], Coroutine[Any, Any, None]], **
     asyncio.run(run())
 
 
-async def finish(peer: Peer, fake: FakeDispatcher) -> None:
+async def finish(peer: Peer, fake: FakePipeline) -> None:
     """End whatever waits, until nothing does."""
     while fake.pending(fake.produces) or fake.pending(fake.waiting) or peer.kernel:
         for number in fake.pending(fake.produces) + fake.pending(fake.waiting):
@@ -49,7 +49,7 @@ async def finish(peer: Peer, fake: FakeDispatcher) -> None:
 
 
 def test_a_frame_of_its_own_memory_may_be_kept_a_small_one_in_a_large_piece_may_not() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         fake.keep_frames = True
         peer = Peer(server)
         peer.send(frame("produce", 0, 400_000))
@@ -67,7 +67,7 @@ def test_a_frame_of_its_own_memory_may_be_kept_a_small_one_in_a_large_piece_may_
 
 
 def test_a_claim_of_100_mb_costs_a_megabyte_and_many_such_claims_next_to_nothing() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         claim = frame("produce", 0)[4:]
         first = Peer(server)
         first.send((100_000_000).to_bytes(4, "big") + claim)
@@ -82,7 +82,7 @@ def test_a_claim_of_100_mb_costs_a_megabyte_and_many_such_claims_next_to_nothing
 
 
 def test_a_frame_grows_with_what_arrives() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         data = frame("produce", 0, 50 * MIB)
         for pos in range(0, len(data), 5 * MIB):
@@ -94,7 +94,7 @@ def test_a_frame_grows_with_what_arrives() -> None:
 
 
 def test_where_memory_is_short_a_frame_waits_for_room_and_a_fetch_too_and_the_rest_goes_on() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         first, second, large, consumer, other = (Peer(server) for _ in range(5))
         first.send(frame("produce", 1, 5 * MIB))
         second.send(frame("produce", 2, 4 * MIB))
@@ -121,7 +121,7 @@ def test_where_memory_is_short_a_frame_waits_for_room_and_a_fetch_too_and_the_re
 
 
 def test_produces_of_one_connection_above_its_share_wait_for_the_ones_before() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(b"".join(frame("produce", number, 400_000) for number in range(10)))
         assert fake.started == [0, 1, 2]
@@ -145,7 +145,7 @@ def sweep(server: Server) -> None:
 
 
 def test_where_memory_is_short_who_does_not_move_is_closed_largest_first(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         small, large, reader, moving = (Peer(server) for _ in range(4))
         small.send(frame("produce", 0, 50 * MIB)[: MIB // 2])
         large.send(frame("produce", 0, 50 * MIB)[: 6 * MIB])
@@ -178,7 +178,7 @@ def test_where_memory_is_short_who_does_not_move_is_closed_largest_first(caplog:
 
 
 def test_parts_of_frames_that_all_wait_for_each_other_are_not_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peers = [Peer(server) for _ in range(6)]
         data = frame("produce", 0, 6 * MIB)
         for pos in range(0, len(data), MIB // 2):
@@ -211,7 +211,7 @@ def test_the_account_calls_who_waits_in_order_as_long_as_there_is_room() -> None
 
     called: list[int] = []
 
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         account.used = 200
         waiters = [Waiter(takes) for takes in (10, 20, 90, 30)]
         for waiter in waiters:
@@ -246,7 +246,7 @@ def connection_account(loop: asyncio.AbstractEventLoop) -> Any:
 
 
 def test_fetches_that_read_from_storage_wait_for_each_other() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         room = fake.reads
         began: list[int] = []
         go = [asyncio.Event() for _ in range(6)]
@@ -292,7 +292,7 @@ def test_a_fetch_that_waits_for_records_after_it_has_read_makes_room(monkeypatch
 
     monkeypatch.setattr(pressure, "_READ_SECONDS", 0.01)
 
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         task = fake.reads.start(asyncio.sleep(10), MIB)
         await settle()
         assert fake.reads.used == MIB
@@ -311,7 +311,7 @@ def test_a_fetch_that_waits_for_records_after_it_has_read_makes_room(monkeypatch
 def test_a_bad_request_closes_after_the_answers_before_it_and_starts_nothing_behind_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         fake.bad = {2}
         peer = Peer(server)
         peer.send(b"".join(frame("now", number) for number in range(6)))
@@ -328,7 +328,7 @@ def test_a_bad_request_closes_after_the_answers_before_it_and_starts_nothing_beh
 
 @pytest.mark.parametrize("behind", [False, True], ids=["as it arrives", "held back"])
 def test_a_fault_of_our_own_closes_that_connection_and_says_so(behind: bool, caplog: pytest.LogCaptureFixture) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         fake.broken = {1}
         peer, other = Peer(server), Peer(server)
         peer.send(frame("wait" if behind else "now", 0) + frame("now", 1) + frame("now", 2))
@@ -349,7 +349,7 @@ def test_a_fault_of_our_own_closes_that_connection_and_says_so(behind: bool, cap
 def test_an_acks_0_that_fails_closes_and_ends_what_waits(caplog: pytest.LogCaptureFixture) -> None:
     from kop.errors import FrameError
 
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("acks0", 0) + frame("produce", 1) + frame("now", 2))
         fake.produces[0].set_exception(FrameError("no room"))
@@ -364,7 +364,7 @@ def test_an_acks_0_that_fails_closes_and_ends_what_waits(caplog: pytest.LogCaptu
 
 
 def test_a_cancelled_answer_closes_the_connection() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("wait", 0) + frame("now", 1))
         fake.waiting[0].cancel()
@@ -376,7 +376,7 @@ def test_a_cancelled_answer_closes_the_connection() -> None:
 
 
 def test_a_client_that_is_gone_during_its_waits_leaves_nothing() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peers = [Peer(server) for _ in range(3)]
         peers[0].send(frame("produce", 0, 1000) + frame("acks0", 1) + frame("now", 2) + bytes(3))
         peers[1].send(frame("poll", 3) + frame("produce", 4) + frame("produce", 5, 90_000)[:50_000])
@@ -392,7 +392,7 @@ def test_a_client_that_is_gone_during_its_waits_leaves_nothing() -> None:
 
 
 def test_the_end_of_the_stream_is_noticed_during_a_long_poll() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("poll", 0) + frame("now", 1))
         peer.eof()
@@ -404,7 +404,7 @@ def test_the_end_of_the_stream_is_noticed_during_a_long_poll() -> None:
 
 
 def test_what_a_client_sent_before_it_closed_takes_effect() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("produce", 0) + frame("wait", 1) + frame("acks0", 2) + frame("acks0", 3))
         peer.eof()
@@ -421,7 +421,7 @@ def test_what_a_client_sent_before_it_closed_takes_effect() -> None:
 
 
 def test_an_idle_connection_is_closed_but_not_one_that_waits() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         idle, waiting, never, fresh = (Peer(server) for _ in range(4))
         waiting.send(frame("poll", 0))
         idle.send(frame("now", 1))
@@ -435,7 +435,7 @@ def test_an_idle_connection_is_closed_but_not_one_that_waits() -> None:
 
 
 def test_no_idle_limit() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.connection.last_active -= 10**9
         sweep(server)
@@ -446,7 +446,7 @@ def test_no_idle_limit() -> None:
 
 
 def test_a_connection_that_cannot_send_its_last_answers_is_not_kept() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.transport.close = lambda: None  # type: ignore[method-assign]  # as with data unsent
         fake.bad = {0}
@@ -465,7 +465,7 @@ def test_a_connection_that_cannot_send_its_last_answers_is_not_kept() -> None:
 
 
 def test_max_connections_and_max_connections_per_ip(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         ours = [Peer(server, "10.0.0.1") for _ in range(3)]
         theirs = [Peer(server, "10.0.0.2") for _ in range(3)]
         await settle()
@@ -487,7 +487,7 @@ def test_files_are_left_for_storage_where_the_system_allows_few(monkeypatch: pyt
 
     monkeypatch.setattr(resource, "getrlimit", lambda what: (100, 100))
 
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peers = [Peer(server) for _ in range(60)]
         await settle()
         assert sum(peer.transport.lost for peer in peers) == 10
@@ -496,7 +496,7 @@ def test_files_are_left_for_storage_where_the_system_allows_few(monkeypatch: pyt
 
 
 def test_a_flood_of_bad_connections_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         for _ in range(500):
             Peer(server).send(b"GET / HTTP/1.1\r\n\r\n")
         assert len(caplog.records) == 10
@@ -511,7 +511,7 @@ def test_a_flood_of_bad_connections_does_not_flood_the_log(caplog: pytest.LogCap
 
 
 def test_what_a_client_says_of_itself_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.connection.info.software_name = "x" * 30_000
         fake.bad = {0}
@@ -525,7 +525,7 @@ def test_what_a_client_says_of_itself_is_cut_in_the_log(caplog: pytest.LogCaptur
 
 
 def test_a_drain_waits_for_what_is_under_way_but_not_for_long_polls() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         producer, committer, poller, late = (Peer(server) for _ in range(4))
         producer.send(frame("produce", 0) + frame("now", 1))
         committer.send(frame("wait", 2))
@@ -557,7 +557,7 @@ def test_a_drain_waits_for_what_is_under_way_but_not_for_long_polls() -> None:
 
 
 def test_a_drain_ends_when_its_time_is_over() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         producer, reader = Peer(server), Peer(server)
         producer.send(frame("produce", 0))
         reader.transport.unsent = 1000
@@ -573,7 +573,7 @@ def test_a_drain_ends_when_its_time_is_over() -> None:
 
 
 def test_a_connection_lost_before_it_was_made_does_no_harm() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         lone = Connection(server, None)
         lone.connection_lost(None)
         transport = FakeTransport(server.loop)

@@ -1,4 +1,4 @@
-"""A connection against a fake transport and dispatcher: framing, order, back-pressure and the end, by name.
+"""A connection against a fake transport and pipeline: framing, order, back-pressure and the end, by name.
 
 The rules of order for any interleaving are in test_order.py; what sockets do is in test_server.py.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from support.fake_peer import FakeDispatcher, Peer, close_server, fake_server, frame, settle
+from support.fake_peer import FakePipeline, Peer, close_server, fake_server, frame, settle
 
 from kop.server import connection
 from kop.server.listener import Server
@@ -20,11 +20,11 @@ from kop.server.listener import Server
 MIB = 1024 * 1024
 
 
-def play(main: Callable[[Server, FakeDispatcher], Coroutine[Any, Any, None]], **limits: Any) -> None:
+def play(main: Callable[[Server, FakePipeline], Coroutine[Any, Any, None]], **limits: Any) -> None:
     """Run a test with a fake server, and look that nothing is left in its account."""
 
     async def run() -> None:
-        fake = FakeDispatcher()
+        fake = FakePipeline()
         server = fake_server(fake, **limits)
         try:
             await main(server, fake)
@@ -40,7 +40,7 @@ def play(main: Callable[[Server, FakeDispatcher], Coroutine[Any, Any, None]], **
     asyncio.run(run())
 
 
-async def finish(peer: Peer, fake: FakeDispatcher) -> None:
+async def finish(peer: Peer, fake: FakePipeline) -> None:
     """End whatever waits, until nothing does."""
     while fake.pending(fake.produces) or fake.pending(fake.waiting) or peer.kernel:
         for number in fake.pending(fake.produces) + fake.pending(fake.waiting):
@@ -66,7 +66,7 @@ def wanted(kinds: list[str]) -> list[int]:
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 13, 64, 1 << 30])
 def test_hundreds_of_mixed_requests_in_pieces_of_any_size(step: int) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         kinds, stream = mixed(400)
         peer = Peer(server)
         for pos in range(0, len(stream), step):
@@ -79,7 +79,7 @@ def test_hundreds_of_mixed_requests_in_pieces_of_any_size(step: int) -> None:
 
 
 def test_a_pipeline_cut_in_two_at_every_byte() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         kinds, stream = mixed(12)
         for cut in range(1, len(stream)):
             fake.started.clear()
@@ -98,7 +98,7 @@ def test_a_pipeline_cut_in_two_at_every_byte() -> None:
 
 @pytest.mark.parametrize("size", [256 * 1024 - 4, 256 * 1024 - 3, 256 * 1024, MIB, MIB + 1, 5 * MIB + 7])
 def test_a_frame_as_large_as_the_receive_buffer_and_larger(size: int) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("now", 0) + frame("produce", 1, size) + frame("produce", 2, size) + frame("now", 3))
         assert fake.started == [0, 1, 2]
@@ -109,7 +109,7 @@ def test_a_frame_as_large_as_the_receive_buffer_and_larger(size: int) -> None:
 
 
 def test_a_size_split_between_two_pieces() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         for number in range(30):
             data = frame("now", number, 300_000 if number % 7 == 6 else 20)
@@ -124,7 +124,7 @@ def test_a_size_split_between_two_pieces() -> None:
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 0, 1, 9, 2**31 - 1, 104_857_601])
 def test_a_size_that_cannot_be_closes_with_one_log_line(size: int, caplog: pytest.LogCaptureFixture) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("now", 0))
         with caplog.at_level(logging.INFO):
@@ -153,7 +153,7 @@ def test_a_size_that_cannot_be_closes_with_one_log_line(size: int, caplog: pytes
 def test_another_protocol_is_named_in_the_log(
     hello: bytes, name: str, step: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         for pos in range(0, len(hello), step):
             peer.send(hello[pos : pos + step])
@@ -169,7 +169,7 @@ def test_another_protocol_is_named_in_the_log(
 
 
 def test_produce_waits_overlap_and_are_answered_in_order() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(b"".join(frame("produce", number) for number in range(5)))
         assert fake.started == [0, 1, 2, 3, 4]
@@ -185,7 +185,7 @@ def test_produce_waits_overlap_and_are_answered_in_order() -> None:
 
 
 def test_acks_0_has_no_answer_and_keeps_its_place() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("acks0", 0) + frame("produce", 1) + frame("now", 2))
         fake.complete(1)
@@ -201,7 +201,7 @@ def test_acks_0_has_no_answer_and_keeps_its_place() -> None:
 
 @pytest.mark.parametrize("kind", ["now", "wait", "poll", "join"])
 def test_another_request_waits_for_the_produces_before_it(kind: str) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("produce", 0) + frame("produce", 1) + frame(kind, 2) + frame("produce", 3))
         assert fake.started == [0, 1]
@@ -219,7 +219,7 @@ def test_another_request_waits_for_the_produces_before_it(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["wait", "poll", "join"])
 def test_nothing_is_started_behind_a_request_that_waits(kind: str) -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame(kind, 0) + frame("now", 1) + frame("produce", 2))
         peer.send(frame("now", 3))
@@ -235,12 +235,9 @@ def test_nothing_is_started_behind_a_request_that_waits(kind: str) -> None:
 
 
 def test_a_frame_that_became_whole_behind_a_request_that_waits_is_not_copied_again() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("wait", 0) + frame("produce", 1, 40_000))
-        peer.connection._hold |= connection._DRAINING  # nothing more is split
-        assert peer.connection._ready is None
-        peer.connection._hold &= ~connection._DRAINING
         fake.complete(0)
         await settle()
         big = frame("produce", 2, 3 * MIB)
@@ -248,7 +245,6 @@ def test_a_frame_that_became_whole_behind_a_request_that_waits_is_not_copied_aga
         peer.connection.pause_writing()
         peer.send(big[2 * MIB :] + frame("produce", 3))
         assert fake.started == [0, 1]
-        assert len(peer.connection._ready or b"") == 3 * MIB
         assert server.memory.used < 4 * MIB
         peer.connection.resume_writing()
         assert fake.started == [0, 1, 2, 3]
@@ -262,7 +258,7 @@ def test_a_frame_that_became_whole_behind_a_request_that_waits_is_not_copied_aga
 
 
 def test_thousands_of_tiny_requests_held_back_do_not_nest() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("wait", 0))
         peer.send(b"".join(frame("now", number) for number in range(1, 20_001)))
@@ -276,7 +272,7 @@ def test_thousands_of_tiny_requests_held_back_do_not_nest() -> None:
 
 
 def test_thousands_of_tiny_produces_that_end_at_once_do_not_nest() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         stream = b"".join(frame("produce", 2 * i) + frame("now", 2 * i + 1) for i in range(5000))
         peer.send(stream)
@@ -289,7 +285,7 @@ def test_thousands_of_tiny_produces_that_end_at_once_do_not_nest() -> None:
 def test_a_flood_of_requests_in_one_piece_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_TURN_SECONDS", 0.0)
 
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         flood, other = Peer(server), Peer(server)
         flood.send(b"".join(frame("now", number) for number in range(1000)))
         assert len(fake.started) < 10
@@ -304,7 +300,7 @@ def test_a_flood_of_requests_in_one_piece_lets_others_have_their_turn(monkeypatc
 
 
 def test_a_client_that_sends_byte_by_byte_behind_a_long_poll_costs_no_object_a_byte() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("poll", 0))
         for byte in frame("now", 1, 60_000)[:50_000]:
@@ -316,7 +312,7 @@ def test_a_client_that_sends_byte_by_byte_behind_a_long_poll_costs_no_object_a_b
 
 
 def test_reading_stops_behind_a_long_poll_and_goes_on_after_it() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.send(frame("poll", 0) + b"".join(frame("now", number, 1000) for number in range(1, 2001)))
         assert not peer.transport.reading
@@ -333,7 +329,7 @@ def test_reading_stops_behind_a_long_poll_and_goes_on_after_it() -> None:
 
 
 def test_a_client_that_does_not_read_gets_no_more_requests_taken() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
 
         def full() -> None:
@@ -355,7 +351,7 @@ def test_a_client_that_does_not_read_gets_no_more_requests_taken() -> None:
 
 
 def test_a_transport_that_pauses_and_resumes_within_write_keeps_the_order() -> None:
-    async def main(server: Server, fake: FakeDispatcher) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
 
         def flap() -> None:

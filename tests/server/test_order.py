@@ -1,7 +1,7 @@
 """The order rules of a connection, as properties: any requests, cut into any pieces, ended in any order.
 
 Owns: one model of the rules. At each step it knows which requests must have been started and what must have been
-answered; the fake dispatcher asserts at each start that nothing was overtaken.
+answered; the fake pipeline asserts at each start that nothing was overtaken.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.fake_peer import FakeDispatcher, Peer, close_server, fake_server, frame, settle
+from support.fake_peer import FakePipeline, Peer, close_server, fake_server, frame, settle
 
-from kop.server import connection, incomplete
+from kop.server import connection, frames
 
 KINDS = ["produce", "produce", "acks0", "now", "wait", "poll", "join"]
 requests = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(10, 400)), min_size=1, max_size=40)
@@ -32,8 +32,8 @@ actions = st.lists(
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that short frames go every way that long ones go."""
-    monkeypatch.setattr(incomplete, "AT_ONCE", 64)
-    monkeypatch.setattr(incomplete, "SMALLEST", 16)
+    monkeypatch.setattr(frames, "AT_ONCE", 64)
+    monkeypatch.setattr(frames, "FIRST_MEMORY", 16)
     monkeypatch.setattr(connection, "_MOST_HELD", 150)
     monkeypatch.setattr(connection, "_MERGED", 30)
 
@@ -68,7 +68,7 @@ async def play(what: list[tuple[str, int]], steps: list[tuple[str, int]], rounds
     ends = [0]
     for _, size in what:
         ends.append(ends[-1] + 4 + size)
-    fake = FakeDispatcher()
+    fake = FakePipeline()
     server = fake_server(fake, **limits)
     server.receive_buffer = memoryview(bytearray(64))
     peer = Peer(server)
@@ -174,7 +174,7 @@ def test_when_the_peer_goes_at_any_moment_its_waits_end_and_its_memory_is_free(
 ) -> None:
     async def main() -> None:
         stream = b"".join(frame(kind, number, size) for number, (kind, size) in enumerate(what))
-        fake = FakeDispatcher()
+        fake = FakePipeline()
         server = fake_server(fake)
         server.receive_buffer = memoryview(bytearray(64))
         peer = Peer(server)
@@ -203,8 +203,8 @@ def test_when_the_peer_goes_at_any_moment_its_waits_end_and_its_memory_is_free(
         assert not fake.pending(fake.waiting)
         assert server.memory.used == 0
         assert server.connections == 0
-        assert not peer.connection._held
-        assert peer.connection._frame is None
+        assert peer.connection.charged == 0
+        assert not peer.connection.frame_since
         assert fake.started == list(range(len(fake.started)))
         close_server(server)
 

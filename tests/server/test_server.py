@@ -1,4 +1,4 @@
-"""The server with real sockets and the real dispatcher, in this process: order, acks, limits, waits that end."""
+"""The server with real sockets and the real pipeline, in this process: order, acks, limits, waits that end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection without a socket: a transport and a dispatcher that do what a test says, and a server around them.
+"""A connection without a socket: a transport and a pipeline that do what a test says, and a server around them.
 
 Owns: the fakes, and the rules of order that every start of a request is held against.
 Must not know: real requests; a frame here is a header and padding.
@@ -12,16 +12,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kop.errors import FrameError
-from kop.handlers.base import ConnectionInfo
+from kop.handlers.api import Api, ConnectionInfo
 from kop.metrics import Metrics
 from kop.server.connection import Connection
-from kop.server.dispatch import Answer
 from kop.server.listener import Limits, Server
+from kop.server.request import Answer
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP = 0, 1, 3, 8, 11
 KEYS = {"produce": PRODUCE, "acks0": PRODUCE, "now": METADATA, "wait": OFFSET_COMMIT, "poll": FETCH, "join": JOIN_GROUP}
 _ACKS0 = 99
 """The version that marks a Produce without an answer."""
+
+
+TRAITS = {
+    PRODUCE: Api(PRODUCE, 0, 99, print, None, encodes=True, overlaps=True),
+    FETCH: Api(FETCH, 0, 99, print, None, long_poll=True, reads=lambda call: 0),
+    METADATA: Api(METADATA, 0, 99, print, None),
+    OFFSET_COMMIT: Api(OFFSET_COMMIT, 0, 99, print, None),
+    JOIN_GROUP: Api(JOIN_GROUP, 0, 99, print, None, long_poll=True),
+}
+"""What the connection knows of each kind of request; the handler is never called."""
 
 
 def frame(kind: str, number: int, size: int = 10) -> bytes:
@@ -105,7 +115,7 @@ class FakeTransport(asyncio.Transport):
 
 
 @dataclass
-class FakeDispatcher:
+class FakePipeline:
     """Starts requests, and asserts the rules of order at each start."""
 
     started: list[int] = field(default_factory=list)
@@ -121,7 +131,7 @@ class FakeDispatcher:
     on_start: Any = None
     reads: Any = None
 
-    def dispatch(self, request: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
+    def start(self, request: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
         key, version, number, _ = struct.unpack_from(">hhih", request)
         before = self.of_connection.setdefault(id(conn), {})
         waits = {kind for kind, future in before.values() if not future.done()}
@@ -154,16 +164,10 @@ class FakeDispatcher:
         future = self.produces.get(number) or self.waiting[number]
         future.set_result(None if self.silent[number] else (answer(number),))
 
-    def is_produce(self, request: memoryview) -> bool:
-        return request[0] == 0 and request[1] == PRODUCE
+    def api(self, request: memoryview) -> Api:
+        return TRAITS[request[1]]
 
-    def is_fetch(self, request: memoryview) -> bool:
-        return request[0] == 0 and request[1] == FETCH
-
-    def is_long_poll(self, request: memoryview) -> bool:
-        return request[0] == 0 and request[1] in (FETCH, JOIN_GROUP)
-
-    def check_large(self, start: memoryview, size: int) -> None:
+    def check_size(self, start: memoryview, size: int) -> None:
         return
 
 
@@ -222,9 +226,9 @@ class Peer:
         return numbers
 
 
-def fake_server(dispatcher: FakeDispatcher | None = None, **limits: Any) -> Server:
+def fake_server(requests: FakePipeline | None = None, **limits: Any) -> Server:
     """A server without listeners, on the running loop. Call `close_server` at the end."""
-    return Server(dispatcher or FakeDispatcher(), Metrics(), Limits(**limits))  # type: ignore[arg-type]
+    return Server(requests or FakePipeline(), Metrics(), Limits(**limits))  # type: ignore[arg-type]
 
 
 def close_server(server: Server) -> None:

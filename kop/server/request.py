@@ -1,7 +1,16 @@
-"""From a frame to a handler and from its result to the bytes of an answer.
+"""The one way of a request: from a frame to its handler, and from the handler's result to the bytes of the answer.
 
 Owns: which requests are taken, what happens to those that are not, and the metrics of each API.
-Must not know: sockets, or in what order answers are written.
+Must not know: sockets, in what order answers are written, any API by its key: it goes by the traits of `Api`.
+
+The steps, the same for every API:
+1. The header is parsed, the API and its version are looked up, the size is checked.
+2. The body is decoded: by the codec, or by what the API declares.
+3. Who asks is authenticated and authorised. There is nothing to do yet: listeners take everybody. What a check needs is
+   declared by each API: `Api.operation`, and the resources that `Api.topics` and `Api.groups` name.
+4. The names are resolved: topics of other namespaces are looked for, doubts about a group's coordinator are cleared.
+5. The handler runs. What it reads from storage waits for room where the API declares how much that is.
+6. The result is encoded and its error codes are counted.
 """
 
 from __future__ import annotations
@@ -14,18 +23,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from kop.errors import ErrorCode, FrameError, KopError
-from kop.handlers import api_versions
-from kop.handlers.base import Api, ConnectionInfo, Context, Frame, Gateway
+from kop.handlers.api import LARGEST_REQUEST, Api, ConnectionInfo, Context, Frame
+from kop.handlers.gateway import Gateway
 from kop.server.pressure import ReadRoom
 from kop.wire import codec
-from kop.wire.fetch import max_bytes
-from kop.wire.frame import FETCH, PRODUCE, RequestHeader, parse_header
+from kop.wire.frame import RequestHeader, parse_header
 from kop.wire.messages import REQUESTS, RESPONSES
-
-LARGEST_OTHER = 16 * 1024 * 1024
-"""Bytes of a request that is no Produce. Decoding one costs many times its size; no client comes near."""
-_LONG_POLLS = {1, 11, 14}
-"""Fetch, JoinGroup, SyncGroup: they wait for others as long as their client wishes."""
 
 _NAMES = {int(code): code.name for code in ErrorCode}
 
@@ -44,10 +47,11 @@ class Answer(NamedTuple):
 class _Served:
     """An API with its classes and metrics at hand."""
 
-    __slots__ = ("api", "counters", "latency", "name", "request_class", "response_class")
+    __slots__ = ("api", "counters", "latency", "name", "oldest", "request_class", "response_class")
 
     def __init__(self, gw: Gateway, api: Api) -> None:
         self.api = api
+        self.oldest = api.advertised_min
         self.request_class = REQUESTS[api.key]
         self.response_class = RESPONSES[api.key]
         self.name = self.request_class.__name__.removesuffix("Request")
@@ -55,17 +59,35 @@ class _Served:
         self.counters: dict[int, Any] = {}
 
 
-class Dispatcher:
+class RequestPipeline:
     """Takes the requests of all connections."""
 
     def __init__(self, gw: Gateway) -> None:
         self._gw = gw
         self._served = {key: _Served(gw, api) for key, api in gw.apis.items()}
         self.reads: ReadRoom | None = None
-        """Bounds what Fetches read from storage at a time."""
+        """Bounds what handlers read from storage at a time."""
 
-    def dispatch(self, frame: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
-        """Start one request. A FrameError means that the connection has to be closed."""
+    def api(self, frame: memoryview) -> Api | None:
+        """The API of a frame of which at least two bytes are there; None where it is not served."""
+        served = self._served.get(int.from_bytes(frame[:2], "big", signed=True))
+        return None if served is None else served.api
+
+    def check_size(self, start: memoryview, size: int) -> None:
+        """FrameError for a frame that begins with `start` and is too large for its API, before all of it came."""
+        if size <= LARGEST_REQUEST:
+            return
+        api_key = int.from_bytes(start[:2], "big", signed=True)
+        served = self._served.get(api_key)
+        if served is None or size > served.api.largest:
+            name = f"request of API {api_key}" if served is None else served.name
+            raise FrameError(f"a {name} of {size} bytes is larger than any client sends")
+
+    def start(self, frame: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
+        """Start one request. A FrameError means that the connection has to be closed.
+
+        `owned`: the frame's memory is its own. Else it is used again as soon as this returns.
+        """
         started = time.perf_counter()
         header = parse_header(frame)
         served = self._served.get(header.api_key)
@@ -73,68 +95,52 @@ class Dispatcher:
             raise FrameError(f"API {header.api_key} version {header.api_version} is not served")
         api = served.api
         version = header.api_version
-        if not api.min_version <= version <= api.max_version and not (api.key == PRODUCE and 0 <= version < 3):
-            return self._wrong_version(served, header, started)
-        if len(frame) > LARGEST_OTHER:
-            self.check_large(frame, len(frame))
+        if not served.oldest <= version <= api.max_version:
+            return self._other_version(served, header, started)
+        self.check_size(frame, len(frame))
         counter = served.counters.get(version)
         if counter is None:
             counter = served.counters[version] = self._gw.metrics.requests.labels(served.name, str(version))
         counter.inc()
-        body = frame[header.body :]
         ctx = Context(
             header.api_key, version, header.client_id, int(time.time() * 1000), conn, header.correlation_id, owned
         )
-        request = body if api.raw else codec.decode(served.request_class, version, body, slack=api.slack)
-        result: Any
+        body = frame[header.body :]
+        if api.decode is None:
+            request = codec.decode(served.request_class, version, body, slack=api.slack)
+        else:
+            request = api.decode(body, version)
         try:
-            if api.names is not None and (unsought := self._gw.catalog.unsought(api.names(request))):
-                result = self._after(self._gw.catalog.find(unsought), api, ctx, request)
-            elif api.groups is not None and (in_doubt := self._gw.groups.in_doubt(api.groups(request))):
-                result = self._after(self._gw.groups.verify(in_doubt), api, ctx, request)
-            else:
-                result = api.handler(self._gw, ctx, request)
+            result = self._handle(api, ctx, request)
         except FrameError:
             raise
         except Exception as error:
             return Answer(self._failed(served, ctx, error), None, _observer(served, started))
         if inspect.iscoroutine(result):
-            if api.key == FETCH and self.reads is not None:
-                result = self.reads.start(result, max_bytes(body, version))
+            if api.reads is not None and self.reads is not None:
+                result = self.reads.start(result, api.reads(request))
             else:
                 result = asyncio.get_running_loop().create_task(result)
         observe = _observer(served, started)
         if not isinstance(result, asyncio.Future):
             return Answer(self._encode(served, ctx, result), None, observe)
-        if api.key == PRODUCE:
-            return Answer(None, result, observe)
+        if api.encodes and api.overlaps:
+            return Answer(None, result, observe)  # its handler answers every failure; see `Api.encodes`
         return Answer(None, self._when_done(served, ctx, result), observe)
+
+    def _handle(self, api: Api, ctx: Context, request: Any) -> Any:
+        """Resolve the names in the request, then run the handler."""
+        if api.topics is not None and (unsought := self._gw.catalog.unsought(api.topics(request))):
+            return self._after(self._gw.catalog.find(unsought), api, ctx, request)
+        if api.groups is not None and (in_doubt := self._gw.groups.in_doubt(api.groups(request))):
+            return self._after(self._gw.groups.verify(in_doubt), api, ctx, request)
+        return api.handler(self._gw, ctx, request)
 
     async def _after(self, first: Awaitable[None], api: Api, ctx: Context, request: Any) -> Any:
         """What the handler says once `first` is known."""
         await first
         result = api.handler(self._gw, ctx, request)
         return await result if inspect.isawaitable(result) else result
-
-    def is_produce(self, frame: memoryview) -> bool:
-        """True for a Produce, whose waits may overlap."""
-        return frame[0] == 0 and frame[1] == 0
-
-    def is_fetch(self, frame: memoryview) -> bool:
-        """True for a Fetch, whose answers may be large."""
-        return frame[0] == 0 and frame[1] == FETCH
-
-    def is_long_poll(self, frame: memoryview) -> bool:
-        """True for a request that waits for what others do."""
-        return frame[0] == 0 and frame[1] in _LONG_POLLS
-
-    def check_large(self, start: memoryview, size: int) -> None:
-        """FrameError for a frame that begins with `start` and is too large for its API, before all of it came."""
-        if size > LARGEST_OTHER and not self.is_produce(start):
-            api_key = int.from_bytes(start[:2], "big", signed=True)
-            served = self._served.get(api_key)
-            name = f"request of API {api_key}" if served is None else served.name
-            raise FrameError(f"a {name} of {size} bytes is larger than any client sends")
 
     def _when_done(self, served: _Served, ctx: Context, waiting: asyncio.Future[Any]) -> asyncio.Future[Frame | None]:
         """The frame of a result to come. Cancelling it cancels what is waited for."""
@@ -166,7 +172,7 @@ class Dispatcher:
         return frame
 
     def _encode(self, served: _Served, ctx: Context, result: Any) -> Frame | None:
-        if served.api.raw:
+        if served.api.encodes:
             frame: Frame | None = result
             return frame
         for code in set(codec.error_codes(result)):
@@ -180,14 +186,15 @@ class Dispatcher:
         name = _NAMES.get(code) or str(code)
         self._gw.metrics.errors.labels(served.name, name).inc()
 
-    def _wrong_version(self, served: _Served, header: RequestHeader, started: float) -> Answer:
-        if served.api.key != api_versions.KEY:
+    def _other_version(self, served: _Served, header: RequestHeader, started: float) -> Answer:
+        api = served.api
+        if api.other_version is None:
             raise FrameError(
                 f"{served.name} version {header.api_version} is not served "
-                f"(versions {served.api.min_version} to {served.api.max_version} are)"
+                f"(versions {api.min_version} to {api.max_version} are)"
             )
         self._count(served, ErrorCode.UNSUPPORTED_VERSION)
-        frame = codec.encode_response(header.correlation_id, api_versions.unsupported())
+        frame = codec.encode_response(header.correlation_id, api.other_version())
         return Answer((frame,), None, _observer(served, started))
 
     def _failed(self, served: _Served, ctx: Context, error: BaseException) -> Frame:
@@ -198,7 +205,7 @@ class Dispatcher:
             self._gw.metrics.internal_errors.labels(served.name).inc()
         self._count(served, code)
         fields = served.response_class._struct.fields
-        if served.api.raw or "error_code" not in fields or not fields["error_code"].for_version_q(ctx.version):
+        if served.api.encodes or "error_code" not in fields or not fields["error_code"].for_version_q(ctx.version):
             raise FrameError(f"{served.name} failed with {code.name} and has no place to say so")
         response = served.response_class(version=ctx.version, error_code=code)
         return (codec.encode_response(ctx.correlation_id, response),)

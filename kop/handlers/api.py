@@ -1,0 +1,137 @@
+"""What a served API declares, and what its handler gets with each request.
+
+Owns: `Api` with its traits, the request's `Context`, the client's `ConnectionInfo`. A handler module holds functions
+`name(gw, ctx, request)` that check, ask and shape, and a tuple `APIS` of `Api`. A handler returns the response, or an
+awaitable of it where the handler has to wait.
+Must not know: sockets, engines, the gateway that handlers ask (`gateway.py`).
+
+The traits are all that the request pipeline (`kop.server.request`) and the connection know of an API: neither of them
+compares API keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, TypeAlias
+
+from kop.handlers.cold_reads import ColdReads
+
+LARGEST_REQUEST: Final = 16 * 1024 * 1024
+"""Bytes of a request whose API does not declare another limit. Decoding one costs many times its size; no client comes
+near."""
+UNLIMITED: Final = 2**63 - 1
+"""For `Api.largest`: socket.request.max.bytes is the only limit."""
+
+
+class AclOperation(IntEnum):
+    """What a request does to the resources that it names, by the codes of Kafka's `AclOperation`."""
+
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+
+
+@dataclass(slots=True)
+class ConnectionInfo:
+    """What is known of the peer of a connection."""
+
+    client_host: str
+    """The peer's address, without its port."""
+    local_host: str
+    """The address that the client connected to: what a wildcard listener advertises."""
+    local_port: int
+    advertised: tuple[str, int] | None = None
+    """Host and port of `--advertise` for this listener, or None; with an empty host only the port."""
+    software_name: str = ""
+    """From ApiVersions 3 and up (KIP-511)."""
+    software_version: str = ""
+    cold_reads: ColdReads | None = None
+    """What its Fetches read from storage."""
+
+    @property
+    def broker_address(self) -> tuple[str, int]:
+        """Host and port that this client shall use for the broker."""
+        if self.advertised is None:
+            return self.local_host, self.local_port
+        host, port = self.advertised
+        return host or self.local_host, port
+
+
+@dataclass(slots=True)
+class Context:
+    """One request."""
+
+    api_key: int
+    version: int
+    client_id: str | None
+    now_ms: int
+    """Wall clock, milliseconds since the epoch."""
+    conn: ConnectionInfo
+    correlation_id: int = 0
+    """For handlers that encode their own frames."""
+    owned: bool = False
+    """The request's memory is its own and may be kept; else what is kept of it must be copied."""
+
+
+Handler: TypeAlias = Callable[[Any, Context, Any], Any | Awaitable[Any]]
+"""Takes the `Gateway`, the context and the decoded request."""
+Frame: TypeAlias = "Sequence[bytes | bytearray | memoryview]"
+"""An encoded response, size included, as buffers to be written one after the other."""
+
+
+def undecoded(body: memoryview, version: int) -> memoryview:
+    """For `Api.decode`: the handler reads the body itself."""
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A served API: the registry is made of these and is the only source of ApiVersions."""
+
+    key: int
+    min_version: int
+    max_version: int
+    handler: Handler
+    operation: AclOperation | None
+    """What the request does to the resources that it names; None: every client may ask, also one without a name."""
+    topics: Callable[[Any], Iterable[str | None]] | None = None
+    """The topic names in a decoded request. Those of other namespaces are looked for before the handler runs."""
+    groups: Callable[[Any], Iterable[str]] | None = None
+    """The groups of which the handler tells from memory. Where it is in doubt who coordinates one of them, storage is
+    asked before the handler runs."""
+    decode: Callable[[memoryview, int], Any] | None = None
+    """Makes the request of the body and the version, for APIs that are not decoded by the codec. May keep views into
+    the body."""
+    encodes: bool = False
+    """The handler returns a `Frame`, a Future of one, or None where the client expects no answer. An error on the
+    Future closes the connection."""
+    refused_from: int | None = None
+    """Versions from this one to `min_version` are advertised, and given to the handler, which refuses them."""
+    other_version: Callable[[], Any] | None = None
+    """The answer to a version that is not served; without it the connection is closed."""
+    slack: int = 0
+    """Bytes that a known client sends after the body's end; Kafka never looks there. For the codec only."""
+    largest: int = LARGEST_REQUEST
+    """Bytes of the largest request that is taken."""
+    overlaps: bool = False
+    """Further requests of this API may be started while one waits. Any other request waits until the requests before it
+    are answered."""
+    long_poll: bool = False
+    """The request waits for what other clients do, as long as its client wishes: nobody waits for its end."""
+    reads: Callable[[Any], int] | None = None
+    """About how many bytes the handler may read from storage for a request: what all of them read at a time is
+    bounded."""
+
+    @property
+    def advertised_min(self) -> int:
+        """The oldest version that ApiVersions names."""
+        return self.min_version if self.refused_from is None else self.refused_from

@@ -1,0 +1,41 @@
+"""Encoded answers to Metadata, kept until a topic or a broker changes: Spark and Connect ask all the time.
+
+Owns: the answers and the bound on their number and size.
+Must not know: what is in an answer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final
+
+_MOST_ENTRIES: Final = 256
+_MOST_BYTES: Final = 16 * 1024 * 1024
+_LARGEST: Final = 4 * 1024 * 1024
+
+
+class MetadataCache:
+    """Answers without size and correlation id, of one version of the catalogue and of the brokers."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._version = (-1, -1)
+        self._bytes = 0
+
+    def get(self, version: tuple[int, int], key: tuple[Any, ...]) -> bytes | None:
+        """The answer kept for `key` while catalogue and brokers are at `version`."""
+        if version != self._version:
+            self._answers.clear()
+            self._version, self._bytes = version, 0
+            return None
+        return self._answers.get(key)
+
+    def put(self, version: tuple[int, int], key: tuple[Any, ...], answer: bytes) -> None:
+        """Keep an answer; the oldest go when there are too many."""
+        if version != self._version or len(answer) > _LARGEST or key in self._answers:
+            return
+        self._answers[key] = answer
+        self._bytes += len(answer)
+        while len(self._answers) > _MOST_ENTRIES or self._bytes > _MOST_BYTES:
+            _, old = self._answers.popitem(last=False)
+            self._bytes -= len(old)

@@ -1,0 +1,132 @@
+"""Bytes in, frames out: the stream of one connection is cut into requests. No sockets, no clock.
+
+Owns: the bytes of a frame that has not arrived whole, in memory which grows with what has arrived and not with what the
+frame's size claims; the checks of a frame's size; what a peer of another protocol is told.
+Must not know: what a request means, whether it may be started, how much memory there is.
+
+Rules
+- A frame is four bytes of size, then as many bytes as they say. Sizes from `SMALLEST` to the limit are taken; any other
+  is a FrameError, and nothing that follows it can be told apart.
+- `next` gives a view of the data that it was given where the frame lies in it whole. It changes nothing then: a caller
+  that may not start the frame gives the same bytes again later.
+- What is left of the data where no frame is whole is copied. Until that frame is whole its caller fills
+  `incomplete.room()`, or calls `incomplete.take`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kop.errors import FrameError
+from kop.wire.frame import foreign_protocol
+
+SMALLEST: Final = 10
+"""Bytes of the shortest request header."""
+AT_ONCE: Final = 1024 * 1024
+"""A frame up to this size gets its memory at once while there is plenty, a larger one as it arrives."""
+FIRST_MEMORY: Final = 4096
+"""Memory of a frame of which nearly nothing has arrived."""
+_LOOKED_AT: Final = 12
+"""Bytes from which another protocol is recognised."""
+
+
+class IncompleteFrame:
+    """`buffer` holds the first `filled` of the frame's `size` bytes and room for more."""
+
+    __slots__ = ("buffer", "filled", "since", "size")
+
+    def __init__(self, size: int, start: memoryview, *, plenty: bool) -> None:
+        """`start` is what has arrived, less than `size`; `plenty`: there is much memory."""
+        self.size = size
+        self.filled = len(start)
+        self.since = 0.0
+        """When it began; its caller sets it."""
+        self.buffer = bytearray(min(size, max(AT_ONCE if plenty else FIRST_MEMORY, 2 * self.filled)))
+        self.buffer[: self.filled] = start
+
+    def room(self) -> memoryview:
+        """Where the next bytes go. Never empty after `grow`."""
+        return memoryview(self.buffer)[self.filled :]
+
+    def take(self, data: memoryview) -> tuple[int, int]:
+        """Copy the start of `data`; returns how many bytes that were, and how much memory more it took."""
+        count = min(len(data), self.size - self.filled)
+        stop = self.filled + count
+        grown = self.grow(stop) if stop > len(self.buffer) else 0
+        self.buffer[self.filled : stop] = data[:count]
+        self.filled = stop
+        return count, grown
+
+    def grow(self, least: int) -> int:
+        """Make room for `least` bytes in all and double the memory at least; returns how much more it is."""
+        grown = bytearray(min(self.size, max(least, 2 * len(self.buffer))))
+        grown[: self.filled] = memoryview(self.buffer)[: self.filled]
+        more = len(grown) - len(self.buffer)
+        self.buffer = grown
+        return more
+
+
+class FrameSplitter:
+    """Cuts one stream. `incomplete` is the frame of which a part has arrived, or None."""
+
+    __slots__ = ("_first", "_largest", "_prefix", "incomplete")
+
+    def __init__(self, largest: int) -> None:
+        """`largest`: bytes that a frame may have."""
+        self._largest = largest
+        self._first = True
+        self._prefix = b""
+        """Up to three bytes of a size."""
+        self.incomplete: IncompleteFrame | None = None
+
+    def joined(self, data: memoryview) -> tuple[memoryview, bool]:
+        """What arrived, behind the bytes of a size that arrived before it; True where that took memory of its own."""
+        if not self._prefix:
+            return data, False
+        whole = memoryview(bytearray(self._prefix) + data)
+        self._prefix = b""
+        return whole, True
+
+    def next(self, data: memoryview, pos: int, *, plenty: bool = True) -> memoryview | None:
+        """The frame whose size begins at `pos`, without its size.
+
+        None where it is not whole: what there is of it was copied then, to `incomplete` if its size is known.
+        FrameError for a size that no request has. `plenty`: there is much memory.
+        """
+        start = pos + 4
+        end = len(data)
+        if start > end:
+            self._prefix = bytes(data[pos:])
+            return None
+        size = int.from_bytes(data[pos:start], "big", signed=True)
+        if self._first or not SMALLEST <= size <= self._largest:
+            self._check_size(size, bytes(data[pos : pos + _LOOKED_AT]))
+        stop = start + size
+        if stop > end:
+            self.incomplete = IncompleteFrame(size, data[start:], plenty=plenty)
+            return None
+        return data[start:stop]
+
+    def completed(self) -> memoryview | None:
+        """The incomplete frame once it is whole, in memory of its own; None before."""
+        frame = self.incomplete
+        if frame is None or frame.filled < frame.size:
+            return None
+        self.incomplete = None
+        return memoryview(frame.buffer)
+
+    def clear(self) -> None:
+        """Forget what has arrived of a frame."""
+        self.incomplete = None
+        self._prefix = b""
+
+    def _check_size(self, size: int, start: bytes) -> None:
+        if self._first:
+            foreign = foreign_protocol(start)
+            if foreign is not None:
+                raise FrameError(f"this is {foreign}")
+            self._first = False
+        if size < SMALLEST:
+            raise FrameError(f"a frame of {size} bytes is too small to be a request")
+        if size > self._largest:
+            raise FrameError(f"a frame of {size} bytes is larger than socket.request.max.bytes ({self._largest})")
