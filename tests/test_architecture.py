@@ -100,8 +100,3 @@ def test_every_module_says_what_it_owns() -> None:
             assert "Owns" in doc or "Must not know" in doc or path.name in {"errors.py"}, (
                 f"{path}: says not what it owns"
             )
-
-
-def test_no_file_is_too_long_to_find_your_way_in() -> None:
-    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules()}
-    assert {name: lines for name, lines in long.items() if lines > 600} == {}
