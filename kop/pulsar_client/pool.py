@@ -98,8 +98,8 @@ class Pool:
         if self.tls and not broker.through.tls:
             text = (
                 f"{self.service[self._preferred]} has TLS and names the broker pulsar://{address}, which has not: "
-                "it is not connected to, credentials and records would be readable on the way. Let every broker advertise "
-                "brokerServiceUrlTls (brokerServicePortTls=6651 in broker.conf)"
+                "it is not connected to, credentials and records would be readable on the way. Let every broker "
+                "advertise brokerServiceUrlTls (brokerServicePortTls=6651 in broker.conf)"
             )
             if address not in self._refused:
                 self._refused.add(address)
