@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
+from support.waiting import SECONDS
 
 from kop.wire.messages import OffsetCommitRequest
 
@@ -76,7 +77,7 @@ def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kop.cli.main", "serve", "--http", "", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
 def test_a_taken_port_is_one_line(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from support.child import child
+from support.waiting import SECONDS, wait_until
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -24,7 +25,7 @@ def test_a_signal_drains_and_exits_with_0_and_nothing_acknowledged_is_lost(
                 "bootstrap.servers": server.address,
                 "acks": "all",
                 "linger.ms": 0,
-                "message.timeout.ms": 5000,
+                "message.timeout.ms": 60_000,
                 "on_delivery": lambda error, message: error or acknowledged.append(message.offset()),
                 "log_level": 0,
             }
@@ -41,12 +42,9 @@ def test_a_signal_drains_and_exits_with_0_and_nothing_acknowledged_is_lost(
 
         thread = threading.Thread(target=load)
         thread.start()
-        while len(acknowledged) < 50:
-            time.sleep(0.01)
+        wait_until(lambda: len(acknowledged) >= 50, "50 acknowledgements")
         server.signal(signum)
-        began = time.monotonic()
         assert server.wait() == 0
-        assert time.monotonic() - began < 10
         stop.set()
         thread.join()
         producer.purge()
@@ -58,36 +56,30 @@ def test_a_signal_drains_and_exits_with_0_and_nothing_acknowledged_is_lost(
         assert not (tmp_path / "kop.db-wal").exists() or (tmp_path / "kop.db-wal").stat().st_size == 0
         server.start()
         consumer = Consumer({"bootstrap.servers": server.address, "group.id": "g", "log_level": 0})
-        end = consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=20)[1]
+        end = consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=SECONDS)[1]
         consumer.close()
         assert end > max(acknowledged)
 
 
 def test_a_long_poll_does_not_hold_the_stop(tmp_path: Path) -> None:
-    with child(tmp_path) as server:
+    with child(tmp_path, kop_drain_timeout_ms="250000") as server:
         producer = Producer({"bootstrap.servers": server.address, "log_level": 0})
         producer.produce("t", b"x")
-        assert producer.flush(20) == 0
+        assert producer.flush(SECONDS) == 0
         consumer = Consumer(
             {
                 "bootstrap.servers": server.address,
                 "group.id": "g",
-                "fetch.wait.max.ms": 60_000,
-                "socket.timeout.ms": 70_000,
+                "fetch.wait.max.ms": 250_000,
+                "socket.timeout.ms": 300_000,
                 "auto.offset.reset": "earliest",
                 "log_level": 0,
             }
         )
         consumer.subscribe(["t"])
-        message = None
-        deadline = time.monotonic() + 20
-        while message is None and time.monotonic() < deadline:
-            message = consumer.poll(0.5)
-        assert message is not None
+        wait_until(lambda: consumer.poll(0.5), "the record")
         time.sleep(0.5)  # the next Fetch waits by now, as does a Heartbeat's turn
         server.signal(signal.SIGTERM)
-        began = time.monotonic()
         assert server.wait() == 0
-        assert time.monotonic() - began < 8
-        server.start()  # or the consumer would wait a minute for its last answers
+        server.start()  # or the consumer would wait for minutes for its last answers
         consumer.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Sized
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.child import Child, child
+from support.waiting import SECONDS, wait_until
 
 PARTITIONS = 2
 KILLS = 4
@@ -18,7 +20,7 @@ KILLS = 4
 
 def create(address: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": address})  # its futures end with it
-    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(20)
+    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(SECONDS)
 
 
 def produce_while_it_dies(server: Child, rng: random.Random) -> tuple[dict[int, tuple[int, int]], int]:
@@ -40,7 +42,7 @@ def produce_while_it_dies(server: Child, rng: random.Random) -> tuple[dict[int, 
             "acks": "all",
             "linger.ms": 1,
             "batch.size": 4096,
-            "message.timeout.ms": 60_000,
+            "message.timeout.ms": 150_000,
             "reconnect.backoff.ms": 20,
             "reconnect.backoff.max.ms": 100,
             "retry.backoff.ms": 20,
@@ -48,7 +50,7 @@ def produce_while_it_dies(server: Child, rng: random.Random) -> tuple[dict[int, 
             "log_level": 0,
         }
     )
-    killer = threading.Thread(target=kill_now_and_then, args=(server, rng))
+    killer = threading.Thread(target=kill_now_and_then, args=(server, rng, acknowledged))
     killer.start()
     number = 0
     while killer.is_alive():
@@ -57,18 +59,25 @@ def produce_while_it_dies(server: Child, rng: random.Random) -> tuple[dict[int, 
             number += 1
         producer.poll(0.002)
     killer.join()
-    assert producer.flush(40) == 0
+    assert producer.flush(SECONDS) == 0
     assert not refused, refused[:3]
     return acknowledged, number
 
 
-def kill_now_and_then(server: Child, rng: random.Random) -> None:
+def kill_now_and_then(server: Child, rng: random.Random, acknowledged: Sized) -> None:
+    """At any moment, but each time a few hundred records later."""
+
+    def more(count: int) -> None:
+        goal = len(acknowledged) + count
+        wait_until(lambda: len(acknowledged) >= goal, f"{count} more acknowledgements")
+
     for _ in range(KILLS):
-        time.sleep(rng.uniform(0.2, 0.8))
+        more(rng.randrange(200, 2000))
+        time.sleep(rng.uniform(0, 0.1))
         server.kill()
         time.sleep(rng.uniform(0, 0.2))
         server.start()
-    time.sleep(0.3)
+    more(200)
 
 
 def stored(address: str) -> dict[int, list[tuple[int, int]]]:
@@ -77,10 +86,10 @@ def stored(address: str) -> dict[int, list[tuple[int, int]]]:
     found: dict[int, list[tuple[int, int]]] = {}
     for partition in range(PARTITIONS):
         place = TopicPartition("load", partition, 0)
-        end = consumer.get_watermark_offsets(place, timeout=20)[1]
+        end = consumer.get_watermark_offsets(place, timeout=SECONDS)[1]
         consumer.assign([place])
         rows = found[partition] = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + SECONDS
         while len(rows) < end:
             assert time.monotonic() < deadline, f"{len(rows)} of {end} records of partition {partition}"
             for message in consumer.consume(1000, 0.2):
@@ -91,7 +100,7 @@ def stored(address: str) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 def test_every_acknowledged_record_is_there_once_and_in_order_after_kill_9_under_load(
     tmp_path: Path, seed: int
@@ -122,6 +131,6 @@ def test_committed_offsets_survive_kill_9(tmp_path: Path) -> None:
             server.start()
             consumer.close()
             consumer = Consumer(settings)
-            kept = consumer.committed([TopicPartition("load", p) for p in range(PARTITIONS)], timeout=20)
+            kept = consumer.committed([TopicPartition("load", p) for p in range(PARTITIONS)], timeout=SECONDS)
             assert [place.offset for place in kept] == [offset * 10 + p for p in range(PARTITIONS)]
             consumer.close()

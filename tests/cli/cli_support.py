@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.waiting import SECONDS
+
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -49,7 +51,7 @@ class Kop:
     def __call__(self, *arguments: str, given: bytes = b"") -> Outcome:
         with self.start(*arguments, stdin=subprocess.PIPE) as process:
             try:
-                out, err = process.communicate(given, timeout=45)
+                out, err = process.communicate(given, timeout=SECONDS)
             finally:
                 process.kill()
         assert b"Traceback" not in err, err.decode()

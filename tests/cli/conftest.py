@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cli_support import Kop, environment, free_port
 from click.testing import CliRunner, Result
+from support.waiting import SECONDS
 
 from kop.cli.main import cli
 
@@ -49,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):
         stderr=log,
     )
     try:
-        end = time.monotonic() + 20
+        end = time.monotonic() + SECONDS
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -62,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):
         yield f"127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGTERM)
-        code = process.wait(30)
+        code = process.wait(SECONDS)
         log.close()
     assert code == 0, "SIGTERM ends kop serve with exit code 0"
 

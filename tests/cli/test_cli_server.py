@@ -9,6 +9,7 @@ import uuid
 
 import pytest
 from cli_support import Kop, free_port
+from support.waiting import SECONDS
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def test_ctrl_c_is_a_clean_end(kop, topic, signum):
         assert process.stdout.readline() == b"b\n"
         time.sleep(0.3)  # a signal between printing and noting a record would have it read again
         process.send_signal(signum)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
     assert (process.returncode, out, err) == (0, b"", b"")
@@ -251,7 +252,7 @@ def test_describe_shows_members_and_reset_waits_for_them_to_stop(kop, topic):
         assert (busy.code, busy.err.split(":")[2]) == (1, " NON_EMPTY_GROUP")
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=SECONDS)
 
 
 @pytest.fixture
@@ -355,7 +356,7 @@ def test_a_broker_that_advertises_what_cannot_be_reached(tmp_path):
         checked = kop("check")
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=SECONDS)
     assert (listed.code, listed.err) == (1, f"kop: {line}\n")
     assert checked.code == 1
     assert checked.out.splitlines()[1] == f"FAIL  addresses         {line}"

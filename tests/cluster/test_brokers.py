@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
+from support.waiting import until
 
 from kop.cluster.brokers import DYNAMIC, BrokerConfigs
 from kop.cluster.topic_configs import Source
@@ -70,8 +71,7 @@ def test_brokers_of_one_cluster_share_what_was_altered() -> None:
         await one.alter("", setting(message_max_bytes="2"))
         for callback in state.callbacks:
             callback()
-        await asyncio.sleep(0.01)
-        assert heard == ["2"]
+        await until(lambda: heard == ["2"])
         # One that has not heard yet writes over nothing.
         await one.alter("1", setting(message_max_bytes="1"))
         await other.alter("2", setting(message_max_bytes="3"))

@@ -6,6 +6,7 @@ import logging
 import pytest
 from fake_engine import FakeEngine
 from group_machine import subscription
+from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.groups.coordinator import Commit, GroupCoordinator
@@ -300,8 +301,7 @@ async def test_the_timer_works_in_real_time():
     await groups.start()
     answer = await groups.join("g", JoinRequest("", None, "c", "/", "x", (("p", b""),), 60, 5000, False))
     assert answer.generation == 1
-    await asyncio.sleep(0.15)
-    assert groups.describe("g").state == "Empty"
+    await until(lambda: groups.describe("g").state == "Empty")
     assert groups.describe("g").members == ()
     await groups.stop()
 
@@ -721,8 +721,7 @@ async def test_expiry_runs_by_itself(week):
     async with World(offsets_retention_check_interval_ms=20) as world:
         await world.commit(1)
         world.now += week * MINUTE
-        await asyncio.sleep(0.1)
-        assert world.groups.list() == []
+        await until(lambda: world.groups.list() == [])
 
 
 async def test_failed_expiry_is_tried_again(week):

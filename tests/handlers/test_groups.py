@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from group_scenario import Talk
 from support.gateway import RawClient, gateway, run
+from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode
 from kop.handlers import group_offsets, groups
@@ -60,10 +61,14 @@ def test_connection_that_goes_while_its_join_waits(tmp_path):
             one, n = await stable(s, g)
             two = await member(s, g, s.b)
             s.b.send(11, 9, **s.join_fields(g, member=two))
-            await asyncio.sleep(0.05)
-            assert (await s.beat("", g, n, one)).error_code == E.REBALANCE_IN_PROGRESS
+
+            async def rebalances():
+                return (await s.beat("", g, n, one)).error_code == E.REBALANCE_IN_PROGRESS
+
+            await until(rebalances)
+            before = serving.server.connections
             await s.b.close()
-            await asyncio.sleep(0.05)
+            await until(lambda: serving.server.connections < before)
             found = (await s.describe("", g)).groups[0]
             assert {m.member_id for m in found.members} == {one, two}, "the member lives until its session ends"
             joined = await s.a.call(11, 9, **s.join_fields(g, member=one))

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from interop_kit import NOW, SECONDS, Interop, fetch, raw, run, take, until
+from interop_kit import NOW, SECONDS, Interop, fetch, raw, run, take
 from support.gateway import produce_fields
 from support.pulsar_gateway import PulsarGateway
+from support.waiting import wait_until
 
 from kop.errors import ErrorCode
 from kop.records.batch import Codec, build
@@ -25,7 +26,7 @@ def compact(interop: Interop, topic: str) -> None:
         assert status.status != "ERROR", status
         return status.status == "SUCCESS"
 
-    until(done, "the compaction", 30)
+    wait_until(done, "the compaction")
 
 
 def contents(records: list[Record]) -> Mapping[int, tuple[bytes | None, bytes | None]]:
@@ -139,7 +140,7 @@ def test_native_messages_without_a_key_are_warned_of_once_and_counted(
     assert interop.gateway.engine.counts.get(what, 0) == before
     for index in (0, 1, 0):
         interop.send(interop.partition(topic, index), [{"content": b"none"}], batching_enabled=batching)
-    until(lambda: interop.gateway.engine.counts.get(what, 0) == before + 3, "three entries are counted")
+    wait_until(lambda: interop.gateway.engine.counts.get(what, 0) == before + 3, "three entries are counted")
     ours = [line for line in caplog.messages if topic in line and "without a key" in line]
     assert ours == [line for line in ours[:1] if line.startswith(f"topic {topic}: a Pulsar client writes")]
     assert len(ours) == 1

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
-from interop_kit import NOW, Interop, raw, run, until
+from interop_kit import NOW, Interop, raw, run
 from support.gateway import produce_fields
+from support.waiting import wait_until
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import Client, PulsarError
@@ -30,7 +31,7 @@ def names(interop: Interop, topic: str) -> list[str]:
 
 def gone(interop: Interop, topic: str, seconds: float = 10) -> None:
     """It goes and stays away."""
-    until(lambda: not names(interop, topic), f"{topic} is gone", seconds)
+    wait_until(lambda: not names(interop, topic), f"{topic} is gone", seconds)
     time.sleep(0.5)
     assert names(interop, topic) == []
 
@@ -106,7 +107,7 @@ def test_a_plain_topic_that_somebody_made_again_meanwhile_is_left_alone(
 
     between_guard_and_producer(interop, monkeypatch, make_again)
     assert produce(interop, topic) in GONE
-    until(lambda: produce(interop, topic) == ErrorCode.NONE, "the new topic takes records")
+    wait_until(lambda: produce(interop, topic) == ErrorCode.NONE, "the new topic takes records")
     assert interop.ends(topic) == (0, 1)
 
 
@@ -150,10 +151,10 @@ def test_a_topic_that_is_made_again_at_once_keeps_its_partitions(
         interop.admin(lambda a: a.create_partitioned(interop.full(topic), 2, {}))
     else:
         interop.create(topic, 2)
-    until(lambda: not presence._taking_back, "all was looked at")
+    wait_until(lambda: not presence._taking_back, "all was looked at")
     assert names(interop, topic) == [interop.partition(topic, 0), interop.partition(topic, 1)]
     interop.known(topic)
-    until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records")
+    wait_until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records")
     assert interop.ends(topic) == (0, 1)
 
 
@@ -165,11 +166,13 @@ def test_a_partition_that_is_missing_is_not_made_by_a_producer(
     topic = interop.create(interop.name("holes"))
     partition = interop.partition(topic)
     interop.admin(lambda a: a.delete_plain(partition, force=True))
-    until(lambda: produce(interop, topic) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition is seen to be gone")
-    until(lambda: produce(interop, topic) and "create-missed-partitions" in caplog.text, "it is said what to do")
+    wait_until(
+        lambda: produce(interop, topic) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the partition is seen to be gone"
+    )
+    wait_until(lambda: produce(interop, topic) and "create-missed-partitions" in caplog.text, "it is said what to do")
     assert names(interop, topic) == []
     interop.admin(lambda a: a.create_missed_partitions(interop.full(topic)))
-    until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records again")
+    wait_until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records again")
 
 
 def test_no_producer_comes_to_a_topic_that_a_gateway_deletes(interop: Interop) -> None:
@@ -180,7 +183,7 @@ def test_no_producer_comes_to_a_topic_that_a_gateway_deletes(interop: Interop) -
     assert names(interop, topic) == [interop.partition(topic)]
     # Whoever wanted to delete it has died meanwhile.
     interop.admin(lambda a: a.set_properties(full, {DELETING_PROPERTY: str(int(time.time() * 1000) - 3_600_000)}))
-    until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records again")
+    wait_until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records again")
 
 
 def test_an_idempotent_producer_goes_on_where_its_topic_was_made_anew(interop: Interop) -> None:

@@ -14,9 +14,10 @@ import confluent_kafka as ck
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
-from interop_kit import SECONDS, Interop, fetch, raw, run, until
+from interop_kit import SECONDS, Interop, fetch, raw, run
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields
 from support.pulsar_gateway import PulsarGateway
+from support.waiting import wait_until
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
@@ -89,7 +90,7 @@ def take(consumer: ck.Consumer, count: int) -> list[Any]:
             found.append(message)
         return len(found) >= count
 
-    until(more, f"{count} records")
+    wait_until(more, f"{count} records")
     return found
 
 
@@ -133,7 +134,7 @@ def test_a_restarted_gateway_knows_topics_by_id_and_keeps_their_commits(
         with group(mine, name, foreign) as consumer:
             take(consumer, 1)
             consumer.commit(asynchronous=False)
-        until(lambda: foreign in mine.engine.elsewhere._kept, "the name is kept")
+        wait_until(lambda: foreign in mine.engine.elsewhere._kept, "the name is kept")
         mine.restart()
 
         async def by_id() -> Any:
@@ -161,7 +162,7 @@ def test_gateways_of_one_cluster_tell_each_other(interop: Interop, foreign: str)
                 answer = await client.call(1, 13, **fetch_fields(topic.topic_id, 0, version=13))
                 return int(answer.responses[0].partitions[0].error_code)
 
-        until(lambda: run(by_id()) == 0, "the other gateway knows the id that this one gave out")
+        wait_until(lambda: run(by_id()) == 0, "the other gateway knows the id that this one gave out")
     finally:
         one.stop()
         two.stop()
@@ -171,9 +172,9 @@ def test_a_topic_that_its_owner_deletes_is_gone_here_too(interop: Interop, forei
     interop.produce(foreign, [{"value": b"1"}])
     (before,) = ask(interop.gateway, foreign)
     interop.admin(lambda admin: admin.delete_partitioned(f"persistent://{foreign}"))
-    until(lambda: ask(interop.gateway, foreign)[0].error_code == UNKNOWN, "the topic is gone")
+    wait_until(lambda: ask(interop.gateway, foreign)[0].error_code == UNKNOWN, "the topic is gone")
     interop.admin(lambda admin: admin.create_partitioned(f"persistent://{foreign}", 3, {}))
-    until(lambda: ask(interop.gateway, foreign)[0].error_code == 0, "the new one is seen")
+    wait_until(lambda: ask(interop.gateway, foreign)[0].error_code == 0, "the new one is seen")
     (after,) = ask(interop.gateway, foreign)
     assert after.topic_id != before.topic_id
     assert len(after.partitions) == 3

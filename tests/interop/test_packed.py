@@ -17,15 +17,16 @@ import pulsar as native
 import pytest
 from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, NewTopic
-from interop_kit import run, until
+from interop_kit import run
 from support.pulsar import OwnBroker, Pulsar, Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
+from support.waiting import wait_until
 
 from kop.cli.main import cli
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.packed import unpack
 
-SECONDS = 20.0
+SECONDS = 100.0
 
 
 class PackedGateway(PulsarGateway):
@@ -139,7 +140,7 @@ def story(gateway: PackedGateway) -> None:
     committed_is_the_end(gateway, group, topic)
 
     middle = int(time.time() * 1000) + 1
-    until(lambda: time.time() * 1000 > middle, "a millisecond")
+    wait_until(lambda: time.time() * 1000 > middle, "a millisecond")
     gateway.restart()
     told += produce(gateway, topic, [f"b{i}" for i in range(50)], **{"compression.type": "lz4"})
     got += take_and_commit(gateway, group, topic, 50)
@@ -219,7 +220,7 @@ def test_what_pulsar_clients_write_has_the_offsets_of_its_message_ids(gateway: P
         for number in range(3):
             batched.send_async(b"batched %d" % number, lambda result, found: ids.append(found))
         batched.flush()
-        until(lambda: len(ids) == 4, "the batch is stored")
+        wait_until(lambda: len(ids) == 4, "the batch is stored")
         ids.append(single.send(b"x" * (12 << 20)))
         ids.append(single.send(b"last"))
     finally:
@@ -257,7 +258,7 @@ def test_commits_survive_compaction(gateway: PackedGateway) -> None:
     for name in written:
         admin(gateway, lambda client, name=name: client.compact(name))
     for name in written:
-        until(
+        wait_until(
             lambda name=name: admin(gateway, lambda client: client.compaction_status(name)).status != "RUNNING",
             "compaction ends",
         )

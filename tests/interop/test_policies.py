@@ -10,7 +10,8 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
-from interop_kit import SECONDS, Interop, until
+from interop_kit import SECONDS, Interop
+from support.waiting import wait_until
 
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
@@ -87,12 +88,12 @@ def test_what_somebody_changed_in_pulsar_is_told(interop: Interop) -> None:
     full = interop.full(topic)
     for retention, ms, size in ((Retention(60, 5), 3_600_000, 5 << 20), (Retention(-1, -1), -1, -1)):
         interop.admin(lambda admin, retention=retention: set_retention(admin, full, retention))
-        until(lambda retention=retention: policies(interop, topic)[0] == retention, "the policy holds")
+        wait_until(lambda retention=retention: policies(interop, topic)[0] == retention, "the policy holds")
         configs = described(interop, topic)
         assert (configs["retention.ms"], configs["retention.bytes"]) == ((str(ms), False), (str(size), False))
         assert configs["cleanup.policy"] == ("delete", True)
     interop.admin(lambda admin: admin.set_compaction_threshold(full, 1 << 20))
-    until(lambda: policies(interop, topic)[1] == 1 << 20, "the policy holds")
+    wait_until(lambda: policies(interop, topic)[1] == 1 << 20, "the policy holds")
     assert described(interop, topic)["cleanup.policy"] == ("compact", False)
 
 
@@ -123,10 +124,10 @@ def test_pulsars_producers_are_held_to_a_topics_max_message_bytes(interop: Inter
     sizes = {"message.max.bytes": 100_000, "batch.size": 100_000, "batch.num.messages": 100_000, "linger.ms": 200}
     assert interop.produce(topic, [record] * 8000, **sizes) == list(range(1, 8001))
     alter(interop, topic, max_message_bytes=None)
-    until(lambda: entry_limit(interop, topic) in (None, 0, 5 << 20), "only the broker's limit holds")
+    wait_until(lambda: entry_limit(interop, topic) in (None, 0, 5 << 20), "only the broker's limit holds")
     interop.send_made(partition, ({}, b"x" * 700_000))
     interop.admin(lambda admin: admin.set_max_message_size(interop.full(topic), 50_000))
-    until(lambda: entry_limit(interop, topic) == 50_000, "the policy holds")
+    wait_until(lambda: entry_limit(interop, topic) == 50_000, "the policy holds")
     assert described(interop, topic)["max.message.bytes"] == ("50000", False)
 
 

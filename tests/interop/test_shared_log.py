@@ -15,9 +15,10 @@ import aiokafka
 import confluent_kafka as ck
 import pulsar as native
 import pytest
-from interop_kit import NOW, Interop, fetch, list_topic, raw, read_fetched, run, take, until
+from interop_kit import NOW, Interop, fetch, list_topic, raw, read_fetched, run, take
 from support.gateway import fetch_fields, produce_fields
 from support.pulsar_gateway import PulsarGateway
+from support.waiting import wait_until
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
@@ -240,7 +241,7 @@ def test_the_end_of_an_emptied_log_is_exact_after_unload_and_restart(interop: In
     partition = interop.partition(topic)
     interop.admin(lambda admin: admin.unload(partition))
     interop.admin(lambda admin: admin.truncate(partition))
-    until(lambda: entries(interop, partition) == 0, "the log is empty")
+    wait_until(lambda: entries(interop, partition) == 0, "the log is empty")
     with fresh(interop) as gateway:
         assert interop.ends(topic, gateway) == (10, 10)
         assert fetch(gateway, topic, 10).batches == []
@@ -274,7 +275,7 @@ def test_below_the_log_start_is_out_of_range_and_never_another_record(interop: I
     mixed(interop, topic, 1)
     interop.ended(topic, 15)
     interop.admin(lambda admin: admin.truncate(partition))
-    until(lambda: entries(interop, partition) == 3, "the closed ledger is gone")
+    wait_until(lambda: entries(interop, partition) == 3, "the closed ledger is gone")
     with fresh(interop) as gateway:
         assert interop.ends(topic, gateway) == (10, 15)
         for offset in (0, 9):
@@ -303,7 +304,7 @@ def test_every_fetch_tells_the_log_start(interop: Interop) -> None:
     mixed(interop, topic, 1)
     interop.ended(topic, 10)
     interop.admin(lambda admin: admin.truncate(partition))
-    until(lambda: entries(interop, partition) == 3, "the closed ledger is gone")
+    wait_until(lambda: entries(interop, partition) == 3, "the closed ledger is gone")
     for gateway in (interop.gateway, interop.other):
         interop.known(topic, gateway)
         interop.ends(topic, gateway)
@@ -332,7 +333,7 @@ def test_a_reader_that_trimming_overtakes_leaves_no_hole(interop: Interop) -> No
     first = fetch(interop.other, topic, 0, max_wait_ms=5000, max_bytes=1)
     assert first.batches == [(0, 0, 1)]
     interop.admin(lambda admin: admin.truncate(full))
-    until(lambda: entries(interop, full) == 6, "the closed ledger is gone")
+    wait_until(lambda: entries(interop, full) == 6, "the closed ledger is gone")
     at = 1
     while at < 66:
         found = fetch(interop.other, topic, at, max_wait_ms=5000, max_bytes=1 << 20)
@@ -381,7 +382,7 @@ def test_a_topic_deleted_and_made_again_by_pulsar_is_a_new_one(interop: Interop,
                 return False
         return True
 
-    until(seen, "both gateways see a new topic")
+    wait_until(seen, "both gateways see a new topic")
     assert interop.gateway.log(topic).topic.topic_id == interop.other.log(topic).topic.topic_id
     for gateway in (interop.gateway, interop.other):
         assert interop.ended(topic, 1, gateway) == (0, 1)
@@ -433,7 +434,7 @@ def test_gateways_do_not_bring_a_deleted_topic_back(interop: Interop, plain: boo
         found = interop.admin(lambda admin: admin.list_topics(interop.pulsar.namespace))
         assert not [name for name in found if topic in name]
     for gateway in (interop.gateway, interop.other):
-        until(lambda gateway=gateway: gateway.engine.topics.get(topic) is None, "the gateway forgot it")
+        wait_until(lambda gateway=gateway: gateway.engine.topics.get(topic) is None, "the gateway forgot it")
     with pytest.raises(PulsarError, match="NotFound"):
         interop.admin(lambda admin: admin.partitioned_metadata(full))
 

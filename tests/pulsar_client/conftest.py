@@ -16,7 +16,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     call = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
     mark = pyfuncitem.get_closest_marker("timeout")
-    seconds = mark.args[0] - 10 if mark is not None else 50
+    seconds = mark.args[0] - 10 if mark is not None else 170
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(call, seconds))
     return True

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from support.waiting import SECONDS
+
 from kop.pulsar_client import Client, Position, Producer
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
@@ -36,11 +38,11 @@ def numbers(count: int, begin: int = 0) -> list[bytes]:
 
 @asynccontextmanager
 async def client(url: str, **options: Any) -> AsyncIterator[Client]:
-    made = Client(url, **({"request_timeout": 2.0} | options))
+    made = Client(url, **({"request_timeout": 30.0} | options))
     await made.start()
     try:
         yield made
     finally:
         await made.close()
         left = [task for task in asyncio.all_tasks() if task.get_name().startswith("pulsar ")]
-        await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 2)
+        await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), SECONDS)

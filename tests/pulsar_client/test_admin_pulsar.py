@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from support.gateway import run
 from support.pulsar import OwnBroker, Pulsar, Urls, fresh_namespace
+from support.waiting import until
 
 from kop.pulsar_client.admin import FOREVER, IDLE_TOPICS_STAY, Admin, Retention
 from kop.pulsar_client.errors import PulsarError
@@ -34,15 +35,6 @@ async def publish(pulsar: Pulsar | Urls, topic: str, count: int) -> None:
             await socket.send_json({"payload": base64.b64encode(b"v%d" % i).decode(), "key": "k"})
         for _ in range(count):
             assert (await socket.receive_json())["result"] == "ok"
-
-
-async def until(check: Callable[[], Awaitable[Any]], seconds: float = 20) -> Any:
-    """Ask until the answer is true."""
-    end = time.monotonic() + seconds
-    while not (found := await check()):
-        assert time.monotonic() < end, "it did not come"
-        await asyncio.sleep(0.05)
-    return found
 
 
 def real(pulsar: Pulsar, main: Callable[[Admin], Awaitable[None]]) -> None:

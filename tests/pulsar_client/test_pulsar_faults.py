@@ -7,8 +7,9 @@ import random
 
 import pytest
 from pulsar_kit import T, client, numbers, send
-from support.fake_pulsar import Command, fake_pulsar, until
+from support.fake_pulsar import Command, fake_pulsar
 from support.faulty_link import link
+from support.waiting import until
 
 from kop.pulsar_client import EARLIEST, Entry
 
@@ -30,7 +31,7 @@ async def test_cuts_anywhere_in_a_frame(seed: int) -> None:
                 wire.cut_after = rng.randrange(1, 1500)
                 await asyncio.sleep(rng.random() / 50)
             await asyncio.wait_for(asyncio.gather(*sent), 30)
-            await until(lambda: len(seen) == total, 20)
+            await until(lambda: len(seen) == total)
             assert broker.payloads(T) == numbers(total)
             assert [bytes(entry.payload) for entry in seen] == numbers(total)
             assert [entry.index for entry in seen] == list(range(total))

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from pulsar_kit import T, client, metadata, numbers, send
-from support.fake_pulsar import Command, Session, fails, fake_pulsar, until
+from support.fake_pulsar import Command, Session, fails, fake_pulsar
+from support.waiting import until
 
 from kop.pulsar_client import DUPLICATE, Position, PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb

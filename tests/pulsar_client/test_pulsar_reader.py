@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from pulsar_kit import T, client, numbers
-from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar, until
+from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar
+from support.waiting import until
 
 from kop.pulsar_client import EARLIEST, LATEST, Entry, Position, PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -372,5 +373,5 @@ async def test_many_readers_return_a_few_at_a_time() -> None:
 
             broker.hook = slow
             broker.hang_up()
-            await until(lambda: all(reader.attached_times == 2 for reader in readers), 20)
+            await until(lambda: all(reader.attached_times == 2 for reader in readers))
             assert most == 64

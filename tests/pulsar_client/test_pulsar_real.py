@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from pulsar_kit import client, metadata, numbers, send
-from support.fake_pulsar import fails, until
+from support.fake_pulsar import fails
 from support.faulty_link import Link, link
 from support.pulsar import OwnBroker, Pulsar
+from support.waiting import until
 
 from kop.pulsar_client import EARLIEST, LATEST, Client, Entry, Position, Producer, PulsarError
 from kop.pulsar_client.address import Address, parse_one
@@ -115,7 +116,7 @@ async def test_unloads_under_load_lose_and_double_nothing(pulsar: Pulsar) -> Non
         stop = True
         await loading
         places = await asyncio.gather(*sent)
-        await until(lambda: len(seen) >= len(sent), 20)
+        await until(lambda: len(seen) >= len(sent))
         await asyncio.sleep(0.1)
         assert [bytes(entry.payload) for entry in seen] == numbers(len(sent))
         assert [entry.index for entry in seen] == list(range(len(sent)))
@@ -131,7 +132,7 @@ async def test_a_deleted_topic_is_not_brought_back_by_a_reader(pulsar: Pulsar) -
         lost: list[PulsarError] = []
         await made.open_reader(topic, EARLIEST, permits=1, on_entry=lambda entry: None, on_lost=lost.append)
         await admin.delete_plain(topic)
-        await until(lambda: lost, 20)
+        await until(lambda: lost)
         assert lost[0].code == "TopicNotFound"
         assert await fails(made.partitions(topic)) == "TopicNotFound"
 
@@ -205,7 +206,7 @@ async def test_cuts_under_load(pulsar: Pulsar) -> None:
             wire.cut_after = 300 * round_number + 100
             await asyncio.sleep(0.05)
         await asyncio.gather(*sent)
-        await until(lambda: len(seen) >= 1200, 20)
+        await until(lambda: len(seen) >= 1200)
         assert [bytes(entry.payload) for entry in seen] == numbers(1200)
         assert [entry.index for entry in seen] == list(range(1200))
         assert producer.attached_times > 3
@@ -279,7 +280,7 @@ async def test_a_producer_that_comes_back_too_late_leaves_its_successor_alone(pu
         second = await two.open_producer(topic, name="second", access="exclusive_with_fencing")
         await send(second, 0)
         wire.cut()
-        await until(lambda: lost, 20)
+        await until(lambda: lost)
         assert lost[0].code == "ProducerFenced"
         await send(second, 1)
         assert second.attached_times == 1, "nobody disconnected it"
@@ -296,7 +297,7 @@ async def test_permits_hold_the_broker_back(pulsar: Pulsar) -> None:
         await asyncio.sleep(0.1)
         assert (len(seen), reader.permits) == (10, 0)
         await admin.unload(topic)
-        await until(lambda: reader.attached_times == 2, 20)
+        await until(lambda: reader.attached_times == 2)
         reader.flow(25)
         await until(lambda: len(seen) == 35)
         await asyncio.sleep(0.1)
@@ -333,16 +334,16 @@ async def test_a_broker_that_stops_for_a_while_and_one_that_is_killed(own_broker
         await asyncio.gather(*sent)
         os.kill(own_broker.pid, signal.SIGSTOP)
         sent += [send(producer, n) for n in range(100, 200)]
-        await until(lambda: not producer.connected and not reader.connected, 20)
+        await until(lambda: not producer.connected and not reader.connected)
         os.kill(own_broker.pid, signal.SIGCONT)
         await asyncio.gather(*sent)
         sent += [send(producer, n) for n in range(200, 300)]
         await asyncio.to_thread(own_broker.kill)
-        await until(lambda: not producer.connected and not reader.connected, 20)
+        await until(lambda: not producer.connected and not reader.connected)
         sent += [send(producer, n) for n in range(300, 400)]
         await asyncio.to_thread(own_broker.start)
         await asyncio.gather(*sent)
-        await until(lambda: len(seen) >= 400, 30)
+        await until(lambda: len(seen) >= 400)
         await asyncio.sleep(0.2)
         assert [bytes(entry.payload) for entry in seen] == numbers(400)
         assert [entry.index for entry in seen] == list(range(400))

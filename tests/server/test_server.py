@@ -6,12 +6,12 @@ import asyncio
 import logging
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.gateway import RawClient, batch, fetch_fields, frame, gateway, produce_fields, run
+from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.handlers.fetch import _Wait
@@ -52,13 +52,6 @@ def fetch_frame(correlation: int, *, max_wait_ms: int = 0, offset: int = 0, **ho
 
 def versions_frame(correlation: int) -> bytes:
     return frame(18, 0, correlation, b"")
-
-
-async def until(what: Callable[[], Any], timeout: float = 5) -> None:
-    end = time.monotonic() + timeout
-    while not what():
-        assert time.monotonic() < end, "it did not come to that"
-        await asyncio.sleep(0.01)
 
 
 async def correlations(client: RawClient, count: int) -> list[int]:
@@ -273,11 +266,11 @@ def test_a_join_whose_client_is_gone_does_not_stop_the_group(tmp_path: Path) -> 
 
 def test_an_idle_connection_is_closed_and_a_waiting_one_is_not(tmp_path: Path) -> None:
     async def main() -> None:
-        async with gateway(tmp_path, connections_max_idle_ms="300") as serving:
+        async with gateway(tmp_path, connections_max_idle_ms="600") as serving:
             await topic(serving)
             idle, waiting = await RawClient.connect(serving), await RawClient.connect(serving)
             waiting.writer.write(fetch_frame(1, max_wait_ms=2500))
-            assert await idle.closed(timeout=5)
+            assert await idle.closed()
             assert await correlations(waiting, 1) == [1]
 
     run(main())

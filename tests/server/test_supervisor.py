@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from support.waiting import SECONDS, wait_until
 
 PROGRAM = """
 import signal, sys, time
@@ -34,13 +34,6 @@ def starts(folder: Path, index: int) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -54,12 +47,12 @@ def test_a_worker_that_dies_is_started_again_and_all_end_with_the_supervisor(tmp
     script.write_text(PROGRAM)
     process = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: starts(tmp_path, 0) and starts(tmp_path, 1))
+        wait_until(lambda: starts(tmp_path, 0) and starts(tmp_path, 1))
         os.kill(starts(tmp_path, 1)[0], signal.SIGKILL)
-        until(lambda: len(starts(tmp_path, 1)) == 2)
+        wait_until(lambda: len(starts(tmp_path, 1)) == 2)
         assert len(starts(tmp_path, 0)) == 1
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=SECONDS)
         assert process.returncode == 0
         assert "worker 1 ended with code -9" in log
         assert not alive(starts(tmp_path, 0)[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -46,13 +45,6 @@ def fail_inserts(sql: str) -> None:
 
 async def pragma(engine: SqliteEngine, name: str) -> Any:
     return await engine.writer.run(lambda conn: conn.execute(f"PRAGMA {name}").fetchone()[0], transaction=False)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what happens in the background."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def stored_bytes(log: SqliteLog) -> int:

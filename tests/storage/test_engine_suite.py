@@ -12,6 +12,7 @@ import pytest
 from batches import LIMIT, NOW, append, attached, batch, fill, first, make, read_all, read_values, records, refused
 from crc32c import crc32c
 from engines import Store
+from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import read_header
@@ -140,10 +141,7 @@ async def test_a_change_ends_although_its_caller_went(store: Store) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for _ in range(200):
-            if engine.topics.get("t") is not None:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: engine.topics.get("t") is not None)
         await fill(first(engine), "works")
     async with store.opened() as engine:
         assert await read_values(await attached(engine)) == ["works"]

@@ -16,6 +16,7 @@ from batches import append, attached, batch, first, make, read_values, refused
 from engines import PulsarStore
 from support.child import Child
 from support.pulsar import Urls, fresh_namespace
+from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
 from kop.groups.coordinator import Commit, GroupCoordinator
@@ -44,12 +45,6 @@ async def two(store: PulsarStore) -> AsyncIterator[tuple[PulsarEngine, PulsarEng
         await one.join(Member(1, "host-1", 9001))
         await other.join(Member(2, "host-2", 9002))
         yield one, other
-
-
-async def until(true: Callable[[], object], seconds: float = 10) -> None:
-    async with asyncio.timeout(seconds):
-        while not true():  # noqa: ASYNC110 - other people's events
-            await asyncio.sleep(0.02)
 
 
 async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> None:
@@ -118,7 +113,7 @@ async def test_topics_configs_and_deletions_of_one_are_seen_by_the_other(pulsar_
         topic = await one.topics.create("t", 2, {"max.message.bytes": "1000"})
         await until(lambda: other.topics.get("t") == topic)
         changed = await one.topics.set_configs(topic.topic_id, {"max.message.bytes": "2000"})
-        await until(lambda: other.topics.get("t") == changed, 3)
+        await until(lambda: other.topics.get("t") == changed)
         grown = await other.topics.grow(topic.topic_id, 3)
         await until(lambda: one.topics.get("t") == grown)
         await one.topics.delete(topic.topic_id)
@@ -380,9 +375,9 @@ async def test_a_gateway_that_does_not_answer_is_seen_within_seconds(
             assert ids() == [1, 2], "one that answers stays, however often it is asked"
             assert not one.counts
             other.signal(signal.SIGSTOP)
-            await until(lambda: ids() == [1], 25)
+            await until(lambda: ids() == [1])
             assert one.counts == {"gateways that did not answer": 1}
             other.signal(signal.SIGCONT)
-            await until(lambda: ids() == [1, 2], 25)
+            await until(lambda: ids() == [1, 2])
     finally:
         other.kill()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 from engines import PulsarStore
 from prometheus_client import generate_latest
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
+from support.waiting import until
 
 from kop.cluster.catalog import OFFSETS_TOPIC
 from kop.errors import ErrorCode
@@ -29,15 +30,6 @@ NOW = 1_700_000_000_000
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
     with fresh_namespace(pulsar_urls) as found:
         yield PulsarStore(found.service_url, found.admin_url, found.namespace)
-
-
-async def until(true: Callable[[], Awaitable[object]], what: str, seconds: float = 30) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            while not await true():  # noqa: ASYNC110 - the broker tells nobody
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        pytest.fail(f"not within {seconds:.0f} s: {what}")
 
 
 async def opened(engine: PulsarEngine, partitions: int = 1) -> GroupLog:

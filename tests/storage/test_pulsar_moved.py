@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ import pytest
 from batches import append, attached, batch, first, records, refused
 from engines import PulsarStore
 from support.pulsar import Urls, fresh_namespace
+from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.records.batch import read_header
@@ -44,12 +45,6 @@ async def two(store: PulsarStore) -> AsyncIterator[tuple[PartitionLog, PulsarLog
         log = await attached(engine)
         assert isinstance(log, PulsarLog)
         yield first(writer, topic), log, engine
-
-
-async def until(true: Callable[[], object], seconds: float = 15) -> None:
-    async with asyncio.timeout(seconds):
-        while not true():  # noqa: ASYNC110 - other people's events
-            await asyncio.sleep(0.02)
 
 
 async def put(log: PartitionLog, begin: int, end: int, size: int = 10) -> None:

@@ -10,13 +10,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from batches import LIMIT, NOW, append, batch, fill, first, make, read_all
 from engines import SqliteStore
-from sqlite_tools import content, intercept, pragma, size_of, stored_bytes, until
+from sqlite_tools import content, intercept, pragma, size_of, stored_bytes
+from support.waiting import SECONDS, until
 
 from kop.errors import BackendError
 from kop.storage.base import LogPolicy
@@ -47,7 +47,7 @@ async def test_no_acknowledgement_before_the_commit_returns(sqlite: SqliteStore,
         def hold(sql: str) -> None:
             if sql.startswith(commits):
                 entered.set()
-                assert go.wait(30)
+                assert go.wait(SECONDS)
 
         undo = intercept(engine, hold)
         woken: list[int] = []
@@ -135,9 +135,9 @@ def test_kill_9_under_load_loses_nothing(tmp_path: Path, seed: int) -> None:
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        time.sleep(0.2 + 0.15 * seed + 0.1 * round_)
+        out = "".join(child.stdout.readline() for _ in range(200 + 300 * seed + 200 * round_))
         child.send_signal(signal.SIGKILL)
-        out = child.communicate()[0]
+        out += child.communicate()[0]
         before = dict(acked)
         for line in out.splitlines(keepends=True):
             if line.endswith("\n"):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
 from engines import SqliteStore
-from sqlite_tools import fail_inserts, intercept, pragma, stored_bytes, until
+from sqlite_tools import fail_inserts, intercept, pragma, stored_bytes
+from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import read_header

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-STARTS_SECONDS = 30
+from support.waiting import SECONDS
 
 
 def free_port() -> int:
@@ -67,7 +67,7 @@ class Child:
 
     def wait_until_up(self) -> None:
         """Until it takes connections."""
-        end = time.monotonic() + STARTS_SECONDS
+        end = time.monotonic() + SECONDS
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
@@ -82,7 +82,7 @@ class Child:
         """kill -9."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(SECONDS)
             self.process = None
 
     def signal(self, signum: signal.Signals) -> None:
@@ -90,7 +90,7 @@ class Child:
         assert self.process is not None
         self.process.send_signal(signum)
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = SECONDS) -> int:
         """The exit code."""
         assert self.process is not None
         code = self.process.wait(timeout)

@@ -565,13 +565,6 @@ async def fake_pulsar() -> AsyncIterator[FakePulsar]:
         await broker.stop()
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """Wait until `condition()` is true. TimeoutError."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - looks at state without events
-            await asyncio.sleep(0.002)
-
-
 async def fails(waiting: Awaitable[object]) -> str:
     """The code of the PulsarError that `waiting` ends with."""
     from kop.pulsar_client.errors import PulsarError

@@ -16,6 +16,7 @@ from kop.config import Config
 from kop.records.batch import Record, build
 from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES
+from support.waiting import SECONDS
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ FAST = {
 }
 
 
-def run(main: Coroutine[Any, Any, T], seconds: float = 55) -> T:
+def run(main: Coroutine[Any, Any, T], seconds: float = 170) -> T:
     """Run a test's coroutine on uvloop, as the gateway does.
 
     TimeoutError after so many seconds: the alarm of pytest-timeout does not get through to a test in uvloop.
@@ -96,12 +97,12 @@ class RawClient:
         self.writer.write(frame(api_key, version, self._correlation, body))
         return self._correlation
 
-    async def receive_frame(self, timeout: float = 10) -> bytes:
+    async def receive_frame(self, timeout: float = SECONDS) -> bytes:
         """The next frame without its size. IncompleteReadError where the connection was closed."""
         (size,) = struct.unpack(">i", await asyncio.wait_for(self.reader.readexactly(4), timeout))
         return await asyncio.wait_for(self.reader.readexactly(size), timeout)
 
-    async def receive(self, api_key: int, version: int, timeout: float = 10) -> tuple[int, Any]:
+    async def receive(self, api_key: int, version: int, timeout: float = SECONDS) -> tuple[int, Any]:
         """The next response: correlation id and message."""
         data = memoryview(await self.receive_frame(timeout))
         (correlation,) = struct.unpack_from(">i", data)
@@ -119,7 +120,7 @@ class RawClient:
         assert correlation == wanted
         return message
 
-    async def closed(self, timeout: float = 10) -> bool:
+    async def closed(self, timeout: float = SECONDS) -> bool:
         """True when the gateway closes the connection without another byte."""
         try:
             return await asyncio.wait_for(self.reader.read(1), timeout) == b""

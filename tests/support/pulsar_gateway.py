@@ -18,7 +18,7 @@ from support.gateway import FAST
 from support.pulsar import Pulsar
 
 T = TypeVar("T")
-_START_SECONDS = 30
+_START_SECONDS = 100
 
 
 class PulsarGateway:
