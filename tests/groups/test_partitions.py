@@ -94,11 +94,6 @@ class World:
         for _ in range(20):
             await asyncio.sleep(0.002)
 
-    async def until(self, true: Callable[[], object]) -> None:
-        async with asyncio.timeout(5):
-            while not true():  # noqa: ASYNC110 - tasks of what is tested
-                await asyncio.sleep(0.002)
-
     @property
     def states(self) -> list[ErrorCode]:
         return [self.under_test.refusal(index) for index in range(self.partitions)]
@@ -191,7 +186,7 @@ def test_a_partition_that_cannot_be_had_keeps_neither_the_start_nor_the_others(
         assert world.under_test.waiting_for == said
         assert f"{said}; trying again, all other groups are served" in caplog.text
         world.refuse = set()
-        await world.until(lambda: world.states == [NONE] * 4)
+        await until(lambda: world.states == [NONE] * 4)
         assert world.under_test.waiting_for is None
         assert not world.under_test.loading
 
@@ -208,7 +203,7 @@ def test_a_partition_that_never_answers_keeps_the_start_for_a_bounded_time(monke
         assert world.states[0] == LOADING
         assert world.under_test.waiting_for is not None
         world.gate.set()
-        await world.until(lambda: world.states[0] == NONE)
+        await until(lambda: world.states[0] == NONE)
 
     run(test)
 
@@ -222,7 +217,7 @@ def test_a_load_that_fails_for_a_reason_nobody_thought_of_is_tried_again(monkeyp
         assert world.states[:2] == [NONE, ELSEWHERE]
         assert ("resign", 1) in world.story, "another broker may have it meanwhile"
         world.broken = set()
-        await world.until(lambda: world.states[1] == NONE)
+        await until(lambda: world.states[1] == NONE)
 
     run(test)
 
@@ -236,16 +231,16 @@ def test_a_lead_that_is_lost_while_it_loads_serves_nothing_and_is_asked_for_agai
         world.gate.clear()
         world.mine = {0}
         starting = asyncio.create_task(world.under_test.start())
-        await world.until(lambda: ("load", 0) in world.story)
+        await until(lambda: ("load", 0) in world.story)
         term = world.under_test.term(0)
         world.led.pop(0)()
         assert world.states[0] == ELSEWHERE
         assert world.under_test.term(0) > term
         await starting
         assert world.installed == []
-        await world.until(lambda: world.story.count(("load", 0)) == 2)
+        await until(lambda: world.story.count(("load", 0)) == 2)
         world.gate.set()
-        await world.until(lambda: world.states[0] == NONE)
+        await until(lambda: world.states[0] == NONE)
         assert world.installed == [0]
 
     run(test)
@@ -260,7 +255,7 @@ def test_a_loss_that_an_earlier_term_tells_of_ends_nothing(monkeypatch: pytest.M
         earlier = world.led[0]
         await world.settle()
         await world.settle(0)
-        await world.until(lambda: world.states[0] == NONE)
+        await until(lambda: world.states[0] == NONE)
         earlier()
         assert world.states[0] == NONE
 

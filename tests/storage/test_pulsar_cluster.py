@@ -246,7 +246,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         here, there = Given(), Given()
         first = GroupCoordinator(one, settings, membership=here)  # type: ignore[arg-type]
         await first.start()
-        await until(lambda: not first.refusal_of("kept"), 30)
+        await until(lambda: not first.refusal_of("kept"))
         assert not await first.commit("deleted", commits)
         assert not await first.commit("kept", commits)
         await first.stop()
@@ -268,7 +268,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
             await replayed.wait()
         second = GroupCoordinator(other, settings, membership=there)  # type: ignore[arg-type]
         await second.start()
-        await until(lambda: not second.refusal_of("kept"), 30)
+        await until(lambda: not second.refusal_of("kept"))
         deleted = second.delete("deleted")
         assert isinstance(deleted, asyncio.Future)
         assert await deleted == ErrorCode.NONE
@@ -279,7 +279,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         await again.verify([0])
         go_on.set()
         await starting
-        await until(lambda: not again.refusal_of("kept"), 30)
+        await until(lambda: not again.refusal_of("kept"))
         assert again.offsets("deleted") is None
         kept = again.offsets("kept")
         assert kept is not None
