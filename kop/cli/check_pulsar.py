@@ -24,6 +24,7 @@ MANY_ENTRIES = 100_000
 SMALL_MESSAGE = 1_048_588
 """Kafka's largest batch, as it comes."""
 _INDEX = "AppendIndexMetadataInterceptor"
+_TIMES = "AppendBrokerTimestampMetadataInterceptor"
 _INTERCEPTORS = "brokerEntryMetadataInterceptors"
 _EXPOSING = "exposingBrokerEntryMetadataToClientEnabled"
 
@@ -35,7 +36,7 @@ class Caution(str):
 
 
 def entry_index(settings: Settings) -> str:
-    """Offsets are the brokers' entry index."""
+    """Offsets are the brokers' entry index, LogAppendTime is their time."""
     missing = []
     if _INDEX not in settings.get(_INTERCEPTORS, ""):
         missing.append(f"{_INTERCEPTORS}=org.apache.pulsar.common.intercept.{_INDEX}")
@@ -43,6 +44,12 @@ def entry_index(settings: Settings) -> str:
         missing.append(f"{_EXPOSING}=true")
     if missing:
         fail(f"the brokers send no entry index, so there are no offsets; add to broker.conf: {' and '.join(missing)}")
+    if _TIMES not in settings.get(_INTERCEPTORS, ""):
+        return Caution(
+            "brokers count messages and tell clients: there are offsets; they do not say when they took an entry, so "
+            f"LogAppendTime is by the clocks of producers: add org.apache.pulsar.common.intercept.{_TIMES} to "
+            f"{_INTERCEPTORS}"
+        )
     return "brokers count messages and tell clients: there are offsets"
 
 

@@ -15,7 +15,8 @@ from kop.cli.common import CliError
 from kop.pulsar_client.admin import Admin
 
 AS_IT_SHOULD_BE = {
-    "brokerEntryMetadataInterceptors": "[org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor]",
+    "brokerEntryMetadataInterceptors": "[org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor, "
+    "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor]",
     "exposingBrokerEntryMetadataToClientEnabled": "true",
     "systemTopicEnabled": "true",
     "topicLevelPoliciesEnabled": "true",
@@ -46,6 +47,11 @@ def test_settings_as_they_come_are_well_and_said_in_words() -> None:
 @pytest.mark.parametrize(
     ("name", "changed", "said"),
     [
+        (
+            "entry index",
+            {"brokerEntryMetadataInterceptors": "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"},
+            "add org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor",
+        ),
         ("idempotence", {"brokerDeduplicationMaxNumberOfProducers": "100"}, "raise brokerDeduplicationMaxNumberOf"),
         ("idempotence", {"brokerDeduplicationProducerInactivityTimeoutMinutes": "5"}, "idle for 5 minutes"),
         ("idempotence", {"brokerDeduplicationMaxNumberOfProducers": ""}, "does not say"),

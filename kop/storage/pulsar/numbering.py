@@ -54,6 +54,11 @@ _ASK_EVERY: Final = 1 << 14
 _log = logging.getLogger(__name__)
 
 
+def append_time(placed: Placed) -> int:
+    """When the broker took an entry, in ms; from a broker that does not say so, when its producer sent it."""
+    return placed.entry.broker_timestamp or placed.info.publish_time
+
+
 class Numbering(Protocol):
     """One of the ways. The same for all logs of an engine, and for all gateways on the same data."""
 
@@ -84,7 +89,7 @@ class Numbering(Protocol):
         """CORRUPT_MESSAGE where an entry's messages have no offsets of their own."""
 
     def append_time(self, placed: Placed) -> int:
-        """When the entry was taken, in ms."""
+        """When the entry was taken, in ms; see `append_time`."""
 
     def reads_on(self, offset: int, start: int) -> bool:
         """Whether an offset before the log start is answered with what is there from the start on."""
@@ -131,8 +136,7 @@ class _ByIndex:
     def readable(self, placed: Placed) -> None:
         pass
 
-    def append_time(self, placed: Placed) -> int:
-        return placed.entry.broker_timestamp
+    append_time = staticmethod(append_time)
 
     def reads_on(self, offset: int, start: int) -> bool:
         return False
@@ -209,9 +213,7 @@ class _Packed:
         self._count("entries that packed offsets cannot hold")
         raise PeerError(text, ErrorCode.CORRUPT_MESSAGE)
 
-    def append_time(self, placed: Placed) -> int:
-        # Brokers that send no index send no time either.
-        return placed.entry.broker_timestamp or placed.info.publish_time
+    append_time = staticmethod(append_time)
 
     def reads_on(self, offset: int, start: int) -> bool:
         return offset >= 0 and start % LEDGER_NUMBERS == 0

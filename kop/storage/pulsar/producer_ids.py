@@ -7,6 +7,7 @@ Must not know: who gets an id.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Final
 
@@ -16,10 +17,13 @@ from kop.records import transcode
 from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.storage.pulsar.numbering import Numbering
-from kop.storage.pulsar.stream import INDEX_HELP
+from kop.storage.pulsar.stream import INDEX_HELP, NO_TIMES_HELP
 
 _BLOCK: Final = 1000
 """Producer ids that a message stands for."""
+
+
+log = logging.getLogger(__name__)
 
 
 class ProducerIds:
@@ -33,6 +37,8 @@ class ProducerIds:
         self._producer: Producer | None = None
         self._sequence = 0
         self._blocks: list[int] = []
+        self._told = False
+        """That brokers send no times of entries."""
 
     async def start(self) -> None:
         """Take the first block: tells whether the brokers send what offsets are made of."""
@@ -89,6 +95,9 @@ class ProducerIds:
             await reader.close()
         if found.index is None:
             raise BackendError(INDEX_HELP)
+        if not found.broker_timestamp and not self._told:
+            self._told = True
+            log.warning("%s", NO_TIMES_HELP)
         return (found.index - blocks + 1) * _BLOCK
 
     def _lost(self, error: PulsarError) -> None:

@@ -32,6 +32,12 @@ INDEX_HELP: Final = (
     "`kop config kop.pulsar.offsets`"
 )
 
+NO_TIMES_HELP: Final = (
+    "the Pulsar brokers do not say when they took an entry: LogAppendTime is the time at which its producer sent it, "
+    "by that one's clock. Add org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor to "
+    "brokerEntryMetadataInterceptors in broker.conf (or standalone.conf) and restart"
+)
+
 log = logging.getLogger(__name__)
 
 
