@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench bench-pulsar
+.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench bench-pulsar soak soak-fast
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -63,6 +63,12 @@ bench: $(VENV)/.test ## throughput, latency and CPU beside an Apache Kafka (Java
 
 bench-pulsar: $(VENV)/.test ## the gateway over Pulsar beside pulsar-perf and a bare client: five minutes (Java, Maven)
 	$(BIN)/python -m conformance.bench.over_pulsar $(ARGS)
+
+soak: $(VENV)/.test ## ten minutes of faults over Pulsar, then every acknowledgement is compared (ARGS=--kill-broker)
+	$(BIN)/python -m conformance.soak $(ARGS)
+
+soak-fast: $(VENV)/.test ## the same with a minute of load: the part that CI runs
+	$(BIN)/python -m conformance.soak --fast $(ARGS)
 
 lint: $(VENV)/.test ## format and check
 	$(BIN)/ruff format .

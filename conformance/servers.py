@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -40,11 +41,17 @@ def _free_port() -> int:
 
 
 class Kop:
-    """`kop serve` of this checkout on a free port with a store of its own, as a context manager: HOST:PORT."""
+    """`kop serve` of this checkout on a free port with a store of its own, as a context manager: HOST:PORT.
 
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="kop-conformance-"))
+    `folder` keeps its log; without one it has a folder that goes with it. A server that was killed starts again on the
+    port that it had.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._kept = folder is not None
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="kop-conformance-"))
         self._process: subprocess.Popen[bytes] | None = None
+        self.address = ""
 
     @property
     def log(self) -> Path:
@@ -73,26 +80,45 @@ class Kop:
         return ["--store", f"sqlite:{self._folder / 'kop.db'}"]
 
     def __enter__(self) -> str:
-        address = f"127.0.0.1:{_free_port()}"
-        command = [*self._command(), "serve", "--listen", address, "--http", "", *self._store()]
+        try:
+            return self.start()
+        except StartFailed:
+            self.__exit__()
+            raise
+
+    def start(self, seconds: float = 20) -> str:
+        """Start it, and wait until it listens. StartFailed."""
+        self.address = self.address or f"127.0.0.1:{_free_port()}"
+        command = [*self._command(), "serve", "--listen", self.address, "--http", "", *self._store()]
         for name, value in SETTINGS.items():
             command += ["--set", f"{name}={value}"]
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, cwd=HERE.parent, start_new_session=True
             )
-        host, port = address.split(":")
-        end = time.monotonic() + 20
+        host, port = self.address.split(":")
+        end = time.monotonic() + seconds
         while True:
             if self._process.poll() is not None or time.monotonic() > end:
+                self.kill()
                 tail = self.log.read_text(errors="replace").splitlines()[-15:]
-                self.__exit__()
                 raise StartFailed("kop serve did not come up:\n  " + "\n  ".join(tail))
             try:
                 socket.create_connection((host, int(port)), 1).close()
-                return address
+                return self.address
             except OSError:
                 time.sleep(0.1)
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
 
     def __exit__(self, *_: object) -> None:
         if self._process and self._process.poll() is None:
@@ -102,7 +128,7 @@ class Kop:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 print("kop serve did not end within 15 s of SIGTERM", file=sys.stderr)
-        if not os.environ.get("KEEP_LOGS"):
+        if not self._kept and not os.environ.get("KEEP_LOGS"):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -129,8 +155,19 @@ class Pulsar:
         service, _, admin = urls.partition(",")
         return service, admin
 
+    def restart(self) -> None:
+        """SIGKILL and start again, with its data and its ports: one that was made with KEEP="1". StartFailed."""
+        self._call("kill")
+        if self._call("start").returncode:
+            raise StartFailed("the Apache Pulsar that was killed did not start again (see above)")
+
+    @property
+    def own(self) -> bool:
+        """Whether it is one that was started here."""
+        return (self._folder / "pulsar").exists()
+
     def __exit__(self, *_: object) -> None:
-        if (self._folder / "pulsar").exists():
+        if self.own:
             self._call("stop")
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -138,8 +175,17 @@ class Pulsar:
 class KopOverPulsar(Kop):
     """As `Kop`, over the Apache Pulsar of `urls`, else over a `Pulsar` of its own, in a namespace that nobody has."""
 
-    def __init__(self, urls: tuple[str, str] | None = None, namespace: str = "", cluster: str = "") -> None:
-        super().__init__()
+    def __init__(
+        self,
+        urls: tuple[str, str] | None = None,
+        namespace: str = "",
+        cluster: str = "",
+        *,
+        folder: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(folder)
+        self._settings = settings or {}
         self._urls = urls
         self._namespace = namespace
         self._cluster = cluster
@@ -153,7 +199,9 @@ class KopOverPulsar(Kop):
             request = urllib.request.Request(f"{admin}/admin/v2/namespaces/{self._namespace}", method="PUT")
             urllib.request.urlopen(request, timeout=30).close()
         command = ["--store", service, "--admin-url", admin, "--cluster", self._cluster or f"{self._namespace}-kop"]
-        return [*command, "--set", f"kop.pulsar.namespace={self._namespace}"]
+        for name, value in {"kop.pulsar.namespace": self._namespace, **self._settings}.items():
+            command += ["--set", f"{name}={value}"]
+        return command
 
     def __enter__(self) -> str:
         if self._pulsar is not None:

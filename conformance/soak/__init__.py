@@ -1,0 +1,1 @@
+"""A soak: Kafka and native writers on shared topics, two gateways, faults; then every acknowledgement is compared."""

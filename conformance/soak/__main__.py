@@ -1,0 +1,469 @@
+"""Run a soak: python -m conformance.soak [--seconds N] [--seed N] [--fast].
+
+Owns: the order of a run (Pulsar, topics, gateways, writers, faults, readers, checker) and what it prints.
+Must not know: what is right (checker.py).
+
+The exit code is 0 where nothing is wrong, 1 with anomalies, 2 where the run could not be done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from conformance.servers import HERE, KopOverPulsar, Pulsar, StartFailed
+from conformance.soak.checker import Anomaly, check, latencies, nearest
+from conformance.soak.faults import BROKER_KINDS, KINDS, USUAL_SPACING, Executor, Rest, plan
+from conformance.soak.history import History, Stored, Write, stored_in, writer_of, writes_in
+from conformance.soak.sampler import Sampler
+from conformance.soak.workload import SIZE_LIMIT, TOPICS, WRITERS, Writer, specification
+
+FAST_SECONDS, FAST_SPACING = 60.0, 2.8
+SECONDS = 600.0
+STOP_SECONDS = 120.0
+"""For writers to end; they give their clients FLUSH_SECONDS."""
+READ_SECONDS = 900.0
+TRANSACTION_SECONDS = 90.0
+"""For transactions that a dead producer left open; their own time limit is 30 s."""
+READERS = ("entries", "pulsar", "confluent", "aiokafka")
+JAVA_CLIENTS = "4.3.1"
+_JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+class Soak:
+    """One run over one Pulsar."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, pulsar: Pulsar, urls: tuple[str, str]) -> None:
+        self._options = options
+        self._folder = folder
+        self._service, self._admin = urls
+        self._namespace = f"public/soak-{secrets.token_hex(4)}"
+        self._rest = Rest(self._admin)
+        self._gateways: list[KopOverPulsar] = []
+        for number in (1, 2):
+            home = folder / f"gateway-{number}"
+            home.mkdir()
+            settings = {"node.id": str(number)}
+            gateway = KopOverPulsar(urls, self._namespace, f"{self._namespace}-kop", folder=home, settings=settings)
+            self._gateways.append(gateway)
+        self._writers: dict[str, subprocess.Popen[str]] = {}
+        kinds = KINDS + (BROKER_KINDS if options.kill_broker and pulsar.own else ())
+        self.faults = plan(options.seed, options.seconds, options.spacing, [topic.name for topic in TOPICS], kinds)
+        port = urlsplit(self._service).port
+        assert port is not None
+        self.executor = Executor(self._rest, self._namespace, TOPICS, self._gateways, pulsar, port)
+        self.problems: list[str] = []
+        """What keeps the run from saying what it should: a writer that died, a partition that could not be read."""
+        self.sampler: Sampler | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """Both gateways."""
+        return ",".join(gateway.address for gateway in self._gateways)
+
+    def prepare(self, stack: ExitStack) -> None:
+        """Namespace, gateways, topics, writers. StartFailed."""
+        self._rest.call("PUT", f"namespaces/{self._namespace}")
+        stack.callback(self._forget_namespaces)
+        for topic in TOPICS:
+            if topic.native:
+                path = f"persistent/{self._namespace}/{topic.name}"
+                if topic.partitions:
+                    self._rest.call("PUT", f"{path}/partitions", topic.partitions)
+                else:
+                    self._rest.call("PUT", path)
+        for gateway in self._gateways:
+            stack.enter_context(gateway)
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        made = [
+            NewTopic(topic.name, topic.partitions, 1, config=dict(topic.configs))
+            for topic in TOPICS
+            if not topic.native
+        ]
+        for future in admin.create_topics(made).values():
+            future.result(60)
+        for topic in TOPICS:
+            for name, value in topic.policies.items():
+                self._rest.call("POST", f"persistent/{self._namespace}/{topic.name}/{name}", value)
+        self._await_topics(admin)
+        self._start_writers(stack)
+
+    def _await_topics(self, admin: AdminClient) -> None:
+        end = time.monotonic() + 60
+        wanted = {topic.name for topic in TOPICS}
+        while time.monotonic() < end:
+            try:
+                if wanted <= set(admin.list_topics(timeout=10).topics):
+                    return
+            except KafkaException:
+                pass  # asked again until the time is over
+            time.sleep(0.5)
+        raise StartFailed("the gateways do not find all topics within 60 s")
+
+    def _forget_namespaces(self) -> None:
+        """For those who go on using this Pulsar; one of our own goes with all that is in it."""
+        for namespace in (self._namespace, f"{self._namespace}-kop"):
+            try:
+                for topic in self._rest.call("GET", f"persistent/{namespace}/partitioned"):
+                    path = topic.replace("://", "/")
+                    self._rest.call("DELETE", f"{path}/partitions?force=true", seconds=10)
+                for topic in self._rest.call("GET", f"persistent/{namespace}"):
+                    self._rest.call("DELETE", f"{topic.replace('://', '/')}?force=true", seconds=10)
+                self._rest.call("DELETE", f"namespaces/{namespace}", seconds=10)
+            except OSError as error:
+                print(f"the namespace {namespace} stays: {error}", file=sys.stderr)
+
+    # --- writers
+
+    def _start_writers(self, stack: ExitStack) -> None:
+        for family in ("librdkafka", "aiokafka", "native", "java", "transactions"):
+            writers = [writer for writer in WRITERS if writer.family == family]
+            if not writers:
+                continue
+            path = self._folder / f"writes-{family}.jsonl"
+            if family in ("java", "transactions"):
+                command = self._java_command(family, path, writers)
+                first = ""
+            else:
+                command = [sys.executable, "-m", "conformance.soak.writers", family, str(path)]
+                first = json.dumps(self._specification() | {"writers": [specification(writer) for writer in writers]})
+            errors = stack.enter_context((self._folder / f"writers-{family}.log").open("w"))
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=errors, stderr=errors, text=True, cwd=HERE.parent
+            )
+            stack.callback(process.kill)
+            assert process.stdin is not None
+            process.stdin.write(first + "\n" if first else "")
+            process.stdin.flush()
+            self._writers[family] = process
+
+    def _specification(self) -> dict[str, Any]:
+        return {
+            "bootstrap": self.bootstrap,
+            "service_url": self._service,
+            "admin_url": self._admin,
+            "namespace": self._namespace,
+            "seed": self._options.seed,
+            "topics": [asdict(topic) for topic in TOPICS],
+        }
+
+    def _java_command(self, family: str, path: Path, writers: list[Writer]) -> list[str]:
+        """Compiles what it starts."""
+        if family == "java":
+            main, first, more = "KafkaWriters", self.bootstrap, []
+            libraries = _output(str(HERE / "java" / "fetch.sh"), JAVA_CLIENTS)
+        else:
+            main, first, more = "TransactionWriters", self._service, [self._namespace]
+            libraries = _output(str(HERE / "pulsar_server.sh"), "home") + "/lib"
+        sources = HERE / "soak" / "src"
+        classes = self._folder / "classes" / family
+        classes.mkdir(parents=True)
+        files = [str(sources / f"{name}.java") for name in (main, "SoakWriter", "SoakLog")]
+        subprocess.run(["javac", "-nowarn", "-d", str(classes), "-cp", f"{libraries}/*", *files], check=True)
+        texts = [java_text(writer) for writer in writers]
+        seed = str(self._options.seed)
+        return ["java", *_JVM, "-cp", f"{classes}:{libraries}/*", main, first, str(path), seed, *more, *texts]
+
+    # --- the run
+
+    def load(self, progress: ProgressLine) -> None:
+        """Write while faults are performed, then stop the writers."""
+        done = threading.Event()
+        self.sampler = Sampler(self.bootstrap, self._paths(), self._options.seed)
+        sampling = threading.Thread(target=self.sampler.run, args=(done,))
+        breaking = threading.Thread(target=self.executor.run, args=(self.faults, done.wait))
+        sampling.start()
+        breaking.start()
+        end = time.monotonic() + self._options.seconds
+        try:
+            while (left := end - time.monotonic()) > 0:
+                progress.update(left, self)
+                time.sleep(min(left, 1.0))
+        finally:
+            done.set()
+            breaking.join()
+            sampling.join()
+        progress.say("writers finish")
+        self._stop_writers()
+
+    def _stop_writers(self) -> None:
+        for process in self._writers.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        end = time.monotonic() + STOP_SECONDS
+        for family, process in self._writers.items():
+            try:
+                if process.wait(max(1.0, end - time.monotonic())):
+                    self.problems.append(f"the writers of {family} ended with {process.returncode}")
+            except subprocess.TimeoutExpired:
+                process.kill()
+                self.problems.append(f"the writers of {family} did not end within {STOP_SECONDS:g} s")
+
+    def _paths(self) -> list[Path]:
+        return [self._folder / f"writes-{family}.jsonl" for family in self._writers]
+
+    def acknowledged(self) -> int:
+        """Lines that the writers have left so far."""
+        return sum(path.read_bytes().count(b"\n") for path in self._paths() if path.exists())
+
+    def read(self, progress: ProgressLine) -> dict[str, tuple[list[Stored], list[tuple[str, int]]]]:
+        """What each reader finds, one after the other, once no rate holds them back."""
+        for name in ("dispatchRate", "publishRate"):
+            for topic in TOPICS:
+                self._rest.call("DELETE", f"persistent/{self._namespace}/{topic.name}/{name}")
+        progress.say("open transactions end")
+        self._await_transactions()
+        found = {}
+        for number, name in enumerate(READERS):
+            progress.say(f"reading by {name}")
+            path = self._folder / f"stored-{name}.jsonl"
+            # Each Kafka consumer asks another gateway first; the partitions' leaders answer it.
+            bootstrap = self._gateways[number % 2].address
+            with (self._folder / f"reader-{name}.log").open("w") as errors:
+                try:
+                    done = subprocess.run(
+                        [sys.executable, "-m", "conformance.soak.readers", name, str(path)],
+                        input=json.dumps(self._specification() | {"bootstrap": bootstrap}),
+                        stdout=subprocess.PIPE,
+                        stderr=errors,
+                        text=True,
+                        cwd=HERE.parent,
+                        timeout=READ_SECONDS,
+                        check=False,
+                    )
+                except subprocess.TimeoutExpired:
+                    self.problems.append(f"the reader {name} did not end within {READ_SECONDS:g} s")
+                    continue
+            if done.returncode:
+                self.problems.append(f"the reader {name} ended with {done.returncode}")
+                continue
+            told = json.loads(done.stdout.splitlines()[-1])
+            for topic, partition, why in told["unread"]:
+                self.problems.append(f"{name} could not read {topic} {partition}: {why}")
+            found[name] = (stored_in(path), [(topic, partition) for topic, partition in told["read"]])
+        return found
+
+    def _await_transactions(self) -> None:
+        """Until no transaction hides what lies behind its first record."""
+        names = {name for writer in WRITERS if writer.family == "transactions" for name in writer.topics}
+        end = time.monotonic() + TRANSACTION_SECONDS
+        for topic in TOPICS:
+            for partition in topic.numbers if topic.name in names else ():
+                name = topic.native_name(self._namespace, partition).removeprefix("persistent://")
+                while True:
+                    last = self._rest.call("GET", f"persistent/{name}/internalStats")["lastConfirmedEntry"]
+                    stats = self._rest.call("GET", f"transactions/transactionBufferStats/{name}", root="admin/v3")
+                    if stats["maxReadPosition"] == last:
+                        break
+                    if time.monotonic() > end:
+                        self.problems.append(f"a transaction stays open on {name}: {stats}, {last}")
+                        break
+                    time.sleep(1)
+
+    def history(self, found: dict[str, tuple[list[Stored], list[tuple[str, int]]]]) -> History:
+        """All of it. What the entry reader could not read is left out of everything."""
+        writes = [write for path in self._paths() for write in writes_in(path)]
+        stored, read = found.pop("entries", ([], []))
+        known = set(read)
+        return History(
+            idempotent={writer.name for writer in WRITERS if writer.idempotent},
+            tells_offsets={writer.name for writer in WRITERS if writer.tells_offsets},
+            limited={topic.name for topic in TOPICS if "maxMessageSize" in topic.policies}
+            | {one.topic for one in self.executor.disturbances if one.kind == "size_limit"},
+            writes=[write for write in writes if (write.topic, write.partition) in known],
+            stored=stored,
+            views={name: rows for name, (rows, _) in found.items()},
+            view_partitions={name: known & set(partitions) for name, (_, partitions) in found.items()},
+            disturbances=self.executor.disturbances,
+        )
+
+
+class ProgressLine:
+    """One line on a terminal; elsewhere a line every ten seconds."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._terminal = console.is_terminal
+        columns = (TimeElapsedColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=console, disable=not self._terminal)
+        self._task = self._progress.add_task("")
+        self._last = 0.0
+
+    def __enter__(self) -> ProgressLine:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, left: float, soak: Soak) -> None:
+        """The state of the load."""
+        if self._terminal or time.monotonic() - self._last >= 10:
+            self._last = time.monotonic()
+            anomalies = len(soak.sampler.anomalies) if soak.sampler else 0
+            sampled = soak.sampler.compared if soak.sampler else 0
+            done = len(soak.executor.disturbances)
+            self.say(
+                f"{left:4.0f} s left, {soak.acknowledged()} answered, {sampled} sampled ({anomalies} wrong), "
+                f"{done} of {len(soak.faults)} faults, last: {soak.executor.current or 'none'}"
+            )
+
+    def say(self, text: str) -> None:
+        """Another step."""
+        if self._terminal:
+            self._progress.update(self._task, description=text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def java_text(writer: Writer) -> str:
+    """A writer as SoakWriter.java reads it."""
+    topics = {topic.name: topic for topic in TOPICS}
+    parts = {
+        "name": writer.name,
+        "topics": ",".join(f"{name}:{len(topics[name].numbers)}" for name in writer.topics),
+        "idempotent": str(writer.idempotent).lower(),
+        "burst": writer.burst,
+        "pause": int(writer.pause * 1000),
+        "sizes": writer.sizes,
+        "limit": SIZE_LIMIT,
+        **{f"set.{name}": value for name, value in writer.settings.items()},
+    }
+    return ";".join(f"{name}={value}" for name, value in parts.items())
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise StartFailed(f"{' '.join(command)} failed (see above)")
+    return done.stdout.strip().splitlines()[-1]
+
+
+# --- the report
+
+
+def print_report(history: History, anomalies: list[Anomaly], soak: Soak) -> None:
+    """The tables of a run."""
+    console = Console(width=max(120, shutil.get_terminal_size().columns))
+    counts: Counter[tuple[str, str]] = Counter()
+    errors: dict[str, Counter[str]] = {}
+    by_writer: dict[str, Counter[str]] = {}
+    for write in history.writes:
+        writer = writer_of(write.writer)
+        counts[writer, write.outcome] += 1
+        if write.error:
+            errors.setdefault(writer, Counter())[write.error] += 1
+    for anomaly in anomalies:
+        by_writer.setdefault(writer_of(anomaly.writer), Counter())[anomaly.kind] += 1
+    writers = Table("writer", "acknowledged", "refused", "unknown", "errors", "anomalies", title="writers")
+    for writer in sorted({name for name, _ in counts} | set(by_writer)):
+        numbers = [str(counts[writer, outcome]) for outcome in ("acknowledged", "refused", "unknown")]
+        writers.add_row(writer, *numbers, _counted(errors.get(writer)), _counted(by_writer.get(writer)))
+    console.print(writers)
+    times = Table("while", "acknowledged", "p50 s", "p99 s", "max s", title="from sending to acknowledgement")
+    for kind, seconds in sorted(latencies(history).items()):
+        figures = [seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)], seconds[-1]]
+        times.add_row(kind, str(len(seconds)), *(f"{figure:.3f}" for figure in figures))
+    console.print(times)
+    faults = Counter(one.kind for one in history.disturbances)
+    console.print(f"faults done: {_counted(faults) or 'none'}")
+    console.print(
+        f"{sum(counts[name, 'acknowledged'] for name in {name for name, _ in counts})} acknowledged, "
+        f"{len(history.stored)} stored, compared with {', '.join(history.views) or 'no other reader'}"
+    )
+    for text in [*soak.problems, *(f"a fault could not be performed: {text}" for text in soak.executor.failures)]:
+        console.print(f"[yellow]{text}", markup=True, highlight=False)
+    kinds = Counter(anomaly.kind for anomaly in anomalies)
+    console.print(f"anomalies: {_counted(kinds) or 'none'}", style="bold red" if kinds else "bold green")
+
+
+def _counted(found: Counter[str] | None) -> str:
+    return ", ".join(f"{name} {count}" for name, count in (found or Counter()).most_common())
+
+
+def write_details(path: Path, history: History, anomalies: list[Anomaly]) -> None:
+    """One JSON object a line: the anomaly, and the fault that was nearest before it."""
+    sent = {write.record: write for write in history.writes}
+    with path.open("w") as out:
+        for anomaly in anomalies:
+            write: Write | None = sent.get((anomaly.writer, anomaly.number))
+            at = anomaly.at or (write.done if write else 0.0)
+            fault = nearest(history.disturbances, at)
+            about = f"{fault.kind} {fault.topic}, {at - fault.begin:+.1f} s from its begin" if fault else ""
+            told = {"sent": write.sent, "done": write.done, "error": write.error} if write else {}
+            out.write(json.dumps(anomaly._asdict() | told | {"fault": about}) + "\n")
+
+
+def run(options: argparse.Namespace, folder: Path) -> int:
+    """All of it; the exit code."""
+    with ExitStack() as stack:
+        pulsar = Pulsar(KEEP="1")
+        urls = stack.enter_context(pulsar)
+        soak = Soak(options, folder, pulsar, urls)
+        progress = stack.enter_context(ProgressLine())
+        soak.prepare(stack)
+        soak.load(progress)
+        found = soak.read(progress)
+    history = soak.history(found)
+    assert soak.sampler is not None
+    anomalies = [*check(history), *soak.sampler.anomalies]
+    write_details(folder / "anomalies.jsonl", history, anomalies)
+    (folder / "plan.json").write_text(json.dumps([*soak.faults, *history.disturbances], indent=1))
+    print_report(history, anomalies, soak)
+    failed = bool(anomalies or soak.problems or soak.executor.failures)
+    print(f"seed {options.seed}, {options.seconds:g} s; histories, anomalies.jsonl and both gateways' logs: {folder}")
+    return int(failed)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.soak",
+        description=__doc__.partition("\n\n")[0],
+        epilog="Starts an Apache Pulsar (Java 17, and Maven once), or takes KOP_TEST_PULSAR=pulsar://...,http://...",
+    )
+    parser.add_argument("--fast", action="store_true", help="a minute of load, every fault once")
+    parser.add_argument("--seconds", type=float, metavar="S", help=f"of load ({SECONDS:g}; fast: {FAST_SECONDS:g})")
+    parser.add_argument("--spacing", type=float, metavar="S", help="between faults")
+    parser.add_argument("--seed", type=int, default=None, metavar="N", help="repeats the plan of a run")
+    parser.add_argument("--kill-broker", action="store_true", help="kill -9 the broker too, where it is our own")
+    parser.add_argument("--folder", type=Path, metavar="PATH", help="for histories and logs (one below /tmp)")
+    options = parser.parse_args()
+    options.seconds = options.seconds or (FAST_SECONDS if options.fast else SECONDS)
+    options.spacing = options.spacing or (FAST_SPACING if options.fast else USUAL_SPACING)
+    options.seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="kop-soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"seed {options.seed}, folder {folder}", file=sys.stderr, flush=True)
+    try:
+        return run(options, folder)
+    except (StartFailed, OSError, KafkaException, subprocess.CalledProcessError) as error:
+        print(f"the soak could not be run: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop what was started, too
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,215 @@
+"""From a history to its anomalies. Pure: no clock, no file, no server.
+
+Owns: what each kind of anomaly means.
+Must not know: clients, servers, where a history comes from.
+
+| kind | meaning |
+|---|---|
+| lost | acknowledged, and not stored |
+| doubled | a record of an idempotent writer is stored more than once |
+| elsewhere | stored, and not at the offset that the writer was told |
+| untold | acknowledged to a writer that is told offsets, without one |
+| reordered | an idempotent writer's record stands behind a later one of the same partition |
+| invented | stored, and never sent to that partition |
+| refused_stored | the writer was told a final refusal, and the record is stored |
+| unexpected_error | an error that no fault of the run explains, such as DUPLICATE_SEQUENCE_NUMBER |
+| slow | acknowledged after more than SLOW_SECONDS though nothing was broken but, at most, dispatch rates |
+| silent | a writer without any acknowledgement |
+| view | a reader saw something else than what the entries of the partition hold |
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from conformance.soak.history import UNREADABLE, Disturbance, History, Partition, Stored, Write, writer_of
+
+SLOW_SECONDS = 5.0
+HARMLESS = frozenset({"dispatch_rate"})
+"""Kinds of disturbance that must not delay an acknowledgement."""
+
+_UNEXPECTED = re.compile(
+    r"duplicate_?sequence|out_?of_?order|fenced|producer_?epoch|unknown_?producer|corrupt|invalid_?(record|timestamp)"
+    r"|authoriz|policy|unsupported|unknown_?server|^_?unknown$",
+    re.IGNORECASE,
+)
+_TOO_LARGE = re.compile(r"too_?(large|big)", re.IGNORECASE)
+
+
+class Anomaly(NamedTuple):
+    """Something that must not be. `at` is the time at which the writer was told, 0 where it was not told anything."""
+
+    kind: str
+    writer: str
+    number: int
+    topic: str
+    partition: int
+    told: int
+    """The offset in the acknowledgement, -1 for none."""
+    found: tuple[int, ...]
+    """Offsets at which the record is stored."""
+    at: float
+    detail: str
+
+
+def check(history: History) -> list[Anomaly]:
+    """Every anomaly, by kind in the order of the table above."""
+    return [
+        *_records(history),
+        *_order(history),
+        *_invented(history),
+        *_errors(history),
+        *_slow(history),
+        *_silent(history),
+        *_views(history),
+    ]
+
+
+def latencies(history: History) -> dict[str, list[float]]:
+    """Sorted seconds from sending to acknowledgement, by what was broken at that time; "quiet" for nothing."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for write in history.writes:
+        if write.outcome == "acknowledged":
+            kinds = {one.kind for one in _during(history.disturbances, write)} or {"quiet"}
+            for kind in kinds:
+                found[kind].append(write.done - write.sent)
+    return {kind: sorted(seconds) for kind, seconds in found.items()}
+
+
+def _anomaly(kind: str, write: Write, copies: Iterable[Stored], detail: str = "") -> Anomaly:
+    found = tuple(copy.offset for copy in copies)
+    return Anomaly(
+        kind, write.writer, write.number, write.topic, write.partition, write.offset, found, write.done, detail
+    )
+
+
+def _stored_as(kind: str, stored: Stored, detail: str) -> Anomaly:
+    place = (stored.offset,) if stored.offset >= 0 else ()
+    text = f"{detail}, entry {stored.position}" if stored.position else detail
+    return Anomaly(kind, stored.writer, stored.number, stored.topic, stored.partition, -1, place, 0.0, text)
+
+
+def _records(history: History) -> Iterator[Anomaly]:
+    """Lost, doubled, elsewhere, untold, refused_stored: each record by itself."""
+    copies: defaultdict[tuple[str, int], list[Stored]] = defaultdict(list)
+    for stored in history.stored:
+        copies[stored.record].append(stored)
+    for write in history.writes:
+        found = copies[write.record]
+        if write.outcome == "acknowledged":
+            if not found:
+                yield _anomaly("lost", write, found)
+            elif write.offset >= 0 and write.offset not in {one.offset for one in found}:
+                yield _anomaly("elsewhere", write, found)
+            if write.offset < 0 and writer_of(write.writer) in history.tells_offsets:
+                yield _anomaly("untold", write, found)
+        elif write.outcome == "refused" and found:
+            yield _anomaly("refused_stored", write, found, write.error)
+        if len(found) > 1 and writer_of(write.writer) in history.idempotent:
+            yield _anomaly("doubled", write, found)
+
+
+def _order(history: History) -> Iterator[Anomaly]:
+    highest: dict[tuple[str, str, int], int] = {}
+    seen: set[tuple[str, int]] = set()
+    for stored in sorted(history.stored, key=lambda one: (one.topic, one.partition, one.offset)):
+        if writer_of(stored.writer) not in history.idempotent or stored.record in seen:
+            continue
+        seen.add(stored.record)
+        place = (stored.writer, stored.topic, stored.partition)
+        before = highest.get(place, -1)
+        if stored.number < before:
+            yield _stored_as("reordered", stored, f"behind number {before}")
+        highest[place] = max(before, stored.number)
+
+
+def _invented(history: History) -> Iterator[Anomaly]:
+    sent = {write.record: (write.topic, write.partition) for write in history.writes}
+    for stored in history.stored:
+        place = sent.get(stored.record)
+        if stored.writer == UNREADABLE:
+            yield _stored_as("invented", stored, "an entry that holds no record of the soak")
+        elif place is None:
+            yield _stored_as("invented", stored, "never sent")
+        elif place != (stored.topic, stored.partition):
+            yield _stored_as("invented", stored, f"sent to {place[0]} {place[1]}")
+
+
+def _errors(history: History) -> Iterator[Anomaly]:
+    for write in history.writes:
+        too_large = _TOO_LARGE.search(write.error) and write.topic not in history.limited
+        if too_large or _UNEXPECTED.search(write.error):
+            yield _anomaly("unexpected_error", write, (), write.error)
+
+
+def _slow(history: History) -> Iterator[Anomaly]:
+    for write in history.writes:
+        seconds = write.done - write.sent
+        if write.outcome != "acknowledged" or seconds <= SLOW_SECONDS:
+            continue
+        during = _during(history.disturbances, write)
+        if all(one.kind in HARMLESS for one in during):
+            cause = "a dispatch rate" if during else "nothing broken"
+            yield _anomaly("slow", write, (), f"{seconds:.1f} s with {cause}")
+
+
+def _during(disturbances: Iterable[Disturbance], write: Write) -> list[Disturbance]:
+    return [
+        one
+        for one in disturbances
+        if one.begin <= write.done and write.sent <= one.end and one.topic in ("", write.topic)
+    ]
+
+
+def _silent(history: History) -> Iterator[Anomaly]:
+    counts: Counter[str] = Counter()
+    for write in history.writes:
+        counts[writer_of(write.writer)] += write.outcome == "acknowledged"
+    for writer, acknowledged in counts.items():
+        if not acknowledged:
+            yield Anomaly("silent", writer, -1, "", -1, -1, (), 0.0, "nothing was acknowledged")
+
+
+def _views(history: History) -> Iterator[Anomaly]:
+    """A reader that is told offsets is compared by them, one that is told positions by those."""
+    expected: defaultdict[Partition, list[Stored]] = defaultdict(list)
+    for stored in history.stored:
+        expected[stored.topic, stored.partition].append(stored)
+    for name, rows in history.views.items():
+        seen: defaultdict[Partition, list[Stored]] = defaultdict(list)
+        for row in rows:
+            seen[row.topic, row.partition].append(row)
+        for partition in sorted(history.view_partitions[name]):
+            yield from _view(name, expected[partition], seen[partition])
+
+
+def _view(name: str, expected: list[Stored], seen: list[Stored]) -> Iterator[Anomaly]:
+    by_offset = not seen or seen[0].offset >= 0
+
+    def key(row: Stored) -> tuple[str | int, str, int]:
+        return row.offset if by_offset else row.position, row.writer, row.number
+
+    wanted, had = Counter(map(key, expected)), Counter(map(key, seen))
+    for rows, minus, text in ((expected, had, "not seen"), (seen, wanted, "seen and not stored so")):
+        left = Counter(map(key, rows)) - minus
+        for row in rows:
+            if left[key(row)] > 0:
+                left[key(row)] -= 1
+                yield _stored_as("view", row, f"{text} by {name}")
+    if by_offset:
+        offsets = [row.offset for row in seen]
+        for before, row in zip(offsets, seen[1:], strict=False):
+            if row.offset <= before:
+                yield _stored_as("view", row, f"delivered behind offset {before} by {name}")
+
+
+def nearest(disturbances: list[Disturbance], at: float) -> Disturbance | None:
+    """The disturbance that began last before `at`, else the first one."""
+    ordered = sorted(disturbances, key=lambda one: one.begin)
+    if not at or not ordered:
+        return None
+    return ordered[max(0, bisect_left([one.begin for one in ordered], at) - 1)]
