@@ -35,15 +35,16 @@ from kop.handlers import registry
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
-from kop.metrics import Metrics, counter_family, counter_value, gauge_family
+from kop.metrics import Metrics, counter_value, gauge_family
 from kop.server import memory
 from kop.server.http import serve_http
 from kop.server.listener import Server
 from kop.server.pressure import Limits
 from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
+from kop.storage import memory as memory_store
 from kop.storage import pulsar, sqlite
-from kop.storage.base import Member
+from kop.storage.base import Engine, Member
 from kop.values import Address
 
 _MOST_PARTITIONS_A_SCRAPE = 10_000
@@ -180,7 +181,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     return Serving(gateway, server, listeners, http_port)
 
 
-async def _open_engine(config: Config, topic_configs: TopicConfigs) -> sqlite.SqliteEngine | pulsar.PulsarEngine:
+async def _open_engine(config: Config, topic_configs: TopicConfigs) -> Engine:
     if config.store.startswith("pulsar"):
         return await pulsar.open_engine(
             config.store,
@@ -198,6 +199,15 @@ async def _open_engine(config: Config, topic_configs: TopicConfigs) -> sqlite.Sq
                 cert_file=config.kop_pulsar_tls_cert_file,
                 key_file=config.kop_pulsar_tls_key_file,
                 verify_host=config.kop_pulsar_tls_verify_host,
+            ),
+        )
+    if config.store == "memory:":
+        return await memory_store.open_engine(
+            policy=topic_configs.policy,
+            settings=memory_store.Settings(
+                max_bytes=config.kop_memory_bytes,
+                upkeep_interval_ms=min(config.log_retention_check_interval_ms, config.log_cleaner_backoff_ms),
+                producer_id_expiration_ms=config.producer_id_expiration_ms,
             ),
         )
     path = _store_path(config)
@@ -309,7 +319,7 @@ def _banner(config: Config, serving: Serving) -> None:
         f"  kop check --bootstrap {shown(reachable)}",
         f"  kcat -b {shown(reachable)} -L",
         "",
-        "Ctrl-C stops; data stays.",
+        "Ctrl-C stops; data stays." if serving.gateway.engine.promises.durable else "Ctrl-C stops; data goes with it.",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
@@ -324,25 +334,10 @@ def _scrape(gw: Gateway) -> Iterator[Metric]:
     yield groups
     yield from _scrape_logs(gw)
     yield from _scrape_lag(gw)
-    if isinstance(gw.engine, pulsar.PulsarEngine):
-        troubles = counter_family("kop_pulsar_troubles", "What went wrong between gateway and Pulsar.", ["what"])
-        for what, times in gw.engine.counts.items():
-            troubles.add_metric([what], times)
-        yield troubles
-        yield from _scrape_compaction(gw.engine)
+    yield from gw.engine.collect()
     ready = gauge_family("kop_storage_writable", "1 while records can be written.", [])
     ready.add_metric([], gw.engine.healthy is None)
     yield ready
-
-
-def _scrape_compaction(engine: pulsar.PulsarEngine) -> Iterable[Metric]:
-    labels = ["topic", "partition"]
-    size = gauge_family("kop_uncompacted_bytes", "Bytes that no compaction has seen, of partitions led here.", labels)
-    age = gauge_family("kop_uncompacted_seconds", "Age of the oldest record that no compaction has seen.", labels)
-    for (topic, index), found in engine.compactions.found.items():
-        size.add_metric([topic, str(index)], found.size)
-        age.add_metric([topic, str(index)], found.seconds)
-    return size, age
 
 
 def _scrape_logs(gw: Gateway) -> Iterable[Metric]:

@@ -124,7 +124,7 @@ class Config(BaseModel):
     store: Store = _own(
         "store",
         default_store(os.environ),
-        "Where data is kept: sqlite:PATH, one file and its write-ahead log; or pulsar://HOST:PORT, an Apache Pulsar "
+        "Where data is kept: sqlite:PATH, a file; memory:, gone with the process; or pulsar://HOST:PORT, Apache Pulsar "
         "(pulsar+ssl: with TLS).",
     )
     kop_pulsar_admin_url: AdminUrl = _own(
@@ -299,6 +299,12 @@ class Config(BaseModel):
         "Bytes of SQLite's write-ahead log at which it is written back into the database file.",
         ge=1_048_576,
     )
+    kop_memory_bytes: Long = _own(
+        "kop.memory.bytes",
+        1_073_741_824,
+        "With store=memory:, bytes of records from which on more are refused until retention makes room.",
+        ge=1_048_576,
+    )
     kop_min_free_bytes: Long = _own(
         "kop.min.free.bytes",
         268_435_456,
@@ -385,8 +391,8 @@ class Config(BaseModel):
             raise ConfigError(problems) from None
         if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
             problems.append("group.min.session.timeout.ms must not be above group.max.session.timeout.ms")
-        if config.kop_workers > 1 and config.store.startswith("sqlite:"):
-            problems.append("kop.workers above 1 needs store=pulsar://...: a SQLite file has one process")
+        if config.kop_workers > 1 and not config.store.startswith("pulsar"):
+            problems.append("kop.workers above 1 needs store=pulsar://...: other stores have one process")
         if problems:
             raise ConfigError(problems)
         config._origins.update({name: origin for name, (_, origin) in known.items()})

@@ -67,8 +67,10 @@ def _store(value: str) -> str:
     scheme, colon, path = value.partition(":")
     if scheme in {"pulsar", "pulsar+ssl"} and path.startswith("//") and len(path) > 2:
         return value
+    if value == "memory:":
+        return value
     if not colon or scheme != "sqlite" or not path:
-        raise ValueError("must be sqlite:PATH, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT")
+        raise ValueError("must be sqlite:PATH, memory:, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT")
     return f"sqlite:{os.path.expanduser(path)}"
 
 

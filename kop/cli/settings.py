@@ -30,7 +30,9 @@ def settings_options(command: Command) -> Command:
             help="What clients are told to connect to, if it differs.",
         ),
         click.option(
-            "--store", metavar="sqlite:PATH|pulsar://HOST:PORT", help="Where data is kept: a file, or Apache Pulsar."
+            "--store",
+            metavar="sqlite:PATH|memory:|pulsar://HOST:PORT",
+            help="Where data is kept: a file, memory, or Apache Pulsar.",
         ),
         click.option("--admin-url", metavar="URL", help="Pulsar's admin REST, with --store pulsar://..."),
         click.option("--workers", metavar="N", help="Serving processes, each a broker of its own (with Pulsar)."),

@@ -96,8 +96,7 @@ async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Mess
         )
         for name, sizes in await _sizes(gw, request.topics)
     ]
-    place = getattr(gw.engine, "path", None)
-    directory = os.path.dirname(os.fspath(place)) if place is not None else ""
+    directory = "" if gw.engine.directory is None else os.fspath(gw.engine.directory)
     code, total, usable = ErrorCode.NONE, -1, -1
     if directory:
         try:

@@ -14,10 +14,13 @@ Rules for an engine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeAlias
 from uuid import UUID
+
+from prometheus_client.core import Metric
 
 from kop.errors import ErrorCode
 from kop.records.batch import BatchHeader
@@ -119,7 +122,49 @@ class ProducerView:
     coordinator_epoch: int = -1
 
 
-class PartitionLog(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promises:
+    """What an engine does beyond what the protocols ask of every engine. Tests of all engines go by it."""
+
+    durable: bool
+    """What was acknowledged is there after the process was killed."""
+    upkeep_on_request: bool
+    """`Engine.maintain` does what is due at the time that it is given; else storage does it, by its own clock."""
+    remembers_duplicates: bool
+    """A duplicate batch is answered with its original's offset after a restart, too."""
+    append_time_of_caller: bool
+    """LogAppendTime is the time given to `append`; else storage's own clock."""
+    exact_sizes: bool
+    """`size_bytes` is that of the batches as they were appended; else of what storage made of them."""
+    orders_producers: bool
+    """Batches of different producers lie in the order of the calls of `append`; else only those of each producer."""
+
+
+class LeaderOfLog(Protocol):
+    """The leadership of a log: whoever keeps state in it has to be its only writer."""
+
+    async def lead(self, lost: Callable[[], None]) -> None:
+        """Become the only writer of the log: what another gateway appends from now on fails.
+
+        `lost` is called once when another one leads, or the log can be written no more. What is read after this has
+        ended holds all that was ever acknowledged. An engine of one process has nothing to do.
+        """
+
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway leads the log since `lead`, and surely nobody else has begun to.
+
+        False some seconds after storage was last asked: what is in memory may be of the past then.
+        """
+
+    async def verify_lead(self) -> None:
+        """Ask storage; `leads` is true afterwards where it is so, and `lost` was called where another one leads."""
+
+    async def resign(self) -> None:
+        """Lead no more. Nothing where it did not lead."""
+
+
+class PartitionLog(LeaderOfLog, Protocol):
     """One partition's log. Errors of append, read and look-ups are KopErrors."""
 
     topic: TopicInfo
@@ -195,29 +240,9 @@ class PartitionLog(Protocol):
     def producers(self) -> Sequence[ProducerView]:
         """Idempotent producers that the log remembers now."""
 
-    async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer of the log: what another gateway appends from now on fails.
-
-        `lost` is called once when another one leads, or the log can be written no more. What is read after this has
-        ended holds all that was ever acknowledged. An engine of one process has nothing to do.
-        """
-
-    @property
-    def leads(self) -> bool:
-        """Whether this gateway leads the log since `lead`, and surely nobody else has begun to.
-
-        False some seconds after storage was last asked: what is in memory may be of the past then.
-        """
-
-    async def verify_lead(self) -> None:
-        """Ask storage; `leads` is true afterwards where it is so, and `lost` was called where another one leads."""
-
-    async def resign(self) -> None:
-        """Lead no more. Nothing where it did not lead."""
-
 
 class Topics(Protocol):
-    """The catalogue. Reads are from memory; changes end when they are durable and visible to `get`."""
+    """The table of topics. Reads are from memory; changes end when they are durable and visible to `get`."""
 
     @property
     def version(self) -> int:
@@ -266,35 +291,25 @@ class Topics(Protocol):
         """Replace the topic's own configs by `configs`, all of them; in force when it returns."""
 
 
-class Engine(Protocol):
-    """A storage engine. Made by its `open(url, settings)`; one for the process."""
-
-    @property
-    def topics(self) -> Topics:
-        """The catalogue."""
-
-    @property
-    def cluster_id(self) -> str:
-        """22 characters, stable for the life of the data."""
-
-    def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
-        """The log of a partition, or None where there is no such partition. The same object each time."""
-
-    async def allocate_producer_ids(self, count: int) -> int:
-        """Reserve `count` producer ids for good; returns the first."""
+class SmallValues(Protocol):
+    """Small durable values of the gateway's own: dynamic broker configs."""
 
     async def get_state(self, key: str) -> str | None:
-        """A small durable value of the gateway's own (dynamic broker configs), or None."""
-
-    def on_state(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when another process may have changed such a value."""
+        """The value, or None."""
 
     async def put_state(self, key: str, value: str | None) -> None:
-        """Set or, with None, remove such a value; durable when it returns."""
+        """Set or, with None, remove a value; durable when it returns."""
+
+    def on_state(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when another process may have changed a value."""
+
+
+class Members(Protocol):
+    """The live gateways on the same data."""
 
     @property
     def members(self) -> Sequence[Member]:
-        """The live gateways on the same data; this one, too, once it has joined. Empty where there can be no other."""
+        """All of them; this one, too, once it has joined. Empty where there can be no other."""
 
     @property
     def members_fresh(self) -> bool:
@@ -305,6 +320,41 @@ class Engine(Protocol):
 
     async def join(self, member: Member) -> None:
         """Become one of `members`, until `close`. BROKER_ID_NOT_REGISTERED where its id is another live one's."""
+
+
+class Engine(SmallValues, Members, Protocol):
+    """A storage engine. Made by its `open_engine`; one for the process."""
+
+    @property
+    def promises(self) -> Promises:
+        """What it does beyond these protocols."""
+
+    @property
+    def topics(self) -> Topics:
+        """The table of topics."""
+
+    @property
+    def cluster_id(self) -> str:
+        """22 characters, stable for the life of the data."""
+
+    @property
+    def directory(self) -> Path | None:
+        """Where on this machine the data is; None where it is on no disk of this machine."""
+
+    def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
+        """The log of a partition, or None where there is no such partition. The same object each time."""
+
+    async def allocate_producer_ids(self, count: int) -> int:
+        """Reserve `count` producer ids for good; returns the first."""
+
+    def policies_changed(self) -> None:
+        """A broker default was altered: ask for every topic's policy again."""
+
+    async def maintain(self, now_ms: int) -> None:
+        """Do what is due at `now_ms`: retention, compaction, expiry of producers. See `Promises.upkeep_on_request`."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Metrics that only this engine has, read off at a scrape."""
 
     @property
     def healthy(self) -> str | None:

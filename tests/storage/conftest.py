@@ -12,7 +12,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engines import STORES, PackedStore, PulsarStore, SqliteStore, Store
+from engines import STORES, MemoryStore, PackedStore, PulsarStore, SqliteStore, Store
 from support.pulsar import fresh_namespace
 
 
@@ -27,7 +27,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "sqlite":
+    if request.param == "memory":
+        yield MemoryStore()
+    elif request.param == "sqlite":
         yield SqliteStore(tmp_path)
     else:
         kind = PackedStore if request.param == "packed" else PulsarStore

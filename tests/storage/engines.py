@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from dense_view import DenseEngine
 
-from kop.storage.base import Engine, LogPolicy, TopicInfo
+from kop.storage import memory
+from kop.storage.base import Engine, LogPolicy, Promises, TopicInfo
+from kop.storage.memory import Memory, MemoryEngine
 from kop.storage.pulsar import PulsarEngine, Settings
 from kop.storage.pulsar import open_engine as open_pulsar
 from kop.storage.sqlite import SqliteEngine, open_engine
@@ -37,34 +39,48 @@ def policy_of(topic: TopicInfo) -> LogPolicy:
     )
 
 
-class Store(Protocol):
-    """Data of an engine in a directory of its own, and what the engine promises beyond `kop.storage.base`."""
+class Store:
+    """Data of an engine, over restarts. What the engine promises beyond the protocols is in `promises`."""
 
-    maintains: bool
-    """`maintain` does something at the time that it is given."""
-    keeps_windows: bool
-    """Duplicates are answered with their offsets after a restart, too."""
-    takes_time_of_caller: bool
-    """LogAppendTime is the time given to append."""
-    exact_sizes: bool
-    """`size_bytes` is that of the batches as they came."""
-    orders_producers: bool
-    """Batches of different producers lie in the order of the calls, not only those of each."""
+    promises: Promises
 
-    async def open(self) -> Engine:
+    async def open(self) -> Any:
         """An engine on the data; the test closes it."""
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Any]:
+        """An engine on the data, closed at the end."""
+        engine = await self.open()
+        try:
+            yield engine
+        finally:
+            await engine.close()
 
     async def maintain(self, engine: Engine, now_ms: int) -> None:
-        """Let the engine do what is due at `now_ms`."""
+        """Let the engine do what is due at `now_ms`; a test that needs that ends here where the engine does not."""
+        if not self.promises.upkeep_on_request:
+            pytest.skip("Pulsar does its own upkeep, by whole ledgers and its own clock")
+        await engine.maintain(now_ms)
 
-    def opened(self) -> Any:
-        """`async with store.opened() as engine`."""
+
+class MemoryStore(Store):
+    """The memory engine, without background work; a restart hands its memory on."""
+
+    promises = MemoryEngine.promises
+
+    def __init__(self, **settings: Any) -> None:
+        self.memory = Memory()
+        self.settings = memory.Settings(maintain=False, **settings)
+
+    async def open(self) -> MemoryEngine:
+        return await memory.open_engine(self.memory, policy=policy_of, settings=self.settings)
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """The embedded engine, without background work: `maintain` does it when the test says so."""
 
-    maintains = keeps_windows = takes_time_of_caller = exact_sizes = orders_producers = True
+    promises = SqliteEngine.promises
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.path = directory / "kop.db"
@@ -73,23 +89,11 @@ class SqliteStore:
     async def open(self) -> SqliteEngine:
         return await open_engine(self.path, policy=policy_of, **self.settings)
 
-    async def maintain(self, engine: Engine, now_ms: int) -> None:
-        assert isinstance(engine, SqliteEngine)
-        await engine.maintain(now_ms)
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[SqliteEngine]:
-        engine = await self.open()
-        try:
-            yield engine
-        finally:
-            await engine.close()
-
-
-class PulsarStore:
+class PulsarStore(Store):
     """Topics of a namespace of their own on a real Pulsar."""
 
-    maintains = keeps_windows = takes_time_of_caller = exact_sizes = orders_producers = False
+    promises = PulsarEngine.promises
 
     def __init__(
         self,
@@ -108,17 +112,6 @@ class PulsarStore:
     async def open(self) -> PulsarEngine:
         return await open_pulsar(*self.urls, policy=self.policy, settings=self.settings)
 
-    async def maintain(self, engine: Engine, now_ms: int) -> None:
-        pytest.skip("Pulsar does its own upkeep, by whole ledgers and its own clock")
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[PulsarEngine]:
-        engine = await self.open()
-        try:
-            yield engine
-        finally:
-            await engine.close()
-
 
 class PackedStore(PulsarStore):
     """As that, with offsets packed from message ids; the suite sees them without the gaps."""
@@ -131,4 +124,4 @@ class PackedStore(PulsarStore):
         return DenseEngine(await super().open(), self._known)
 
 
-STORES = ("sqlite", *(pytest.param(name, marks=pytest.mark.pulsar) for name in ("pulsar", "packed")))
+STORES = ("memory", "sqlite", *(pytest.param(name, marks=pytest.mark.pulsar) for name in ("pulsar", "packed")))

@@ -22,7 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from prometheus_client.core import Metric
+
 from kop.errors import KopError
+from kop.metrics import gauge_family
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER, Retention
 from kop.storage.pulsar import policies
@@ -84,6 +87,18 @@ class Compactions:
         self._engine = engine
         self._late: set[tuple[str, int]] = set()
         self._due: dict[str, float] = {}
+
+    def collect(self) -> Sequence[Metric]:
+        """What no compaction has seen, as metrics."""
+        labels = ["topic", "partition"]
+        size = gauge_family(
+            "kop_uncompacted_bytes", "Bytes that no compaction has seen, of partitions led here.", labels
+        )
+        age = gauge_family("kop_uncompacted_seconds", "Age of the oldest record that no compaction has seen.", labels)
+        for (topic, index), uncompacted in self.found.items():
+            size.add_metric([topic, str(index)], uncompacted.size)
+            age.add_metric([topic, str(index)], uncompacted.seconds)
+        return size, age
 
     async def look(self) -> None:
         """At each partition that this gateway leads. What cannot be asked is logged, and asked again next time."""

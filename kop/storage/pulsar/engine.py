@@ -15,17 +15,20 @@ import base64
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
 from zlib import crc32
 
+from prometheus_client.core import Metric
+
 from kop.errors import BackendError, KopError
+from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
 from kop.pulsar_client.turns import Turns
-from kop.storage.base import AppendResult, LogPolicy, Member, TopicInfo
+from kop.storage.base import AppendResult, LogPolicy, Member, Promises, TopicInfo
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.compaction import Compactions
@@ -82,6 +85,16 @@ class Settings:
 
 class PulsarEngine:
     """An `Engine` over a Pulsar cluster. Made by `open_engine`."""
+
+    promises = Promises(
+        durable=True,
+        upkeep_on_request=False,
+        remembers_duplicates=False,
+        append_time_of_caller=False,
+        exact_sizes=False,
+        orders_producers=False,
+    )
+    directory = None
 
     topics: PulsarTopics
 
@@ -277,6 +290,16 @@ class PulsarEngine:
             for callback in self._state_listeners:
                 callback()
         self.topics.watched(None, names, ())
+
+    async def maintain(self, now_ms: int) -> None:
+        """Nothing to do: Pulsar takes whole ledgers by its own clock, and is told from time to time to compact."""
+
+    def collect(self) -> Iterable[Metric]:
+        """What went wrong between gateway and Pulsar, and what no compaction has seen."""
+        troubles = counter_family("kop_pulsar_troubles", "What went wrong between gateway and Pulsar.", ["what"])
+        for what, times in self.counts.items():
+            troubles.add_metric([what], times)
+        return troubles, *self.compactions.collect()
 
     @property
     def counts(self) -> Mapping[str, int]:

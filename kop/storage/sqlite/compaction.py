@@ -1,12 +1,11 @@
 """The log cleaner: of each key the newest record stays; offsets do not change.
 
-Owns: which part of a log is due, the map of keys, the rewriting of batches. Must not know: how a batch is laid out.
+Owns: which part of a log is due, and the steps in which batches are rewritten.
+Must not know: which records survive (`kop.storage.compaction`), how a batch is laid out.
 
-As Kafka's cleaner goes: a map from key to newest offset is built over the dirty part of the log, as far as the map has
-room; then every batch from the log start to there is rewritten without the records that the map supersedes. Batches
-are taken in log order and each step is one transaction, so a crash leaves a log in which some superseded records are
-gone, and the next pass begins again. By the time a tombstone gets its delete horizon (KIP-534) all older records of
-its key are gone, so it may go in any later pass after that time. The last batch is never rewritten: it holds the end.
+Batches are taken in log order and each step is one transaction, so a crash leaves a log in which some superseded
+records are gone, and the next pass begins again. Where the keys of the dirty part do not fit into memory there are
+several passes.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ import logging
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from kop.errors import PeerError
-from kop.records.batch import HEADER_SIZE, BatchHeader, iter_records, read_header, rewrite
-from kop.records.record import Record
+from kop.records.batch import HEADER_SIZE, BatchHeader, read_header
 from kop.storage.base import Buffer, LogPolicy
+from kop.storage.compaction import NewestOffsets, is_due
 from kop.storage.sqlite import reader
 from kop.storage.sqlite.reader import BatchRow, Readers
 
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _STEP_BYTES = 4 << 20
-
-KeyMap = dict[bytes, int]
 
 
 class Part(NamedTuple):
@@ -69,13 +65,11 @@ async def clean(
         part = await threads.run(find, log.log_id, log.policy, first_dirty, target, log.size_bytes, now_ms)
         if part is None:
             return
-        keys: KeyMap = {}
+        newest = NewestOffsets(engine.settings.cleaner_keys)
         offset = part.first_dirty
         while offset < part.end and not engine.maintenance.closing:
             began = time.monotonic()
-            reached, full = await threads.run(
-                collect, log.log_id, offset, part.end, keys, engine.settings.cleaner_keys, engine.max_batch_bytes
-            )
+            reached, full = await threads.run(collect, log.log_id, offset, part.end, newest, engine.max_batch_bytes)
             await asyncio.sleep(time.monotonic() - began)  # the loop and the threads share one interpreter lock
             if full or reached == offset:
                 offset = reached
@@ -86,14 +80,14 @@ async def clean(
             return
         if log.snapshot_offset < end:
             await snapshot([log])
-        if not await _rewrite(log, engine, threads, start, end, keys, now_ms):
+        if not await _rewrite(log, engine, threads, start, end, newest, now_ms):
             return
         await engine.writer.execute("UPDATE log SET clean_offset = ? WHERE id = ?", (end, log.log_id))
         log.clean_offset = end
 
 
 async def _rewrite(
-    log: SqliteLog, engine: SqliteEngine, threads: Readers, start: int, end: int, keys: KeyMap, now_ms: int
+    log: SqliteLog, engine: SqliteEngine, threads: Readers, start: int, end: int, newest: NewestOffsets, now_ms: int
 ) -> bool:
     """False where it did not come to the end: the topic went, or the engine closes."""
     offset = start
@@ -103,7 +97,7 @@ async def _rewrite(
             return False
         began = time.monotonic()
         changes, reached = await threads.run(
-            plan, log.log_id, offset, end, keys, now_ms, horizon, engine.max_batch_bytes
+            plan, log.log_id, offset, end, newest, now_ms, horizon, engine.max_batch_bytes
         )
         if changes:
             freed = await engine.writer.run(apply, log.log_id, changes)
@@ -147,14 +141,9 @@ def find(
         "SELECT sum(size) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ?",
         (log_id, min(end, last_base)),
     ).fetchone()[0]
-    overdue = now_ms - oldest > policy.max_compaction_lag_ms
-    if not overdue and dirty <= policy.min_cleanable_dirty_ratio * max(size - (behind or 0), dirty):
-        return None
-    return Part(first_dirty, end, last_base)
-
-
-def _key(key: bytes) -> bytes:
-    return blake2b(key, digest_size=16).digest()
+    cleanable = size - (behind or 0)
+    due = is_due(policy, dirty_bytes=dirty, cleanable_bytes=cleanable, oldest_ms=oldest, now_ms=now_ms)
+    return Part(first_dirty, end, last_base) if due else None
 
 
 def _batches(conn: sqlite3.Connection, log_id: int, offset: int, end: int) -> list[tuple[BatchRow, bytes, BatchHeader]]:
@@ -163,19 +152,16 @@ def _batches(conn: sqlite3.Connection, log_id: int, offset: int, end: int) -> li
 
 
 def collect(
-    conn: sqlite3.Connection, log_id: int, offset: int, end: int, keys: KeyMap, max_keys: int, max_bytes: int
+    conn: sqlite3.Connection, log_id: int, offset: int, end: int, newest: NewestOffsets, max_bytes: int
 ) -> tuple[int, bool]:
-    """Put the keys of some batches into `keys`; returns the offset reached and whether the map is full."""
+    """Put the keys of some batches into `newest`; returns the offset reached and whether there is no more room."""
     for row, data, header in _batches(conn, log_id, offset, end):
-        if keys and len(keys) + header.record_count > max_keys:
+        if not newest.has_room_for(header):
             return row.base, True
-        if not header.control:
-            try:
-                for record in iter_records(data, header, max_bytes=max_bytes):
-                    if record.key is not None:
-                        keys[_key(record.key)] = record.offset
-            except PeerError as error:
-                _log.warning("batch at offset %d of log %d cannot be read: %s", row.base, log_id, error)
+        try:
+            newest.add(data, header, max_bytes)
+        except PeerError as error:
+            _log.warning("batch at offset %d of log %d cannot be read: %s", row.base, log_id, error)
         offset = row.last + 1
     return offset, False
 
@@ -185,7 +171,7 @@ def plan(
     log_id: int,
     offset: int,
     end: int,
-    keys: KeyMap,
+    newest: NewestOffsets,
     now_ms: int,
     horizon: int,
     max_bytes: int,
@@ -194,17 +180,8 @@ def plan(
     changes: list[Change] = []
     for row, data, header in _batches(conn, log_id, offset, end):
         offset = row.last + 1
-        if header.control:
-            continue
-        tombstones_go = header.delete_horizon and header.base_timestamp <= now_ms
-
-        def keep(record: Record, tombstones_go: bool = tombstones_go) -> bool:
-            if record.key is None or (tombstones_go and record.value is None):
-                return False
-            return keys.get(_key(record.key), -1) <= record.offset
-
         try:
-            new = rewrite(data, header, keep, max_bytes=max_bytes, delete_horizon=horizon)
+            new = newest.clean(data, header, now_ms=now_ms, delete_horizon_ms=horizon, max_bytes=max_bytes)
         except PeerError as error:
             _log.warning("batch at offset %d of log %d stays as it is: %s", row.base, log_id, error)
             continue

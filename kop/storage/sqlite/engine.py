@@ -14,16 +14,18 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from uuid import UUID
 
+from prometheus_client.core import Metric
+
 from kop.errors import BackendError, KopError
 from kop.records.batch import read_header
 from kop.records.producer_state import ProducerStates
-from kop.storage.base import LogPolicy, Member, TopicInfo
+from kop.storage.base import LogPolicy, Member, Promises, TopicInfo
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.log import SqliteLog
@@ -70,6 +72,14 @@ class Settings:
 class SqliteEngine:
     """An `Engine` on one SQLite file. Made by `open_engine`."""
 
+    promises = Promises(
+        durable=True,
+        upkeep_on_request=True,
+        remembers_duplicates=True,
+        append_time_of_caller=True,
+        exact_sizes=True,
+        orders_producers=True,
+    )
     topics: SqliteTopics
 
     def __init__(
@@ -82,6 +92,7 @@ class SqliteEngine:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.path = path
+        self.directory = path.parent
         self.settings = settings
         self.cluster_id = ""
         self.max_batch_bytes = settings.max_batch_bytes
@@ -167,8 +178,6 @@ class SqliteEngine:
         finally:
             self._lock.close()
 
-    # For tests and the application.
-
     async def maintain(self, now_ms: int) -> None:
         """Do all that is due at `now_ms`: retention, deletes, compaction, expiry of producers, snapshots, vacuum."""
         await self.maintenance.run(now_ms)
@@ -177,6 +186,10 @@ class SqliteEngine:
         """Ask for every topic's policy again: a broker default was altered."""
         for topic in self.topics.all():
             self.update_logs(topic)
+
+    def collect(self) -> Iterable[Metric]:
+        """No metrics of its own."""
+        return ()
 
     @property
     def queued_bytes(self) -> int:

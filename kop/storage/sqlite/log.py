@@ -1,6 +1,6 @@
 """One partition's log on SQLite: what the loop knows of it, and the synchronous half of append and read.
 
-Owns: offsets, the order of appends, what a commit or its failure does to the log, listeners.
+Owns: the order of appends, what a commit or its failure does to the log.
 Must not know: threads, transactions; those are the writer's and the readers'.
 
 `end_offset` runs ahead of `high_watermark` by what is queued. Everything here happens on the loop's thread.
@@ -9,12 +9,11 @@ Must not know: threads, transactions; those are the writer's and the readers'.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kop.errors import ErrorCode, KopError, PeerError
-from kop.records.batch import HEADER_SIZE, BatchHeader, stamp, stamp_log_append_time
+from kop.errors import KopError
+from kop.records.batch import HEADER_SIZE, BatchHeader
 from kop.records.producer_state import Kind, ProducerStates
 from kop.storage.base import (
     AppendResult,
@@ -25,6 +24,7 @@ from kop.storage.base import (
     TimestampOffset,
     TopicInfo,
 )
+from kop.storage.partition import NOTHING_TO_READ, Partition, stamped
 from kop.storage.sqlite import lookup, reader
 from kop.storage.sqlite.writer import Entry
 from kop.storage.tail_cache import Tail
@@ -32,45 +32,29 @@ from kop.storage.tail_cache import Tail
 if TYPE_CHECKING:
     from kop.storage.sqlite.engine import SqliteEngine
 
-_log = logging.getLogger(__name__)
-_EMPTY = ReadResult((), 0)
 
-
-class SqliteLog:
+class SqliteLog(Partition):
     """A `PartitionLog`. One is made for every partition when the engine opens; it is light until it is used."""
 
     __slots__ = (
         "_engine",
-        "_listeners",
-        "attached",
         "clean_offset",
-        "deleted",
         "end_offset",
-        "high_watermark",
-        "index",
         "log_id",
-        "log_start_offset",
-        "policy",
         "producer_states",
-        "refuses_null_keys",
         "size_bytes",
         "snapshot_offset",
         "tail",
-        "topic",
     )
 
+    attached = True
+    leads = True
+    refuses_null_keys = False
+
     def __init__(self, engine: SqliteEngine, topic: TopicInfo, index: int, log_id: int, policy: LogPolicy) -> None:
+        super().__init__(topic, index, policy)
         self._engine = engine
-        self._listeners: list[Callable[[], None]] | None = None
-        self.attached = True
-        self.refuses_null_keys = False
-        self.topic = topic
-        self.index = index
         self.log_id = log_id
-        self.policy = policy
-        self.deleted = False
-        self.log_start_offset = 0
-        self.high_watermark = 0
         self.end_offset = 0
         """The offset that the next append gets."""
         self.size_bytes = 0
@@ -96,7 +80,7 @@ class SqliteLog:
         writer = self._engine.writer
         future: asyncio.Future[AppendResult] = self._engine.loop.create_future()
         token = None
-        refusal = self._engine.refusal(header.batch_length) if not self.deleted else self._gone()
+        refusal = self._engine.refusal(header.batch_length) if not self.deleted else self.gone()
         if refusal is not None:
             future.set_exception(refusal)
             return future
@@ -121,11 +105,7 @@ class SqliteLog:
                     future.set_result(AppendResult(original.base_offset, append_time, self.log_start_offset))
                 return future
             token = states.append(header, base, now_ms)
-        if isinstance(batch, bytes) or (isinstance(batch, memoryview) and batch.readonly):
-            batch = bytearray(batch)
-        stamp(batch, base)
-        if append_time >= 0:
-            stamp_log_append_time(batch, now_ms)
+        batch = stamped(batch, base, append_time)
         self.end_offset = base + header.last_offset_delta + 1
         timestamp = header.max_timestamp
         entry = Entry(
@@ -151,7 +131,7 @@ class SqliteLog:
             self.producer_states.commit(entry.token)
             entry.token.owner = None
         if self.deleted:
-            entry.fail(self._gone())
+            entry.fail(self.gone())
             return
         self.high_watermark = entry.last + 1
         self.size_bytes += entry.size
@@ -168,50 +148,26 @@ class SqliteLog:
             for token in self.producer_states.rollback(self.end_offset):
                 token.owner = None
         for entry in entries:
-            entry.fail(self._gone() if self.deleted else error)
+            entry.fail(self.gone() if self.deleted else error)
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
         """What the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""
-        self._check(offset)
+        self.check_offset(offset)
         if offset == self.high_watermark:
-            return _EMPTY
+            return NOTHING_TO_READ
         found = None if self.tail is None else self.tail.get(offset, max_bytes, min_one)
         return None if found is None else ReadResult(*found)
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         """Batches from the database; see `PartitionLog.read`."""
-        self._check(offset)
+        self.check_offset(offset)
         if offset == self.high_watermark:
-            return _EMPTY
+            return NOTHING_TO_READ
         found = await self._engine.readers.run(
             reader.read, self.log_id, offset, self.high_watermark, max_bytes, min_one
         )
-        self._check(offset)  # retention or a delete may have come in between
+        self.check_offset(offset)  # retention or a delete may have come in between
         return ReadResult(found, sum(map(len, found)))
-
-    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when the high watermark or the log start moves or the topic goes; returns the undo."""
-        if self._listeners is None:
-            self._listeners = []
-        self._listeners.append(callback)
-
-        def undo() -> None:
-            if self._listeners is not None and callback in self._listeners:
-                self._listeners.remove(callback)
-                if not self._listeners:
-                    self._listeners = None
-
-        return undo
-
-    def tell(self) -> None:
-        """Call the listeners."""
-        if self._listeners is None:
-            return
-        for callback in tuple(self._listeners):
-            try:
-                callback()
-            except Exception:
-                _log.exception("a listener on %s-%d failed", self.topic.name, self.index)
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms), or None."""
@@ -223,14 +179,7 @@ class SqliteLog:
 
     async def delete_records(self, before_offset: int) -> int:
         """Move the log start to `before_offset` (-1: the high watermark); returns the new log start."""
-        if self.deleted:
-            raise self._gone()
-        if before_offset == -1:
-            before_offset = self.high_watermark
-        if not 0 <= before_offset <= self.high_watermark:
-            raise PeerError(
-                f"offset {before_offset} is not in 0 to {self.high_watermark}", ErrorCode.OFFSET_OUT_OF_RANGE
-            )
+        before_offset = self.deletable(before_offset)
         if before_offset > self.log_start_offset:
             await self._engine.finish(self._engine.maintenance.move_start(self, before_offset))
         return self.log_start_offset
@@ -240,8 +189,6 @@ class SqliteLog:
         if self.producer_states is None:
             return ()
         return [ProducerView(*info) for info in self.producer_states.views()]
-
-    leads = True
 
     async def verify_lead(self) -> None:
         """Nothing to ask."""
@@ -254,31 +201,14 @@ class SqliteLog:
 
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""
-        self.deleted = True
         if self.tail is not None:
             self._engine.cache.drop(self.tail)
-        self.tell()
-        self._listeners = None
-
-    def _check(self, offset: int) -> None:
-        if self.log_start_offset <= offset <= self.high_watermark and not self.deleted:
-            return
-        if self.deleted:
-            raise self._gone()
-        raise PeerError(
-            f"offset {offset} is not in {self.log_start_offset} to {self.high_watermark}",
-            ErrorCode.OFFSET_OUT_OF_RANGE,
-        )
+        super().remove()
 
     async def _look_up(self, query: Callable[..., tuple[int, int] | None], *args: int) -> TimestampOffset | None:
-        if self.deleted:
-            raise self._gone()
+        self.check_there()
         found = await self._engine.readers.run(
             query, self.log_id, self.log_start_offset, self.high_watermark, self._engine.max_batch_bytes, *args
         )
-        if self.deleted:
-            raise self._gone()
+        self.check_there()
         return None if found is None else TimestampOffset(*found)
-
-    def _gone(self) -> PeerError:
-        return PeerError(f"topic {self.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

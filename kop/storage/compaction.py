@@ -1,0 +1,76 @@
+"""Log compaction as Kafka's cleaner does it, for engines that compact by themselves: which records survive.
+
+Owns: when a log is due, the newest offset of each key, what becomes of a batch.
+Must not know: where batches are kept, which part of a log is taken when.
+
+How an engine goes about it: it puts the keys of the dirty part of a log into `NewestOffsets`, in log order, then has
+every batch from the log start to the end of that part cleaned. Offsets do not change. The last batch of the log is
+never cleaned: it holds the end. By the time a tombstone gets its delete horizon (KIP-534) all older records of its key
+are gone, so it may go in any later pass after that time.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from kop.records.batch import BatchHeader, iter_records, rewrite
+from kop.records.record import Record
+from kop.storage.base import Buffer, LogPolicy
+
+
+def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_ms: int, now_ms: int) -> bool:
+    """Whether a log has enough that no compaction has seen, or something that has waited too long.
+
+    `cleanable_bytes` are those of the part that may be cleaned, the dirty ones among them; `oldest_ms` is the oldest
+    max timestamp of the dirty part.
+    """
+    if not dirty_bytes:
+        return False
+    overdue = now_ms - oldest_ms > policy.max_compaction_lag_ms
+    return overdue or dirty_bytes > policy.min_cleanable_dirty_ratio * max(cleanable_bytes, dirty_bytes)
+
+
+class NewestOffsets:
+    """Of each key the offset of its newest record; some 150 bytes a key, whatever the key's length."""
+
+    def __init__(self, max_keys: int = 2**63) -> None:
+        self._max_keys = max_keys
+        self._offsets: dict[bytes, int] = {}
+
+    def has_room_for(self, header: BatchHeader) -> bool:
+        """Whether the batch may be added; the first one always may."""
+        return not self._offsets or len(self._offsets) + header.record_count <= self._max_keys
+
+    def add(self, data: Buffer, header: BatchHeader, max_bytes: int) -> None:
+        """Take the keys of a batch that follows those added before. PeerError where it cannot be read.
+
+        `max_bytes`: the most that its records may decompress to.
+        """
+        if header.control:
+            return
+        for record in iter_records(data, header, max_bytes=max_bytes):
+            if record.key is not None:
+                self._offsets[_digest(record.key)] = record.offset
+
+    def clean(
+        self, data: Buffer, header: BatchHeader, *, now_ms: int, delete_horizon_ms: int, max_bytes: int
+    ) -> Buffer | None:
+        """What stays of a batch: `data` itself where nothing changes, None where no record stays.
+
+        Records without a key go, and so do tombstones whose delete horizon has come; a tombstone that is seen for the
+        first time gets `delete_horizon_ms` as its horizon. PeerError where the batch cannot be read.
+        """
+        if header.control:
+            return data
+        tombstones_go = header.delete_horizon and header.base_timestamp <= now_ms
+
+        def keep(record: Record) -> bool:
+            if record.key is None or (tombstones_go and record.value is None):
+                return False
+            return self._offsets.get(_digest(record.key), -1) <= record.offset
+
+        return rewrite(data, header, keep, max_bytes=max_bytes, delete_horizon=delete_horizon_ms)
+
+
+def _digest(key: bytes) -> bytes:
+    return blake2b(key, digest_size=16).digest()

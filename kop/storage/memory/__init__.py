@@ -1,0 +1,12 @@
+"""The memory engine: everything is in the process and goes with it. The smallest engine, and what the others do too.
+
+What is where
+- `engine`: all of it together; the data that outlives an engine within the process.
+- `log`: one partition.
+- `space`: the bytes that all logs share.
+- `topics`: the table of topics.
+"""
+
+from kop.storage.memory.engine import Memory, MemoryEngine, Settings, open_engine
+
+__all__ = ["Memory", "MemoryEngine", "Settings", "open_engine"]

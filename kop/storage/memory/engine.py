@@ -1,0 +1,192 @@
+"""The memory engine: topics, logs, producer ids and small values of one process.
+
+Owns: `open_engine`, the settings, the logs by topic, when retention and compaction run.
+Must not know: what a log does with its batches.
+
+Memory is bounded by `max_bytes` over all logs: beyond it appends of clients fail with KAFKA_STORAGE_ERROR until
+retention, compaction, DeleteRecords or the deletion of a topic make room. Nothing is thrown away to make room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from prometheus_client.core import Metric
+
+from kop.errors import BackendError
+from kop.storage.base import LogPolicy, Member, Promises, TopicInfo
+from kop.storage.memory.log import MemoryLog
+from kop.storage.memory.space import Space
+from kop.storage.memory.topics import MemoryTopics
+from kop.storage.topic_table import new_cluster_id
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What can be set of the memory engine. Sizes in bytes, times in milliseconds."""
+
+    max_bytes: int = 1 << 30
+    """Batches of all logs together."""
+    upkeep_interval_ms: int = 15_000
+    """Time between two looks for what retention and compaction have to do."""
+    producer_id_expiration_ms: int = 86_400_000
+    maintain: bool = True
+    """Run retention and compaction in the background; without it only `maintain()` does."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What an engine leaves behind when it is closed. The next engine opened on it finds all of it, as after a restart.
+
+    One engine at a time may be open on it.
+    """
+
+    cluster_id: str = field(default_factory=new_cluster_id)
+    topics: Sequence[TopicInfo] = ()
+    topics_version: int = 0
+    logs: dict[UUID, list[MemoryLog]] = field(default_factory=dict)
+    state: dict[str, str] = field(default_factory=dict)
+    next_producer_id: int = 0
+
+
+class MemoryEngine:
+    """An `Engine` whose data is in the process. Made by `open_engine`."""
+
+    promises = Promises(
+        durable=False,
+        upkeep_on_request=True,
+        remembers_duplicates=True,
+        append_time_of_caller=True,
+        exact_sizes=True,
+        orders_producers=True,
+    )
+    directory = None
+    members: Sequence[Member] = ()
+    members_fresh = True
+
+    def __init__(self, memory: Memory, policy: Callable[[TopicInfo], LogPolicy], settings: Settings) -> None:
+        self._memory = memory
+        self._policy = policy
+        self._settings = settings
+        self._space = Space(settings.max_bytes)
+        self._upkeep: asyncio.Task[None] | None = None
+        self.cluster_id = memory.cluster_id
+        self.topics = MemoryTopics(memory.topics_version, memory.topics, self._changed)
+        self._logs = {
+            topic.topic_id: [log.reopened(self._space, policy(topic)) for log in memory.logs[topic.topic_id]]
+            for topic in memory.topics
+        }
+        if settings.maintain:
+            self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+
+    def log(self, topic_id: UUID, partition: int) -> MemoryLog | None:
+        """The log of a partition, or None; the same object each time."""
+        logs = self._logs.get(topic_id, ())
+        return logs[partition] if 0 <= partition < len(logs) else None
+
+    def _changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
+        """A topic changed: give its logs the new value, make those of new partitions, let go of a deleted topic's."""
+        if new is None:
+            assert old is not None
+            for log in self._logs.pop(old.topic_id):
+                log.remove()
+            return
+        policy, logs = self._policy(new), self._logs.setdefault(new.topic_id, [])
+        for log in logs:
+            log.topic, log.policy = new, policy
+        logs.extend(MemoryLog(self._space, new, index, policy) for index in range(len(logs), new.partitions))
+
+    def policies_changed(self) -> None:
+        """Ask for every topic's policy again."""
+        for topic in self.topics.all():
+            self._changed(topic, topic)
+
+    async def allocate_producer_ids(self, count: int) -> int:
+        """Reserve `count` producer ids; returns the first."""
+        self._check_open()
+        first = self._memory.next_producer_id
+        self._memory.next_producer_id += count
+        return first
+
+    async def get_state(self, key: str) -> str | None:
+        """A small value, or None."""
+        return self._memory.state.get(key)
+
+    async def put_state(self, key: str, value: str | None) -> None:
+        """Set or remove a small value."""
+        self._check_open()
+        if value is None:
+            self._memory.state.pop(key, None)
+        else:
+            self._memory.state[key] = value
+
+    def on_state(self, callback: Callable[[], None]) -> None:
+        """Nothing to tell: one process changes values."""
+
+    def on_members(self, callback: Callable[[], None]) -> None:
+        """Nothing to tell: there are no others."""
+
+    async def join(self, member: Member) -> None:
+        """Nothing to do: there is nobody to join."""
+
+    async def maintain(self, now_ms: int) -> None:
+        """Do all that is due at `now_ms`: retention, compaction, expiry of producers."""
+        for log in [log for logs in self._logs.values() for log in logs]:
+            log.retain(now_ms)
+            log.expire_producers(now_ms, self._settings.producer_id_expiration_ms)
+            await log.compact(now_ms)
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.upkeep_interval_ms / 1000)
+            try:
+                await self.maintain(time.time_ns() // 1_000_000)
+            except Exception:
+                _log.exception("retention or compaction failed, it will be tried again")
+
+    def collect(self) -> Iterable[Metric]:
+        """No metrics of its own."""
+        return ()
+
+    @property
+    def healthy(self) -> str | None:
+        """None unless the engine is closed or its memory is full."""
+        return self._space.problem
+
+    def _check_open(self) -> None:
+        if self._space.closed:
+            raise BackendError(self._space.problem or "")
+
+    async def close(self) -> None:
+        """End the upkeep, answer the appends that were taken, leave everything to the next engine on the memory."""
+        if self._space.closed:
+            return
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.wait([self._upkeep])
+        self._space.closed = True
+        for logs in self._logs.values():
+            for log in logs:
+                log.commit()
+        self._memory.logs = self._logs
+        self._memory.topics, self._memory.topics_version = self.topics.all(), self.topics.version
+
+
+async def open_engine(
+    memory: Memory | None = None,
+    *,
+    policy: Callable[[TopicInfo], LogPolicy],
+    settings: Settings | None = None,
+) -> MemoryEngine:
+    """Start an engine on the running loop, empty unless `memory` is what another one left behind.
+
+    `policy` gives a topic's effective configs and is asked again after each change of the topic.
+    """
+    return MemoryEngine(memory or Memory(), policy, settings or Settings())

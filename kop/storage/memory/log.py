@@ -1,0 +1,314 @@
+"""One partition's log in memory.
+
+Owns: its batches, what appends, reads, look-ups by time, retention and compaction make of them.
+Must not know: other partitions, topics, when retention and compaction are due.
+
+An append is durable, as far as memory is, in the loop's next turn: what is taken in one turn becomes readable together.
+Batches are never changed once they are readable; compaction puts others in their places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from kop.errors import KopError
+from kop.records.batch import BatchHeader, first_at_or_after, max_timestamp_record, read_header
+from kop.records.producer_state import Kind, ProducerStates
+from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
+from kop.storage.compaction import NewestOffsets, is_due
+from kop.storage.memory.space import Space
+from kop.storage.partition import NOTHING_TO_READ, Partition, stamped
+
+_log = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """A stored batch. `last` is the offset of its last record, also where compaction took that."""
+
+    base: int
+    last: int
+    timestamp: int
+    """The largest timestamp; minus the time of the append where the records have none."""
+    data: Buffer
+
+
+_LAST = attrgetter("last")
+
+
+class MemoryLog(Partition):
+    """A `PartitionLog`."""
+
+    __slots__ = ("_appends", "_batches", "_clean_offset", "_producers", "_space", "_taken", "size_bytes")
+
+    attached = True
+    leads = True
+    refuses_null_keys = False
+
+    def __init__(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
+        super().__init__(topic, index, policy)
+        self._space = space
+        self.size_bytes = 0
+        self._batches: list[Batch] = []
+        self._taken: list[Batch] = []
+        """Batches that are not readable yet; they follow those that are."""
+        self._appends: list[tuple[asyncio.Future[AppendResult], AppendResult]] = []
+        """The appends of this turn of the loop and what they will be answered."""
+        self._clean_offset = 0
+        """Compaction has seen what lies before it."""
+        self._producers = ProducerStates()
+
+    def reopened(self, space: Space, policy: LogPolicy) -> MemoryLog:
+        """The same log in another engine, as after a restart: nobody watches it."""
+        log = MemoryLog(space, self.topic, self.index, policy)
+        log.log_start_offset, log.high_watermark = self.log_start_offset, self.high_watermark
+        log.size_bytes, log._batches = self.size_bytes, self._batches
+        log._clean_offset, log._producers = self._clean_offset, self._producers
+        space.used += log.size_bytes
+        return log
+
+    # --- append
+
+    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
+        """Take a batch; see `PartitionLog.append`. Topics of the gateway's own may go beyond the memory's bound."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[AppendResult] = loop.create_future()
+        verdict = self._producers.check(header)
+        error = (
+            self.gone()
+            if self.deleted
+            else verdict.error
+            or self._space.refusal(0 if verdict.kind is Kind.DUPLICATE else header.size, unbounded=self.topic.internal)
+        )
+        if error is not None:
+            future.set_exception(error)
+            return future
+        append_time = self.policy.log_append_time
+        if verdict.entry is not None:  # a duplicate is answered as its original was, and not before that
+            base, time = verdict.entry.base_offset, verdict.entry.timestamp
+        else:
+            time = now_ms if append_time else header.max_timestamp
+            base = self._take(batch, header._replace(max_timestamp=time), now_ms)
+        if not self._appends:
+            loop.call_soon(self.commit)
+        self._appends.append((future, AppendResult(base, time if append_time else -1, self.log_start_offset)))
+        return future
+
+    def _take(self, batch: Buffer, header: BatchHeader, now_ms: int) -> int:
+        base = self._taken[-1].last + 1 if self._taken else self.high_watermark
+        entry = self._producers.append(header, base, now_ms)
+        if entry is not None:
+            self._producers.commit(entry)
+        time = header.max_timestamp
+        data = stamped(batch, base, time if self.policy.log_append_time else -1)
+        self._taken.append(Batch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data))
+        self._space.used += len(data)
+        return base
+
+    def commit(self) -> None:
+        """Make readable what was taken and answer the appends."""
+        appends, self._appends = self._appends, []
+        taken, self._taken = self._taken, []
+        if self.deleted:
+            for future, _ in appends:
+                if not future.done():
+                    future.set_exception(self.gone())
+            return
+        if taken:
+            self._batches += taken
+            self.size_bytes += sum(len(batch.data) for batch in taken)
+            self.high_watermark = taken[-1].last + 1
+        for future, result in appends:
+            if not future.done():
+                future.set_result(result)
+        if taken:
+            self.tell()
+
+    # --- read
+
+    def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+        """Batches from the one that holds `offset` on; see `PartitionLog.read_cached`. All of them are in memory."""
+        self.check_offset(offset)
+        if offset == self.high_watermark:
+            return NOTHING_TO_READ
+        buffers: list[Buffer] = []
+        size = 0
+        for index in range(bisect_left(self._batches, offset, key=_LAST), len(self._batches)):
+            data = self._batches[index].data
+            if size + len(data) > max_bytes and (buffers or not min_one):
+                break
+            buffers.append(data)
+            size += len(data)
+        return ReadResult(buffers, size)
+
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+        """As `read_cached`: there is no other storage."""
+        return self.read_cached(offset, max_bytes, min_one=min_one)
+
+    async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
+        """The first record at or after `timestamp` (ms), or None."""
+        return await self._look_up(_first_at, timestamp)
+
+    async def max_timestamp(self) -> TimestampOffset | None:
+        """The first record with the largest timestamp, or None where no record has one."""
+        return await self._look_up(_newest)
+
+    async def _look_up(self, search: Callable[..., TimestampOffset | None], *args: int) -> TimestampOffset | None:
+        """Search on a thread: batches have to be decompressed. They stay as they are meanwhile."""
+        self.check_there()
+        found = await asyncio.to_thread(
+            search, tuple(self._batches), self.log_start_offset, self.policy.max_uncompressed_bytes, *args
+        )
+        self.check_there()
+        return found
+
+    def producers(self) -> Sequence[ProducerView]:
+        """Idempotent producers that the log remembers now."""
+        return [ProducerView(*view) for view in self._producers.views()]
+
+    # --- what makes the log smaller
+
+    async def delete_records(self, before_offset: int) -> int:
+        """Move the log start; see `PartitionLog.delete_records`. Whole batches before it are freed at once."""
+        self._move_start(self.deletable(before_offset))
+        return self.log_start_offset
+
+    def _move_start(self, offset: int) -> None:
+        if offset <= self.log_start_offset:
+            return
+        self.log_start_offset = offset
+        self._replace(0, bisect_left(self._batches, offset, key=_LAST), [])
+        self.tell()
+
+    def _replace(self, first: int, end: int, batches: Sequence[Batch]) -> None:
+        freed = sum(len(batch.data) for batch in self._batches[first:end]) - sum(len(batch.data) for batch in batches)
+        self._batches[first:end] = batches
+        self.size_bytes -= freed
+        self._space.free(freed)
+
+    def retain(self, now_ms: int) -> None:
+        """Delete the oldest batches while they are older or the log is larger than the topic's retention allows."""
+        policy, size, start = self.policy, self.size_bytes, self.log_start_offset
+        for batch in self._batches if policy.delete else ():
+            old = policy.retention_ms >= 0 and abs(batch.timestamp) < now_ms - policy.retention_ms
+            large = policy.retention_bytes >= 0 and size - len(batch.data) >= policy.retention_bytes
+            if not (old or large):
+                break
+            size -= len(batch.data)
+            start = batch.last + 1
+        self._move_start(start)
+
+    async def compact(self, now_ms: int) -> None:
+        """Keep of each key the newest record where the topic is compacted and enough is dirty; see `compaction`."""
+        policy, batches = self.policy, tuple(self._batches)
+        if not policy.compact or not batches:
+            return
+        dirty = bisect_left(batches, self._clean_offset, key=_LAST)
+        end = len(batches)
+        if policy.min_compaction_lag_ms > 0:
+            newest_ms = now_ms - policy.min_compaction_lag_ms
+            end = next((i for i in range(dirty, end) if abs(batches[i].timestamp) > newest_ms), end)
+        last = min(end, len(batches) - 1)  # the last batch holds the end of the log: it stays as it is
+        if last <= dirty or not is_due(
+            policy,
+            dirty_bytes=sum(len(batch.data) for batch in batches[dirty:last]),
+            cleanable_bytes=sum(len(batch.data) for batch in batches[:last]),
+            oldest_ms=min(abs(batch.timestamp) for batch in batches[dirty:last]),
+            now_ms=now_ms,
+        ):
+            return
+        cleaned = await asyncio.to_thread(_cleaned, batches[:end], dirty, last, policy, now_ms, self.title)
+        for old, new in cleaned:
+            at = bisect_left(self._batches, old.last, key=_LAST)
+            if at < len(self._batches) and self._batches[at] is old:  # else retention or DeleteRecords took it
+                self._replace(at, at + 1, [] if new is None else [new])
+        self._clean_offset = batches[last].base
+
+    def expire_producers(self, now_ms: int, ttl_ms: int) -> None:
+        """Forget idempotent producers that were not seen for `ttl_ms`."""
+        self._producers.expire(now_ms, ttl_ms)
+
+    def remove(self) -> None:
+        """The topic was deleted: appends of this turn end with an error, the memory is free."""
+        self._space.free(sum(len(batch.data) for batch in (*self._batches, *self._taken)))
+        self._batches, self._taken, self.size_bytes = [], [], 0
+        super().remove()
+
+    # --- what there is nothing to do for: one process, all in memory
+
+    async def attach(self) -> None:
+        """Nothing to do: the log is always ready."""
+
+    async def measure(self) -> int:
+        """Bytes of the stored batches."""
+        return self.size_bytes
+
+    async def refresh(self) -> None:
+        """Nothing to do: nobody else writes."""
+
+    async def lead(self, lost: Callable[[], None]) -> None:
+        """Nothing to do: nobody else writes."""
+
+    async def verify_lead(self) -> None:
+        """Nothing to ask."""
+
+    async def resign(self) -> None:
+        """Nothing to do."""
+
+
+def _first_at(batches: Sequence[Batch], start: int, max_bytes: int, timestamp: int) -> TimestampOffset | None:
+    for batch in batches:
+        if batch.timestamp >= max(timestamp, 0):
+            header = read_header(batch.data)
+            found = first_at_or_after(batch.data, header, timestamp, max_bytes=max_bytes, from_offset=start)
+            if found is not None:
+                return TimestampOffset(*found)
+    return None
+
+
+def _newest(batches: Sequence[Batch], start: int, max_bytes: int) -> TimestampOffset | None:
+    best: TimestampOffset | None = None
+    for batch in batches:
+        if batch.timestamp > (-1 if best is None else best.timestamp):
+            found = max_timestamp_record(batch.data, read_header(batch.data), max_bytes=max_bytes, from_offset=start)
+            if found is not None and found[1] > (-1 if best is None else best.timestamp):
+                best = TimestampOffset(*found)
+    return best
+
+
+def _cleaned(
+    batches: Sequence[Batch], dirty: int, last: int, policy: LogPolicy, now_ms: int, title: str
+) -> list[tuple[Batch, Batch | None]]:
+    """The batches that compaction changes, each with what takes its place; on a thread.
+
+    `batches[dirty:]` are the dirty ones, and may supersede records; those before `last` are cleaned.
+    """
+    newest, bound = NewestOffsets(), policy.max_uncompressed_bytes
+    horizon = now_ms + policy.delete_retention_ms
+    changes: list[tuple[Batch, Batch | None]] = []
+
+    def unread(batch: Batch, error: KopError) -> None:
+        _log.warning("the batch at offset %d of %s cannot be read, it stays as it is: %s", batch.base, title, error)
+
+    for batch in batches[dirty:]:
+        try:
+            newest.add(batch.data, read_header(batch.data), bound)
+        except KopError as error:
+            unread(batch, error)
+    for batch in batches[:last]:
+        header = read_header(batch.data)
+        try:
+            data = newest.clean(batch.data, header, now_ms=now_ms, delete_horizon_ms=horizon, max_bytes=bound)
+        except KopError as error:
+            unread(batch, error)
+            continue
+        if data is None:
+            changes.append((batch, None))
+        elif data is not batch.data:
+            time = read_header(data).max_timestamp
+            changes.append((batch, batch._replace(data=data, timestamp=time if time >= 0 else batch.timestamp)))
+    return changes

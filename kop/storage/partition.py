@@ -1,0 +1,124 @@
+"""What every partition log does the same, whatever keeps its batches.
+
+Owns: which offsets may be read and which may be deleted up to, who hears when the bounds move, the end of a log whose
+topic was deleted, what an append writes into a batch.
+Must not know: where batches are kept, the engine, the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kop.errors import ErrorCode, PeerError
+from kop.records.batch import stamp, stamp_log_append_time
+from kop.storage.base import Buffer, LogPolicy, ReadResult, TopicInfo
+
+NOTHING_TO_READ = ReadResult((), 0)
+"""The answer to a read at the high watermark."""
+
+_log = logging.getLogger(__name__)
+
+
+class Partition:
+    """The bounds of one partition's log and those who watch them; an engine's `PartitionLog` derives from it."""
+
+    __slots__ = ("_observers", "deleted", "high_watermark", "index", "log_start_offset", "policy", "topic")
+
+    def __init__(self, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
+        self.topic = topic
+        self.index = index
+        self.policy = policy
+        self.deleted = False
+        self.log_start_offset = 0
+        self.high_watermark = 0
+        self._observers: list[Callable[[], None]] | None = None  # most partitions have none
+
+    @property
+    def title(self) -> str:
+        """The partition as log lines name it: `topic-index`."""
+        return f"{self.topic.name}-{self.index}"
+
+    # --- offsets
+
+    def check_there(self) -> None:
+        """Raise UNKNOWN_TOPIC_OR_PARTITION where the topic was deleted."""
+        if self.deleted:
+            raise self.gone()
+
+    def check_offset(self, offset: int) -> None:
+        """Raise OFFSET_OUT_OF_RANGE where `offset` cannot be read; the high watermark can, it gives nothing."""
+        if self.log_start_offset <= offset <= self.high_watermark and not self.deleted:
+            return
+        self.check_there()
+        raise self._out_of_range(offset, self.log_start_offset)
+
+    def deletable(self, before_offset: int) -> int:
+        """The offset that DeleteRecords with `before_offset` asks the log to start at; -1 is the high watermark.
+
+        Raises OFFSET_OUT_OF_RANGE beyond the high watermark. An offset below the log start comes back as it is: the
+        caller has nothing to do then.
+        """
+        self.check_there()
+        if before_offset == -1:
+            return self.high_watermark
+        if not 0 <= before_offset <= self.high_watermark:
+            raise self._out_of_range(before_offset, 0)
+        return before_offset
+
+    def gone(self) -> PeerError:
+        """The error of everything that is asked of a log whose topic was deleted."""
+        return PeerError(f"topic {self.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+    def _out_of_range(self, offset: int, first: int) -> PeerError:
+        return PeerError(
+            f"offset {offset} of {self.title} is not in {first} to {self.high_watermark}", ErrorCode.OFFSET_OUT_OF_RANGE
+        )
+
+    # --- observers
+
+    @property
+    def observed(self) -> bool:
+        """Whether somebody waits for the log to move."""
+        return self._observers is not None
+
+    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when the high watermark or the log start moves or the topic goes; returns the undo."""
+        if self._observers is None:
+            self._observers = []
+        self._observers.append(callback)
+
+        def undo() -> None:
+            if self._observers is not None and callback in self._observers:
+                self._observers.remove(callback)
+                if not self._observers:
+                    self._observers = None
+
+        return undo
+
+    def tell(self) -> None:
+        """Call the observers. One that fails is logged and does not keep the others from being called."""
+        for callback in tuple(self._observers or ()):
+            try:
+                callback()
+            except Exception:
+                _log.exception("an observer of %s failed", self.title)
+
+    def remove(self) -> None:
+        """The topic was deleted: the observers are told for the last time, everything asked from now on is refused."""
+        self.deleted = True
+        self.tell()
+        self._observers = None
+
+
+def stamped(batch: Buffer, base_offset: int, append_time_ms: int) -> Buffer:
+    """The batch as it is stored: with its base offset, leader epoch 0 and, unless -1, the append time.
+
+    A writable `batch` is changed in place and comes back itself, anything else is copied.
+    """
+    if isinstance(batch, bytes) or (isinstance(batch, memoryview) and batch.readonly):
+        batch = bytearray(batch)
+    stamp(batch, base_offset)
+    if append_time_ms >= 0:
+        stamp_log_append_time(batch, append_time_ms)
+    return batch

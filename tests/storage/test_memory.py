@@ -1,0 +1,138 @@
+"""What the memory engine alone does: its bound, what it frees, what it leaves behind, its upkeep."""
+
+from __future__ import annotations
+
+import asyncio
+
+from batches import LIMIT, NOW, append, attached, batch, fill, first, make, put, read_values, refused
+from engines import MemoryStore, policy_of
+
+from kop.errors import ErrorCode
+from kop.storage.base import Engine
+from kop.storage.memory import Settings, open_engine
+
+SIZE = len(batch(["x" * 100]))
+
+
+async def engine_of(batches: int) -> Engine:
+    """An engine with room for so many batches of one record of 100 bytes."""
+    settings = Settings(max_bytes=batches * SIZE, maintain=False)
+    return await open_engine(policy=policy_of, settings=settings)
+
+
+async def test_beyond_its_bound_appends_are_refused_until_there_is_room_again() -> None:
+    engine = await engine_of(3)
+    log, other = await make(engine), await make(engine, "other")
+    await fill(log, *["x" * 100] * 2)
+    await fill(other, "x" * 100)
+    assert engine.healthy is None
+    for one in (log, other):
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR) as failure:
+            await append(one, batch(["y" * 100]))
+        assert "kop.memory.bytes" in failure.value.message
+    assert engine.healthy is not None
+    assert (log.high_watermark, other.high_watermark) == (2, 1)
+    await log.delete_records(1)
+    assert engine.healthy is None
+    await fill(other, "z" * 100)
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        await append(log, batch(["y" * 100]))
+    await engine.topics.delete(log.topic.topic_id)
+    await fill(other, "z" * 100)
+    assert other.high_watermark == 3
+    await engine.close()
+
+
+async def test_a_refused_batch_of_an_idempotent_producer_may_come_again() -> None:
+    engine = await engine_of(1)
+    log = await make(engine)
+    await fill(log, "x" * 100)
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        await append(log, batch(["y" * 100], producer=1))
+    await log.delete_records(-1)
+    assert (await append(log, batch(["y" * 100], producer=1))).base_offset == 1
+    assert (await append(log, batch(["y" * 100], producer=1))).base_offset == 1
+    assert await read_values(log) == ["y" * 100]
+    await engine.close()
+
+
+async def test_topics_of_the_gateway_itself_go_beyond_the_bound() -> None:
+    engine = await engine_of(1)
+    log = await make(engine)
+    own = await engine.topics.create("__offsets", 1, {}, internal=True)
+    await fill(log, "x" * 100)
+    await fill(first(engine, own), "x" * 100, "y" * 100)
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        await append(log, batch(["y"]))
+    await engine.close()
+
+
+async def test_what_retention_and_compaction_free_is_used_again() -> None:
+    engine = await engine_of(6)
+    old = await make(engine, "old", retention_ms="1000")
+    compacted = await make(engine, "compacted", cleanup_policy="compact")
+    await fill(old, *["x" * 100] * 2)
+    for value in "abc":
+        await put(compacted, "key", value * 90)
+    await engine.maintain(NOW + 1001)
+    assert old.size_bytes == 0
+    assert await read_values(compacted) == ["c" * 90]
+    await fill(old, *["x" * 100] * 4, timestamp=NOW + 1001)
+    await engine.close()
+
+
+async def test_a_batch_that_was_read_stays_as_it_was_when_compaction_rewrites_it() -> None:
+    engine = await engine_of(100)
+    log = await make(engine, cleanup_policy="compact")
+    await append(log, batch(["a", "b"], keys=["1", "2"]))
+    await put(log, "1", "c")
+    (held, _) = (await log.read(0, LIMIT, min_one=True)).buffers
+    before = bytes(held)
+    await engine.maintain(NOW)
+    assert await read_values(log) == ["b", "c"]
+    assert bytes(held) == before
+    await engine.close()
+
+
+async def test_an_append_and_a_deletion_during_compaction_are_kept() -> None:
+    engine = await engine_of(100)
+    log = await make(engine, cleanup_policy="compact")
+    for value in ("a", "b", "c", "d"):
+        await put(log, "key", value)
+    compaction = asyncio.ensure_future(engine.maintain(NOW))
+    await asyncio.sleep(0)
+    assert not compaction.done()
+    await put(log, "other", "e")
+    await log.delete_records(1)
+    await compaction
+    assert await read_values(log) == ["d", "e"]
+    assert log.size_bytes == sum(map(len, log.read_cached(3, LIMIT, min_one=True).buffers))  # type: ignore[union-attr]
+    await engine.close()
+
+
+async def test_upkeep_runs_by_itself() -> None:
+    settings = Settings(upkeep_interval_ms=1)
+    engine = await open_engine(policy=policy_of, settings=settings)
+    log = await make(engine, retention_ms="1000")
+    moved = asyncio.Event()
+    await fill(log, "a")
+    log.on_advance(moved.set)
+    await asyncio.wait_for(moved.wait(), 10)
+    assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (1, 1, 0)
+    await engine.close()
+
+
+async def test_the_engine_after_it_has_its_own_observers_and_bound() -> None:
+    store = MemoryStore(max_bytes=2 * SIZE)
+    told = []
+    async with store.opened() as engine:
+        log = await make(engine)
+        log.on_advance(lambda: told.append(1))
+        await fill(log, "x" * 100)
+        assert told == [1]
+    async with store.opened() as engine:
+        log = await attached(engine)
+        await fill(log, "x" * 100)
+        assert told == [1]
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+            await fill(log, "x" * 100)
