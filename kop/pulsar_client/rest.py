@@ -49,6 +49,8 @@ MAX_REDIRECTS = 5
 
 _BEYOND_END = re.compile(r"LastConfirmedEntry is .* when reading entry")
 """What a broker says, with status 500, of an entry that does not exist."""
+_NO_OWNER = re.compile(r"(?:find|Finding) owner")
+"""What a broker says, with status 412, of a topic or bundle that no broker serves at this moment: it is unloaded."""
 _DENIED = re.compile(r"permission|unauthorized to |not authorized|super-user", re.IGNORECASE)
 """What a broker says, with status 401, to a role that it knows and that may not do this."""
 _SERVER_TEXT = re.compile(r"Message: (.*)")
@@ -248,6 +250,8 @@ class Rest:
         text = str(said if said is not None else reason)
         if status == 500 and _BEYOND_END.search(text):
             code, retriable = "NotFound", False
+        if status == 412 and _NO_OWNER.search(text):
+            code, retriable = "ServiceUnavailable", True
         found = _SERVER_TEXT.search(text)
         text = (found[1] if found else text).strip()[:500]
         if status == 401 and _DENIED.search(text):

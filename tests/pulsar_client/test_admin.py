@@ -142,6 +142,31 @@ def test_a_refusal_is_not_asked_again(status: int) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Can't find owner for topic persistent://t/ns/x",
+        "Failed to find ownership for topic:persistent://t/ns/x",
+        "Failed to find ownership for ServiceUnit:t/ns/0x00000000_0x40000000",
+        "Finding owner for ServiceUnit t/ns/0x00000000_0x40000000 timed out",
+    ],
+)
+def test_a_topic_without_an_owner_is_asked_for_again(reason: str) -> None:
+    """A bundle that is unloaded has no owner for a moment: status 412, as refusals that do not pass."""
+
+    async def main() -> None:
+        async with fake() as server, Admin(server.url) as admin:
+            server.then(412, {"reason": reason}).then(200, True)
+            assert await admin.get_deduplication(TOPIC)
+            assert len(server.asked) == 2
+            server.then(412, {"reason": reason})
+            server.answers.pop(0)
+            error = await refusal(admin.get_deduplication(TOPIC))
+            assert (error.code, error.retriable) == ("ServiceUnavailable", True)
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["hang up", "500", "503"])
 def test_what_may_have_been_done_is_not_done_twice(how: str) -> None:
     async def main() -> None:
