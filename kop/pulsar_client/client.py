@@ -159,13 +159,15 @@ class Client:
         permits: int,
         on_entry: Callable[[Entry], None],
         borrow: bool = False,
+        damaged: bool = False,
         guard: Guard | None = None,
         on_lost: OnLost | None = None,
     ) -> Reader:
         """Read `topic` (a partition, or an unpartitioned topic; never creates it) from `start` on.
 
         `permits` messages may come at once, more by `Reader.flow`. An entry that is not kept any more means the next
-        that is. With `borrow` an entry's bytes are there during `on_entry` only. `guard` as with `open_producer`.
+        that is. With `borrow` an entry's bytes are there during `on_entry` only; with `damaged` entries that cannot be
+        read are handed out as such. `guard` as with `open_producer`.
         PulsarError TopicNotFound, ...
         """
         reader = Reader(
@@ -178,6 +180,7 @@ class Client:
             permits=permits,
             on_entry=on_entry,
             borrow=borrow,
+            damaged=damaged,
             timeout=self._timeout,
             guard=guard,
             on_lost=on_lost,

@@ -37,7 +37,8 @@ class Reader(Attached):
     called once when it is over for good: the guard raised, the topic is gone, `on_entry` raised, an entry is damaged.
 
     With `borrow` the bytes of an entry are there during `on_entry` only (afterwards they raise ValueError); nothing is
-    copied for those who copy or convert them anyway.
+    copied for those who copy or convert them anyway. With `damaged` an entry that stays damaged is handed out as one
+    (`Entry.damaged`) instead of ending the reader.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Reader(Attached):
         permits: int,
         on_entry: Callable[[Entry], None],
         borrow: bool,
+        damaged: bool,
         timeout: float,
         guard: Guard | None,
         on_lost: OnLost | None,
@@ -63,6 +65,7 @@ class Reader(Attached):
         self._read_compacted = read_compacted
         self._deliver = on_entry
         self._borrow = borrow
+        self._hands_out_damaged = damaged
         self._cursor = Cursor(start, inclusive, permits)
         self._at_end = start == LATEST
         self._id = 0
@@ -140,8 +143,10 @@ class Reader(Attached):
         try:
             entry = wire.read_entry(frame, at, message)
         except PulsarError as error:
-            self._on_damaged(error)
-            return
+            found = self._on_damaged(error, frame, at, message)
+            if found is None:
+                return
+            entry = found
         if self._cursor.take(entry.position, entry.num_messages):
             self._damaged = 0
             try:
@@ -159,18 +164,24 @@ class Reader(Attached):
         """Note the end."""
         self.ended = True
 
-    def _on_damaged(self, error: PulsarError) -> None:
-        """Fetch the entry again: it may be whole where it is stored."""
+    def _on_damaged(self, error: PulsarError, frame: memoryview, at: int, message: pb.CommandMessage) -> Entry | None:
+        """Fetch the entry again: it may be whole where it is stored. Then it is handed out as it is, or ends this."""
         self._damaged += 1
         if self._damaged > _MOST_DAMAGED:
             log.error("%s: %s", self._what, error)
+            try:
+                if self._hands_out_damaged:
+                    return wire.read_damaged_entry(frame, at, message, error.message)
+            except PulsarError:
+                pass
             self._drop(error)
-            return
+            return None
         connection = self._connection
         if connection is not None:
             connection.readers.pop(self._id, None)
             connection.write(self._close_command(connection.request_id()))
             self._start_over(PulsarError("ConnectionLost", error.message))
+        return None
 
     def _drop(self, error: PulsarError) -> None:
         connection, self._connection = self._connection, None

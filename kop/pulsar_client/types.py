@@ -48,6 +48,8 @@ class Entry:
     payload: memoryview
     ack_set: tuple[int, ...] = ()
     """Words of bits, one bit a message of the batch still to be consumed; empty for all."""
+    damaged: str = ""
+    """Why the entry cannot be read; then metadata and payload are empty."""
 
 
 class Auth(Protocol):

@@ -84,6 +84,26 @@ def read_position(data: pb.MessageIdData) -> Position:
     return Position(data.ledgerId, data.entryId)
 
 
+def read_damaged_entry(frame: memoryview, at: int, message: pb.CommandMessage, why: str) -> Entry:
+    """What can be told of an entry that `read_entry` cannot read: its position, and its index where that is readable.
+
+    PulsarError ChecksumError where not even that much can be told.
+    """
+    index: int | None = None
+    timestamp = 0
+    try:
+        if _U16.unpack_from(frame, at)[0] == _BROKER_MAGIC:
+            start = at + 6
+            end = start + _U32.unpack_from(frame, at + 2)[0]
+            told = pb.BrokerEntryMetadata.FromString(bytes(frame[start:end]))
+            timestamp = told.broker_timestamp
+            index = told.index if told.HasField("index") else None
+    except (StructError, DecodeError) as error:
+        raise PulsarError("ChecksumError", why) from error
+    nothing = memoryview(b"")
+    return Entry(read_position(message.message_id), index, timestamp, 1, nothing, nothing, damaged=why)
+
+
 def read_entry(frame: memoryview, at: int, message: pb.CommandMessage) -> Entry:
     """The entry that begins at `at`, behind the command: views of `frame`. PulsarError ChecksumError where damaged."""
     position = read_position(message.message_id)

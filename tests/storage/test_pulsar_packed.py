@@ -215,7 +215,9 @@ def entry(position: Position, count: int = 3) -> Entry:
 def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
     troubles = Troubles(time.monotonic)
     packed = numbering.make("packed", troubles)
-    converter = Converter("t-0", pack(Position(7, 4)), packed, append_time=False, count=troubles.count)
+    converter = Converter(
+        "t-0", pack(Position(7, 4)), packed, append_time=False, count=troubles.count, max_message_bytes=1 << 20
+    )
     (good,) = converter.feed(packed.place(entry(Position(7, 4))))
     (bad,) = converter.feed(packed.place(entry(Position(7, 5), MOST_MESSAGES + 1)))
     (after,) = converter.feed(packed.place(entry(Position(7, 6))))

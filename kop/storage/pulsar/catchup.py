@@ -18,13 +18,21 @@ from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.read_ahead import Share
-from kop.storage.pulsar.stream import Chunks, ChunksMissingError, Placed, Stream
+from kop.storage.pulsar.stream import Chunks, ChunksMissingError, MessageTooLargeError, Placed, Stream
 from kop.storage.pulsar.unfit import Unfit
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.numbering import Numbering
 
 log = logging.getLogger(__name__)
+
+
+class UnreadableEntryError(PeerError):
+    """CORRUPT_MESSAGE for the offsets of an entry that no Kafka client can get; the log goes on at `next_offset`."""
+
+    def __init__(self, message: str, next_offset: int) -> None:
+        super().__init__(message, ErrorCode.CORRUPT_MESSAGE)
+        self.next_offset = next_offset
 
 
 class Batch(NamedTuple):
@@ -49,8 +57,10 @@ class Converter:
         *,
         append_time: bool,
         count: Callable[[str], None],
+        max_message_bytes: int,
         unfit: Unfit | None = None,
     ) -> None:
+        """`max_message_bytes`: the largest chunked message that is put together, stored and decompressed."""
         self.numbering = numbering
         self.next_offset = next_offset
         """The offset that comes next; None: whatever comes first."""
@@ -59,13 +69,16 @@ class Converter:
         self._count = count
         self._unfit = unfit
         self._on_keyless = None if unfit is None else unfit.keyless
-        self._chunks = Chunks()
+        self._max_message_bytes = max_message_bytes
+        self._chunks = Chunks(max_message_bytes)
         self._before = -1
         """Last offset of the entry before, where that was seen."""
         self.torn: set[int] = set()
         """Offsets of chunked messages whose first chunks did not come."""
         self.looks_back = False
         """Such a message is read again from further back: that they did not come is no trouble yet."""
+        self.leaves_large = False
+        """A message that is too large here is put together by a reader that may: that is no trouble yet."""
 
     def feed(self, placed: Placed) -> list[Batch]:
         """What an entry makes of the log: nothing where it lies behind, else up to two batches."""
@@ -79,6 +92,11 @@ class Converter:
             return found
         # Whoever begins inside a batch gets it whole; one that begins inside the entry before it is miscounted.
         within, self._wanted_within = self._wanted_within and base > before, False
+        if placed.error is not None:
+            first = min(base, expected) if self.numbering.dense else base
+            found.append(self._unreadable(placed, first, placed.error.message))
+            self.next_offset = last + 1
+            return found
         if base > expected:
             if self.numbering.skips(expected, placed):
                 found.append(Batch(expected, base - 1, self.numbering.filler(expected, base - 1), missing=True))
@@ -90,24 +108,40 @@ class Converter:
                 "wrong, or batches were sent in a Pulsar transaction; these records can be read by Pulsar clients only"
             )
             log.error("%s", text)
-            found.append(Batch(expected, last, b"", PeerError(text, ErrorCode.CORRUPT_MESSAGE)))
+            found.append(Batch(expected, last, b"", UnreadableEntryError(text, last + 1)))
             self.next_offset = last + 1
             return found
         self.next_offset = last + 1
         try:
             data = self._convert(placed)
+        except MessageTooLargeError as error:
+            if self.leaves_large:
+                found.append(Batch(base, last, b"", UnreadableEntryError(error.message, last + 1)))
+            else:
+                found.append(self._unreadable(placed, base, error.message))
+        except ChunksMissingError as error:
+            self.torn.add(last)
+            if self.looks_back:
+                found.append(Batch(base, last, b"", UnreadableEntryError(error.message, last + 1)))
+            else:
+                found.append(self._unreadable(placed, base, error.message))
         except KopError as error:
-            torn = isinstance(error, ChunksMissingError)
-            if torn:
-                self.torn.add(last)
-            text = f"{self._name}: entry {placed.position.ledger}:{placed.position.entry}: {error.message}"
-            if not (torn and self.looks_back):
-                self._count("entries that cannot be read")
-                log.error("%s; consumers stop there until it is skipped or trimmed", text)
-            found.append(Batch(base, last, b"", PeerError(text, ErrorCode.CORRUPT_MESSAGE)))
+            found.append(self._unreadable(placed, base, error.message))
         else:
             found.append(Batch(base, last, data))
         return found
+
+    def _unreadable(self, placed: Placed, first: int, why: str) -> Batch:
+        """What stands for an entry that cannot be read, from offset `first` on. It is counted and told."""
+        text = f"{self._name}: entry {placed.position.ledger}:{placed.position.entry}: {why}"
+        self._count("entries that cannot be read")
+        log.error("%s; consumers stop there until it is skipped or trimmed", text)
+        return Batch(first, placed.last, b"", UnreadableEntryError(text, placed.last + 1))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of chunks whose message is not whole yet."""
+        return self._chunks.size
 
     _wanted_within = False
 
@@ -123,7 +157,9 @@ class Converter:
         info, entry = placed.info, placed.entry
         self.numbering.readable(placed)
         payload: Buffer = entry.payload
+        max_bytes = transcode.MAX_UNCOMPRESSED
         if info.num_chunks > 1:
+            max_bytes = self._max_message_bytes
             whole = self._chunks.add(info, entry.payload)
             if whole is None:
                 return transcode.empty_batch(placed.base, placed.last)
@@ -132,7 +168,12 @@ class Converter:
             self._unfit.raw()
         time = self.numbering.append_time(placed) if self.append_time else None
         return transcode.to_batch(
-            entry.metadata, payload, base_offset=placed.base, log_append_time=time, on_keyless=self._on_keyless
+            entry.metadata,
+            payload,
+            base_offset=placed.base,
+            log_append_time=time,
+            max_bytes=max_bytes,
+            on_keyless=self._on_keyless,
         )
 
 
@@ -195,7 +236,7 @@ class CatchUp:
         for batch in self.converter.feed(placed):
             self._batches.append(batch)
             self._size += len(batch.data)
-        self.share.holds(self._size)
+        self.share.holds(self._size + self.converter.waiting_bytes)
         if self._size > self._budget and self.stream is not None:
             self.stream.pause()
         if self._batches:

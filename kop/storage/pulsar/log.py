@@ -48,6 +48,8 @@ WAIT_SECONDS: Final = 25.0
 """How long a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
 _MARK_EVERY: Final = LOOK_EVERY
 """Entries from one mark of the tail to the next."""
+_LARGEST_AT_TAIL: Final = 8 << 20
+"""Bytes of the largest chunked message that the tail puts together."""
 _EMPTY: Final = ReadResult((), 0)
 
 _log = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class PulsarLog:
         """The entry before the high watermark."""
         self.numbering = engine.numbering
         self.own = Own(self)
-        self._converter = Converter(self.title, 0, self.numbering, append_time=False, count=engine.count)
+        self._converter = self._make_converter()
         self._stream: Stream | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._waiting: deque[Append] = deque()
@@ -208,15 +210,7 @@ class PulsarLog:
             self.marks.add(each.last, each.position)
         self._last = Position(-1, -1) if found.last is None else found.last.position
         self.engine.cache.drop(self.tail)  # what is kept has no holes
-        append_time = self.policy.log_append_time
-        self._converter = Converter(
-            self.title,
-            self.high_watermark,
-            self.numbering,
-            append_time=append_time,
-            count=self.engine.count,
-            unfit=Unfit(self),
-        )
+        self._converter = self._make_converter()
         self._stream = stream = Stream(self._from_tail, self.tail_lost, self.numbering.place)
         await stream.start(
             self.client,
@@ -231,6 +225,20 @@ class PulsarLog:
             raise self._gone()
         if self._stream is not stream or stream.closed:
             raise BackendError(f"the tail of {self.title} ended while it began")
+
+    def _make_converter(self) -> Converter:
+        """Makes batches of what the tail brings. What is large is left to readers, whose memory is bounded together."""
+        converter = Converter(
+            self.title,
+            self.high_watermark,
+            self.numbering,
+            append_time=self.policy.log_append_time,
+            count=self.engine.count,
+            max_message_bytes=min(self.policy.max_uncompressed_bytes, _LARGEST_AT_TAIL),
+            unfit=Unfit(self),
+        )
+        converter.leaves_large = True
+        return converter
 
     def _let_go_of_tail(self) -> None:
         stream, self._stream = self._stream, None

@@ -14,6 +14,7 @@ from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.records.batch import first_at_or_after, iter_batches, max_timestamp_record
 from kop.storage.base import Buffer, TimestampOffset
+from kop.storage.pulsar.catchup import UnreadableEntryError
 from kop.storage.pulsar.positions import Ledgers, next_probe
 from kop.storage.pulsar.stream import Placed, Stream
 
@@ -209,7 +210,11 @@ async def size(log: PulsarLog) -> int:
 
 async def _batches(log: PulsarLog, offset: int) -> AsyncIterator[Buffer]:
     while offset < log.high_watermark:
-        found = await log.read(offset, _READ_BYTES, min_one=True)
+        try:
+            found = await log.read(offset, _READ_BYTES, min_one=True)
+        except UnreadableEntryError as unreadable:  # it has no time that anybody could look for
+            offset = unreadable.next_offset
+            continue
         if not found.size:
             return
         for buffer in found.buffers:

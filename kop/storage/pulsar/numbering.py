@@ -36,7 +36,7 @@ from kop.pulsar_client.packed import (
 )
 from kop.records import transcode
 from kop.storage.pulsar import lookup
-from kop.storage.pulsar.stream import Placed, place
+from kop.storage.pulsar.stream import Placed, place, view_of
 from kop.storage.pulsar.troubles import Troubles
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Numbering(Protocol):
 
     claim: str
     """What all gateways have to agree on."""
+    dense: bool
+    """There is an entry for each offset, unless it is missing."""
     last_entry: int
     """The last entry of a ledger whose offset may follow from its receipt."""
 
@@ -114,6 +116,7 @@ class _ByIndex:
     """Offsets are the brokers' index of messages."""
 
     claim: str = "index"
+    dense: bool = True
     last_entry: int = 2**63 - 1
 
     place = staticmethod(place)
@@ -161,6 +164,7 @@ class _Packed:
     """Offsets are packed from message ids; `troubles` is told what went wrong."""
 
     claim: str = f"packed-{LEDGER_BITS}-{ENTRY_BITS}-{PLACE_BITS}"
+    dense: bool = False
     last_entry: int = LAST_ENTRY - 1
 
     def __init__(self, troubles: Troubles) -> None:
@@ -169,14 +173,14 @@ class _Packed:
 
     def place(self, entry: Entry) -> Placed:
         position = entry.position
-        info = transcode.parse_entry(entry.metadata)
+        info, error = view_of(entry)
         if not fits(position):
             _refuse_ledger(position)
             last = pack(Position(position.ledger, LAST_ENTRY), MOST_MESSAGES - 1)
-            return Placed(position, last, last, entry, info)
+            return Placed(position, last, last, entry, info, error)
         base = pack(position)
         count = info.num_messages if info.num_chunks <= 1 else 1
-        return Placed(position, base, base + min(count, MOST_MESSAGES) - 1, entry, info)
+        return Placed(position, base, base + min(count, MOST_MESSAGES) - 1, entry, info, error)
 
     def next_base(self, position: Position, end: int) -> int:
         return pack(position)

@@ -25,6 +25,8 @@ _SECONDS: Final = 20.0
 """How long the first entry may take."""
 _MOST: Final = 8
 _MOST_GAPS: Final = 1000
+_MOST_MESSAGE: Final = 64 << 20
+"""Bytes of the largest chunked message that is put together. Clients take no answer that is much larger."""
 _MOST_CHUNKS: Final = 200
 """Entries from the last chunk of a message back to its first, with those of others between them."""
 
@@ -160,7 +162,14 @@ class Readers:
         log = self._log
         position = await log.numbering.locate(log, offset, back)
         append_time = log.policy.log_append_time
-        converter = Converter(log.title, offset, log.numbering, append_time=append_time, count=log.engine.count)
+        converter = Converter(
+            log.title,
+            offset,
+            log.numbering,
+            append_time=append_time,
+            count=log.engine.count,
+            max_message_bytes=min(log.policy.max_uncompressed_bytes, _MOST_MESSAGE),
+        )
         converter.start_within()
         converter.looks_back = not back
         reader = CatchUp(converter, _BUDGET, share)

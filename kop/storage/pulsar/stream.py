@@ -50,6 +50,21 @@ class Placed(NamedTuple):
     """Offset of its last message. What lies between the entry before and `base` was not handed out."""
     entry: Entry
     info: transcode.EntryView
+    error: KopError | None = None
+    """Why the entry cannot be read. Then `info` says nothing, and `base` is exact where the messages can be counted."""
+
+
+_NOTHING: Final = transcode.EntryView("", 0, 0, 0, 0, 1, False, 0, 0, False, False, -1, -1, 0, 0, "", -1, -1)
+
+
+def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
+    """What an entry's metadata says, or that it says nothing and why."""
+    if entry.damaged:
+        return _NOTHING, PeerError(entry.damaged, ErrorCode.CORRUPT_MESSAGE)
+    try:
+        return transcode.parse_entry(entry.metadata), None
+    except transcode.UndecodableEntryError as error:
+        return _NOTHING._replace(num_messages=entry.num_messages), error.with_traceback(None)
 
 
 def place(entry: Entry) -> Placed:
@@ -59,47 +74,70 @@ def place(entry: Entry) -> Placed:
     """
     if entry.index is None:
         raise KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR)
-    info = transcode.parse_entry(entry.metadata)
+    info, error = view_of(entry)
     # Each chunk moves the index by one, and so does an entry inside a Pulsar transaction, whatever it holds.
     count = info.num_messages if info.num_chunks <= 1 else 1
-    return Placed(entry.position, entry.index - count + 1, entry.index, entry, info)
+    return Placed(entry.position, max(entry.index - count + 1, 0), entry.index, entry, info, error)
 
 
 class ChunksMissingError(PeerError):
     """The last chunk of a message came, its first ones did not: the reader may have begun between them."""
 
 
+class MessageTooLargeError(PeerError):
+    """A chunked message is larger than is put together here."""
+
+
 class Chunks:
-    """Puts chunked messages together. Bounded: a message that does not end in time is given up."""
+    """Puts chunked messages together. Bounded: a message that does not end in time is given up, a large one refused."""
 
-    _MOST: Final = 64 * 1024 * 1024
+    _MOST_MESSAGES: Final = 100
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: of one message, as it is stored, and of all that wait together unless it is one."""
+        self._max_bytes = max_bytes
         self._parts: dict[str, list[bytes]] = {}
-        self._size = 0
+        self.size = 0
+        """Bytes of the chunks that wait for others."""
 
     def add(self, info: transcode.EntryView, payload: memoryview) -> Buffer | None:
-        """The whole payload with the last chunk, None before it. CORRUPT_MESSAGE where chunks before it are missing."""
+        """The whole payload with the last chunk, None before it.
+
+        CORRUPT_MESSAGE with the last chunk where chunks before it are missing, or the message is larger than may be.
+        """
+        ends = info.chunk_id + 1 >= info.num_chunks
+        if info.total_chunk_size > self._max_bytes:
+            if not ends:
+                return None
+            raise MessageTooLargeError(
+                f"a message in {info.num_chunks} chunks of {info.total_chunk_size} bytes in all, the limit is "
+                f"{self._max_bytes}: Pulsar clients can read it",
+                ErrorCode.CORRUPT_MESSAGE,
+            )
         if info.chunk_id == 0:
             self._forget(info.uuid)
             self._parts[info.uuid] = []
         parts = self._parts.get(info.uuid)
         if parts is None or len(parts) != info.chunk_id:
-            if info.chunk_id + 1 < info.num_chunks:
+            if not ends:
                 return None
             raise ChunksMissingError("the first chunks of a chunked message are missing", ErrorCode.CORRUPT_MESSAGE)
         parts.append(bytes(payload))
-        self._size += len(payload)
-        while self._size > self._MOST and len(self._parts) > 1:
+        self.size += len(payload)
+        while (self.size > self._max_bytes or len(self._parts) > self._MOST_MESSAGES) and len(self._parts) > 1:
             self._forget(next(iter(self._parts)))
-        if info.chunk_id + 1 < info.num_chunks:
+        if sum(map(len, parts)) > info.total_chunk_size:
+            self._forget(info.uuid)  # it is not what it says: with the last chunk its first ones are missing
+            return self.add(info, payload) if ends else None
+        if not ends:
             return None
         whole = b"".join(parts)
+        parts = None
         self._forget(info.uuid)
         return whole
 
     def _forget(self, uuid: str) -> None:
-        self._size -= sum(map(len, self._parts.pop(uuid, ())))
+        self.size -= sum(map(len, self._parts.pop(uuid, ())))
 
 
 class Stream:
@@ -151,6 +189,7 @@ class Stream:
             read_compacted=compacted,
             permits=permits,
             on_entry=self._entry,
+            damaged=True,
             borrow=True,  # a batch is made of it at once, or only its place is looked at
             guard=guard,
             on_lost=self._lost,
