@@ -39,7 +39,8 @@ class Producer(Attached):
 
     A lost connection is followed by the guard, a new connection and all that is pending, in order; the topic's epoch of
     an exclusive producer is shown again, so that a successor is not robbed. `on_lost` is called once when that is over
-    for good: the guard or `confirm` raised, the topic is gone, the producer is fenced.
+    for good: the guard or `confirm` raised, the topic is gone, the producer is fenced, or another one wrote under its
+    name meanwhile (ProducerFenced, too): the sequence ids that the owner goes on with would not fit any more.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class Producer(Attached):
         """The highest sequence id stored under this name when it was last attached (-1: none, or no deduplication)."""
         self.topic_epoch = epoch
         """The topic's epoch that an exclusive producer holds."""
+        self._highest = -1
+        """The highest sequence id of ours: of what was sent or waits, or was stored when it was first attached."""
         self.attach_seconds = 0.0
         """How long the broker took to answer when it was last attached."""
         self.sure_at = float("-inf")
@@ -128,6 +131,7 @@ class Producer(Attached):
         deadline = self._loop.time() + self._send_timeout
         item = Pending(sequence_id, highest_sequence_id, num_messages, metadata, payload, future, deadline)
         self._window.add(item)
+        self._highest = max(self._highest, sequence_id if highest_sequence_id is None else highest_sequence_id)
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._expire)
         self._flush()
@@ -244,6 +248,12 @@ class Producer(Attached):
         self.attach_seconds = self._loop.time() - asked
         self.name = told.producer_name
         self.last_sequence_id = told.last_sequence_id
+        if self.attached_times and told.last_sequence_id > self._highest:
+            connection.producers.pop(self._id, None)
+            connection.write(self._close_command(connection.request_id()))
+            text = f"another producer of this name stored up to {told.last_sequence_id}, this one sent up to"
+            raise PulsarError("ProducerFenced", f"{self._what}: {text} {self._highest}")
+        self._highest = max(self._highest, told.last_sequence_id)
         if told.HasField("topic_epoch"):
             self.topic_epoch = told.topic_epoch
         self._max_size = connection.max_message_size

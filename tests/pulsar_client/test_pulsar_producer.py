@@ -101,6 +101,45 @@ async def test_what_is_pending_is_sent_again_in_order() -> None:
             assert [(a.producer_id, a.producer_name, a.epoch) for a in asked] == [(1, "p", 0), (2, "p", 1)]
 
 
+async def test_a_producer_comes_back_though_entries_that_it_takes_for_pending_are_stored() -> None:
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p")
+            broker.hold_receipts = True
+            sent = send(producer, 0, messages=5)
+            await until(lambda: len(broker.held) == 1)
+            broker.hold_receipts = False
+            broker.hang_up()
+            assert await sent == DUPLICATE
+            assert topic.last_sequence["p"] == 4
+            assert producer.attached_times == 2
+
+
+async def test_a_producer_under_whose_name_another_wrote_meanwhile_is_lost() -> None:
+    """What this one and its owner know of sequence ids is no longer true: the owner has to begin with a new one."""
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        topic.last_sequence["p"] = 6
+        lost: list[PulsarError] = []
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p", on_lost=lost.append)
+            await send(producer, 7, messages=3)
+            broker.hang_up()
+            await until(lambda: producer.attached_times == 2)  # up to 9 is its own
+            topic.last_sequence["p"] = 12
+            broker.hang_up()
+            await until(lambda: not producer.connected)
+            pending = send(producer, 10)
+            assert await fails(pending) == "ProducerFenced"
+            assert [error.code for error in lost] == ["ProducerFenced"]
+            assert "up to 12" in lost[0].message
+            assert "up to 10" in lost[0].message
+            await until(lambda: not topic.producers)
+            again = await made.open_producer(T, name="p")
+            assert again.last_sequence_id == 12
+
+
 @pytest.mark.parametrize("assigned", [False, True])
 async def test_an_unloaded_topic_is_followed(assigned: bool) -> None:
     async with fake_pulsar() as first, fake_pulsar() as second:
