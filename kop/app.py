@@ -37,13 +37,10 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.metrics import Metrics, counter_value, gauge_family
 from kop.server import memory
-from kop.server.http import serve_http
 from kop.server.listener import Server
 from kop.server.pressure import Limits
 from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
-from kop.storage import memory as memory_store
-from kop.storage import pulsar, sqlite
 from kop.storage.base import Engine, Member
 from kop.values import Address
 
@@ -160,6 +157,8 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     metrics.collect_with(lambda: _scrape(gateway))
     http_port = None
     if config.http is not None:
+        from kop.server.http import serve_http  # noqa: PLC0415 - see _open_engine
+
         runner, http_port = await serve_http(
             config.http.host, config.http.port, metrics.registry, lambda: engine.healthy
         )
@@ -182,7 +181,11 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
 
 
 async def _open_engine(config: Config, topic_configs: TopicConfigs) -> Engine:
+    # Each engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
+    # import, and a broker for a test needs neither.
     if config.store.startswith("pulsar"):
+        from kop.storage import pulsar  # noqa: PLC0415
+
         return await pulsar.open_engine(
             config.store,
             config.kop_pulsar_admin_url,
@@ -202,6 +205,8 @@ async def _open_engine(config: Config, topic_configs: TopicConfigs) -> Engine:
             ),
         )
     if config.store == "memory:":
+        from kop.storage import memory as memory_store  # noqa: PLC0415
+
         return await memory_store.open_engine(
             policy=topic_configs.policy,
             settings=memory_store.Settings(
@@ -210,6 +215,8 @@ async def _open_engine(config: Config, topic_configs: TopicConfigs) -> Engine:
                 producer_id_expiration_ms=config.producer_id_expiration_ms,
             ),
         )
+    from kop.storage import sqlite  # noqa: PLC0415
+
     path = _store_path(config)
     return await sqlite.open_engine(
         path,

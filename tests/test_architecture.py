@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "handlers": {"groups", "cluster", "storage.base", "records", "wire"},
     "server": {"handlers", "wire"},
     "cli": set(),
+    "testing": {"app"},
     "app": {"cluster", "groups", "handlers", "server", "storage", "wire", "records"},
 }
 EXTRA: dict[str, set[str]] = {

@@ -3,8 +3,9 @@
 Owns: the one place where kafka-python's classes are imported, and the look-up of a class by API key.
 Must not know: how they are decoded (codec.py) or answered (handlers).
 
-Importing this module makes these classes the process's own: kafka-python's response registry is global, which is
-why the command line's client commands run in a process that never comes here.
+kafka-python keeps one registry of response classes for the process, by API key, by which its clients decode. These are
+the classes that it registers itself, so its clients work beside a gateway in one process. A class of our own with a
+schema of our own would take the place of kafka-python's there: it has to be kept out of that registry.
 """
 
 from __future__ import annotations
