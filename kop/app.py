@@ -24,6 +24,7 @@ from prometheus_client.core import Metric
 from kop import __version__
 from kop.cluster.brokers import BrokerConfigs
 from kop.cluster.catalog import Catalog
+from kop.cluster.liveness import answers
 from kop.cluster.membership import Membership
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
@@ -203,6 +204,7 @@ async def _open_engine(config: Config, topic_configs: TopicConfigs) -> Engine:
                 key_file=config.kop_pulsar_tls_key_file,
                 verify_host=config.kop_pulsar_tls_verify_host,
             ),
+            answers=answers,
         )
     if config.store == "memory:":
         from kop.storage import memory as memory_store  # noqa: PLC0415

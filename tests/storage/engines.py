@@ -5,7 +5,7 @@ A `Store` is an engine's data across restarts: it opens the engine again and aga
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from dense_view import DenseEngine
 
 from kop.storage import memory
-from kop.storage.base import Engine, LogPolicy, Promises, TopicInfo
+from kop.storage.base import Engine, LogPolicy, Member, Promises, TopicInfo
 from kop.storage.memory import Memory, MemoryEngine
 from kop.storage.pulsar import PulsarEngine, Settings
 from kop.storage.pulsar import open_engine as open_pulsar
@@ -105,12 +105,13 @@ class PulsarStore(Store):
     ) -> None:
         self.urls = service_url, admin_url
         self.policy = policy
+        self.answers: Callable[[Member], Awaitable[bool]] | None = None
         self.settings = Settings(
             namespace=namespace, metadata_namespace=f"{namespace}-kop", idle_seconds=1.0, offsets=offsets
         )
 
     async def open(self) -> PulsarEngine:
-        return await open_pulsar(*self.urls, policy=self.policy, settings=self.settings)
+        return await open_pulsar(*self.urls, policy=self.policy, settings=self.settings, answers=self.answers)
 
 
 class PackedStore(PulsarStore):

@@ -18,12 +18,15 @@ from support.child import Child
 from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
 
+from kop.cluster import liveness
+from kop.cluster.membership import Membership
 from kop.errors import ErrorCode, KopError
 from kop.groups.coordinator import Commit, GroupCoordinator
 from kop.groups.log import GroupLog
 from kop.groups.settings import GroupSettings
 from kop.storage.base import Member, TopicInfo
 from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.properties import (
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
@@ -287,6 +290,50 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         assert found is not None
         assert found.offset == 7
         await asyncio.gather(again.stop(), second.stop())
+
+
+async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gateway_is_replaced_in_seconds(
+    pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kop.storage.pulsar.members._POLL_SECONDS", 0.1)  # sees every moment in which some are missing
+    namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
+    third = Child(
+        tmp_path,
+        store=["--store", pulsar_store.urls[0], "--admin-url", pulsar_store.urls[1]],
+        node_id="3",
+        kop_pulsar_namespace=namespaces[0],
+        kop_pulsar_metadata_namespace=namespaces[1],
+    )
+
+    async def answers(member: Member) -> bool:
+        """Engines alone listen nowhere: those of this process are alive."""
+        return member.node_id in {1, 2} or await liveness.answers(member)
+
+    pulsar_store.answers = answers
+    try:
+        await asyncio.to_thread(third.start)
+        async with two(pulsar_store) as engines:
+            views = [Membership(engine, number) for number, engine in enumerate(engines, 1)]
+            await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views))
+            before = [view.version for view in views]
+            admin, topic = engines[0].admin, engines[0].full_name(MEMBERS_TOPIC, True)
+            for _ in range(10):
+                await admin.unload(topic)
+                async with asyncio.timeout(30):
+                    while await publishers(engines[0], topic) != {1, 2, 3}:  # noqa: ASYNC110 - they come back
+                        await asyncio.sleep(0.05)
+            assert [view.version for view in views] == before
+            assert not any(engine.counts.get("gateways that did not answer") for engine in engines)
+            third.signal(signal.SIGKILL)
+            await until(lambda: all(list(view.ids) == [1, 2] for view in views))
+    finally:
+        third.kill()
+
+
+async def publishers(engine: PulsarEngine, topic: str) -> set[int]:
+    """Ids of the gateways that the broker knows of at this moment."""
+    stats = await engine.admin.stats(f"{topic}-partition-0")
+    return {int(one["producerName"].rpartition("-")[2]) for one in stats["publishers"]}
 
 
 async def test_an_id_is_taken_once(pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from kop.storage.pulsar.elsewhere import Elsewhere, may_be_named
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
-from kop.storage.pulsar.members import Gateways
+from kop.storage.pulsar.members import Answers, Gateways
 from kop.storage.pulsar.presence import Presence
 from kop.storage.pulsar.producer_ids import ProducerIds
 from kop.storage.pulsar.properties import CREATED_PROPERTY, ID_PROPERTY, RAW_PROPERTY, number, remembered
@@ -99,7 +99,12 @@ class PulsarEngine:
     topics: PulsarTopics
 
     def __init__(
-        self, client: Client, admin: Admin, policy: Callable[[TopicInfo], LogPolicy], settings: Settings
+        self,
+        client: Client,
+        admin: Admin,
+        policy: Callable[[TopicInfo], LogPolicy],
+        settings: Settings,
+        answers: Answers | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.client = client
@@ -134,7 +139,12 @@ class PulsarEngine:
         self._watches: list[Any] = []
         self._begin_raw: set[UUID] = set()
         self._gateways = Gateways(
-            client, admin, f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}", self._announced, self.troubles
+            client,
+            admin,
+            f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}",
+            self._announced,
+            self.troubles,
+            answers,
         )
         self._ids = ProducerIds(client, self.numbering, f"{self.own_name}-partition-0", f"kop-ids-{self._instance}")
         self._looked_at = 0
@@ -531,14 +541,18 @@ async def open_engine(
     policy: Callable[[TopicInfo], LogPolicy],
     settings: Settings | None = None,
     access: Access | None = None,
+    answers: Answers | None = None,
 ) -> PulsarEngine:
-    """Connect to a cluster and read its topics. KopError with what to do where that cannot be."""
+    """Connect to a cluster and read its topics. KopError with what to do where that cannot be.
+
+    `answers` asks another gateway whether it serves Kafka clients; see `members.Gateways`.
+    """
     access = access or Access()
     access.check(service_url, admin_url)
     auth, tls = access.credentials(), access.tls()
     client = Client(service_url, auth=auth, tls=tls)
     admin = Admin(admin_url, auth=auth, tls=tls)
-    engine = PulsarEngine(client, admin, policy, settings or Settings())
+    engine = PulsarEngine(client, admin, policy, settings or Settings(), answers)
     try:
         await engine.start()
     except PulsarError as error:

@@ -1,14 +1,19 @@
 """The live gateways on the same data: each holds a producer of one topic, whose broker knows who is connected.
 
-Owns: that topic, this gateway's place in it, what is known of the others.
-Must not know: what membership is used for.
+Owns: that topic, this gateway's place in it, how the others are asked about.
+Must not know: what membership is used for; `live_members.py` decides who counts.
 
 A producer's name is its gateway's id, so an id is taken once; its properties tell where clients find the gateway. The
 broker drops it when the connection ends, or does not answer any more. By itself it finds out about a gateway that
 stands still after 30 to 60 s; asked for a name that is taken, it first looks whether the holder still answers, within
 5 s (connectionLivenessCheckTimeoutMillis). So each gateway asks for the name of the next one now and then, and lets it
-go where it should get it. What is sent are names of topics whose properties one of them changed: Pulsar's watchers do
-not tell of those.
+go where it should get it.
+
+Who is connected is asked over REST. While that does not answer, a gateway that dies is still found by its name, over
+the binary protocol; one that comes is not, it cannot start then either.
+
+What is sent are names of topics whose properties one of them changed, as values: Pulsar's watchers do not tell of
+those. A gateway that stops says so by a record without a value; its key names the gateway.
 """
 
 from __future__ import annotations
@@ -17,9 +22,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias
 
+from kop.background import for_each, repeat, tell
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import LATEST, Client, Entry, Position, Producer, PulsarError, Reader
 from kop.pulsar_client.admin import Admin
@@ -27,6 +33,7 @@ from kop.records import transcode
 from kop.records.batch import build, iter_records, read_header
 from kop.records.record import Record
 from kop.storage.base import Member
+from kop.storage.pulsar.live_members import LiveMembers
 from kop.storage.pulsar.troubles import Troubles
 
 TOPIC: Final = "__gateways"
@@ -34,13 +41,28 @@ _NAME: Final = "kop-broker-"
 _POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
 _PROBE_SECONDS: Final = 10.0
+_TAKEN_SECONDS: Final = 1.0
+"""A name that the broker gave away after so long had a holder, which it asked and which did not answer."""
 _FRESH_SECONDS: Final = 15.0
 _AWAY_SECONDS: Final = 5.0
 """After so long without a look others may have taken this one's place and given it back."""
 _BUSY_SECONDS: Final = 12.0
 """A gateway that was killed leaves its name at once, a stopped one when the broker has missed its answer."""
+_SNAPSHOT_SECONDS: Final = 20.0
+"""How long a gateway that joins waits for a broker that knows of it."""
+_LEAVE_SECONDS: Final = 2.0
+_ASKED_AT_ONCE: Final = 8
+_ANSWER_SECONDS: Final = 2.0
+_LEAVES: Final = b"leaves:"
+
+Answers: TypeAlias = Callable[[Member], Awaitable[bool]]
+"""Whether a gateway answers Kafka clients at its address, within a second or two."""
 
 log = logging.getLogger(__name__)
+
+
+async def _nobody_asks(member: Member) -> bool:
+    return False
 
 
 class Gateways:
@@ -53,7 +75,9 @@ class Gateways:
         topic: str,
         on_announced: Callable[[Sequence[str]], None],
         troubles: Troubles,
+        answers: Answers | None = None,
     ) -> None:
+        """`answers` is asked about gateways that are missing: without it they are gone sooner."""
         self.members: Sequence[Member] = ()
         self._client = client
         self._admin = admin
@@ -63,7 +87,8 @@ class Gateways:
         self._troubles = troubles
         self._reader: Reader | None = None
         self._sequence = 0
-        self._own: Member | None = None
+        self._answers = answers or _nobody_asks
+        self._live: LiveMembers | None = None
         self._producer: Producer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._seen = 0.0
@@ -72,12 +97,12 @@ class Gateways:
     @property
     def own(self) -> Member | None:
         """This gateway; None before it joins."""
-        return self._own
+        return None if self._live is None else self._live.own
 
     @property
     def fresh(self) -> bool:
-        """Whether the others were looked for in these last seconds; True before this gateway joins."""
-        return self._own is None or asyncio.get_running_loop().time() - self._seen < _FRESH_SECONDS
+        """Whether the others were seen in these last seconds; True before this gateway joins."""
+        return self._live is None or asyncio.get_running_loop().time() - self._seen < _FRESH_SECONDS
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change of `members`."""
@@ -87,10 +112,10 @@ class Gateways:
         """Take the id. BROKER_ID_NOT_REGISTERED where a live gateway has it."""
         try:
             await self._admin.create_partitioned(self._topic, 1, {})
-            await self._admin.keep_when_idle(self._topic)
         except PulsarError as error:
             if error.code != "Conflict":
                 raise
+        await self._admin.keep_when_idle(self._topic)
         loop = asyncio.get_running_loop()
         end = loop.time() + _BUSY_SECONDS
         told = False
@@ -114,10 +139,19 @@ class Gateways:
                         _BUSY_SECONDS,
                     )
                 await asyncio.sleep(0.5)
-        await self._listen()
-        self._own = member
-        await self._look()
-        self._tasks = [loop.create_task(self._look_again()), loop.create_task(self._probe_again())]
+        if self._reader is None:
+            await self._listen()
+        live = LiveMembers(member)
+        end = loop.time() + _SNAPSHOT_SECONDS
+        while not await self._look(live):
+            if loop.time() > end:
+                text = f"{self._partition}: the broker does not show this gateway's producer"
+                raise PulsarError("Timeout", text, retriable=True)
+            await asyncio.sleep(0.2)
+        self._tasks = [
+            loop.create_task(repeat("membership", self._look_again, every=_POLL_SECONDS, failed=self._cannot_see)),
+            loop.create_task(repeat("the look after the next gateway", self._probe_next, every=_PROBE_SECONDS)),
+        ]
 
     async def _take_place(self, member: Member) -> None:
         """Hold the producer of our id. PulsarError ProducerBusy where another has it."""
@@ -146,7 +180,11 @@ class Gateways:
         """Tell the others to look at a topic again. Who misses it finds the change with the next full listing."""
         if self._producer is None:
             return
-        batch = build([Record(0, 0, None, topic.encode())])
+        self._publish(Record(0, 0, None, topic.encode())).add_done_callback(_announced)
+
+    def _publish(self, record: Record) -> asyncio.Future[Position]:
+        assert self._producer is not None
+        batch = build([record])
         (entry,) = transcode.to_entries(
             batch,
             read_header(batch),
@@ -163,23 +201,32 @@ class Gateways:
             num_messages=1,
         )
         self._sequence += 1
-        sent.add_done_callback(_announced)
+        return sent
 
     def _heard(self, entry: Entry) -> None:
         try:
             data = transcode.to_batch(entry.metadata, entry.payload, base_offset=0, log_append_time=None)
             assert isinstance(data, bytes)
-            names = [record.value for record in iter_records(data, max_bytes=_LONGEST) if record.value]
+            records = list(iter_records(data, max_bytes=_LONGEST))
         except KopError as error:
             log.warning("an announcement of another gateway cannot be read: %s", error)
             return
-        self._on_announced([name.decode() for name in names])
+        for record in records:
+            if record.value is None and record.key is not None and record.key.startswith(_LEAVES) and self._live:
+                number = record.key.removeprefix(_LEAVES)
+                if number.isdigit():
+                    self._live.leaves(int(number), asyncio.get_running_loop().time())
+        self._on_announced([record.value.decode() for record in records if record.value])
 
     async def close(self) -> None:
-        """Leave."""
+        """Leave, and say so first: nobody waits whether this one comes back."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._producer is not None and self._live is not None:
+            with contextlib.suppress(PulsarError, TimeoutError):
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    await self._publish(Record(0, 0, _LEAVES + str(self._live.own.node_id).encode(), None))
         if self._reader is not None:
             await self._reader.close()
         if self._producer is not None:
@@ -191,54 +238,80 @@ class Gateways:
         self._heard(entry)
 
     async def _look_again(self) -> None:
-        assert self._own is not None
-        while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            try:
-                if self._producer is None:
-                    await self._take_place(self._own)
-                if self._reader is None:
-                    await self._listen()
-                await self._look()
-            except PulsarError as error:
-                self._troubles.refused(error, "membership", "cannot see the other gateways, trying again")
+        assert self._live is not None
+        if self._producer is None:
+            await self._take_place(self._live.own)
+        if self._reader is None:
+            await self._listen()
+        if await self._look(self._live):
+            await for_each(
+                self._live.absent,
+                self._ask,
+                at_once=_ASKED_AT_ONCE,
+                limit=_ANSWER_SECONDS,
+                failed=lambda member, _: self._answered(member, False),
+            )
 
-    async def _probe_again(self) -> None:
-        while True:
-            await asyncio.sleep(_PROBE_SECONDS)
-            next_one = self._next_one()
-            if next_one is None or self._producer is None:
-                continue
-            try:
-                probe = await self._client.open_producer(self._partition, name=f"{_NAME}{next_one}", lane="members")
-            except PulsarError:
-                continue  # ProducerBusy: it is alive. Of all else `_look_again` tells.
-            await probe.close()
-            self._troubles.count("gateways that did not answer")
-            log.warning("gateway %d left or does not answer Pulsar: others take over what it led", next_one)
-            with contextlib.suppress(PulsarError):
-                await self._look()
+    def _cannot_see(self, error: Exception) -> None:
+        if isinstance(error, PulsarError):
+            self._troubles.refused(error, "membership", "cannot see the other gateways, trying again")
+        else:
+            tell("membership", error)
 
-    def _next_one(self) -> int | None:
+    async def _ask(self, member: Member) -> None:
+        self._answered(member, await self._answers(member))
+
+    def _answered(self, member: Member, answers: bool) -> None:
+        if self._live is not None:
+            self._live.answered(member.node_id, answers)
+
+    async def _probe_next(self) -> None:
+        """Ask for the name of the next gateway: the broker gives it away where its holder does not answer."""
+        next_one = self._next_one()
+        if next_one is None or self._producer is None or self._live is None:
+            return
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        try:
+            probe = await self._client.open_producer(self._partition, name=f"{_NAME}{next_one.node_id}", lane="members")
+        except PulsarError:
+            return  # ProducerBusy: it is alive. Of all else `_look_again` tells.
+        took = loop.time() - asked
+        await probe.close()
+        if took < _TAKEN_SECONDS and self.fresh:
+            return  # its place was empty, as behind an unload: what snapshots show decides
+        if await self._answers(next_one):
+            return  # it lives, and comes back to its place
+        self._troubles.count("gateways that did not answer")
+        log.warning("gateway %d left or does not answer Pulsar: others take over what it led", next_one.node_id)
+        self._live.is_dead(next_one.node_id)
+        self._members_are(self._live)
+
+    def _next_one(self) -> Member | None:
         """The gateway after this one, in a ring by id: each is looked after by one other."""
-        assert self._own is not None
-        ids = [member.node_id for member in self.members]
-        if len(ids) < 2:
-            return None
-        return next((node_id for node_id in ids if node_id > self._own.node_id), ids[0])
+        assert self._live is not None
+        own, absent = self._live.own.node_id, {member.node_id for member in self._live.absent}
+        others = [one for one in self.members if one.node_id != own and (not self.fresh or one.node_id not in absent)]
+        return next((one for one in others if one.node_id > own), others[0] if others else None)
 
-    async def _look(self) -> None:
-        assert self._own is not None
+    async def _look(self, live: LiveMembers) -> bool:
+        """See who is attached; False where the broker does not know yet."""
         stats = await self._admin.stats(self._partition)
         found = {member.node_id: member for member in map(_member, stats.get("publishers", ())) if member is not None}
-        found[self._own.node_id] = self._own
-        members = [found[node_id] for node_id in sorted(found)]
         now = asyncio.get_running_loop().time()
+        if not live.snapshot(found, now):
+            return False
         away, self._seen = now - self._seen > _AWAY_SECONDS, now
-        if members != self.members:
-            self.members = members
-            log.info("gateways: %s", ", ".join(f"{one.node_id} at {one.host}:{one.port}" for one in members))
-        elif not away:
+        self._members_are(live, tell_anyway=away)
+        return True
+
+    def _members_are(self, live: LiveMembers, *, tell_anyway: bool = False) -> None:
+        """Take over who counts, and tell those who listen of a change."""
+        self._live = live
+        if live.members != self.members:
+            self.members = live.members
+            log.info("gateways: %s", ", ".join(f"{one.node_id} at {one.host}:{one.port}" for one in live.members))
+        elif not tell_anyway:
             return
         for callback in self._listeners:
             callback()

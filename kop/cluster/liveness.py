@@ -1,0 +1,40 @@
+"""Whether another gateway serves Kafka clients at the address that it told.
+
+Owns: one ApiVersions request (KIP-35) on a connection of its own.
+Must not know: what follows from the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from typing import Final
+
+from kop.storage.base import Member
+
+SECONDS: Final = 1.5
+"""A gateway that is stopped by SIGSTOP still accepts connections: only an answer counts."""
+_REQUEST: Final = struct.Struct(">ihhih")
+_ANSWER: Final = struct.Struct(">ii")
+_API_VERSIONS: Final = 18
+_CORRELATION_ID: Final = 0x6B6F70
+_NO_CLIENT_ID: Final = -1
+
+_log: Final = logging.getLogger(__name__)
+
+
+async def answers(member: Member, seconds: float = SECONDS) -> bool:
+    """True where an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure."""
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(member.host, member.port)
+            try:
+                writer.write(_REQUEST.pack(_REQUEST.size - 4, _API_VERSIONS, 0, _CORRELATION_ID, _NO_CLIENT_ID))
+                _, correlation_id = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))
+            finally:
+                writer.transport.abort()
+    except (OSError, TimeoutError, EOFError) as error:
+        _log.debug("gateway %d does not answer at %s:%d: %r", member.node_id, member.host, member.port, error)
+        return False
+    return bool(correlation_id == _CORRELATION_ID)

@@ -1,0 +1,93 @@
+"""Which gateways count as live: the decision alone, from what was seen of them and when.
+
+Owns: how long a gateway may be missing, and what shortens or lengthens that.
+Must not know: sockets, clocks, how anything is asked. A pure machine: times are seconds and come with each call.
+
+A broker that loads the membership topic anew, after an unload or its own restart, knows none of the gateways that come
+back within a second or two. Whoever takes a missing gateway for dead at once fences it, on partitions that it leads.
+
+- A snapshot without the gateway that took it tells nothing: the broker has just begun.
+- A gateway counts as gone after `ABSENT_SNAPSHOTS` snapshots in a row without it, over `ABSENT_SECONDS` or more.
+- One that answers Kafka requests at its address meanwhile is alive: it has `ANSWERING_SECONDS` to come back. One that
+  has not come back then is cut off from Pulsar and coordinates nothing.
+- One that has said that it leaves is gone with the first snapshot without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kop.storage.base import Member
+
+ABSENT_SNAPSHOTS: Final = 3
+ABSENT_SECONDS: Final = 3.0
+ANSWERING_SECONDS: Final = 15.0
+LEAVING_SECONDS: Final = 10.0
+"""So long it is believed that a gateway leaves: it may be started again at once."""
+
+
+@dataclass(slots=True)
+class _Absence:
+    since: float
+    snapshots: int = 0
+    answers: bool = False
+    """At its Kafka address, when it was asked last."""
+
+    def is_over(self, now: float) -> bool:
+        return (
+            self.snapshots >= ABSENT_SNAPSHOTS
+            and now - self.since >= ABSENT_SECONDS
+            and (not self.answers or now - self.since >= ANSWERING_SECONDS)
+        )
+
+
+class LiveMembers:
+    """The gateways that one of them, `own`, takes for live."""
+
+    def __init__(self, own: Member) -> None:
+        self.own = own
+        self.members: Sequence[Member] = (own,)
+        """Ordered by id, `own` among them."""
+        self._absences: dict[int, _Absence] = {}
+        self._leaving: dict[int, float] = {}
+
+    @property
+    def absent(self) -> Iterable[Member]:
+        """Those that still count and were not in the last snapshot: whether they answer decides how long they do."""
+        return [member for member in self.members if member.node_id in self._absences]
+
+    def snapshot(self, found: Mapping[int, Member], now: float) -> bool:
+        """Take what a broker says of who is attached; False where that tells nothing."""
+        if self.own.node_id not in found:
+            return False
+        kept = dict(found)
+        for member in self.members:
+            if member.node_id in found:
+                continue
+            absence = self._absences.setdefault(member.node_id, _Absence(now))
+            absence.snapshots += 1
+            said = self._leaving.pop(member.node_id, None)
+            leaves = said is not None and now - said < LEAVING_SECONDS
+            if not leaves and not absence.is_over(now):
+                kept[member.node_id] = member
+        self._absences = {node_id: one for node_id, one in self._absences.items() if node_id in kept.keys() - found}
+        kept[self.own.node_id] = self.own
+        self.members = tuple(kept[node_id] for node_id in sorted(kept))
+        return True
+
+    def answered(self, node_id: int, answers: bool) -> None:
+        """Whether an absent gateway has answered a Kafka request."""
+        if (absence := self._absences.get(node_id)) is not None:
+            absence.answers = answers
+
+    def leaves(self, node_id: int, now: float) -> None:
+        """A gateway said that it stops."""
+        self._leaving[node_id] = now
+
+    def is_dead(self, node_id: int) -> None:
+        """It is known otherwise that a gateway neither answers nor holds its place: it is gone at once."""
+        if node_id != self.own.node_id:
+            self.members = tuple(member for member in self.members if member.node_id != node_id)
+            self._absences.pop(node_id, None)

@@ -1,0 +1,129 @@
+"""When a gateway counts as gone, in simulated time: snapshots a second apart, and what its own address says."""
+
+from __future__ import annotations
+
+import pytest
+
+from kop.storage.base import Member
+from kop.storage.pulsar.live_members import LiveMembers
+
+
+def member(node_id: int) -> Member:
+    return Member(node_id, f"host-{node_id}", 9000 + node_id)
+
+
+def found(*ids: int) -> dict[int, Member]:
+    return {node_id: member(node_id) for node_id in ids}
+
+
+def ids(live: LiveMembers) -> list[int]:
+    return [one.node_id for one in live.members]
+
+
+def of_three() -> LiveMembers:
+    live = LiveMembers(member(1))
+    assert live.snapshot(found(1, 2, 3), 0.0)
+    assert ids(live) == [1, 2, 3]
+    return live
+
+
+@pytest.mark.parametrize(
+    ("story", "answers", "left"),
+    [
+        pytest.param([[1]], False, [1, 2, 3], id="one snapshot that lacks all others"),
+        pytest.param([[]], False, [1, 2, 3], id="one empty snapshot"),
+        pytest.param([[]] * 100, False, [1, 2, 3], id="empty snapshots tell nothing, however many"),
+        pytest.param([[2, 3]] * 100, False, [1, 2, 3], id="snapshots without ourselves tell nothing"),
+        pytest.param([[2]] * 100, False, [1, 2, 3], id="those neither of others that they lack"),
+        pytest.param([[1], [1, 2]], False, [1, 2, 3], id="two come back one by one"),
+        pytest.param([[1, 3], [1, 3]], False, [1, 2, 3], id="two snapshots in a row"),
+        pytest.param([[1, 3]] * 3, False, [1, 2, 3], id="three snapshots in a row"),
+        pytest.param([[1, 3]] * 4, False, [1, 3], id="four in a row, over three seconds, nobody answers"),
+        pytest.param([[1, 3], [1, 3], [1, 2, 3], [1, 3], [1, 3]], False, [1, 2, 3], id="it came back in between"),
+        pytest.param([[1, 3], [], [], [1, 3]], False, [1, 2, 3], id="empty ones do not count"),
+        pytest.param([[1, 3], [], [], [1, 3], [1, 3]], False, [1, 3], id="nor do they begin the count again"),
+        pytest.param([[1, 3]] * 14, True, [1, 2, 3], id="it answers at its address"),
+        pytest.param([[1, 3]] * 17, True, [1, 3], id="it answers, and is cut off from Pulsar"),
+        pytest.param([[1, 2, 3, 4]], False, [1, 2, 3, 4], id="a new one counts at once"),
+        pytest.param([[1, 2, 3, 4], [1, 2]], False, [1, 2, 3, 4], id="and is no sooner gone than others"),
+        pytest.param([[1]] * 4, False, [1], id="all others die at once"),
+    ],
+)
+def test_who_counts_after_snapshots_a_second_apart(story: list[list[int]], answers: bool, left: list[int]) -> None:
+    live = of_three()
+    for second, snapshot in enumerate(story, 1):
+        live.snapshot(found(*snapshot), float(second))
+        for one in live.absent:
+            live.answered(one.node_id, answers)
+    assert ids(live) == left
+
+
+def test_snapshots_in_quick_succession_are_no_proof() -> None:
+    live = of_three()
+    for step in range(10):
+        live.snapshot(found(1, 3), 1.0 + step / 10)
+    assert ids(live) == [1, 2, 3]
+    live.snapshot(found(1, 3), 4.0)
+    assert ids(live) == [1, 3]
+
+
+def test_a_gateway_that_stood_still_between_two_snapshots_takes_nobody_for_dead() -> None:
+    live = of_three()
+    live.snapshot(found(1, 3), 1.0)
+    live.snapshot(found(1, 3), 60.0)
+    assert ids(live) == [1, 2, 3]
+    live.snapshot(found(1, 3), 61.0)
+    assert ids(live) == [1, 3]
+
+
+def test_an_answer_counts_only_until_the_next() -> None:
+    live = of_three()
+    for second in range(1, 5):
+        live.snapshot(found(1, 3), float(second))
+        live.answered(2, True)
+    assert ids(live) == [1, 2, 3]
+    live.answered(2, False)
+    live.snapshot(found(1, 3), 5.0)
+    assert ids(live) == [1, 3]
+
+
+def test_one_that_says_that_it_leaves_is_gone_with_the_first_snapshot_without_it() -> None:
+    live = of_three()
+    live.leaves(2, 0.5)
+    live.snapshot(found(1, 2, 3), 1.0)
+    assert ids(live) == [1, 2, 3], "it is about to"
+    live.snapshot(found(1, 3), 2.0)
+    assert ids(live) == [1, 3]
+    live.snapshot(found(1, 2, 3), 3.0)
+    live.snapshot(found(1, 3), 4.0)
+    assert ids(live) == [1, 2, 3], "it has been started again since, and has not said so again"
+
+
+def test_one_that_said_long_ago_that_it_leaves_and_came_back_is_as_good_as_any() -> None:
+    live = of_three()
+    live.leaves(2, 0.5)
+    for second in range(1, 20):
+        live.snapshot(found(1, 2, 3), float(second))
+    live.snapshot(found(1, 3), 20.0)
+    assert ids(live) == [1, 2, 3]
+
+
+def test_one_that_is_known_to_be_dead_is_gone_at_once_and_welcome_when_it_comes_back() -> None:
+    live = of_three()
+    live.is_dead(2)
+    live.is_dead(1)
+    assert ids(live) == [1, 3]
+    live.snapshot(found(1, 2, 3), 1.0)
+    assert ids(live) == [1, 2, 3]
+
+
+def test_a_gateway_that_comes_back_at_another_address_is_known_by_that() -> None:
+    live = of_three()
+    live.snapshot({**found(1, 3), 2: Member(2, "elsewhere", 1)}, 1.0)
+    assert live.members[1] == Member(2, "elsewhere", 1)
+
+
+def test_our_own_address_is_what_we_say_it_is() -> None:
+    live = LiveMembers(member(1))
+    live.snapshot({1: Member(1, "what the broker says", 1)}, 1.0)
+    assert list(live.members) == [member(1)]
