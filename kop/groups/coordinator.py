@@ -18,11 +18,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
+from kop.background import repeat
 from kop.cluster.catalog import Catalog
 from kop.cluster.membership import Membership
 from kop.errors import ErrorCode, InternalError
@@ -64,6 +64,7 @@ T = TypeVar("T")
 Later: TypeAlias = T | asyncio.Future[T]
 """A result, or the future of one."""
 
+_CONFIRM_SECONDS: Final = 0.5
 _EXPIRY_SLICE: Final = 200
 """Groups that are looked at before others get a turn."""
 _log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ class GroupCoordinator:
         self._serial = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = NEVER
-        self._expiry: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
 
     # -- life
 
@@ -140,7 +141,11 @@ class GroupCoordinator:
         """Make or open the topic and rebuild all groups from it."""
         await self._log.open()
         self._engine.topics.on_change(self._topic_changed)
-        self._expiry = asyncio.get_running_loop().create_task(self._expire_now_and_then())
+        interval = self.settings.offsets_retention_check_interval_ms / 1000
+        self._loops = [
+            asyncio.get_running_loop().create_task(repeat("the expiry of offsets", self.expire, every=interval)),
+            asyncio.get_running_loop().create_task(repeat("who leads", self._confirm, every=_CONFIRM_SECONDS)),
+        ]
         began = time.monotonic()
         self._refusal = ErrorCode.NONE  # from now on each partition says whether it is served
         await self._partitions.start()
@@ -203,10 +208,9 @@ class GroupCoordinator:
         for entry in self._entries.values():
             self._carry_out(entry, entry.group.unload())
         self._log.flush()
-        if self._expiry is not None:
-            self._expiry.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._expiry
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
         await self._partitions.stop()
 
     @property
@@ -222,10 +226,15 @@ class GroupCoordinator:
         return None if self._refusal else self._partitions.waiting_for
 
     def refusal_of(self, group_id: str, *, surely: bool = False) -> ErrorCode:
-        """NONE when requests for the group are served here, else what to answer. `surely`: from memory alone."""
-        if not self._refusal and not self._engine.members_fresh:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # who was stopped for a while may have been replaced
-        return self._refusal or self._partitions.refusal(self._log.partition_of(group_id), surely=surely)
+        """NONE when requests for the group are served here, else what to answer. `surely`: from memory alone.
+
+        Where `members` are not fresh everything is answered as from memory alone: `_confirm` sees to it that it can be.
+        """
+        if self._refusal:
+            return self._refusal
+        # Who was stopped for a while may have been replaced. Not where storage said since that it still leads.
+        surely = surely or not self._engine.members_fresh
+        return self._partitions.refusal(self._log.partition_of(group_id), surely=surely)
 
     def in_doubt(self, group_ids: Iterable[str]) -> set[int]:
         """Partitions of these groups that `verify` has to ask about before anything is answered from memory."""
@@ -448,13 +457,10 @@ class GroupCoordinator:
                 _log.info("%d offsets of group %r expired", len(gone), group.group_id)
                 self._delete(entry, gone, _ignore)
 
-    async def _expire_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.offsets_retention_check_interval_ms / 1000)
-            try:
-                await self.expire()
-            except Exception:
-                _log.exception("looking for expired offsets failed")
+    async def _confirm(self) -> None:
+        """Nobody can tell who the other brokers are: storage says whether each partition is still led here."""
+        if not self._engine.members_fresh:
+            self._partitions.confirm()
 
     # -- inside
 

@@ -60,7 +60,7 @@ class Partitions(Generic[T]):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._pauses: dict[int, float] = {}
         self._stopped = False
-        self._verifying: set[asyncio.Task[None]] = set()
+        self._verifying: dict[int, asyncio.Task[None]] = {}
 
     def refusal(self, partition: int, *, surely: bool = False) -> ErrorCode:
         """NONE where the partition's groups are served, else what to answer.
@@ -116,7 +116,7 @@ class Partitions(Generic[T]):
     async def stop(self) -> None:
         """Let everything go."""
         self._stopped = True
-        tasks = [*self._tasks.values(), *self._verifying]
+        tasks = [*self._tasks.values(), *self._verifying.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -132,9 +132,26 @@ class Partitions(Generic[T]):
         for partition in range(len(self._states)):
             self._settle_one(partition)
             if self.in_doubt(partition):
-                task = asyncio.get_running_loop().create_task(self.verify(partition))
-                self._verifying.add(task)
-                task.add_done_callback(self._verifying.discard)
+                self._ask_who_leads(partition)
+
+    def confirm(self) -> None:
+        """Ask storage whether what is served is still led, side by side, so that it is in doubt at no time.
+
+        For a time in which members are not known. One that does not answer keeps no other from being asked again.
+        """
+        for partition, state in enumerate(self._states):
+            if not state:
+                self._ask_who_leads(partition)
+
+    def _ask_who_leads(self, partition: int) -> None:
+        if partition not in self._verifying and not self._stopped:
+            task = self._verifying[partition] = asyncio.get_running_loop().create_task(self.verify(partition))
+            task.add_done_callback(lambda done: self._asked(partition, done))
+
+    def _asked(self, partition: int, task: asyncio.Task[None]) -> None:
+        del self._verifying[partition]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("cannot tell who leads partition %d of the offsets topic", partition, exc_info=error)
 
     def _settle_one(self, partition: int) -> None:
         if self._stopped or partition in self._tasks:

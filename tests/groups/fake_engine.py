@@ -38,8 +38,11 @@ class FakeLog:
         self.attached = True
 
     leads = True
+    answers = True
+    """Storage says who leads, which ends all doubt."""
 
-    async def verify_lead(self) -> None: ...
+    async def verify_lead(self) -> None:
+        self.leads = self.leads or self.answers
 
     async def lead(self, lost: Callable[[], None]) -> None:
         await self.attach()

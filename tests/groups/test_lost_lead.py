@@ -8,7 +8,7 @@ import pytest
 from test_coordinator import MINUTE, World, settle
 
 from kop.errors import ErrorCode as E
-from kop.groups import partitions
+from kop.groups import coordinator, partitions
 from kop.groups.messages import Leaving
 from kop.records.batch import build, read_header
 from kop.records.record import Record
@@ -155,4 +155,51 @@ async def test_a_group_that_was_taken_away_writes_nothing_when_its_timers_run_ou
         await settle()
     assert world.log.appends == appends
     assert world.groups.list() == []
+    await world.groups.stop()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_while_the_other_gateways_cannot_be_seen_a_lead_that_storage_confirms_is_served(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but the broker of the partition has to answer; where that is silent, too, nothing is told from memory."""
+    monkeypatch.setattr(coordinator, "_CONFIRM_SECONDS", 0.001)
+    world = await World().start()
+    member_id = await world.stable()
+    world.engine.members_fresh = False
+    world.log.answers = answers
+    for _ in range(5):
+        world.log.leads = False  # it was confirmed too long ago
+        if answers:
+            await until(lambda: not world.groups.refusal_of("g"))
+            assert world.groups.heartbeat("g", member_id, None, 1) == E.NONE
+            assert world.groups.check_commit("g", member_id, None, 1, says_not_found=True) == E.NONE
+            assert await world.commit(1) == E.NONE
+        else:
+            await asyncio.sleep(0.01)  # rounds in which it is asked in vain
+            assert world.groups.refusal_of("g") == E.COORDINATOR_LOAD_IN_PROGRESS
+            assert world.groups.heartbeat("g", member_id, None, 1) == E.NONE, "the member shall stay"
+            assert world.groups.check_commit("g", member_id, None, 1, says_not_found=True)
+    await world.groups.stop()
+
+
+async def test_one_partition_whose_broker_hangs_leaves_the_others_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "_CONFIRM_SECONDS", 0.001)
+    world = await World(offsets_topic_num_partitions=3).start()
+    asked = 0
+
+    async def hangs() -> None:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(world.engine.offsets[1], "verify_lead", hangs)
+    world.engine.members_fresh = False
+    groups = {world.groups._log.partition_of(name): name for name in map(str, range(100))}
+    for _ in range(5):
+        for log in world.engine.offsets:
+            log.leads = False
+        await until(lambda: not any(world.groups.refusal_of(groups[index]) for index in (0, 2)))
+        assert world.groups.refusal_of(groups[1]) == E.COORDINATOR_LOAD_IN_PROGRESS
+    assert asked == 1, "one question at a time"
     await world.groups.stop()

@@ -15,6 +15,7 @@ import pytest
 from batches import append, attached, batch, first, make, read_values, refused
 from engines import PulsarStore
 from support.child import Child
+from support.faulty_link import link
 from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
 
@@ -328,6 +329,49 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
             await until(lambda: all(list(view.ids) == [1, 2] for view in views))
     finally:
         third.kill()
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_groups_are_coordinated_while_rest_does_not_answer(
+    pulsar_store: PulsarStore, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The times in which members are known, and a lead is sure, are short here: many of them pass."""
+    fresh, sure = 0.5, 1.0
+    monkeypatch.setattr("kop.storage.pulsar.members._FRESH_SECONDS", fresh)
+    monkeypatch.setattr("kop.storage.pulsar.members._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("kop.storage.pulsar.leading._SURE_SECONDS", sure)
+    monkeypatch.setattr("kop.groups.coordinator._CONFIRM_SECONDS", 0.1)
+    async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
+        pulsar_store.urls = pulsar_store.urls[0], f"http://127.0.0.1:{rest.port}"
+        async with pulsar_store.opened() as engine:
+            await engine.join(Member(1, "host-1", 9001))
+            topic = await engine.topics.create("t", 1, {})
+            groups = GroupCoordinator(
+                engine, GroupSettings(offsets_topic_num_partitions=2), membership=Membership(engine, 1)
+            )
+            await groups.start()
+            assert groups.waiting_for is None
+            if how == "refused":
+                rest.refuse = True
+                rest.cut()
+            else:
+                rest.stall()
+            await until(lambda: not engine.members_fresh)
+            await until(lambda: not groups.refusal_of("a") and not groups.refusal_of("b"))
+            began, offset = time.monotonic(), 0
+            while time.monotonic() - began < 4 * (fresh + sure):
+                offset += 1
+                for group in ("a", "b"):
+                    assert not groups.check_commit(group, "", None, -1, says_not_found=True)
+                    assert not await groups.commit(group, [Commit("t", topic.topic_id, 0, offset)])
+                    assert not groups.refusal_of(group, surely=True), "what is read is answered from memory"
+                await asyncio.sleep(0.05)  # at the pace of a client: what matters is how much time passes
+            assert not engine.members_fresh
+            rest.refuse = False
+            rest.go_on()
+            await until(lambda: engine.members_fresh, 30)
+            assert not groups.refusal_of("a")
+            await groups.stop()
 
 
 async def publishers(engine: PulsarEngine, topic: str) -> set[int]:

@@ -51,7 +51,7 @@ class Leading:
 
     async def make_sure(self) -> None:
         """Ask Pulsar whether it leads; those who want to know at the same time share the answer."""
-        if self.sender is None or self.sure:
+        if self.sender is None:
             return
         if self._asking is None:
             self._asking = self._log.loop.create_task(self._ask(self.sender))
