@@ -27,7 +27,7 @@ from typing import Any, Protocol, cast
 from kop.errors import FrameError
 from kop.handlers.api import ConnectionInfo, Frame
 from kop.server.frames import FrameSplitter
-from kop.server.peer import describe, has_closed, plain_host
+from kop.server.peer import describe, has_closed, in_system, plain_host
 from kop.server.pressure import Account, Limits
 from kop.server.request import Answer, RequestPipeline
 from kop.server.responses import ResponseOrder, Slot
@@ -117,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
         """Since when the client has not read its answers, or 0."""
         self.closing_since = 0.0
         """Since when the connection is about to be closed, or 0."""
-        self._mark = (0.0, 0)
+        self._mark = (0.0, 0, 0)
         # What came in: one frame, incomplete (in `_frames`) or whole and not to be started yet (`_ready`); then what
         # may not even be cut yet (`_held`).
         self._frames = FrameSplitter(server.limits.request_bytes)
@@ -485,7 +485,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def stuck(self) -> bool:
         """True when it holds memory and nothing has moved since the last call, for a reason that lies with the peer."""
-        mark = (self.last_active, self.unsent)
+        mark = (self.last_active, self.unsent, 0 if self._transport is None else in_system(self._transport))
         moved, self._mark = mark != self._mark, mark
         ours = self._starved or self._hold & _MEMORY or (self._waiting and not self._polling)
         return bool(self._charged and not moved and not ours)

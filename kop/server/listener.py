@@ -178,8 +178,9 @@ class Server:
                 elif connection.unread_since and now - connection.unread_since > _SLOW_SECONDS:
                     self._close_slow(connection, "reads its answers too slowly")
         enough = self.limits.memory_bytes
+        waiting = [connection for connection in holders if connection.frame_since and not connection.busy]
         if self._deadlocked and not stuck:
-            stuck = [connection for connection in holders if not connection.busy]
+            stuck = waiting
             enough //= 2  # so that those who stay have room to grow
         for connection in sorted(stuck, key=lambda one: one.charged, reverse=True):
             if self.memory.used <= enough:
@@ -187,7 +188,7 @@ class Server:
             what = "leaves its answers unread" if connection.unsent else "does not go on with its request"
             self._close_slow(connection, what)
         # Parts of frames that each wait for the others: nobody is to blame, and next time somebody has to go.
-        parts = sum([connection.charged for connection in holders if not connection.busy])
+        parts = sum([connection.charged for connection in waiting])
         self._deadlocked = self.memory.short and 2 * parts > self.limits.memory_bytes
 
     def _close_slow(self, connection: Connection, what: str) -> None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+from fcntl import ioctl
+from termios import TIOCOUTQ
 
 from kop.handlers.api import ConnectionInfo
 
@@ -35,3 +38,16 @@ def has_closed(transport: asyncio.Transport) -> bool:
         return sock is not None and bool(sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _ESTABLISHED)
     except OSError:
         return False
+
+
+def in_system(transport: asyncio.Transport) -> int:
+    """Bytes that the system is still sending, 0 where it does not tell.
+
+    A socket takes more only once a good part of its buffer is free, megabytes of it: until then nothing else shows that
+    the peer reads.
+    """
+    sock = transport.get_extra_info("socket")
+    try:
+        return 0 if sock is None else int.from_bytes(ioctl(sock.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0

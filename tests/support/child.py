@@ -102,6 +102,13 @@ class Child:
         """All that it has written."""
         return (self.directory / "log").read_text(errors="replace")
 
+    def busy(self) -> float:
+        """Seconds of CPU time that its event loop's thread has had."""
+        assert self.process is not None
+        pid = self.process.pid
+        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def memory(self, line: str = "VmRSS") -> int:
         """Resident bytes now; `VmHWM`: the most so far."""
         assert self.process is not None
