@@ -128,6 +128,7 @@ async def _find(partition_log: PartitionLog, asked: int) -> tuple[int, int]:
         await partition_log.refresh()
         return -1, partition_log.high_watermark
     if asked in (_EARLIEST, _EARLIEST_LOCAL):
+        await partition_log.refresh_start()
         return -1, partition_log.log_start_offset
     if asked in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return -1, -1

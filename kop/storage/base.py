@@ -201,6 +201,9 @@ class PartitionLog(LeaderOfLog, Protocol):
     async def refresh(self) -> None:
         """Bring `high_watermark` up to all that is durable now, whoever wrote it. Attaches where that is needed."""
 
+    async def refresh_start(self) -> None:
+        """Bring `log_start_offset` up to where the log begins now, whoever deleted from it. Attaches if need be."""
+
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         """Take one validated RecordBatch v2; the future ends when the batch is durable.
 

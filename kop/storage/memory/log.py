@@ -250,6 +250,9 @@ class MemoryLog(Partition):
     async def refresh(self) -> None:
         """Nothing to do: nobody else writes."""
 
+    async def refresh_start(self) -> None:
+        """Nothing to do: nobody else deletes."""
+
     async def lead(self, lost: Callable[[], None]) -> None:
         """Nothing to do: nobody else writes."""
 

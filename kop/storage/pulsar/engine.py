@@ -39,7 +39,16 @@ from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Answers, Gateways
 from kop.storage.pulsar.presence import Presence
 from kop.storage.pulsar.producer_ids import ProducerIds
-from kop.storage.pulsar.properties import CREATED_PROPERTY, ID_PROPERTY, RAW_PROPERTY, number, remembered
+from kop.storage.pulsar.properties import (
+    CREATED_PROPERTY,
+    ID_PROPERTY,
+    RAW_PROPERTY,
+    all_remembered,
+    largest_remembered,
+    number,
+    outdated,
+    remembered,
+)
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.topics import PulsarTopic, PulsarTopics
 from kop.storage.pulsar.troubles import Troubles
@@ -51,6 +60,8 @@ _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _OFFSETS_PROPERTY: Final = "kop.offsets"
 _ENDS_AT_ONCE: Final = 200
+_REMEMBER_TRIES: Final = 5
+"""How often a number is written until it is read back."""
 _CLOSE_SECONDS: Final = 10.0
 _YOUNG_SECONDS: Final = 3600.0
 _PREFIX: Final = "persistent://"
@@ -138,6 +149,8 @@ class PulsarEngine:
         self._background: list[asyncio.Task[None]] = []
         self._watches: list[Any] = []
         self._begin_raw: set[UUID] = set()
+        self._remembered: dict[UUID, tuple[Mapping[str, str], dict[tuple[str, int], int]]] = {}
+        """What properties say of partitions, with the properties that say it."""
         self._gateways = Gateways(
             client,
             admin,
@@ -388,6 +401,7 @@ class PulsarEngine:
 
     def remove_logs(self, topic_id: UUID) -> None:
         """A topic is gone."""
+        self._remembered.pop(topic_id, None)
         self.write_checks.forget(topic_id)
         self.presence.forget(topic_id)
         for one in self._logs.pop(topic_id, ()):
@@ -430,12 +444,28 @@ class PulsarEngine:
         return created >= 0 and time.time() - created / 1000 < _YOUNG_SECONDS
 
     def remembered(self, one: PulsarLog, what: str) -> int:
-        """A number that a gateway kept beside a partition, or 0."""
-        return number(self.topics.pulsar(one.topic.topic_id).properties, remembered(what, one.index))
+        """The largest number that a gateway kept beside a partition, or 0."""
+        topic_id = one.topic.topic_id
+        properties = self.topics.pulsar(topic_id).properties
+        known = self._remembered.get(topic_id)
+        if known is None or known[0] is not properties:
+            known = self._remembered[topic_id] = properties, all_remembered(properties)
+        return known[1].get((what, one.index), 0)
 
     async def remember(self, one: PulsarLog, what: str, value: int) -> None:
-        """Keep a number beside a partition, for all gateways."""
-        await self.topics.set_property(one.topic.topic_id, remembered(what, one.index), str(value))
+        """Keep a number beside a partition, for all gateways; of those that are kept the largest counts."""
+        topic_id = one.topic.topic_id
+        name = remembered(what, one.index, value)
+        for _ in range(_REMEMBER_TRIES):
+            await self.topics.set_property(topic_id, name, str(value))
+            kept = await self.topics.properties_now(topic_id)
+            if largest_remembered(kept, what, one.index) >= value:
+                break
+        else:
+            self.count("numbers that Pulsar did not keep")
+            raise BackendError(f"Pulsar does not keep the property {name} of {one.topic.name}: clients try again")
+        if name in kept and (old := outdated(kept, what, one.index, value)):
+            self.spawn(self.topics.remove_properties(topic_id, old))
 
     # --- open, upkeep
 

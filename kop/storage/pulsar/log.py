@@ -48,6 +48,8 @@ WAIT_SECONDS: Final = 25.0
 """How long a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
 _MARK_EVERY: Final = LOOK_EVERY
 """Entries from one mark of the tail to the next."""
+_START_SECONDS: Final = 1.0
+"""How long an answer to where the log begins is shared."""
 _LARGEST_AT_TAIL: Final = 8 << 20
 """Bytes of the largest chunked message that the tail puts together."""
 _EMPTY: Final = ReadResult((), 0)
@@ -91,6 +93,11 @@ class PulsarLog:
         self._in_demand = True
         """Somebody asked since `close_idle` looked last."""
         self._demanded = self.loop.time()
+        self._asking_start: asyncio.Task[None] | None = None
+        self._start_known_at = 0.0
+        """Loop time at which that was asked last."""
+        self.first_ledger = -1
+        """The ledger in which the log began when that was last asked; -1 where it is not known."""
         self._since_mark = 0
         self.leading = Leading(self)
         self.limits = Limits(self)
@@ -206,6 +213,8 @@ class PulsarLog:
         found = await lookup.bounds(self)
         self.log_start_offset = max(found.start, min(self.engine.remembered(self, LOG_START), found.end))
         self.high_watermark = found.end
+        self.first_ledger = -1 if found.first is None else found.first.position.ledger
+        self._start_known_at = self.loop.time()
         for each in filter(None, (found.first, found.last)):
             self.marks.add(each.last, each.position)
         self._last = Position(-1, -1) if found.last is None else found.last.position
@@ -334,7 +343,7 @@ class PulsarLog:
         if self._stream is not None:
             await lookup.until_end(self, self._stream)
         if self.may_shrink:
-            await self.refresh_start()
+            await self.ask_start()
 
     def sender_ended(self, sender: Sender) -> None:
         """It takes no more batches."""
@@ -352,7 +361,7 @@ class PulsarLog:
         if piece is None or not self.own.brought(piece, placed):
             for batch in self._converter.feed(placed):
                 if batch.missing and placed.position.ledger != self._last.ledger:
-                    self.spawn(self.refresh_start())  # retention may have taken whole ledgers before the tail
+                    self.spawn(self.ask_start())  # retention may have taken whole ledgers before the tail
                 self._advance(placed.position, batch)
             if piece is not None:
                 self.own.settle_apart(piece, placed, end)
@@ -392,7 +401,18 @@ class PulsarLog:
         """The topic's properties may have changed: another gateway moved the log start, or saw a clock run ahead."""
         self.clock_ahead = max(self.clock_ahead, self.engine.remembered(self, CLOCK_AHEAD))
         start = self.engine.remembered(self, LOG_START)
-        if self.attached and start > self.log_start_offset:
+        if not self.attached or start <= self.log_start_offset:
+            return
+        if start > self.high_watermark:
+            self.spawn(self._learn_when_refreshed())
+        else:
+            self._move_start(start)
+
+    async def _learn_when_refreshed(self) -> None:
+        """Another gateway deleted records that the tail has not brought yet."""
+        await self.refresh()
+        start = min(self.engine.remembered(self, LOG_START), self.high_watermark)
+        if start > self.log_start_offset:
             self._move_start(start)
 
     # --- read
@@ -425,7 +445,27 @@ class PulsarLog:
         return found
 
     async def refresh_start(self) -> None:
-        """Retention may have taken the oldest ledgers: ask where the log begins."""
+        """Ask where the log begins, since retention takes the oldest ledgers; see `PartitionLog.refresh_start`.
+
+        Who asks within a second of another one shares its answer.
+        """
+        await self.attach()
+        if self._asking_start is None:
+            now = self.loop.time()
+            if now - self._start_known_at < _START_SECONDS:
+                return
+            self._asking_start = self.loop.create_task(self._share_start(now))
+        await asyncio.shield(self._asking_start)
+
+    async def _share_start(self, now: float) -> None:
+        try:
+            await self.ask_start()
+            self._start_known_at = now
+        finally:
+            self._asking_start = None
+
+    async def ask_start(self) -> None:
+        """Ask Pulsar at this moment where the log begins."""
         try:
             start = await lookup.start(self)
         except PulsarError as error:

@@ -79,7 +79,20 @@ async def emptied_end(log: PulsarLog) -> int:
 
 async def start(log: PulsarLog) -> int:
     """The first offset that can be read; the high watermark where there is none."""
-    return await _start(log, await _probe(log, EARLIEST, maybe_empty=True), log.high_watermark)
+    stats = await log.engine.admin.internal_stats(log.partition_name)
+    if log.first_ledger >= 0 and _first_ledger(stats) == log.first_ledger and not log.policy.compact:
+        return log.log_start_offset  # retention takes whole ledgers
+    first = await _probe(log, EARLIEST, maybe_empty=True) if stats["numberOfEntries"] else None
+    log.first_ledger = -1 if first is None else first.position.ledger
+    return await _start(log, first, log.high_watermark)
+
+
+def _first_ledger(stats: dict[str, Any]) -> int:
+    """The oldest ledger with entries, by internalStats; the newest one may have some that are not counted yet."""
+    ledgers = stats["ledgers"]
+    return next(
+        (int(one["ledgerId"]) for one in ledgers if one["entries"]), int(ledgers[-1]["ledgerId"]) if ledgers else -1
+    )
 
 
 async def _start(log: PulsarLog, first: Placed | None, end: int) -> int:

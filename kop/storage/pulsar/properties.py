@@ -31,14 +31,46 @@ UNFINISHED_PROPERTY: Final = "kop.unfinished"
 DELETING_PROPERTY: Final = "kop.deleting"
 """When a gateway began to delete the topic, in ms since 1970: no producer may come back from then on."""
 
-_OF_PARTITION: Final = re.compile(r"kop\.[a-z_]+\.\d+\Z")
+_OF_PARTITION: Final = re.compile(r"kop\.([a-z_]+)\.(\d{1,9})(?:\.\d+)?\Z")
 """A number that a gateway remembers of one partition; see `remembered`."""
 _LARGEST: Final = 2**63 - 1
 
 
-def remembered(what: str, partition: int) -> str:
-    """The name of a number that is kept of one partition."""
-    return f"kop.{what}.{partition}"
+def remembered(what: str, partition: int, value: int | None = None) -> str:
+    """The name of a number that is kept of one partition, the largest that any gateway kept.
+
+    The name holds the number: gateways that keep different ones at once write different properties, so none overwrites
+    a larger one. Without `value`, the one name that older gateways used for all numbers.
+    """
+    name = f"kop.{what}.{partition}"
+    return name if value is None else f"{name}.{value}"
+
+
+def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
+    """The numbers that are kept of partitions, by what they are and the partition."""
+    found: dict[tuple[str, int], int] = {}
+    for key in properties:
+        named = _OF_PARTITION.match(key)
+        if named is not None:
+            of = named[1], int(named[2])
+            found[of] = max(found.get(of, 0), number(properties, key))
+    return found
+
+
+def largest_remembered(properties: Mapping[str, str], what: str, partition: int) -> int:
+    """One of them; 0 where none is kept."""
+    return all_remembered(properties).get((what, partition), 0)
+
+
+def outdated(properties: Mapping[str, str], what: str, partition: int, value: int) -> list[str]:
+    """Names of the properties with smaller numbers than `value`, which is kept: they say nothing any more."""
+    one = remembered(what, partition)
+    return [
+        key
+        for key in properties
+        if (key == one or key.startswith(f"{one}.")) and number(properties, key) <= value
+        if key != remembered(what, partition, value)
+    ]
 
 
 def id_of(properties: Mapping[str, str]) -> UUID | None:

@@ -96,7 +96,7 @@ class Readers:
 
     async def _still_kept(self, offset: int) -> None:
         """OFFSET_OUT_OF_RANGE where retention has taken the offset meanwhile."""
-        await self._log.refresh_start()
+        await self._log.ask_start()
         start = self._log.log_start_offset
         if offset < start and not self._log.numbering.reads_on(offset, start):
             text = f"retention took offset {offset} of {self._log.title}"

@@ -137,6 +137,17 @@ class PulsarTopics(TopicTable):
             self._pulsar[topic_id] = replace(now, properties={**now.properties, key: value})
             self._engine.announce(known.full_name)
 
+    async def properties_now(self, topic_id: UUID) -> Mapping[str, str]:
+        """The properties that lie beside a topic in Pulsar at this moment."""
+        call = self._metadata(self.pulsar(topic_id).full_name)
+        return (await self._ask("cannot read properties", call))[1]
+
+    async def remove_properties(self, topic_id: UUID, keys: Collection[str]) -> None:
+        """Remove small values beside a topic that mean nothing any more."""
+        known = self.pulsar(topic_id)
+        for key in keys:
+            await self._ask("cannot remove a property", self._engine.admin.remove_property(known.full_name, key))
+
     async def _change(self, full_name: str, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """One change of a topic at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
         return await self._engine.finish(self.in_turn(full_name, change))

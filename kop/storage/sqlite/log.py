@@ -75,6 +75,9 @@ class SqliteLog(Partition):
     async def refresh(self) -> None:
         """Nothing to do: one process writes."""
 
+    async def refresh_start(self) -> None:
+        """Nothing to do: nobody else deletes."""
+
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         """Queue a batch for the next commit; see `PartitionLog.append`. A duplicate waits for its original."""
         writer = self._engine.writer
