@@ -209,7 +209,7 @@ class PartitionLog(LeaderOfLog, Protocol):
 
         The order of calls is the order in the log. The engine keeps `batch` (no view into a buffer that is used
         again), writes the base offset and leader epoch 0 into it or into a copy, and on a LogAppendTime topic
-        the append time. Idempotent producers are checked here (`kop.records.producer_state`): a duplicate ends
+        the append time. Idempotent producers are checked here (`kop.storage.idempotence`): a duplicate ends
         with the original's result once that is durable.
         Errors (on the future): OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR, ...
         """

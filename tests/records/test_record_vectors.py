@@ -23,7 +23,7 @@ from kop.records.batch import (
     stamp,
     stamp_log_append_time,
 )
-from kop.records.producer_state import Kind, ProducerStates
+from kop.storage.idempotence import Kind, ProducerStates
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors.json").read_text())
 LIMIT = 1 << 20

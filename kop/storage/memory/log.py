@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from kop.errors import KopError
 from kop.records.batch import BatchHeader, first_at_or_after, max_timestamp_record, read_header
-from kop.records.producer_state import Kind, ProducerStates
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.compaction import NewestOffsets, is_due
+from kop.storage.idempotence import Kind, ProducerStates
 from kop.storage.memory.space import Space
 from kop.storage.partition import NOTHING_TO_READ, Partition, stamped
 
@@ -88,8 +88,8 @@ class MemoryLog(Partition):
             future.set_exception(error)
             return future
         append_time = self.policy.log_append_time
-        if verdict.entry is not None:  # a duplicate is answered as its original was, and not before that
-            base, time = verdict.entry.base_offset, verdict.entry.timestamp
+        if verdict.batch is not None:  # a duplicate is answered as its original was, and not before that
+            base, time = verdict.batch.base_offset, verdict.batch.timestamp
         else:
             time = now_ms if append_time else header.max_timestamp
             base = self._take(batch, header._replace(max_timestamp=time), now_ms)

@@ -24,8 +24,8 @@ from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
 from kop.records.batch import read_header
-from kop.records.producer_state import ProducerStates
 from kop.storage.base import LogPolicy, Member, Promises, TopicInfo
+from kop.storage.idempotence import ProducerStates
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.log import SqliteLog

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from kop.errors import KopError
 from kop.records.batch import HEADER_SIZE, BatchHeader
-from kop.records.producer_state import Kind, ProducerStates
 from kop.storage.base import (
     AppendResult,
     Buffer,
@@ -24,6 +23,7 @@ from kop.storage.base import (
     TimestampOffset,
     TopicInfo,
 )
+from kop.storage.idempotence import Kind, ProducerStates
 from kop.storage.partition import NOTHING_TO_READ, Partition, stamped
 from kop.storage.sqlite import lookup, reader
 from kop.storage.sqlite.writer import Entry

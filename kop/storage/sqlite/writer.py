@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kop.errors import BackendError, KopError
-from kop.records.producer_state import Entry as ProducerEntry
 from kop.storage.base import AppendResult, Buffer
+from kop.storage.idempotence import BatchMetadata
 
 if TYPE_CHECKING:
     from kop.storage.sqlite.log import SqliteLog
@@ -76,7 +76,7 @@ class Entry:
         head: bytes | None,
         log_append_time: int,
         future: asyncio.Future[AppendResult],
-        token: ProducerEntry | None,
+        token: BatchMetadata | None,
     ) -> None:
         self.log = log
         self.data = data

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kop.errors import ErrorCode, InternalError
 from kop.records.batch import MAX_SEQUENCE, BatchHeader, Record, build, read_header
-from kop.records.producer_state import Entry, Kind, ProducerInfo, ProducerStates, Verdict
+from kop.storage.idempotence import BatchMetadata, Kind, ProducerInfo, ProducerStates, ProducerWindow, Verdict
 
 NOW = 1_700_000_000_000
 
@@ -27,19 +27,19 @@ class Log:
         self.states = ProducerStates()
         self.end = 0
 
-    def append(self, batch: BatchHeader, now_ms: int = NOW) -> Entry:
+    def append(self, batch: BatchHeader, now_ms: int = NOW) -> BatchMetadata:
         assert self.states.check(batch).kind is Kind.NEW
         entry = self.states.append(batch, self.end, now_ms)
         assert entry is not None
         self.end += batch.record_count
         return entry
 
-    def put(self, *batch: int) -> Entry:
+    def put(self, *batch: int) -> BatchMetadata:
         entry = self.append(header(*batch))
         self.states.commit(entry)
         return entry
 
-    def rollback(self, offset: int) -> list[Entry]:
+    def rollback(self, offset: int) -> list[BatchMetadata]:
         self.end = offset
         return self.states.rollback(offset)
 
@@ -96,6 +96,17 @@ def test_a_new_epoch_starts_at_zero_and_ends_the_old_one() -> None:
     assert log.say(1, 4, 0) == "duplicate"
 
 
+def test_a_window_of_which_only_the_last_sequence_is_known_finds_what_comes_next() -> None:
+    window: ProducerWindow[BatchMetadata] = ProducerWindow(3, 9)
+    for batch, kind in (((1, 3, 10), Kind.NEW), ((1, 4, 0), Kind.NEW), ((1, 3, 9), Kind.REFUSED)):
+        assert window.check(header(*batch)).kind is kind
+    taken = BatchMetadata(1, 10, 11, 100, 101, NOW)
+    after = window.then(3, taken)
+    assert after == ProducerWindow(3, 11, (taken,))
+    assert after.check(header(1, 3, 10, 2)) == Verdict(Kind.DUPLICATE, taken)
+    assert window.batches == (), "it is a value"
+
+
 def test_sequences_wrap_between_and_inside_batches() -> None:
     log = Log()
     log.put(1, 0, MAX_SEQUENCE - 1, 2)
@@ -118,7 +129,7 @@ def test_a_duplicate_names_the_original_pending_or_not() -> None:
     assert verdict == Verdict(Kind.DUPLICATE, entry)
     assert (entry.pending, entry.owner, entry.base_offset, entry.last_offset) == (True, "a future", 1, 3)
     log.states.commit(entry)
-    assert log.states.check(header(1, 0, 0, 3)).entry is entry
+    assert log.states.check(header(1, 0, 0, 3)).batch is entry
     assert not entry.pending
 
 
@@ -214,8 +225,8 @@ def test_a_snapshot_holds_what_is_committed() -> None:
     for batch in [(1, 2, n, 1) for n in range(9)] + [(2, 0, MAX_SEQUENCE, 2), (2, 0, 1, 1), (9, 0, 0, 1), (1, 3, 0, 1)]:
         theirs, ours = restored.check(header(*batch)), log.states.check(header(*batch))
         assert theirs.kind is ours.kind
-        if theirs.entry is not None and ours.entry is not None:
-            assert (theirs.entry.base_offset, theirs.entry.pending) == (ours.entry.base_offset, False)
+        if theirs.batch is not None and ours.batch is not None:
+            assert (theirs.batch.base_offset, theirs.batch.pending) == (ours.batch.base_offset, False)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +308,7 @@ def test_the_window_against_the_reference_under_faults(seed: int, steps: int) ->
     """Producers that retry, reorder, wrap, bump epochs and start in the middle, over a log whose commits fail."""
     rng = random.Random(seed)
     log, reference = Log(), Reference()
-    pending: list[Entry] = []
+    pending: list[BatchMetadata] = []
     sent: list[tuple[int, int, int, int]] = []
     following: dict[int, tuple[int, int]] = {}
     for _ in range(steps):
@@ -344,8 +355,8 @@ def compare(states: ProducerStates, reference: Reference, batch: tuple[int, int,
     verdict = states.check(header(*batch))
     expected = reference.say(*batch)
     if verdict.kind is Kind.DUPLICATE:
-        assert verdict.entry is not None
-        assert verdict.entry.base_offset == expected
+        assert verdict.batch is not None
+        assert verdict.batch.base_offset == expected
     elif verdict.error is not None:
         assert verdict.error.code.name == expected
     else:

@@ -1,0 +1,287 @@
+"""What a partition remembers of idempotent producers, so that a retried batch is stored once (KIP-98, KIP-360).
+
+Owns: epochs, sequences, the window of the last five batches of a producer, and for engines that keep the windows
+themselves those of a whole partition, undoing what could not be committed.
+Must not know: storage, futures, clocks.
+
+`ProducerWindow` is the rule, one for all engines. Behind it each engine has its store: `ProducerStates` holds the
+windows of a partition that one process writes; where other processes write, too, the engine makes windows from what its
+storage knows of a producer.
+
+How `ProducerStates` stays right when commits fail: a window is a value that is replaced, never changed. Each append
+keeps the value that it replaced, in order; a rollback puts those values back, newest first. So a window after a rollback
+is the very window of before, whatever happened: a new producer, a new epoch, a batch that fell out of the window.
+
+As in Kafka 4.3: a producer that is not known may start at any sequence and epoch, a new epoch starts at sequence 0,
+2147483647 is followed by 0, a batch that is not the next one is OUT_OF_ORDER_SEQUENCE_NUMBER, also one that is older
+than the window. Retention and DeleteRecords do not forget producers, only time does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from kop.errors import ErrorCode, InternalError, PeerError
+from kop.records.batch import BatchHeader, add_sequence
+
+WINDOW: Final = 5
+"""Batches remembered of each producer: as many as a client may have in flight."""
+
+Snapshot: TypeAlias = list[Any]
+"""Committed state as JSON can hold it: [producer_id, epoch, last_used, [[base_sequence, ...], ...]] each."""
+
+
+class Sequenced(Protocol):
+    """What a window asks of the batches that it remembers."""
+
+    @property
+    def base_sequence(self) -> int:
+        """The sequence of the first record."""
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the last record."""
+
+
+BatchT = TypeVar("BatchT", bound=Sequenced)
+
+
+@dataclass(slots=True, eq=False)
+class BatchMetadata:
+    """One batch in a producer's window. Duplicates of it are answered with its offsets."""
+
+    producer_id: int
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+    """The batch's max timestamp (ms), for DescribeProducers."""
+    pending: bool = True
+    """Not durable yet: a duplicate has to wait for it."""
+    owner: object = None
+    """The caller's, untouched here: the future of a pending batch, say."""
+
+
+class Kind(Enum):
+    """What a batch is, seen from the window."""
+
+    NEW = "new"
+    DUPLICATE = "duplicate"
+    REFUSED = "refused"
+
+
+class Verdict(NamedTuple, Generic[BatchT]):
+    """The answer of `check`."""
+
+    kind: Kind
+    batch: BatchT | None = None
+    """The original of a DUPLICATE."""
+    error: PeerError | None = None
+    """Why it is REFUSED."""
+
+
+_NEW: Final[Verdict[Any]] = Verdict(Kind.NEW)
+
+
+class ProducerWindow(NamedTuple, Generic[BatchT]):
+    """A producer as a partition knows it: its epoch, where it stands, and its last batches. A value, never changed."""
+
+    epoch: int
+    last_sequence: int
+    """The sequence of the last record, in `epoch`."""
+    batches: tuple[BatchT, ...] = ()
+    """Oldest first, at most `WINDOW`, all of `epoch`. None where only `last_sequence` is known."""
+
+    def check(self, header: BatchHeader) -> Verdict[BatchT]:
+        """NEW, DUPLICATE of a batch in the window, or REFUSED.
+
+        REFUSED with INVALID_PRODUCER_EPOCH (an older epoch) or OUT_OF_ORDER_SEQUENCE_NUMBER.
+        """
+        producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
+        if epoch < self.epoch:
+            return _refused(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {producer_id} has epoch {self.epoch}, the batch is of epoch {epoch}",
+            )
+        expected = add_sequence(self.last_sequence, 1) if epoch == self.epoch else 0
+        if sequence == expected:
+            return _NEW
+        last_sequence = header.last_sequence
+        for batch in self.batches if epoch == self.epoch else ():
+            if batch.base_sequence == sequence and batch.last_sequence == last_sequence:
+                return Verdict(Kind.DUPLICATE, batch)
+        return _refused(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"producer {producer_id} in epoch {epoch} sent sequence {sequence}, {expected} comes next",
+        )
+
+    def then(self, epoch: int, batch: BatchT) -> ProducerWindow[BatchT]:
+        """The window after a batch of that epoch was taken."""
+        older = self.batches[1 - WINDOW :] if epoch == self.epoch else ()
+        return ProducerWindow(epoch, batch.last_sequence, (*older, batch))
+
+
+class ProducerInfo(NamedTuple):
+    """What DescribeProducers tells of a producer."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+
+
+class _Producer(NamedTuple):
+    last_used: int
+    window: ProducerWindow[BatchMetadata]
+
+
+class ProducerStates:
+    """The producers of one partition. Calls come in log order: check, append, later commit or rollback."""
+
+    def __init__(self) -> None:
+        self._producers: dict[int, _Producer] = {}
+        self._pending: deque[tuple[BatchMetadata, _Producer | None]] = deque()
+        """Appends not committed yet in log order, each with the state that it replaced."""
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def check(self, header: BatchHeader) -> Verdict[BatchMetadata]:
+        """As `ProducerWindow.check`; NEW also without a producer id and where the producer is not known."""
+        known = self._producers.get(header.producer_id)
+        return _NEW if known is None else known.window.check(header)
+
+    def append(self, header: BatchHeader, offset: int, now_ms: int) -> BatchMetadata | None:
+        """Take a batch that `check` found NEW, to lie at `offset`; None where it has no producer id.
+
+        It counts from now on, and is pending until `commit`. `now_ms` is when the producer was last seen.
+        """
+        if header.producer_id < 0:
+            return None
+        before = self._producers.get(header.producer_id)
+        batch = self._put(header, offset, now_ms, before)
+        self._pending.append((batch, before))
+        return batch
+
+    def commit(self, batch: BatchMetadata) -> None:
+        """`batch`, and with it every pending batch before it, is durable."""
+        if not batch.pending:
+            return
+        if all(pending is not batch for pending, _ in self._pending):
+            raise InternalError(f"the batch at offset {batch.base_offset} was undone")
+        while batch.pending:
+            self._pending.popleft()[0].pending = False
+
+    def rollback(self, offset: int) -> list[BatchMetadata]:
+        """Undo every pending batch that lies at or beyond `offset`; returns them, oldest first."""
+        undone: list[BatchMetadata] = []
+        while self._pending and self._pending[-1][0].base_offset >= offset:
+            batch, before = self._pending.pop()
+            if before is None:
+                del self._producers[batch.producer_id]
+            else:
+                self._producers[batch.producer_id] = before
+            undone.append(batch)
+        undone.reverse()
+        return undone
+
+    def expire(self, now_ms: int, ttl_ms: int) -> int:
+        """Forget producers not seen for `ttl_ms` (producer.id.expiration.ms); returns how many. Pending ones stay."""
+        busy = {batch.producer_id for batch, _ in self._pending}
+        idle = [
+            producer_id
+            for producer_id, known in self._producers.items()
+            if now_ms - known.last_used >= ttl_ms and producer_id not in busy
+        ]
+        for producer_id in idle:
+            del self._producers[producer_id]
+        return len(idle)
+
+    def replay(self, header: BatchHeader, offset: int, now_ms: int) -> None:
+        """Take a stored batch into the state, on start: batches in log order, from where the snapshot was made.
+
+        Nothing is checked, the log is the truth; a batch that the snapshot holds already changes nothing.
+        """
+        if header.producer_id < 0 or header.base_sequence < 0 or header.control:
+            return
+        before = self._producers.get(header.producer_id)
+        if before is not None and before.window.batches[-1].last_offset >= offset:
+            return
+        self._put(header, offset, now_ms, before).pending = False
+
+    def snapshot(self) -> Snapshot:
+        """The committed state; what is pending is not in it. For `restore`, by way of JSON."""
+        return [
+            [
+                producer_id,
+                known.window.epoch,
+                known.last_used,
+                [
+                    [batch.base_sequence, batch.last_sequence, batch.base_offset, batch.last_offset, batch.timestamp]
+                    for batch in known.window.batches
+                ],
+            ]
+            for producer_id, known in self._committed().items()
+        ]
+
+    @classmethod
+    def restore(cls, snapshot: Snapshot) -> ProducerStates:
+        """The state that `snapshot` gave. InternalError where it is something else."""
+        states = cls()
+        try:
+            for producer_id, epoch, last_used, batches in snapshot:
+                window = tuple(
+                    BatchMetadata(
+                        producer_id, base_sequence, last_sequence, base_offset, last_offset, timestamp, pending=False
+                    )
+                    for base_sequence, last_sequence, base_offset, last_offset, timestamp in batches
+                )
+                if not 0 < len(window) <= WINDOW:
+                    raise ValueError(f"{len(window)} batches of producer {producer_id}")
+                states._producers[producer_id] = _Producer(
+                    last_used, ProducerWindow(epoch, window[-1].last_sequence, window)
+                )
+        except (TypeError, ValueError) as error:
+            raise InternalError(f"snapshot of producers cannot be read: {error}") from error
+        return states
+
+    def views(self) -> Sequence[ProducerInfo]:
+        """The committed producers, by id."""
+        return [
+            ProducerInfo(producer_id, window.epoch, window.last_sequence, window.batches[-1].timestamp)
+            for producer_id, (_, window) in sorted(self._committed().items())
+        ]
+
+    def _put(self, header: BatchHeader, offset: int, now_ms: int, before: _Producer | None) -> BatchMetadata:
+        batch = BatchMetadata(
+            header.producer_id,
+            header.base_sequence,
+            header.last_sequence,
+            offset,
+            offset + header.last_offset_delta,
+            header.max_timestamp,
+        )
+        window = _NO_BATCHES if before is None else before.window
+        self._producers[header.producer_id] = _Producer(now_ms, window.then(header.producer_epoch, batch))
+        return batch
+
+    def _committed(self) -> dict[int, _Producer]:
+        producers = dict(self._producers)
+        for batch, before in reversed(self._pending):
+            if before is None:
+                del producers[batch.producer_id]
+            else:
+                producers[batch.producer_id] = before
+        return producers
+
+
+_NO_BATCHES: Final[ProducerWindow[BatchMetadata]] = ProducerWindow(-1, -1)
+
+
+def _refused(code: ErrorCode, text: str) -> Verdict[Any]:
+    return Verdict(Kind.REFUSED, error=PeerError(text, code))
