@@ -9,8 +9,8 @@ windows of a partition that one process writes; where other processes write, too
 storage knows of a producer.
 
 How `ProducerStates` stays right when commits fail: a window is a value that is replaced, never changed. Each append
-keeps the value that it replaced, in order; a rollback puts those values back, newest first. So a window after a rollback
-is the very window of before, whatever happened: a new producer, a new epoch, a batch that fell out of the window.
+keeps the value that it replaced, in order; a rollback puts those values back, newest first. So a window after a
+rollback is the very window of before, whatever happened: a new producer, a new epoch, a batch that fell out of it.
 
 As in Kafka 4.3: a producer that is not known may start at any sequence and epoch, a new epoch starts at sequence 0,
 2147483647 is followed by 0, a batch that is not the next one is OUT_OF_ORDER_SEQUENCE_NUMBER, also one that is older
