@@ -20,7 +20,7 @@ from typing import Final
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
 from kop.config import Config, ConfigError
 from kop.errors import ErrorCode, InternalError, KopError, PeerError
-from kop.storage.base import Engine
+from kop.storage.base import SmallValues
 
 _STATE_KEY: Final = "broker.configs"
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class BrokerConfigs:
     def __init__(self, config: Config) -> None:
         """Raise ConfigError where the configured default of a topic config cannot be kept."""
         self._config = config
-        self._engine: Engine | None = None
+        self._engine: SmallValues | None = None
         self._altered: dict[str, dict[str, str]] = {}
         """By resource name: "" and the broker's id."""
         self._rows = {row.name: row for row in config.table()}
@@ -61,7 +61,7 @@ class BrokerConfigs:
         if any(refusals):
             raise ConfigError([refusal for refusal in refusals if refusal])
 
-    async def load(self, engine: Engine) -> None:
+    async def load(self, engine: SmallValues) -> None:
         """Bring in the altered settings that `engine` keeps, and keep changes there from now on.
 
         What is not understood is left out and logged. Listeners are called in any case: policies are known now.

@@ -13,22 +13,22 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from uuid import UUID
 
-from kop.storage.base import Engine, Member
+from kop.storage.base import Member, Members
 
 
 class Membership:
     """The live brokers, this one always among them."""
 
-    def __init__(self, engine: Engine, node_id: int) -> None:
+    def __init__(self, members: Members, node_id: int) -> None:
         self.node_id = node_id
         self.version = 0
         """Grows with every change: a key for cached answers."""
-        self._engine = engine
+        self._members = members
         self._listeners: list[Callable[[], None]] = []
         self._leaders: dict[tuple[UUID, int], int] = {}
         self._ids: list[int] = [node_id]
         self._others: dict[int, Member] = {}
-        engine.on_members(self._changed)
+        members.on_members(self._changed)
         self._changed()
 
     @property
@@ -62,7 +62,7 @@ class Membership:
         self._listeners.append(callback)
 
     def _changed(self) -> None:
-        others = {member.node_id: member for member in self._engine.members if member.node_id != self.node_id}
+        others = {member.node_id: member for member in self._members.members if member.node_id != self.node_id}
         if others != self._others:
             self._others = others
             self._ids = sorted({self.node_id, *others})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from support.waiting import until
@@ -14,11 +14,10 @@ from kop.cluster.brokers import DYNAMIC, BrokerConfigs
 from kop.cluster.topic_configs import Source
 from kop.config import Config
 from kop.errors import ErrorCode, KopError
-from kop.storage.base import Engine
 
 
-class State:
-    """What is used of an engine here."""
+class Values:
+    """The `SmallValues` of storage, which other brokers change, too."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -38,10 +37,10 @@ class State:
             self.kept[key] = value
 
 
-async def opened(state: State, **settings: Any) -> BrokerConfigs:
+async def opened(values: Values, **settings: Any) -> BrokerConfigs:
     names = {name.replace("_", "."): value for name, value in settings.items()}
     brokers = BrokerConfigs(Config.load(None, names, {}))
-    await brokers.load(cast(Engine, state))
+    await brokers.load(values)
     return brokers
 
 
@@ -64,18 +63,18 @@ def test_what_may_be_altered_are_the_defaults_of_topics() -> None:
 
 def test_brokers_of_one_cluster_share_what_was_altered() -> None:
     async def run() -> None:
-        state = State()
-        one, other = await opened(state, node_id=1), await opened(state, node_id=2)
+        values = Values()
+        one, other = await opened(values, node_id=1), await opened(values, node_id=2)
         heard: list[str] = []
         other.on_change(lambda: heard.append(other.text("message.max.bytes")))
         await one.alter("", setting(message_max_bytes="2"))
-        for callback in state.callbacks:
+        for callback in values.callbacks:
             callback()
         await until(lambda: heard == ["2"])
         # One that has not heard yet writes over nothing.
         await one.alter("1", setting(message_max_bytes="1"))
         await other.alter("2", setting(message_max_bytes="3"))
-        third = await opened(state, node_id=1)
+        third = await opened(values, node_id=1)
         assert [third.altered(resource) for resource in ("", "1", "2")] == [
             {"message.max.bytes": "2"}, {"message.max.bytes": "1"}, {"message.max.bytes": "3"},
         ]  # fmt: skip
@@ -85,7 +84,7 @@ def test_brokers_of_one_cluster_share_what_was_altered() -> None:
 
 def test_this_broker_beats_the_cluster_beats_the_file_beats_the_default() -> None:
     async def run() -> None:
-        brokers = await opened(State(), message_max_bytes=3)
+        brokers = await opened(Values(), message_max_bytes=3)
         await brokers.alter("", setting(message_max_bytes="2"))
         await brokers.alter("1", setting(message_max_bytes="1"))
         assert [(origin.value, origin.source) for origin in brokers.origins("message.max.bytes")] == [
@@ -102,29 +101,29 @@ def test_this_broker_beats_the_cluster_beats_the_file_beats_the_default() -> Non
 
 def test_listeners_hear_of_changes_after_they_are_kept() -> None:
     async def run() -> None:
-        state = State()
-        brokers = await opened(state)
+        values = Values()
+        brokers = await opened(values)
         heard: list[tuple[int, str]] = []
-        brokers.on_change(lambda: heard.append((brokers.version, state.kept.get("broker.configs", ""))))
+        brokers.on_change(lambda: heard.append((brokers.version, values.kept.get("broker.configs", ""))))
         await brokers.alter("", setting(log_retention_ms="5"))
         await brokers.alter("", setting(log_retention_ms="5"))
         await brokers.alter("", setting(log_retention_ms="6"), validate_only=True)
         assert heard == [(2, '{"": {"log.retention.ms": "5"}}')], "only what changes something is a change"
         await brokers.alter("", lambda _: {})
-        assert (heard[-1], state.kept) == ((3, ""), {})
+        assert (heard[-1], values.kept) == ((3, ""), {})
 
     asyncio.run(run())
 
 
 def test_altered_settings_come_back() -> None:
     async def run() -> None:
-        state = State()
-        await (await opened(state)).alter("1", setting(log_retention_ms="5"))
+        values = Values()
+        await (await opened(values)).alter("1", setting(log_retention_ms="5"))
         heard = []
         brokers = BrokerConfigs(Config.load(None, {}, {}))
         brokers.on_change(lambda: heard.append(brokers.text("log.retention.ms")))
         assert not brokers.loaded
-        await brokers.load(cast(Engine, state))
+        await brokers.load(values)
         assert brokers.loaded
         assert heard == ["5"]
 
@@ -133,9 +132,9 @@ def test_altered_settings_come_back() -> None:
 
 def test_kept_settings_that_are_not_understood_are_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> BrokerConfigs:
-        state = State()
-        state.kept["broker.configs"] = '{"": {"gone": "1", "log.retention.ms": "x", "message.max.bytes": "9"}}'
-        return await opened(state)
+        values = Values()
+        values.kept["broker.configs"] = '{"": {"gone": "1", "log.retention.ms": "x", "message.max.bytes": "9"}}'
+        return await opened(values)
 
     with caplog.at_level(logging.WARNING):
         brokers = asyncio.run(run())
@@ -163,21 +162,21 @@ def test_kept_settings_that_are_not_understood_are_left_out_and_logged(caplog: p
     ],
 )
 def test_refusals(resource: str, name: str, value: str, message: str) -> None:
-    async def run() -> State:
-        state = State()
-        brokers = await opened(state)
+    async def run() -> Values:
+        values = Values()
+        brokers = await opened(values)
         with pytest.raises(KopError) as caught:
             await brokers.alter(resource, lambda own: {**own, name: value})
         assert caught.value.code == ErrorCode.INVALID_REQUEST
         assert caught.value.message.endswith(message)
-        return state
+        return values
 
     assert asyncio.run(run()).kept == {}
 
 
 def test_changes_at_the_same_time_do_not_lose_one_another() -> None:
     async def run() -> BrokerConfigs:
-        brokers = await opened(State())
+        brokers = await opened(Values())
         await asyncio.gather(
             brokers.alter("", setting(log_retention_ms="5")), brokers.alter("", setting(message_max_bytes="6"))
         )
