@@ -1,4 +1,4 @@
-"""A gateway on a real engine without sockets: requests go through the codec both ways, as a client's would."""
+"""A gateway without sockets, on the memory engine or a file: requests go through the codec both ways."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from kop.handlers.api import ConnectionInfo, Context
 from kop.handlers.gateway import Gateway
 from kop.records.batch import build, read_header
 from kop.records.record import Record
-from kop.storage.sqlite.engine import SqliteEngine, open_engine
+from kop.storage import memory, sqlite
+from kop.storage.memory import Memory, MemoryEngine
+from kop.storage.sqlite import SqliteEngine
 from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES, CreateTopicsRequest
 
@@ -31,8 +33,12 @@ T = TypeVar("T")
 class Admin:
     """The gateway and its event loop, for tests without `async`."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    engine: MemoryEngine | SqliteEngine
+
+    def __init__(self, directory: Path | None = None, **settings: Any) -> None:
         self.directory = directory
+        """Where SQLite keeps its file; None: the memory engine serves."""
+        self.memory = Memory()
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
         self.loop = asyncio.new_event_loop()
         self.gw = self.run(self._open())
@@ -41,7 +47,7 @@ class Admin:
         config = Config.load(None, self.settings, {})
         brokers = BrokerConfigs(config)
         topic_configs = TopicConfigs(brokers)
-        engine = await open_engine(self.directory / "kop.db", policy=topic_configs.policy, maintain=False)
+        engine = self.engine = await self._open_engine(topic_configs)
         await brokers.load(engine)
         brokers.on_change(engine.policies_changed)
         engine.policies_changed()
@@ -60,10 +66,12 @@ class Admin:
             producer_ids=unused,
         )
 
-    @property
-    def engine(self) -> SqliteEngine:
-        assert isinstance(self.gw.engine, SqliteEngine)
-        return self.gw.engine
+    async def _open_engine(self, topic_configs: TopicConfigs) -> MemoryEngine | SqliteEngine:
+        if self.directory is not None:
+            path = self.directory / "kop.db"
+            return await sqlite.open_engine(path, policy=topic_configs.policy, maintain=False)
+        settings = memory.Settings(maintain=False)
+        return await memory.open_engine(self.memory, policy=topic_configs.policy, settings=settings)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)

@@ -27,7 +27,14 @@ E = ErrorCode
 
 
 @pytest.fixture
-def admin(tmp_path: Path) -> Iterator[Admin]:
+def admin() -> Iterator[Admin]:
+    admin = Admin(node_id=5)
+    yield admin
+    admin.close()
+
+
+@pytest.fixture
+def admin_on_disk(tmp_path: Path) -> Iterator[Admin]:
     admin = Admin(tmp_path, node_id=5)
     yield admin
     admin.close()
@@ -78,17 +85,32 @@ def sizes(result: Any) -> dict[str, dict[int, int]]:
 
 
 @pytest.mark.parametrize("version", range(1, 6))
-def test_log_dirs_in_every_version(admin: Admin, tmp_path: Path, version: int) -> None:
+def test_log_dirs_in_every_version(admin_on_disk: Admin, tmp_path: Path, version: int) -> None:
+    result = filled_log_dirs(admin_on_disk, version)
+    assert result.log_dir == str(tmp_path)
+    if version >= 4:
+        assert 0 < result.usable_bytes < result.total_bytes
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+def test_log_dirs_where_there_is_no_disk(admin: Admin, version: int) -> None:
+    result = filled_log_dirs(admin, version)
+    assert result.log_dir == ""
+    if version >= 4:
+        assert (result.usable_bytes, result.total_bytes) == (-1, -1)
+
+
+def filled_log_dirs(admin: Admin, version: int) -> Any:
+    """The answer where a partition has records; sizes are checked."""
     topic_id = admin.create("t", 2)
     admin.append("t", 3)
     log = admin.gw.engine.log(topic_id, 0)
     assert log is not None
     assert log.size_bytes > 0
     result = log_dirs(admin, {"t": [0, 7], "nope": [0]}, version)
-    assert (result.error_code, result.log_dir) == (0, str(tmp_path))
+    assert result.error_code == 0
     assert sizes(result) == {"t": {0: log.size_bytes}}
-    if version >= 4:
-        assert 0 < result.usable_bytes < result.total_bytes
+    return result
 
 
 def test_log_dirs_all_none_and_empty(admin: Admin) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +26,8 @@ SET, DELETE, APPEND, SUBTRACT = Operation
 
 
 @pytest.fixture
-def admin(tmp_path: Path) -> Iterator[Admin]:
-    admin = Admin(tmp_path)
+def admin() -> Iterator[Admin]:
+    admin = Admin()
     admin.create("t")
     yield admin
     admin.close()
@@ -183,8 +182,8 @@ def test_groups_and_client_metrics_have_no_configs(admin: Admin) -> None:
         assert (result.error_code, result.configs) == (0, [])
 
 
-def test_describe_this_broker(tmp_path: Path) -> None:
-    admin = Admin(tmp_path, num_partitions=3, node_id=7)
+def test_describe_this_broker() -> None:
+    admin = Admin(num_partitions=3, node_id=7)
     configs = {config.name: config for config in describe(admin, BROKER, "7").configs}
     addresses = {"listeners", "advertised.listeners"}
     assert set(configs) == {row.name for row in admin.gw.config.table()} | addresses
@@ -202,8 +201,8 @@ def test_describe_this_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 5))
-def test_a_secret_is_sensitive_and_null(tmp_path: Path, version: int) -> None:
-    admin = Admin(tmp_path, kop_pulsar_auth="token:very-secret", node_id=7)
+def test_a_secret_is_sensitive_and_null(version: int) -> None:
+    admin = Admin(kop_pulsar_auth="token:very-secret", node_id=7)
     result = describe(admin, BROKER, "7", version=version)
     assert "very-secret" not in repr(result)
     (auth,) = [config for config in result.configs if config.name == "kop.pulsar.auth"]
@@ -213,8 +212,8 @@ def test_a_secret_is_sensitive_and_null(tmp_path: Path, version: int) -> None:
     admin.close()
 
 
-def test_a_configured_default_of_topics_is_a_static_broker_config(tmp_path: Path) -> None:
-    admin = Admin(tmp_path, log_retention_minutes=5)
+def test_a_configured_default_of_topics_is_a_static_broker_config() -> None:
+    admin = Admin(log_retention_minutes=5)
     admin.create("t")
     assert read(admin, TOPIC, "t", "retention.ms") == (
         "300000",

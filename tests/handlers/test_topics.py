@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,8 +17,8 @@ E = ErrorCode
 
 
 @pytest.fixture
-def admin(tmp_path: Path) -> Iterator[Admin]:
-    admin = Admin(tmp_path)
+def admin() -> Iterator[Admin]:
+    admin = Admin()
     yield admin
     admin.close()
 
@@ -49,8 +48,8 @@ def test_create_in_every_version(admin: Admin, version: int) -> None:
         assert row.topic_id == found.topic_id
 
 
-def test_create_takes_the_defaults(tmp_path: Path) -> None:
-    admin = Admin(tmp_path, num_partitions=6)
+def test_create_takes_the_defaults() -> None:
+    admin = Admin(num_partitions=6)
     [row] = make(admin, creatable("t", -1, -1))
     assert (row.error_code, row.num_partitions, row.replication_factor) == (0, 6, 1)
     admin.close()
@@ -141,8 +140,8 @@ def test_partitions_of_a_request_are_limited_together(admin: Admin) -> None:
     assert [row.error_code for row in rows] == [0, E.POLICY_VIOLATION, 0]
 
 
-def test_partitions_in_all_are_limited(tmp_path: Path) -> None:
-    admin = Admin(tmp_path, kop_max_partitions=3)
+def test_partitions_in_all_are_limited() -> None:
+    admin = Admin(kop_max_partitions=3)
     rows = make(admin, creatable("a", 2), creatable("b", 2), creatable("c", 1))
     assert [row.error_code for row in rows] == [0, E.POLICY_VIOLATION, 0]
     assert "kop.max.partitions" in rows[1].error_message
@@ -231,8 +230,8 @@ def test_reserved_topics_are_not_deleted(admin: Admin, version: int, name: str) 
 @pytest.mark.parametrize(
     ("version", "code"), [(1, E.INVALID_REQUEST), (2, E.INVALID_REQUEST), (3, E.TOPIC_DELETION_DISABLED)]
 )
-def test_deletion_can_be_disabled(tmp_path: Path, version: int, code: ErrorCode) -> None:
-    admin = Admin(tmp_path, delete_topic_enable="false")
+def test_deletion_can_be_disabled(version: int, code: ErrorCode) -> None:
+    admin = Admin(delete_topic_enable="false")
     admin.create("t")
     assert [row.error_code for row in delete(admin, "t", "nope", version=version)] == [code, code]
     assert admin.gw.engine.topics.get("t") is not None
