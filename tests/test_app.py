@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from support.child import Child
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
 from support.waiting import SECONDS
 
-from kop.wire.messages import OffsetCommitRequest
+from kop.wire.messages import MetadataRequest, OffsetCommitRequest
 
 
 async def page(port: int, name: str) -> tuple[int, str]:
@@ -99,6 +101,35 @@ def test_a_store_in_use_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "kop.db" in done.stderr
+
+
+def test_in_memory_it_serves_stops_and_says_that_nothing_stays(tmp_path: Path) -> None:
+    async def round_trip(port: int) -> None:
+        client = await RawClient.open("127.0.0.1", port)
+        try:
+            await client.call(3, 9, topics=[MetadataRequest.MetadataRequestTopic(version=9, name="t")])
+            answer = await client.call(0, 9, **produce_fields("t", batch([b"a"]), version=9))
+            assert answer.responses[0].partition_responses[0].base_offset == 0
+        finally:
+            await client.close()
+
+    served = Child(tmp_path, store=["--store", "memory:"])
+    try:
+        served.start()
+        asyncio.run(round_trip(served.port))
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
+    finally:
+        served.kill()
+    assert "memory:" in served.log
+    assert "data goes with it" in served.log
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_workers_need_a_store_that_they_can_share() -> None:
+    done = serve("--store", "memory:", "--workers", "2")
+    assert done.returncode != 0
+    assert "pulsar://" in done.stderr
 
 
 def test_several_listeners_each_answer_with_their_own_address(tmp_path: Path) -> None:
