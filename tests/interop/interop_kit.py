@@ -254,7 +254,7 @@ class Interop:
         """Admin calls to Pulsar."""
 
         async def do() -> T:
-            async with Admin(self.pulsar.admin_url, timeout=30) as admin:
+            async with Admin(self.pulsar.admin_url, timeout=100) as admin:
                 return await work(admin)
 
         return run(do())

@@ -39,7 +39,7 @@ async def publish(pulsar: Pulsar | Urls, topic: str, count: int) -> None:
 
 def real(pulsar: Pulsar, main: Callable[[Admin], Awaitable[None]]) -> None:
     async def opened() -> None:
-        async with Admin(pulsar.admin_url, timeout=30) as admin:
+        async with Admin(pulsar.admin_url, timeout=100) as admin:
             await main(admin)
 
     run(opened())
@@ -301,14 +301,14 @@ def test_the_end_of_a_log_survives_a_killed_broker(own_broker: OwnBroker) -> Non
     topic = "persistent://public/default/x"
 
     async def before() -> None:
-        async with Admin(urls.admin_url, timeout=30) as admin:
+        async with Admin(urls.admin_url, timeout=100) as admin:
             await admin.create_plain(topic, {})
             await admin.set_retention(topic, FOREVER)
             for _ in range(2):
                 await publish(urls, topic, 5)
 
     async def after(end: int) -> None:
-        async with Admin(urls.admin_url, timeout=30) as admin:
+        async with Admin(urls.admin_url, timeout=100) as admin:
             assert await admin.closed_index(topic) == end
             await publish(urls, topic, 5)
 
@@ -326,7 +326,7 @@ def test_a_namespace_is_gone_after_its_tests(pulsar_urls: Urls) -> None:
         topic = found.topic()
 
         async def fill() -> None:
-            async with Admin(found.admin_url, timeout=30) as admin:
+            async with Admin(found.admin_url, timeout=100) as admin:
                 assert await admin.get_namespace_retention(found.namespace) == FOREVER
                 await admin.create_partitioned(topic, 2, {})
                 await admin.create_plain(found.topic(), {})
@@ -336,7 +336,7 @@ def test_a_namespace_is_gone_after_its_tests(pulsar_urls: Urls) -> None:
         run(fill())
 
     async def gone() -> None:
-        async with Admin(found.admin_url, timeout=30) as admin:
+        async with Admin(found.admin_url, timeout=100) as admin:
             assert not [name for name in await admin.list_namespaces("public") if name.startswith(found.namespace)]
 
     run(gone())

@@ -128,14 +128,14 @@ def fresh_namespace(urls: Urls) -> Iterator[Pulsar]:
 
 
 async def _create(pulsar: Pulsar) -> None:
-    async with Admin(pulsar.admin_url, timeout=30) as admin:
+    async with Admin(pulsar.admin_url, timeout=100) as admin:
         await admin.create_namespace(pulsar.namespace)
         await admin.set_namespace_retention(pulsar.namespace, FOREVER)
 
 
 async def _delete(pulsar: Pulsar) -> None:
     """Also what a gateway named after it, such as `public/test-1234-kop`."""
-    async with Admin(pulsar.admin_url, timeout=30) as admin:
+    async with Admin(pulsar.admin_url, timeout=100) as admin:
         for _ in range(3):  # a client that still closes may have made a topic again
             namespaces = [
                 name

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 _DELETION_MS: Final = 60_000
 """After it the deletion has failed, whoever tried it."""
 _FRESH_SECONDS: Final = 0.05
-_LOOK_AGAIN: Final = (0.02, 0.1, 0.3, 1.0, 2.0, 5.0)
-"""Seconds between looks at a topic that may have to be taken back: clients are on it, or its deletion is under way."""
+_LOOK_AGAIN: Final = (0.02, 0.1, 0.3, 1.0, 2.0, *[5.0] * 12)
+"""Seconds between looks at a topic that may have to be taken back: clients are on it, or its deletion is under way.
+
+A deletion may take its time, for as long as `_DELETION_MS` it counts as being under way.
+"""
 _AT_ONCE: Final = 8
 _MISSING_SECONDS: Final = 5.0
 _MOST_MISSING: Final = 1000
