@@ -75,7 +75,16 @@ class BrokerConfigs:
     async def _read(self) -> bool:
         """Take over what is kept; whether that is news."""
         assert self._engine is not None
-        kept = json.loads(await self._engine.get_state(_STATE_KEY) or "{}")
+        text = await self._engine.get_state(_STATE_KEY)
+        kept = _parsed(text or "{}")
+        if kept is None:
+            _log.error(
+                "the altered broker settings do not parse (%.200r): those of before hold, of this start if there were "
+                "any. Altering a broker setting by a Kafka client (kafka-configs --alter --entity-type brokers) writes "
+                "all of them again",
+                text,
+            )
+            return False
         found: dict[str, dict[str, str]] = {}
         for resource, configs in kept.items():
             for name, text in configs.items():
@@ -216,6 +225,20 @@ class BrokerConfigs:
         if row.type == "password":
             return None
         return None if text == "" and row.type in {"int", "long", "double"} else text
+
+
+def _parsed(text: str) -> dict[str, dict[str, str]] | None:
+    """Altered settings by resource, as they are kept; None where they do not parse."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    for configs in found.values():
+        if not isinstance(configs, dict) or not all(isinstance(value, str) for value in configs.values()):
+            return None
+    return found
 
 
 def _check(name: str, text: str) -> None:

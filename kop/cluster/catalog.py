@@ -132,12 +132,14 @@ class Catalog:
 
     def missing(self, name: str) -> ErrorCode:
         """What to answer where `get` knows no topic of that name."""
-        found = self._engine.topics.missing(self.own_name(name)) if "/" in name else None
-        return found or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return self._engine.topics.missing(self.own_name(name)) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def is_unsure(self, name: str) -> bool:
         """Whether a topic that `get` does not know may be there all the same: nobody could or did look."""
-        return "/" in name and self._engine.topics.missing(name) is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        missing = self._engine.topics.missing(name)
+        if "/" in name:
+            return missing is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return missing is not None
 
     def listed(self) -> Sequence[TopicInfo]:
         """What a client sees that asks for all topics, ordered by name: those of the home namespace.

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from kop.storage.base import Buffer, LogPolicy, TopicInfo
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 ENTRY_FORMAT: Final = "kop.entry.format"
+
+_log = logging.getLogger(__name__)
 
 
 class ConfigType(IntEnum):
@@ -450,6 +453,8 @@ class TopicConfigs:
         self._brokers = brokers
         self._rules: dict[UUID, tuple[TopicInfo, ProduceRules]] = {}
         self._defaults: dict[str, tuple[Origin, ...]] = {}
+        self._told: set[tuple[UUID, str, str]] = set()
+        """Values of topics' own configs that do not parse, and were logged."""
         self.lock = asyncio.Lock()
         """Held while a topic's own configs are read, changed and written."""
         brokers.on_change(self._forget)
@@ -462,7 +467,25 @@ class TopicConfigs:
         """The effective value of a config, parsed."""
         spec = TOPIC_CONFIGS[name]
         text = topic.configs.get(name)
-        return spec.parse(self._inherited(spec)[0].value or "" if text is None else text)
+        if text is not None:
+            try:
+                return spec.parse(text)
+            except PeerError as error:  # clients' values are checked, this one was written past the gateways
+                self._tell(topic, name, error)
+        return spec.parse(self._inherited(spec)[0].value or "")
+
+    def _tell(self, topic: TopicInfo, name: str, error: PeerError) -> None:
+        said = (topic.topic_id, name, topic.configs[name])
+        if said in self._told:
+            return
+        if len(self._told) >= _MOST_KEPT:
+            self._told.clear()
+        self._told.add(said)
+        _log.warning(
+            "topic %s: %s; the default is used instead. Set the config again by a Kafka client (kafka-configs --alter)",
+            topic.name,
+            error.message,
+        )
 
     def text(self, configs: Mapping[str, str], name: str) -> str:
         """The effective value of a config on a topic with these of its own, as text."""

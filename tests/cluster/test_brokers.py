@@ -183,3 +183,21 @@ def test_changes_at_the_same_time_do_not_lose_one_another() -> None:
         return brokers
 
     assert dict(asyncio.run(run()).altered("")) == {"log.retention.ms": "5", "message.max.bytes": "6"}
+
+
+@pytest.mark.parametrize("text", ["{oops", "[]", '{"": {"log.retention.ms": 5}}', '{"": []}', '"x"', "null"])
+def test_kept_settings_that_do_not_parse_change_nothing(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        state = State()
+        brokers = await opened(state)
+        await brokers.alter("", setting(log_retention_ms="5"))
+        state.kept = dict.fromkeys(state.kept, text)
+        for callback in state.callbacks:
+            callback()
+        await until(lambda: "do not parse" in caplog.text)
+        assert brokers.altered("") == {"log.retention.ms": "5"}
+        assert (await opened(state)).altered("") == {}  # a gateway that begins goes on without them
+        await brokers.alter("", setting(log_retention_bytes="7"))  # which writes them again
+        assert (await opened(state)).altered("") == {"log.retention.ms": "5", "log.retention.bytes": "7"}
+
+    asyncio.run(main())

@@ -359,3 +359,16 @@ def test_a_batch_that_cannot_be_decompressed_is_refused() -> None:
     with pytest.raises(KopError) as caught:
         rules.stored(batch, read_header(batch))
     assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
+
+
+def test_an_own_value_that_was_written_past_the_gateways_and_cannot_be_is_the_default(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    configs = TopicConfigs(Defaults())
+    topic = with_configs(retention_ms="soon", cleanup_policy="compact", no_such_config="x")
+    for _ in range(3):
+        assert configs.value(topic, "retention.ms") == 7 * 24 * 3_600_000
+    assert configs.value(topic, "cleanup.policy") == ["compact"]
+    assert configs.policy(topic).retention_ms == 7 * 24 * 3_600_000
+    assert caplog.text.count("retention.ms") == 1
+    assert "kafka-configs" in caplog.text

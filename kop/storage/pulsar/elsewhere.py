@@ -114,8 +114,10 @@ class Elsewhere:
         if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
             self._failed(name, error, refused=True)
 
-    def unreadable(self, full_name: str, error: PulsarError) -> bool:
-        """True where a topic that cannot be read is of another namespace: the home namespace goes on without it."""
+    def unreadable(self, full_name: str, error: Exception) -> bool:
+        """A topic cannot be read. True where that is told here: Pulsar refuses one of another namespace."""
+        if not isinstance(error, PulsarError):
+            return False
         name = full_name.removeprefix(_PERSISTENT)
         if not may_be_named(name) or self._engine.kafka_name(full_name) != (name, False):
             return False

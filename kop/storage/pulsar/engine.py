@@ -44,6 +44,7 @@ from kop.storage.pulsar.properties import (
     ID_PROPERTY,
     RAW_PROPERTY,
     all_remembered,
+    id_of,
     largest_remembered,
     number,
     outdated,
@@ -250,6 +251,7 @@ class PulsarEngine:
             task.cancel()
         await self._gateways.close()
         await self.elsewhere.close()
+        await self.topics.close()
         for watch in self._watches:
             await watch.close()
         logs = [one for logs in self._logs.values() for one in logs]
@@ -507,7 +509,14 @@ class PulsarEngine:
                     raise
             await self.admin.keep_when_idle(self.own_name)
             properties = await self.own_properties()
-        return base64.urlsafe_b64encode(UUID(properties[ID_PROPERTY]).bytes).decode().rstrip("=")
+        cluster_id = id_of(properties)
+        if cluster_id is None:
+            raise BackendError(
+                f"the property {ID_PROPERTY} of {self.own_name} is {properties.get(ID_PROPERTY)!r}, which is no id: it "
+                "is the id of this cluster, and all gateways have to know the same one. Write it again (pulsar-admin "
+                f"topics update-properties -p {ID_PROPERTY}=UUID); a running gateway tells it as cluster id, in base64"
+            )
+        return base64.urlsafe_b64encode(cluster_id.bytes).decode().rstrip("=")
 
     async def _claim_numbering(self) -> None:
         """All gateways on the same data give the same offsets: the first one says which, for good."""

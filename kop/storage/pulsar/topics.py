@@ -11,24 +11,27 @@ slow full listing finds what it missed and configs changed by another gateway.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
-import random
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from uuid import NAMESPACE_URL, UUID, uuid5
+from uuid import UUID
 from weakref import WeakValueDictionary
 
+from kop import background
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.backoff import Backoff
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.elsewhere import topic_of
+from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.properties import (
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
@@ -37,20 +40,38 @@ from kop.storage.pulsar.properties import (
     NAME_PROPERTY,
     RAW_PROPERTY,
     UNFINISHED_PROPERTY,
+    configs_of,
+    id_of,
+    is_copied,
     number,
+    repaired,
 )
-from kop.storage.topic_table import TopicTable, is_usable, new_uuid
+from kop.storage.pulsar.topic_ids import TopicIds
+from kop.storage.topic_table import TopicTable, new_uuid
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
 
 _ABANDONED_MS: Final = 60_000
 _AT_ONCE = 16
-"""Topics that are changed or looked at side by side."""
-_NAMING_ROUNDS = 5
-_APART = 0.2
-_OTHERS_NAME = (0.1, 0.1, 0.2, 0.4, 0.8)
-"""Seconds to wait for the gateway that gives a topic its id, before another one does."""
+"""Topics that are changed, and as many that are looked at, side by side."""
+_RETRIES_AT_ONCE = 4
+SCANNED_A_LISTING: Final = 100
+"""Topics that are looked at in each listing although nothing tells of a change: 10,000 take a hundred listings."""
+_CLAIMED_A_LISTING: Final = 20
+_FIRST_SECONDS: Final = 60.0
+"""How long a gateway that starts waits for topics that cannot be read."""
+_RETRY_FIRST: Final = 1.0
+_RETRY_MOST: Final = 60.0
+_PARTINGS: Final = 5
+_MEND: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        ID_PROPERTY: "; it is written again",
+        CONFIGS_PROPERTY: "; altering the topic's configs by a Kafka client writes it again, or remove it "
+        "(pulsar-admin topics remove-properties)",
+    }
+)
+"""What to do about a property that does not parse."""
 _LOOK_AGAIN = (0.2, 1.0, 5.0)
 """Seconds after a partition was removed."""
 
@@ -81,7 +102,20 @@ class PulsarTopics(TopicTable):
         self._engine = engine
         self._pulsar: dict[UUID, PulsarTopic] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._changes = asyncio.Semaphore(_AT_ONCE)
+        self._looks = asyncio.Semaphore(_AT_ONCE)
+        self._retries = asyncio.Semaphore(_RETRIES_AT_ONCE)
+        self._ids = TopicIds(engine)
+        self._loaded = False
+        self._awaited: set[str] = set()
+        """Pulsar names of the first listing that nobody has looked at yet."""
+        self._unread: dict[str, Backoff] = {}
+        """Pulsar names of topics that could not be read, with the waits before they are tried again."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._passed_over: set[str] = set()
+        """Topics of the metadata namespace that are Pulsar's own."""
+        self._scanned = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._dirty: set[str] = set()
         """Pulsar names that the watcher named and nobody has looked at yet."""
         self._wake = asyncio.Event()
@@ -96,7 +130,10 @@ class PulsarTopics(TopicTable):
         await self._engine.elsewhere.find(names)
 
     def missing(self, name: str) -> ErrorCode | None:
-        """Why such a topic was not found a moment ago."""
+        """Why such a topic is not known; LEADER_NOT_AVAILABLE where it may be there, and could not be read."""
+        full_name = self._engine.full_name(name, False)
+        if full_name in self._unread or full_name in self._awaited:
+            return ErrorCode.LEADER_NOT_AVAILABLE
         return self._engine.elsewhere.missing(name)
 
     def pulsar(self, topic_id: UUID) -> PulsarTopic:
@@ -139,7 +176,7 @@ class PulsarTopics(TopicTable):
 
     async def properties_now(self, topic_id: UUID) -> Mapping[str, str]:
         """The properties that lie beside a topic in Pulsar at this moment."""
-        call = self._metadata(self.pulsar(topic_id).full_name)
+        call = self._ids.metadata(self.pulsar(topic_id).full_name)
         return (await self._ask("cannot read properties", call))[1]
 
     async def remove_properties(self, topic_id: UUID, keys: Collection[str]) -> None:
@@ -152,10 +189,12 @@ class PulsarTopics(TopicTable):
         """One change of a topic at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
         return await self._engine.finish(self.in_turn(full_name, change))
 
-    async def in_turn(self, full_name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def in_turn(
+        self, full_name: str, work: Callable[[], Coroutine[Any, Any, T]], gate: asyncio.Semaphore | None = None
+    ) -> T:
         """Do something to a topic while this gateway neither makes, changes nor deletes it."""
         turn = self._turns.setdefault(full_name, asyncio.Lock())
-        async with turn, self._gate:
+        async with turn, gate or self._changes:
             return await work()
 
     async def _ask(self, doing: str, call: Coroutine[Any, Any, T]) -> T:
@@ -167,6 +206,9 @@ class PulsarTopics(TopicTable):
     async def _create(self, topic: TopicInfo) -> TopicInfo:
         self._check_new(topic)
         full_name = self._engine.full_name(topic.name, topic.internal)
+        if full_name in self._unread or full_name in self._awaited:
+            text = f"topic {topic.name!r} may be there, and could not be read from Pulsar yet"
+            raise KopError(text, ErrorCode.LEADER_NOT_AVAILABLE)
         if "/" not in topic.name:
             return await self._create_as(topic, full_name)
         self._engine.elsewhere.check(topic.name)
@@ -218,7 +260,7 @@ class PulsarTopics(TopicTable):
                     if (topic := self._by_id.get(topic_id)) is not None:
                         self._pulsar[topic_id] = await self._with_policies(topic, known)
                         log.warning("topic %s had been made by half: it has its policies now", topic.name)
-            except PulsarError as error:
+            except (PulsarError, KopError) as error:
                 log.warning("topic %s has no policies yet: %s; trying again", known.full_name, error)
 
     async def _create_partitioned(self, full_name: str, partitions: int, properties: Mapping[str, str]) -> None:
@@ -300,10 +342,76 @@ class PulsarTopics(TopicTable):
     # --- what is there
 
     async def load(self) -> None:
-        """Read the namespaces whole. PulsarError where that is not possible."""
-        found = await self._list() | await self._engine.elsewhere.named()
-        await self._look_at(found | set(map(self._name_of, self._by_id)))
+        """List the namespaces, and look at what that tells of, and at some of the others in turn.
+
+        PulsarError where they cannot be listed. A topic that cannot be read keeps no other one away.
+        """
+        listed = await self._list()
+        named = await self._engine.elsewhere.named()
+        self._passed_over &= listed.keys()
+        if not self._loaded:
+            await self._load_first(listed.keys() | named)
+            return
+        known = {one.full_name: (topic_id, one) for topic_id, one in self._pulsar.items()}
+        due = set(listed.keys() | named).difference(known, self._unread, self._passed_over)
+        for name, (topic_id, one) in known.items():
+            there = listed.get(name)
+            if there is None:
+                if self._by_id[topic_id].name.count("/") == 0:
+                    due.add(name)
+            elif one.plain != (there == 0) or there > self._by_id[topic_id].partitions:
+                due.add(name)
+        due.update(self._next_to_scan(sorted(known)))
+        await self._look_at(due)
         await self._finish_abandoned()
+        await self._claim_ids()
+
+    async def _load_first(self, names: Set[str]) -> None:
+        """Look at every topic. After a while the gateway begins with those that it has; the others come behind."""
+        self._awaited = set(names)
+        looks = self._engine.loop.create_task(self._look_at(names))
+        self._tasks.add(looks)
+        looks.add_done_callback(self._tasks.discard)
+        await asyncio.wait({looks}, timeout=_FIRST_SECONDS)
+        if looks.done():
+            await looks
+            await self._finish_abandoned()
+        else:
+            self._engine.count("topics read late")
+            log.warning(
+                "%d of %d topics have not been read from Pulsar within %.0f s: the gateway begins without them, and "
+                "clients are told to try again. See whether all brokers answer",
+                len(self._awaited),
+                len(names),
+                _FIRST_SECONDS,
+            )
+        self._loaded = True
+
+    def _next_to_scan(self, known: Sequence[str]) -> Sequence[str]:
+        """Whom nobody told of: a change that another gateway could not announce, or one by pulsar-admin."""
+        begin = self._scanned % max(len(known), 1)
+        self._scanned = begin + SCANNED_A_LISTING
+        return known[begin : begin + SCANNED_A_LISTING]
+
+    async def _claim_ids(self) -> None:
+        """Write the name beside the ids of topics that older gateways made; some in each round."""
+        unclaimed = (
+            one.full_name
+            for one in self._pulsar.values()
+            if NAME_PROPERTY not in one.properties and self._engine.names(one.full_name)
+        )
+
+        async def claim(full_name: str) -> None:
+            known = self._known(full_name)
+            if known is not None and NAME_PROPERTY not in known.properties:
+                await self._ids.claim(full_name)
+                await self._look(full_name)
+
+        for name in [*itertools.islice(unclaimed, _CLAIMED_A_LISTING)]:
+            try:
+                await self.in_turn(name, partial(claim, name))
+            except PulsarError as error:
+                log.info("the id of topic %s is not marked as its own yet: %s", name, error)
 
     async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
         """Look at topics that nobody has told of; returns those that could not be read."""
@@ -325,7 +433,9 @@ class PulsarTopics(TopicTable):
     async def refresh(self, topic_id: UUID) -> None:
         """Look at one topic anew: Pulsar said something of it that does not fit, or a gateway may have changed it."""
         if topic_id in self._pulsar:
-            await self._ask("cannot read a topic", self._look_at({self._name_of(topic_id)}))
+            failed = await self.look_for({self._name_of(topic_id)})
+            for error in failed.values():
+                raise self._engine.troubles.refused(error, "requests", "cannot read a topic") from error
 
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
         """The watcher's callback: names of Pulsar's topics, partitions among them."""
@@ -351,40 +461,116 @@ class PulsarTopics(TopicTable):
             self._wake.clear()
             await asyncio.sleep(0.02)  # one event comes for each partition
             names, self._dirty = self._dirty, set()
-            try:
-                await self._look_at(names)
-            except PulsarError as error:
-                self._engine.troubles.refused(error, "requests", "cannot read topics that changed, trying again")
-                self._dirty |= names
-                await asyncio.sleep(1)
-                self._wake.set()
+            # Nobody waits for these: a broker that does not answer for one topic keeps no other one away.
+            for name in names:
+                task = self._engine.loop.create_task(self._look_at((name,)))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
-    async def _list(self) -> set[str]:
-        found: set[str] = set()
+    async def close(self) -> None:
+        """Look at nothing any more."""
+        for timer in self._timers.values():
+            timer.cancel()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _list(self) -> dict[str, int]:
+        """The topics of both namespaces by full name, with how many partitions are there; 0 for plain ones."""
+        found: dict[str, int] = {}
         for namespace in self._engine.namespaces:
-            found.update(await self._engine.admin.list_partitioned(namespace))
-            found.update(map(topic_of, await self._engine.client.topics(namespace)))
-        return {name for name in found if self._engine.kafka_name(name) is not None}
+            found |= dict.fromkeys(await self._engine.admin.list_partitioned(namespace), 1)
+            for name in await self._engine.client.topics(namespace):
+                base = topic_of(name)
+                if base == name:
+                    found.setdefault(name, 0)
+                else:
+                    found[base] = max(found.get(base, 0), int(name.rpartition("-")[2]) + 1)
+        return {name: count for name, count in found.items() if self._engine.kafka_name(name) is not None}
 
     async def _look_at(self, names: Iterable[str], failed: dict[str, PulsarError] | None = None) -> None:
-        """Compare each of Pulsar's topics with what is known of it.
+        """Compare each of Pulsar's topics with what is known of it. No failure of one keeps the others away.
 
-        What could not be read comes into `failed`; without it, PulsarError, but not for topics of other namespaces.
+        What could not be read comes into `failed`; without it, it is tried again later.
         """
 
         async def one(name: str) -> None:
             try:
-                await self.in_turn(name, partial(self._look, name))
-            except PulsarError as error:
-                if failed is not None:
+                await self.in_turn(name, partial(self._look, name), gate=self._gate_of(name))
+                self._was_read(name)
+            except Exception as error:
+                if failed is not None and isinstance(error, PulsarError):
                     failed[name] = error
-                elif not self._engine.elsewhere.unreadable(name, error):
-                    raise
+                else:
+                    self._not_read(name, error)
+            self._awaited.discard(name)
 
         await asyncio.gather(*(one(name) for name in sorted(names)))
 
+    def _gate_of(self, name: str) -> asyncio.Semaphore:
+        """Topics that could not be read last time wait for one another alone."""
+        return self._retries if name in self._unread else self._looks
+
+    def _not_read(self, name: str, error: Exception) -> None:
+        """A topic cannot be read: what is known of it stays, and it is tried again."""
+        if not self._engine.elsewhere.unreadable(name, error):
+            self._engine.count("topics not read")
+            if isinstance(error, PulsarError):
+                text = kafka_error(error, f"cannot read topic {name}").message
+                self._engine.troubles.tell(("not read", name), f"{text}; trying again", "not read")
+            else:
+                background.tell(f"reading topic {name}", error)
+        wait = self._unread.get(name)
+        if wait is None:
+            wait = self._unread[name] = Backoff(_RETRY_FIRST, _RETRY_MOST)
+            self._version += 1  # other answers about it, from now on
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+        self._timers[name] = self._engine.loop.call_later(wait.next(), self._look_again, name)
+
+    def _was_read(self, name: str) -> None:
+        if self._unread.pop(name, None) is not None:
+            self._version += 1
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+
     async def _look(self, full_name: str) -> None:
-        self._found(full_name, await self._read(full_name))
+        for _ in range(_PARTINGS):
+            found = await self._read(full_name)
+            rival = None if found is None else self._rival(full_name, found[0].topic_id)
+            if found is None or rival is None:
+                self._found(full_name, found)
+                return
+            await self._part(found[1], rival, found[0].topic_id)
+        raise PulsarError("Conflict", f"{full_name} carries another topic's id again and again", retriable=True)
+
+    def _rival(self, full_name: str, topic_id: UUID) -> PulsarTopic | None:
+        """Another topic that has the id here."""
+        known = self._pulsar.get(topic_id)
+        return None if known is None or known.full_name == full_name else known
+
+    async def _part(self, one: PulsarTopic, rival: PulsarTopic, topic_id: UUID) -> None:
+        """Two names carry one id: one of them keeps it, the other one gets its own."""
+        known = rival.full_name if self._loaded else None
+        keeps = await self._ids.keeper(
+            topic_id, (one.full_name, one.plain), (rival.full_name, rival.plain), known=known
+        )
+        if keeps == rival.full_name:
+            self._tell_of_copy(one.full_name, rival.full_name)
+            await self._ids.give(one.full_name, one.plain, topic_id)
+            return
+        if self._rival(one.full_name, topic_id) is rival and (topic := self._by_id.get(topic_id)) is not None:
+            self._remove(topic)  # it is looked at at once, and gets an id of its own then
+        self._look_again(rival.full_name)
+
+    def _tell_of_copy(self, full_name: str, original: str) -> None:
+        self._engine.count("topic ids that were copied")
+        self._engine.troubles.tell(
+            ("copied", full_name),
+            f"{full_name} carries the {ID_PROPERTY} of {original}, from where its properties were copied: it gets an "
+            "id of its own. Leave the properties that begin with kop. out when topics are cloned",
+        )
 
     async def _read(self, full_name: str) -> tuple[TopicInfo, PulsarTopic] | None:
         named = self._engine.kafka_name(full_name)
@@ -392,70 +578,48 @@ class PulsarTopics(TopicTable):
             return None
         name, internal = named
         try:
-            partitions, properties = await self._metadata(full_name)
+            partitions, raw = await self._ids.metadata(full_name)
             plain = partitions == 0
-            if ID_PROPERTY not in properties:
-                if internal:
-                    return None  # Pulsar's own, such as __transaction_buffer_snapshot
-                properties = await self._name(full_name, plain)
-            topic_id = UUID(properties[ID_PROPERTY])
-            configs = json.loads(properties.get(CONFIGS_PROPERTY, "{}"))
+            if ID_PROPERTY not in raw and internal:
+                self._passed_over.add(full_name)
+                return None  # Pulsar's own, such as __transaction_buffer_snapshot
+            properties = await self._usable(full_name, plain, raw)
         except PulsarError as error:
             if error.code in {"NotFound", "TopicNotFound"}:
                 return None
             raise
-        except (ValueError, KeyError) as error:
-            log.error("topic %s is left out: its properties cannot be read: %s", full_name, error)
-            return None
+        topic_id, configs = id_of(properties), configs_of(properties)
+        if topic_id is None or configs is None:
+            raise PulsarError("BadAnswer", f"{full_name} has no id although it was given one", retriable=True)
         info = TopicInfo(name, topic_id, max(partitions, 1), MappingProxyType(configs), internal)
         return info, PulsarTopic(full_name, plain, properties)
 
-    async def _name(self, full_name: str, plain: bool) -> Mapping[str, str]:
-        """Give somebody else's topic an id: one of the gateways does, the others read that.
-
-        Side by side on a topic that is not partitioned, Pulsar 4.0.8 carries one of the requests out 0.1 s later. Where
-        the topic was deleted and made again meanwhile, it then writes the old one's state over the new one's.
-        """
-        # Gateways of another cluster on the same namespace do not know of this one: they are not to come at once.
-        first = (random.random() * _APART,) if plain else ()
-        for pause in first if self._engine.names(full_name) else _OTHERS_NAME:
-            await asyncio.sleep(pause)
-            _, properties = await self._metadata(full_name)
-            if ID_PROPERTY in properties:
-                return properties
-        found = await self._foreign_id(full_name, plain)
-        for _ in range(_NAMING_ROUNDS):
-            await self._engine.admin.set_properties(full_name, {ID_PROPERTY: str(found or new_uuid())})
-            _, properties = await self._metadata(full_name)
-            # The topic may have been deleted and made again meanwhile: the new one must not keep the old one's id.
-            before, found = found, await self._foreign_id(full_name, plain)
-            if found == before:
-                break
-        return properties
-
-    async def _foreign_id(self, full_name: str, plain: bool) -> UUID | None:
-        """The same from each gateway that asks at this moment; None where Pulsar does not say enough for that.
-
-        It follows from the topic's oldest ledger, so a topic that is deleted and made again has another.
-        """
-        try:
-            stats = await self._engine.admin.internal_stats(full_name if plain else f"{full_name}-partition-0")
-        except PulsarError as error:
-            if plain or error.code not in {"NotFound", "TopicNotFound"}:
-                raise
-            return None  # a partition that no client has used yet
-        if not stats.get("ledgers"):
-            return None
-        seed = f"{full_name}#{stats['ledgers'][0]['ledgerId']}"
-        while not is_usable(found := uuid5(NAMESPACE_URL, seed)):
-            seed += "+"
-        return found
-
-    async def _metadata(self, full_name: str) -> tuple[int, Mapping[str, str]]:
-        found = await self._engine.admin.partitioned_metadata(full_name)
-        if found.partitions:
-            return found.partitions, found.properties
-        return 0, await self._engine.admin.properties(full_name)
+    async def _usable(self, full_name: str, plain: bool, raw: Mapping[str, str]) -> Mapping[str, str]:
+        """Properties that parse, with an id that is the topic's own; what is missing for that is set in Pulsar."""
+        known = self._known(full_name)
+        before = {} if known is None else known.properties
+        known_id = id_of(before)
+        if is_copied(raw, full_name):
+            self._tell_of_copy(full_name, raw[NAME_PROPERTY])
+            if known_id is None:
+                raw = await self._ids.give(full_name, plain, id_of(raw))
+            else:
+                await self._ids.write(full_name, known_id)
+                _, raw = await self._ids.metadata(full_name)
+        good, wrong = repaired(raw, before)
+        for key in wrong:
+            self._engine.count("properties that do not parse")
+            self._engine.troubles.tell(
+                ("property", full_name, key),
+                f"the property {key} of topic {full_name} does not parse: {raw[key]!r:.100}; "
+                + ("its last good value is used" if key in good else "the topic is used as if it were not there")
+                + _MEND.get(key, "; remove it (pulsar-admin topics remove-properties)"),
+            )
+        if ID_PROPERTY in wrong and known_id is not None:
+            await self._ids.write(full_name, known_id)
+        elif ID_PROPERTY not in good:
+            good, _ = repaired(await self._ids.give(full_name, plain), before)
+        return good
 
     def _found(self, full_name: str, found: tuple[TopicInfo, PulsarTopic] | None) -> None:
         named = self._engine.kafka_name(full_name)
@@ -473,6 +637,11 @@ class PulsarTopics(TopicTable):
         else:
             self._pulsar[topic.topic_id] = known
             self._engine.update_logs(topic, known)
+
+    def _known(self, full_name: str) -> PulsarTopic | None:
+        named = self._engine.kafka_name(full_name)
+        topic = None if named is None else self._by_name.get(named[0])
+        return None if topic is None else self._pulsar.get(topic.topic_id)
 
     def _name_of(self, topic_id: UUID) -> str:
         return self._pulsar[topic_id].full_name

@@ -1,0 +1,160 @@
+"""Which id a topic in Pulsar has: each belongs to one name, and all gateways agree on it.
+
+Owns: giving an id to a topic that has none or another topic's, and who keeps an id that two names carry.
+Must not know: what is in memory, but for the names that hold an id there.
+
+The id lies in the topic's properties, and tools copy properties: a topic that is cloned with them carries the id of
+its original, and records, commits and fetches of one would go to the other. So the full name lies beside the id. Topics
+of older gateways have the id alone: where two of them carry the same one, the one that was known first keeps it, or at
+the start of a gateway the one with the older ledger, and then its name is written beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from kop.pulsar_client import PulsarError
+from kop.storage.pulsar.properties import ID_PROPERTY, NAME_PROPERTY, id_of, is_copied, of_the_original
+from kop.storage.topic_table import is_usable, new_uuid
+
+if TYPE_CHECKING:
+    from kop.storage.pulsar.engine import PulsarEngine
+
+T = TypeVar("T")
+
+_NAMING_ROUNDS: Final = 5
+_APART: Final = 0.2
+_OTHERS_NAME: Final = (0.1, 0.1, 0.2, 0.4, 0.8)
+"""Seconds to wait for the gateway that gives a topic its id, before another one does."""
+_NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
+
+
+class TopicIds:
+    """Of one engine's topics. Methods raise PulsarError."""
+
+    def __init__(self, engine: PulsarEngine) -> None:
+        self._engine = engine
+
+    async def metadata(self, full_name: str) -> tuple[int, Mapping[str, str]]:
+        """How many partitions a topic has, 0 for a plain one, and its properties as they are."""
+        found = await self._engine.admin.partitioned_metadata(full_name)
+        if found.partitions:
+            return found.partitions, found.properties
+        return 0, await self._engine.admin.properties(full_name)
+
+    async def write(self, full_name: str, topic_id: UUID) -> None:
+        """Write an id, and the name that it belongs to."""
+        await self._engine.admin.set_properties(full_name, {ID_PROPERTY: str(topic_id), NAME_PROPERTY: full_name})
+
+    async def claim(self, full_name: str) -> None:
+        """Write the name beside the id that a topic has and keeps."""
+        await self._engine.admin.set_properties(full_name, {NAME_PROPERTY: full_name})
+
+    async def give(self, full_name: str, plain: bool, foreign: UUID | None = None) -> Mapping[str, str]:
+        """Give a topic an id that has none, or has `foreign`, which is another's: one of the gateways does, the others
+        read that. Returns the topic's properties then.
+
+        Side by side on a topic that is not partitioned, Pulsar 4.0.8 carries one of the requests out 0.1 s later. Where
+        the topic was deleted and made again meanwhile, it then writes the old one's state over the new one's.
+        """
+
+        async def given() -> Mapping[str, str] | None:
+            _, found = await self.metadata(full_name)
+            fits = id_of(found) not in {None, foreign} and not is_copied(found, full_name)
+            return found if fits else None
+
+        properties = await self._after_others(full_name, plain, given)
+        if properties is not None:
+            return properties
+        _, present = await self.metadata(full_name)
+        if is_copied(present, full_name) or (foreign is not None and id_of(present) == foreign):
+            for key in of_the_original(present):
+                await self._engine.admin.remove_property(full_name, key)
+        found = await self._of_the_oldest_ledger(full_name, plain, foreign)
+        for _ in range(_NAMING_ROUNDS):
+            await self.write(full_name, found or new_uuid())
+            _, properties = await self.metadata(full_name)
+            # The topic may have been deleted and made again meanwhile: the new one must not keep the old one's id.
+            before, found = found, await self._of_the_oldest_ledger(full_name, plain, foreign)
+            if found == before:
+                break
+        assert properties is not None
+        return properties
+
+    async def keeper(self, topic_id: UUID, one: tuple[str, bool], other: tuple[str, bool], *, known: str | None) -> str:
+        """Which of two topics (name, plain) that carry one id keeps it, written beside it now.
+
+        `known`: the one that was known first. Another gateway may have decided a moment ago.
+        """
+
+        first, second = sorted((one[0], other[0]))
+
+        async def decided() -> str | None:
+            for name, rival in ((first, second), (second, first)):
+                try:
+                    _, found = await self.metadata(name)
+                except PulsarError as error:
+                    if error.code not in _NOT_THERE:
+                        raise
+                    return rival
+                if id_of(found) != topic_id or is_copied(found, name):
+                    return rival
+                if found.get(NAME_PROPERTY) == name:
+                    return name
+            return None
+
+        keeps = await decided() or await self._after_others(str(topic_id), one[1] or other[1], decided)
+        if keeps is None:
+            keeps = known or await self._elder(one, other)
+            await self.claim(keeps)
+        return keeps
+
+    async def _elder(self, one: tuple[str, bool], other: tuple[str, bool]) -> str:
+        """The one whose oldest ledger is older; ledgers are numbered in the order in which a cluster makes them."""
+
+        async def age(topic: tuple[str, bool]) -> tuple[int, str]:
+            oldest = await self._oldest_ledger(*topic)
+            return (2**63 if oldest is None else oldest), topic[0]
+
+        return min(await age(one), await age(other))[1]
+
+    async def _after_others(self, key: str, plain: bool, done: Callable[[], Awaitable[T | None]]) -> T | None:
+        """What `done` finds once another gateway has done the work; None where this gateway has to do it.
+
+        `key` says which gateway is to do it; the others wait for that one.
+        """
+        # Gateways of another cluster on the same namespace do not know of this one: they are not to come at once.
+        first = (random.random() * _APART,) if plain else ()
+        for pause in first if self._engine.names(key) else _OTHERS_NAME:
+            await asyncio.sleep(pause)
+            if (found := await done()) is not None:
+                return found
+        return None
+
+    async def _of_the_oldest_ledger(self, full_name: str, plain: bool, foreign: UUID | None) -> UUID | None:
+        """An id, the same from each gateway that asks at this moment; None where Pulsar does not say enough for that.
+
+        It follows from the topic's oldest ledger, so a topic that is deleted and made again has another.
+        """
+        oldest = await self._oldest_ledger(full_name, plain)
+        if oldest is None:
+            return None
+        seed = f"{full_name}#{oldest}"
+        while not is_usable(found := uuid5(NAMESPACE_URL, seed)) or found == foreign:
+            seed += "+"
+        return found
+
+    async def _oldest_ledger(self, full_name: str, plain: bool) -> int | None:
+        """Its number; None of a partition that no client has used yet."""
+        try:
+            stats = await self._engine.admin.internal_stats(full_name if plain else f"{full_name}-partition-0")
+        except PulsarError as error:
+            if plain or error.code not in _NOT_THERE:
+                raise
+            return None
+        ledgers = stats.get("ledgers")
+        return int(ledgers[0]["ledgerId"]) if ledgers else None

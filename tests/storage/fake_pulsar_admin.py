@@ -1,0 +1,123 @@
+"""The topics of a Pulsar without sockets: what `PulsarTopics` asks of the admin REST and of the client, counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from engines import policy_of
+
+from kop.pulsar_client import PulsarError
+from kop.pulsar_client.admin import PartitionedMetadata
+from kop.storage.pulsar.engine import PulsarEngine, Settings
+
+HOME = "public/default"
+METADATA = "public/kafka"
+OWN = f"persistent://{METADATA}/__kop"
+
+
+def full(name: str) -> str:
+    """Pulsar's name of a topic of the home namespace, or of `tenant/namespace/name`."""
+    return f"persistent://{name}" if "/" in name else f"persistent://{HOME}/{name}"
+
+
+@dataclass
+class FakeTopic:
+    """`partitions` is 0 for a plain one. `ledger` is the number of its oldest ledger."""
+
+    partitions: int
+    ledger: int
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+class FakePulsar:
+    """Both the admin REST and the client, one Pulsar for many engines."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, FakeTopic] = {OWN: FakeTopic(1, 1)}
+        self.asked: Counter[str] = Counter()
+        """Requests by what is asked."""
+        self.failures: dict[str, PulsarError] = {}
+        """Topics whose properties cannot be read."""
+        self.silent: set[str] = set()
+        """Topics whose properties are not answered."""
+        self._ledgers = 100
+
+    def add(self, name: str, partitions: int = 1, **properties: str) -> FakeTopic:
+        """Make a topic as a tool of Pulsar's does; `kop_topic_id` is kop.topic_id."""
+        self._ledgers += 1
+        found = {key.replace("kop_", "kop.", 1): value for key, value in properties.items()}
+        made = self.topics[full(name)] = FakeTopic(partitions, self._ledgers, found)
+        return made
+
+    def engine(self, **settings: Any) -> PulsarEngine:
+        """A gateway's engine on it, that is not started: `topics.load` and `topics.follow` are called by the test."""
+        admin: Any = self
+        client: Any = SimpleNamespace(topics=self.list_all, max_message_size=5 << 20)
+        return PulsarEngine(client, admin, policy_of, Settings(namespace=HOME, metadata_namespace=METADATA, **settings))
+
+    @property
+    def requests(self) -> int:
+        """All of them."""
+        return self.asked.total()
+
+    def _find(self, full_name: str, what: str) -> FakeTopic:
+        self.asked[what] += 1
+        found = self.topics.get(full_name)
+        if found is None:
+            raise PulsarError("NotFound", f"there is no {full_name}")
+        return found
+
+    async def _fail(self, full_name: str) -> None:
+        if full_name in self.silent:
+            await asyncio.Event().wait()
+        if full_name in self.failures:
+            raise self.failures[full_name]
+
+    # --- admin REST
+
+    async def list_partitioned(self, namespace: str) -> list[str]:
+        self.asked["list"] += 1
+        return [name for name, topic in self.topics.items() if topic.partitions and f"://{namespace}/" in name]
+
+    async def partitioned_metadata(self, full_name: str) -> PartitionedMetadata:
+        found = self._find(full_name, "metadata")
+        if found.partitions:
+            await self._fail(full_name)
+        await asyncio.sleep(0)
+        return PartitionedMetadata(found.partitions, dict(found.properties) if found.partitions else {})
+
+    async def properties(self, full_name: str) -> dict[str, str]:
+        found = self._find(full_name, "properties")
+        await self._fail(full_name)
+        await asyncio.sleep(0)
+        return dict(found.properties)
+
+    async def set_properties(self, full_name: str, properties: Mapping[str, str]) -> None:
+        found = self._find(full_name, "set properties")
+        await asyncio.sleep(0)
+        found.properties |= properties
+
+    async def remove_property(self, full_name: str, key: str) -> None:
+        self._find(full_name, "remove property").properties.pop(key, None)
+
+    async def internal_stats(self, name: str) -> dict[str, Any]:
+        found = self._find(name.rpartition("-partition-")[0] or name, "stats")
+        return {"ledgers": [{"ledgerId": found.ledger}]}
+
+    async def set_policy(self, full_name: str, name: str, value: object) -> None:
+        self._find(full_name, "policy")
+
+    # --- client
+
+    async def list_all(self, namespace: str) -> list[str]:
+        self.asked["list"] += 1
+        found = []
+        for name, topic in self.topics.items():
+            if f"://{namespace}/" in name:
+                found += [f"{name}-partition-{index}" for index in range(topic.partitions)] or [name]
+        return found

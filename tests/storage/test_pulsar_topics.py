@@ -1,0 +1,408 @@
+"""How topics of a Pulsar become known: bad properties, copied ids, topics that cannot be read, how much is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import pytest
+from fake_pulsar_admin import FakePulsar, full
+
+from kop.cluster.catalog import Catalog
+from kop.errors import ErrorCode
+from kop.pulsar_client import PulsarError
+from kop.storage.base import TopicInfo
+from kop.storage.pulsar import topic_ids, topics
+from kop.storage.pulsar.engine import PulsarEngine
+from kop.storage.pulsar.properties import CONFIGS_PROPERTY, ID_PROPERTY, NAME_PROPERTY, configs_of, number, repaired
+from kop.storage.topic_table import new_uuid
+
+GOOD = {"flush.ms": "60000"}
+BROKEN = {
+    "cut": "{oops",
+    "empty": "",
+    "a list": "[]",
+    "a number": "1",
+    "a text": '"x"',
+    "null": "null",
+    "a number in it": '{"retention.ms": 1000}',
+    "null in it": '{"retention.ms": null}',
+    "deep": "[" * 100_000,
+}
+UNPARSED = "properties that do not parse"
+COPIED = "topic ids that were copied"
+NOT_READ = "topics not read"
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gateway waits for another one that could name a topic, and retries come soon."""
+    monkeypatch.setattr(topic_ids, "_APART", 0)
+    monkeypatch.setattr(topic_ids, "_OTHERS_NAME", (0.0, 0.01))
+    monkeypatch.setattr(topics, "_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(topics, "_RETRY_MOST", 0.02)
+
+
+@asynccontextmanager
+async def loaded(pulsar: FakePulsar) -> AsyncIterator[PulsarEngine]:
+    """An engine that has read the topics once and follows them."""
+    engine = pulsar.engine()
+    await engine.topics.load()
+    follow = asyncio.get_running_loop().create_task(engine.topics.follow())
+    try:
+        yield engine
+    finally:
+        follow.cancel()
+        await asyncio.gather(follow, return_exceptions=True)
+        await engine.topics.close()
+
+
+async def seen(engine: PulsarEngine, *names: str) -> None:
+    """The watcher names topics, and they are looked at."""
+    engine.topics.watched(None, [full(name) for name in names], ())
+    await until(lambda: not engine.topics._dirty and not engine.topics._tasks)
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not true():  # noqa: ASYNC110 - the engine's own tasks
+            await asyncio.sleep(0.001)
+
+
+def topic(engine: PulsarEngine, name: str) -> TopicInfo:
+    found = engine.topics.get(name)
+    assert found is not None
+    return found
+
+
+def heard(engine: PulsarEngine) -> list[tuple[TopicInfo | None, TopicInfo | None]]:
+    """Changes from now on, as group coordinators hear of them."""
+    changes: list[tuple[TopicInfo | None, TopicInfo | None]] = []
+    engine.topics.on_change(lambda old, new: changes.append((old, new)))
+    return changes
+
+
+# --- properties that do not parse
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+async def test_configs_that_stop_parsing_stay_as_they_were(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    pulsar = FakePulsar()
+    made = pulsar.add("t", kop_topic_id=str(new_uuid()), kop_configs=json.dumps(GOOD))
+    async with loaded(pulsar) as engine:
+        before, changes = topic(engine, "t"), heard(engine)
+        made.properties[CONFIGS_PROPERTY] = text
+        for _ in range(3):
+            await seen(engine, "t")
+        await engine.topics.load()
+        assert topic(engine, "t") == before
+        assert changes == []  # nobody forgets the commits of a topic that is there
+        assert engine.counts[UNPARSED] >= 3
+        assert caplog.text.count(CONFIGS_PROPERTY) == 1
+        assert "altering the topic's configs" in caplog.text
+        await engine.topics.set_configs(before.topic_id, GOOD | {"segment.ms": "1"})  # a client mends it
+        await seen(engine, "t")
+        assert json.loads(made.properties[CONFIGS_PROPERTY]) == GOOD | {"segment.ms": "1"}
+        assert topic(engine, "t").configs == GOOD | {"segment.ms": "1"}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+async def test_a_gateway_that_begins_uses_a_topic_whose_configs_do_not_parse(text: str) -> None:
+    pulsar = FakePulsar()
+    topic_id = new_uuid()
+    pulsar.add("t", kop_topic_id=str(topic_id), kop_configs=text)
+    pulsar.add("u")
+    async with loaded(pulsar) as engine:
+        assert topic(engine, "t") == TopicInfo("t", topic_id, 1, {})
+        assert engine.topics.get("u") is not None
+        assert engine.counts[UNPARSED] == 1
+
+
+async def test_discovery_goes_on_behind_properties_that_do_not_parse() -> None:
+    pulsar = FakePulsar()
+    made = pulsar.add("t", kop_topic_id=str(new_uuid()))
+    async with loaded(pulsar) as engine:
+        made.properties[CONFIGS_PROPERTY] = "[]"
+        await seen(engine, "t")
+        pulsar.add("later")
+        await seen(engine, "later")
+        assert engine.topics.get("later") is not None
+
+
+@pytest.mark.parametrize("text", ["x", "", "1234", str(UUID(int=0)), "{}"])
+async def test_an_id_that_stops_parsing_is_written_again(text: str) -> None:
+    pulsar = FakePulsar()
+    made = pulsar.add("t", kop_topic_id=str(new_uuid()))
+    async with loaded(pulsar) as engine:
+        before, changes = topic(engine, "t"), heard(engine)
+        made.properties[ID_PROPERTY] = text
+        await seen(engine, "t")
+        assert topic(engine, "t") == before
+        assert made.properties[ID_PROPERTY] == str(before.topic_id)
+        assert changes == []
+
+
+async def test_a_topic_that_is_met_with_an_id_that_does_not_parse_gets_one() -> None:
+    pulsar = FakePulsar()
+    made = pulsar.add("t", kop_topic_id="x")
+    async with loaded(pulsar) as one, loaded(pulsar) as other:
+        assert topic(one, "t") == topic(other, "t")
+        assert made.properties[ID_PROPERTY] == str(topic(one, "t").topic_id)
+        assert made.properties[NAME_PROPERTY] == full("t")
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5", "", "9" * 30, "٣", str(2**63)])
+async def test_numbers_that_do_not_parse_are_the_last_good_ones(text: str) -> None:
+    pulsar = FakePulsar()
+    made = pulsar.add("t", kop_topic_id=str(new_uuid()))
+    made.properties["kop.log_start.0"] = "7"
+    async with loaded(pulsar) as engine:
+        log = engine.log(topic(engine, "t").topic_id, 0)
+        assert log is not None
+        assert engine.remembered(log, "log_start") == 7
+        made.properties |= dict.fromkeys(("kop.log_start.0", "kop.created", "kop.deleting"), text)
+        await seen(engine, "t")
+        assert engine.remembered(log, "log_start") == 7
+        assert not engine.knows_all_producers(log.topic.topic_id)
+        assert await engine.presence._ask(log.topic.topic_id)  # it is not being deleted
+    async with loaded(pulsar) as engine:
+        log = engine.log(topic(engine, "t").topic_id, 0)
+        assert log is not None
+        assert engine.remembered(log, "log_start") == 0
+
+
+def test_what_parses_is_taken_as_it_is() -> None:
+    properties = {ID_PROPERTY: str(new_uuid()), CONFIGS_PROPERTY: "{}", "kop.log_start.3": "5", "theirs": "{oops"}
+    assert repaired(properties, {}) == (properties, [])
+    assert configs_of({}) == {}
+    assert number({"a": "0012"}, "a") == 12
+    assert number({}, "a", -1) == -1
+
+
+# --- copied ids
+
+
+async def test_a_topic_that_was_cloned_with_its_properties_gets_an_id_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pulsar = FakePulsar()
+    original = pulsar.add("original", kop_topic_id=str(new_uuid()), kop_configs=json.dumps(GOOD))
+    original.properties |= {NAME_PROPERTY: full("original"), "kop.log_start.0": "40", "kop.created": "5", "theirs": "x"}
+    async with loaded(pulsar) as one, loaded(pulsar) as other:
+        kept, changes = topic(one, "original"), heard(one)
+        pulsar.add("clone").properties |= original.properties
+        await asyncio.gather(seen(one, "clone"), seen(other, "clone"))
+        clone = topic(one, "clone")
+        assert clone == topic(other, "clone")
+        assert clone.topic_id != kept.topic_id
+        assert clone.configs == GOOD
+        assert topic(one, "original") == topic(other, "original") == kept
+        assert changes == [(None, clone)]
+        assert pulsar.topics[full("clone")].properties == {
+            ID_PROPERTY: str(clone.topic_id),
+            NAME_PROPERTY: full("clone"),
+            CONFIGS_PROPERTY: json.dumps(GOOD),
+            "theirs": "x",
+        }
+        assert one.counts[COPIED] == 1
+        assert f"{full('clone')} carries the kop.topic_id of {full('original')}" in caplog.text
+        logs = one.log(kept.topic_id, 0), one.log(clone.topic_id, 0)
+        assert [log.partition_name for log in logs if log] == [
+            full("original") + "-partition-0",
+            full("clone") + "-partition-0",
+        ]
+    async with loaded(pulsar) as engine:
+        assert (topic(engine, "original"), topic(engine, "clone")) == (kept, clone)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize("partitions", [0, 1])
+async def test_gateways_that_begin_give_an_id_without_a_name_to_the_elder(
+    names: tuple[str, str], partitions: int
+) -> None:
+    pulsar = FakePulsar()
+    elder, clone = names
+    topic_id = new_uuid()
+    for name in names:
+        pulsar.add(name, partitions, kop_topic_id=str(topic_id))
+    async with loaded(pulsar) as one, loaded(pulsar) as other:
+        for engine in (one, other):
+            await until(lambda engine=engine: engine.topics.get(clone) is not None)
+            assert topic(engine, elder).topic_id == topic_id
+        assert topic(one, clone) == topic(other, clone)
+        assert topic(one, clone).topic_id != topic_id
+        assert one.topics.by_id(topic_id) == topic(one, elder)
+        for name in names:
+            assert pulsar.topics[full(name)].properties[NAME_PROPERTY] == full(name)
+
+
+async def test_the_one_that_is_known_keeps_an_id_without_a_name() -> None:
+    pulsar = FakePulsar()
+    known = pulsar.add("known", kop_topic_id=str(new_uuid()))
+    known.ledger = 10_000  # retention took its old ledgers
+    async with loaded(pulsar) as one, loaded(pulsar) as other:
+        before = topic(one, "known")
+        pulsar.add("clone").properties |= known.properties
+        await asyncio.gather(seen(one, "clone"), seen(other, "clone"))
+        assert topic(one, "known") == topic(other, "known") == before
+        assert topic(one, "clone") == topic(other, "clone")
+        assert topic(one, "clone").topic_id != before.topic_id
+
+
+async def test_ids_of_older_gateways_get_their_names() -> None:
+    pulsar = FakePulsar()
+    made = pulsar.add("t", kop_topic_id=str(new_uuid()))
+    async with loaded(pulsar) as engine:
+        before, changes = topic(engine, "t"), heard(engine)
+        await engine.topics.load()
+        assert made.properties[NAME_PROPERTY] == full("t")
+        asked = pulsar.asked["set properties"]
+        await engine.topics.load()
+        assert pulsar.asked["set properties"] == asked
+        assert (topic(engine, "t"), changes) == (before, [])
+
+
+async def test_a_known_topic_keeps_its_id_when_anothers_properties_are_copied_over_its_own() -> None:
+    pulsar = FakePulsar()
+    one, other = (pulsar.add(name, kop_topic_id=str(new_uuid()), kop_topic_name=full(name)) for name in ("a", "b"))
+    async with loaded(pulsar) as engine:
+        before = topic(engine, "a"), topic(engine, "b")
+        one.properties |= other.properties
+        await seen(engine, "a")
+        assert (topic(engine, "a"), topic(engine, "b")) == before
+        assert one.properties[ID_PROPERTY] == str(before[0].topic_id)
+        assert one.properties[NAME_PROPERTY] == full("a")
+
+
+# --- topics that cannot be read
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_topic_that_cannot_be_read_keeps_no_gateway_from_starting(
+    plain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pulsar = FakePulsar()
+    pulsar.add("bad", 0 if plain else 1)
+    pulsar.add("good")
+    pulsar.failures[full("bad")] = PulsarError("ServerFailure", "ledger 7 is gone")
+    async with loaded(pulsar) as engine:
+        catalog = Catalog(engine)
+        assert engine.topics.get("good") is not None
+        assert engine.topics.get("bad") is None
+        assert catalog.missing("bad") is ErrorCode.LEADER_NOT_AVAILABLE  # clients ask again
+        assert catalog.is_unsure("bad")  # commits on it are kept
+        assert catalog.missing("none") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert not catalog.is_unsure("none")
+        with pytest.raises(Exception, match="could not be read") as caught:
+            await engine.topics.create("bad", 1, {})
+        assert getattr(caught.value, "code", None) is ErrorCode.LEADER_NOT_AVAILABLE
+        await until(lambda: engine.counts[NOT_READ] >= 3)  # it is tried again
+        assert caplog.text.count("ledger 7 is gone") == 1
+        version = engine.topics.version
+        del pulsar.failures[full("bad")]
+        await until(lambda: engine.topics.get("bad") is not None)
+        assert engine.topics.version > version
+        assert catalog.missing("bad") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_a_fault_of_our_own_with_one_topic_keeps_no_other_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pulsar = FakePulsar()
+    pulsar.add("good")
+    async with loaded(pulsar) as engine:
+        update, spoiled = engine.update_logs, {"bad"}
+
+        def spoil(topic: TopicInfo, *more: object) -> None:
+            if topic.name in spoiled:
+                raise RuntimeError("as the test wants it")
+            update(topic, *more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(engine, "update_logs", spoil)
+        pulsar.add("bad")
+        pulsar.add("later")
+        engine.topics.watched(None, [full("bad"), full("later")], ())
+        await until(lambda: engine.topics.get("later") is not None)
+        await until(lambda: engine.counts.get(NOT_READ, 0) >= 2)
+        assert "as the test wants it" in caplog.text
+        spoiled.clear()
+        await until(lambda: engine.log(topic(engine, "bad").topic_id, 0) is not None)
+
+
+async def test_a_topic_without_an_answer_holds_up_neither_the_start_nor_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(topics, "_FIRST_SECONDS", 0.05)
+    pulsar = FakePulsar()
+    for number_ in range(10):
+        pulsar.add(f"silent-{number_}", 0)
+    pulsar.add("good")
+    pulsar.silent.update(full(f"silent-{number_}") for number_ in range(10))
+    async with loaded(pulsar) as engine:
+        catalog = Catalog(engine)
+        assert engine.topics.get("good") is not None
+        assert catalog.missing("silent-3") is ErrorCode.LEADER_NOT_AVAILABLE
+        assert catalog.is_unsure("silent-3")
+        assert "10 of 11 topics have not been read" in caplog.text
+        pulsar.add("later")
+        engine.topics.watched(None, [full("later")], ())
+        await until(lambda: engine.topics.get("later") is not None)
+
+
+# --- how many requests
+
+
+async def test_a_listing_asks_for_a_few_topics_whatever_there_are() -> None:
+    pulsar = FakePulsar()
+    for index in range(3000):
+        pulsar.add(f"p{index}", 2, kop_topic_id=str(new_uuid()), kop_topic_name=full(f"p{index}"))
+        pulsar.add(f"q{index}", 0, kop_topic_id=str(new_uuid()), kop_topic_name=full(f"q{index}"))
+    async with loaded(pulsar) as engine:
+        assert len(engine.topics.all()) == 6000
+        for _ in range(3):
+            before = pulsar.requests
+            await engine.topics.load()
+            assert pulsar.requests - before <= 5 + 2 * topics.SCANNED_A_LISTING
+
+
+async def test_a_listing_finds_what_the_watcher_missed() -> None:
+    pulsar = FakePulsar()
+    for name in ("stays", "grows", "goes", "turns"):
+        pulsar.add(name, 0 if name == "turns" else 1)
+    async with loaded(pulsar) as engine:
+        engine.topics._scanned = 10**9  # what is found is not found by the turn of these four
+        monkey = topics.SCANNED_A_LISTING
+        topics.SCANNED_A_LISTING = 0  # type: ignore[misc]
+        try:
+            pulsar.add("new")
+            pulsar.topics[full("grows")].partitions = 3
+            del pulsar.topics[full("goes")]
+            pulsar.topics[full("turns")].partitions = 1
+            before = pulsar.asked["metadata"]
+            await engine.topics.load()
+        finally:
+            topics.SCANNED_A_LISTING = monkey  # type: ignore[misc]
+        assert {found.name: found.partitions for found in engine.topics.all()} == {
+            "stays": 1,
+            "grows": 3,
+            "turns": 1,
+            "new": 1,
+        }
+        assert engine.topics.pulsar(topic(engine, "turns").topic_id).partition(0) == full("turns") + "-partition-0"
+        assert pulsar.asked["metadata"] - before <= 8  # not for the topic that stays
+
+
+async def test_changes_that_nobody_told_of_are_found_in_turn() -> None:
+    pulsar = FakePulsar()
+    count = 2 * topics.SCANNED_A_LISTING + 5
+    for index in range(count):
+        pulsar.add(f"t{index}", kop_topic_id=str(new_uuid()), kop_topic_name=full(f"t{index}"))
+    async with loaded(pulsar) as engine:
+        for made in pulsar.topics.values():
+            made.properties[CONFIGS_PROPERTY] = json.dumps(GOOD)
+        for _ in range(3):
+            await engine.topics.load()
+        assert [found.configs for found in engine.topics.all()] == [GOOD] * count
