@@ -188,16 +188,16 @@ def test_changes_at_the_same_time_do_not_lose_one_another() -> None:
 @pytest.mark.parametrize("text", ["{oops", "[]", '{"": {"log.retention.ms": 5}}', '{"": []}', '"x"', "null"])
 def test_kept_settings_that_do_not_parse_change_nothing(text: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        state = State()
-        brokers = await opened(state)
+        values = Values()
+        brokers = await opened(values)
         await brokers.alter("", setting(log_retention_ms="5"))
-        state.kept = dict.fromkeys(state.kept, text)
-        for callback in state.callbacks:
+        values.kept = dict.fromkeys(values.kept, text)
+        for callback in values.callbacks:
             callback()
         await until(lambda: "do not parse" in caplog.text)
         assert brokers.altered("") == {"log.retention.ms": "5"}
-        assert (await opened(state)).altered("") == {}  # a gateway that begins goes on without them
+        assert (await opened(values)).altered("") == {}  # a gateway that begins goes on without them
         await brokers.alter("", setting(log_retention_bytes="7"))  # which writes them again
-        assert (await opened(state)).altered("") == {"log.retention.ms": "5", "log.retention.bytes": "7"}
+        assert (await opened(values)).altered("") == {"log.retention.ms": "5", "log.retention.bytes": "7"}
 
     asyncio.run(main())
