@@ -34,7 +34,7 @@ HARMLESS = frozenset({"dispatch_rate"})
 
 _UNEXPECTED = re.compile(
     r"duplicate_?sequence|out_?of_?order|fenced|producer_?epoch|unknown_?producer|corrupt|invalid_?(record|timestamp)"
-    r"|authoriz|policy|unsupported|unknown_?server|^_?unknown$",
+    r"|authoriz|policy|unsupported|unknown_?server|^_?unknown$|^_fatal$",
     re.IGNORECASE,
 )
 _TOO_LARGE = re.compile(r"too_?(large|big)", re.IGNORECASE)

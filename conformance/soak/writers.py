@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pulsar
 from aiokafka import AIOKafkaProducer
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from conformance.soak.history import UNANSWERED, Write, value_of
 from conformance.soak.workload import Record, Topic, Writer, records, specified
@@ -149,16 +151,25 @@ def _librdkafka_until_fatal(run: Run, writer: Writer, name: str, supply: Iterato
                     )
                     break
                 except BufferError:
-                    producer.poll(0.1)
-                except Exception as error:
-                    known = error.args[0] if error.args else None
-                    run.log.done(name, record.number, error=known.name() if isinstance(known, KafkaError) else "Local")
+                    _poll(producer, 0.1)
+                except KafkaException as error:
+                    run.log.done(name, record.number, error=error.args[0].name())
                     break
         until = time.monotonic() + writer.pause
         while (left := until - time.monotonic()) > 0 and not fatal.is_set():
-            producer.poll(min(left, 0.1))
-    producer.flush(5 if fatal.is_set() else FLUSH_SECONDS)
+            _poll(producer, min(left, 0.1))
+    end = time.monotonic() + (5 if fatal.is_set() else FLUSH_SECONDS)
+    while len(producer) and time.monotonic() < end:
+        _poll(producer, 0.1)
     return fatal.is_set()
+
+
+def _poll(producer: Producer, seconds: float) -> None:
+    """Let callbacks run. It raises a fatal error, which the callbacks are told as well."""
+    try:
+        producer.poll(seconds)
+    except KafkaException as error:
+        print(error, file=sys.stderr)
 
 
 # --- aiokafka
@@ -253,27 +264,32 @@ def main() -> int:
     family, path = sys.argv[1], Path(sys.argv[2])
     log = Log(path)
     run = Run(json.loads(sys.stdin.readline()), log)
-    threads: list[threading.Thread] = []
+    failed = threading.Event()
+    work: list[Callable[[], object]]
     if family == "aiokafka":
-        threads.append(threading.Thread(target=lambda: asyncio.run(aiokafka(run))))
+        work = [lambda: asyncio.run(aiokafka(run))]
     elif family == "librdkafka":
-        threads += [threading.Thread(target=librdkafka, args=(run, writer)) for writer in run.writers]
+        work = [partial(librdkafka, run, writer) for writer in run.writers]
     else:
         # One connection for each writer: a publish rate stops a whole connection.
-        level = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        clients = [pulsar.Client(run.service_url, logger=level) for _ in run.writers]
-        threads += [
-            threading.Thread(target=native, args=(run, client, writer))
-            for client, writer in zip(clients, run.writers, strict=True)
-        ]
+        logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        work = [partial(native, run, pulsar.Client(run.service_url, logger=logger), writer) for writer in run.writers]
+
+    def write(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except Exception:
+            traceback.print_exc()
+            failed.set()
 
     def watch() -> None:
         sys.stdin.read()
         run.stop.set()
 
     threading.Thread(target=watch, daemon=True).start()
+    # Daemons: one that hangs must not keep the outcome of the others.
+    threads = [threading.Thread(target=write, args=(one,), daemon=True) for one in work]
     for thread in threads:
-        thread.daemon = True  # one that hangs must not keep the outcome of the others
         thread.start()
     while not run.stop.wait(1):
         log.flush()
@@ -281,11 +297,9 @@ def main() -> int:
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
     log.close()
-    sys.stdout.flush()
-    return 0
+    sys.stderr.flush()
+    return int(failed.is_set())
 
 
 if __name__ == "__main__":
-    import os
-
     os._exit(main())  # clients' own threads may hang at exit
