@@ -38,7 +38,7 @@ from conformance.soak.history import History, Stored, Write, stored_in, writer_o
 from conformance.soak.sampler import Sampler
 from conformance.soak.workload import SIZE_LIMIT, TOPICS, WRITERS, Writer, specification
 
-FAST_SECONDS, FAST_SPACING = 60.0, 2.8
+FAST_SECONDS, FAST_SPACING = 50.0, 2.5
 SECONDS = 600.0
 STOP_SECONDS = 120.0
 """For writers to end; they give their clients FLUSH_SECONDS."""
@@ -47,6 +47,8 @@ TRANSACTION_SECONDS = 90.0
 """For transactions that a dead producer left open; their own time limit is 30 s."""
 READERS = ("entries", "pulsar", "confluent", "aiokafka")
 JAVA_CLIENTS = "4.3.1"
+_JAVA = ("java", "transactions")
+"""Families of writers in Java."""
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -136,26 +138,29 @@ class Soak:
     # --- writers
 
     def _start_writers(self, stack: ExitStack) -> None:
-        for family in ("librdkafka", "aiokafka", "native", "java", "transactions"):
-            writers = [writer for writer in WRITERS if writer.family == family]
-            if not writers:
-                continue
-            path = self._folder / f"writes-{family}.jsonl"
-            if family in ("java", "transactions"):
-                command = self._java_command(family, path, writers)
-                first = ""
-            else:
-                command = [sys.executable, "-m", "conformance.soak.writers", family, str(path)]
-                first = json.dumps(self._specification() | {"writers": [specification(writer) for writer in writers]})
+        families: dict[str, list[Writer]] = {}
+        for writer in WRITERS:
+            families.setdefault(writer.family, []).append(writer)
+        # All are compiled before the first one writes.
+        commands = {family: self._writer_command(family, writers) for family, writers in families.items()}
+        for family, writers in families.items():
             errors = stack.enter_context((self._folder / f"writers-{family}.log").open("w"))
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=errors, stderr=errors, text=True, cwd=HERE.parent
+                commands[family], stdin=subprocess.PIPE, stdout=errors, stderr=errors, text=True, cwd=HERE.parent
             )
             stack.callback(process.kill)
             assert process.stdin is not None
-            process.stdin.write(first + "\n" if first else "")
-            process.stdin.flush()
+            if family not in _JAVA:
+                told = self._specification() | {"writers": [specification(writer) for writer in writers]}
+                process.stdin.write(json.dumps(told) + "\n")
+                process.stdin.flush()
             self._writers[family] = process
+
+    def _writer_command(self, family: str, writers: list[Writer]) -> list[str]:
+        path = self._folder / f"writes-{family}.jsonl"
+        if family in _JAVA:
+            return self._java_command(family, path, writers)
+        return [sys.executable, "-m", "conformance.soak.writers", family, str(path)]
 
     def _specification(self) -> dict[str, Any]:
         return {

@@ -40,7 +40,7 @@ KINDS = (
 BROKER_KINDS = ("kill_broker",)
 USUAL_SPACING = 13.0
 """Seconds from one fault to the next."""
-QUIET_SECONDS = 10.0
+QUIET_SECONDS = 8.0
 """Before the first fault, and behind the last."""
 AFTERMATH_SECONDS = 15.0
 """For which a fault excuses slow answers once it is undone: clients wait before they try again."""
