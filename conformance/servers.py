@@ -86,7 +86,7 @@ class Kop:
             self.__exit__()
             raise
 
-    def start(self, seconds: float = 20) -> str:
+    def start(self, seconds: float = 60) -> str:
         """Start it, and wait until it listens. StartFailed."""
         self.address = self.address or f"127.0.0.1:{_free_port()}"
         command = [*self._command(), "serve", "--listen", self.address, "--http", "", *self._store()]

@@ -293,6 +293,7 @@ class Soak:
         return History(
             idempotent={writer.name for writer in WRITERS if writer.idempotent},
             tells_offsets={writer.name for writer in WRITERS if writer.tells_offsets},
+            references={writer.name for writer in WRITERS if writer.family == "native" and writer.sizes != "chunked"},
             limited={topic.name for topic in TOPICS if "maxMessageSize" in topic.policies}
             | {one.topic for one in self.executor.disturbances if one.kind == "size_limit"},
             writes=[write for write in writes if (write.topic, write.partition) in known],

@@ -16,6 +16,8 @@ Must not know: clients, servers, where a history comes from.
 | slow | acknowledged after more than SLOW_SECONDS though nothing was broken but, at most, dispatch rates |
 | silent | a writer without any acknowledgement |
 | view | a reader saw something else than what the entries of the partition hold |
+
+What Pulsar's own producers waited for at the same time is not counted as slow: the machine or the broker was busy.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ SLOW_SECONDS = 5.0
 HARMLESS = frozenset({"dispatch_rate"})
 """Kinds of disturbance that must not delay an acknowledgement."""
 
+_NOTICED_SECONDS = 0.5
 _UNEXPECTED = re.compile(
     r"duplicate_?sequence|out_?of_?order|fenced|producer_?epoch|unknown_?producer|corrupt|invalid_?(record|timestamp)"
     r"|authoriz|policy|unsupported|unknown_?server|^_?unknown$|^_fatal$",
@@ -147,14 +150,25 @@ def _errors(history: History) -> Iterator[Anomaly]:
 
 
 def _slow(history: History) -> Iterator[Anomaly]:
+    others = [
+        write
+        for write in history.writes
+        if write.outcome == "acknowledged"
+        and write.done - write.sent > _NOTICED_SECONDS
+        and writer_of(write.writer) in history.references
+    ]
     for write in history.writes:
         seconds = write.done - write.sent
         if write.outcome != "acknowledged" or seconds <= SLOW_SECONDS:
             continue
         during = _during(history.disturbances, write)
-        if all(one.kind in HARMLESS for one in during):
+        if any(one.kind not in HARMLESS for one in during):
+            continue
+        beside = (other for other in others if other.sent <= write.done and write.sent <= other.done)
+        usual = max((other.done - other.sent for other in beside), default=0.0)
+        if seconds - usual > SLOW_SECONDS:
             cause = "a dispatch rate" if during else "nothing broken"
-            yield _anomaly("slow", write, (), f"{seconds:.1f} s with {cause}")
+            yield _anomaly("slow", write, (), f"{seconds:.1f} s with {cause}, {usual:.1f} s to Pulsar's own producers")
 
 
 def _during(disturbances: Iterable[Disturbance], write: Write) -> list[Disturbance]:

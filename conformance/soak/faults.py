@@ -206,7 +206,7 @@ class Executor:
         elif kind in ("kill_gateway", "kill_both_gateways"):
             for gateway in self._gateways:
                 if not gateway.running:
-                    gateway.start(seconds=60)
+                    gateway.start()
         elif kind == "pause_gateway":
             os.kill(self._gateways[int(fault.target)].pid, signal.SIGCONT)
 

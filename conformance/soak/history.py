@@ -91,6 +91,8 @@ class History:
     """The writers whose records must be stored once and in order."""
     tells_offsets: set[str]
     """The writers that are told an offset with each acknowledgement."""
+    references: set[str]
+    """Pulsar's own producers, which show how long an acknowledgement takes without a gateway."""
     limited: set[str]
     """The topics that may refuse a record for its size."""
     writes: list[Write]

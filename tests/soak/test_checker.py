@@ -47,6 +47,7 @@ def clean() -> History:
     return History(
         idempotent={"rd"},
         tells_offsets={"rd", "plain"},
+        references={"native"},
         limited=set(),
         writes=[write(number) for number in range(10)]
         + [write(number, 10 + number, writer="plain") for number in range(5)]
@@ -177,6 +178,14 @@ def test_what_is_allowed_is_no_anomaly() -> None:
     history.writes[4] = write(4, seconds=20)
     history.disturbances.append(Disturbance("kill_gateway", "", 1010.0, 1012.0))
     assert check(same_views(history)) == []
+
+
+def test_what_pulsars_own_producers_waited_for_is_not_slow() -> None:
+    history = clean()
+    history.writes[3] = write(3, seconds=9)
+    assert [found.detail for found in check(history)] == ["9.0 s with nothing broken, 0.0 s to Pulsar's own producers"]
+    history.writes[17] = write(2, -1, writer="native", seconds=5)
+    assert check(history) == []
 
 
 def test_a_plain_writer_that_was_told_either_copy_was_told_right() -> None:
