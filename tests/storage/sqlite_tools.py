@@ -47,9 +47,9 @@ async def pragma(engine: SqliteEngine, name: str) -> Any:
     return await engine.writer.run(lambda conn: conn.execute(f"PRAGMA {name}").fetchone()[0], transaction=False)
 
 
-async def stored_bytes(log: SqliteLog) -> int:
+async def stored_bytes(path: Path, log: SqliteLog) -> int:
     """The bytes of all batches, counted in the file."""
-    with closing(sqlite3.connect(log._engine.path)) as conn:
+    with closing(sqlite3.connect(path)) as conn:
         query = "SELECT coalesce(sum(length(data)), 0), coalesce(sum(size), 0) FROM batch WHERE log = ?"
         data, size = conn.execute(query, (log.log_id,)).fetchone()
     assert data == size

@@ -64,7 +64,7 @@ async def test_no_acknowledgement_before_the_commit_returns(sqlite: SqliteStore,
         go.set()
         await asyncio.gather(*futures)
         assert woken == [count]
-        assert await stored_bytes(log) == log.size_bytes
+        assert await stored_bytes(engine.path, log) == log.size_bytes
         undo()
 
 
@@ -100,7 +100,7 @@ async def test_close_waits_for_a_step_of_the_background_work(sqlite: SqliteStore
     await engine.close()
     async with sqlite.opened() as engine:
         await engine.maintain(NOW)
-        assert await stored_bytes(first(engine)) == first(engine).size_bytes
+        assert await stored_bytes(engine.path, first(engine)) == first(engine).size_bytes
         assert [record.offset for record in await read_all(first(engine))] == list(range(2990, 3000))
 
 
@@ -154,7 +154,7 @@ def test_kill_9_under_load_loses_nothing(tmp_path: Path, seed: int) -> None:
                     assert log.high_watermark >= count
                     assert [int(r.value or b"") for r in found] == list(range(log.high_watermark))
                     assert [r.offset for r in found] == list(range(log.high_watermark))
-                    assert await stored_bytes(log) == log.size_bytes
+                    assert await stored_bytes(engine.path, log) == log.size_bytes
                     assert log.producers()[0].last_sequence == log.high_watermark - 1
 
         asyncio.run(check())
@@ -229,12 +229,16 @@ async def test_the_file_shrinks(sqlite: SqliteStore, monkeypatch: pytest.MonkeyP
 
 
 async def test_settings_of_a_topic_reach_its_logs(sqlite: SqliteStore) -> None:
-    async with sqlite.opened() as engine:
-        log = await make(engine, retention_ms="5")
-        assert log.policy.retention_ms == 5
-        engine._policy = lambda topic: LogPolicy(retention_ms=77)
-        engine.policies_changed()
-        assert log.policy.retention_ms == 77
+    policies = {"5": LogPolicy(retention_ms=5)}
+    engine = await open_engine(
+        sqlite.path, policy=lambda topic: policies[topic.configs["retention.ms"]], maintain=False
+    )
+    log = await make(engine, retention_ms="5")
+    assert log.policy.retention_ms == 5
+    policies["5"] = LogPolicy(retention_ms=77)
+    engine.policies_changed()
+    assert log.policy.retention_ms == 77
+    await engine.close()
 
 
 # The cache

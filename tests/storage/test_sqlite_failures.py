@@ -64,7 +64,7 @@ async def test_a_failed_commit_is_rolled_back(sqlite: SqliteStore, count: int) -
         assert await read_values(log) == ["before"] * 3 + ["after"]
     async with sqlite.opened() as engine:
         assert await read_values(first(engine)) == ["before"] * 3 + ["after"]
-        assert await stored_bytes(first(engine)) == first(engine).size_bytes
+        assert await stored_bytes(engine.path, first(engine)) == first(engine).size_bytes
 
 
 async def test_what_queues_behind_a_failed_commit_fails_with_it_and_nothing_else(sqlite: SqliteStore) -> None:
@@ -272,7 +272,7 @@ async def test_a_crash_in_compaction(sqlite: SqliteStore, tmp_path: Path, monkey
                 assert (log.log_start_offset, log.high_watermark) == (0, 60)
                 newest = {r.key: (r.offset, r.value) for r in await read_all(log)}
                 assert {key: found for key, found in newest.items() if found[1] is not None} == live
-                assert await stored_bytes(log) == log.size_bytes
+                assert await stored_bytes(engine.path, log) == log.size_bytes
                 await engine.maintain(NOW)
             assert len(await read_all(log)) <= 8
 
@@ -300,7 +300,7 @@ async def test_a_crash_in_retention(sqlite: SqliteStore, tmp_path: Path, monkeyp
             assert await read_values(log) == [str(i) for i in range(log.log_start_offset, 20)]
             await engine.maintain(NOW + 1015)
             assert (log.log_start_offset, other.log_start_offset, other.size_bytes) == (15, 20, 0)
-            assert await stored_bytes(log) == log.size_bytes
+            assert await stored_bytes(engine.path, log) == log.size_bytes
             assert (await append(other, batch(["y"]))).base_offset == 20
             rows = await engine.writer.run(lambda conn: conn.execute("SELECT count(*) FROM log").fetchone()[0])
             assert rows == 2

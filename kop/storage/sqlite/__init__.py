@@ -5,10 +5,12 @@ What is where
 - `writer`: the one thread that writes; group commit.
 - `reader`: reading threads and the queries on batches. `lookup`: look-ups by time.
 - `cache`: the newest batches in memory.
-- `log`: one partition. `topics`: the catalogue. `engine`: all of it together.
+- `log`: one partition. `logs`: all of them. `topics`: the table of topics. `settings`: what can be set.
+- `engine`: all of it together.
 - `maintenance`: retention, deletes, snapshots of producers, checkpoints, vacuum. `compaction`: the log cleaner.
 """
 
-from kop.storage.sqlite.engine import Settings, SqliteEngine, open_engine
+from kop.storage.sqlite.engine import SqliteEngine, open_engine
+from kop.storage.sqlite.settings import Settings
 
 __all__ = ["Settings", "SqliteEngine", "open_engine"]

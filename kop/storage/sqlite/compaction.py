@@ -15,18 +15,18 @@ import logging
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from kop.errors import PeerError
 from kop.records.batch import HEADER_SIZE, BatchHeader, read_header
 from kop.storage.base import Buffer, LogPolicy
 from kop.storage.compaction import NewestOffsets, is_due
 from kop.storage.sqlite import reader
+from kop.storage.sqlite.log import SqliteLog
 from kop.storage.sqlite.reader import BatchRow, Readers
-
-if TYPE_CHECKING:
-    from kop.storage.sqlite.engine import SqliteEngine
-    from kop.storage.sqlite.log import SqliteLog
+from kop.storage.sqlite.writer import Writer
+from kop.storage.tail_cache import TailCache
 
 _log = logging.getLogger(__name__)
 
@@ -51,64 +51,74 @@ class Change(NamedTuple):
     timestamp: int
 
 
-async def clean(
-    log: SqliteLog,
-    engine: SqliteEngine,
-    threads: Readers,
-    snapshot: Callable[[Sequence[SqliteLog]], Awaitable[None]],
-    now_ms: int,
-) -> None:
-    """Compact `log` where it is due, in as many passes as the map of keys needs."""
-    target = log.high_watermark  # not what comes in meanwhile: others wait for their turn
-    while not (log.deleted or engine.maintenance.closing):
-        start, first_dirty = log.log_start_offset, max(log.clean_offset, log.log_start_offset)
-        part = await threads.run(find, log.log_id, log.policy, first_dirty, target, log.size_bytes, now_ms)
-        if part is None:
-            return
-        newest = NewestOffsets(engine.settings.cleaner_keys)
-        offset = part.first_dirty
-        while offset < part.end and not engine.maintenance.closing:
-            began = time.monotonic()
-            reached, full = await threads.run(collect, log.log_id, offset, part.end, newest, engine.max_batch_bytes)
-            await asyncio.sleep(time.monotonic() - began)  # the loop and the threads share one interpreter lock
-            if full or reached == offset:
+@dataclass(frozen=True, slots=True)
+class Cleaner:
+    """Compacts logs, one at a time."""
+
+    writer: Writer
+    threads: Readers
+    """Where batches are read and rewritten."""
+    cache: TailCache
+    most_keys: int
+    """Keys that one pass holds in memory."""
+    max_batch_bytes: int
+    """What a batch may inflate to."""
+    snapshot: Callable[[Sequence[SqliteLog]], Awaitable[None]]
+    """Stores size and producers of logs: what a restart needs of batches that are rewritten."""
+    closing: Callable[[], bool]
+    """Whether no further step shall begin."""
+
+    async def clean(self, log: SqliteLog, now_ms: int) -> None:
+        """Compact `log` where it is due, in as many passes as the map of keys needs."""
+        target = log.high_watermark  # not what comes in meanwhile: others wait for their turn
+        while not (log.deleted or self.closing()):
+            start, first_dirty = log.log_start_offset, max(log.clean_offset, log.log_start_offset)
+            part = await self.threads.run(find, log.log_id, log.policy, first_dirty, target, log.size_bytes, now_ms)
+            if part is None:
+                return
+            newest = NewestOffsets(self.most_keys)
+            offset = part.first_dirty
+            while offset < part.end and not self.closing():
+                began = time.monotonic()
+                reached, full = await self.threads.run(
+                    collect, log.log_id, offset, part.end, newest, self.max_batch_bytes
+                )
+                await asyncio.sleep(time.monotonic() - began)  # the loop and the threads share one interpreter lock
+                if full or reached == offset:
+                    offset = reached
+                    break
                 offset = reached
-                break
+            end = min(offset, part.last_base)
+            if end <= part.first_dirty:
+                return
+            if log.snapshot_offset < end:
+                await self.snapshot([log])
+            if not await self._rewrite(log, start, end, newest, now_ms):
+                return
+            await self.writer.execute("UPDATE log SET clean_offset = ? WHERE id = ?", (end, log.log_id))
+            log.clean_offset = end
+
+    async def _rewrite(self, log: SqliteLog, start: int, end: int, newest: NewestOffsets, now_ms: int) -> bool:
+        """False where it did not come to the end: the topic went, or the engine closes."""
+        offset = start
+        horizon = now_ms + log.policy.delete_retention_ms
+        while offset < end:
+            if log.deleted or self.closing():
+                return False
+            began = time.monotonic()
+            changes, reached = await self.threads.run(
+                plan, log.log_id, offset, end, newest, now_ms, horizon, self.max_batch_bytes
+            )
+            if changes:
+                freed = await self.writer.run(apply, log.log_id, changes)
+                log.size_bytes -= freed
+                if log.tail is not None:
+                    self.cache.drop(log.tail, reached)
+            if reached == offset:
+                break  # nothing left up to `end`
             offset = reached
-        end = min(offset, part.last_base)
-        if end <= part.first_dirty:
-            return
-        if log.snapshot_offset < end:
-            await snapshot([log])
-        if not await _rewrite(log, engine, threads, start, end, newest, now_ms):
-            return
-        await engine.writer.execute("UPDATE log SET clean_offset = ? WHERE id = ?", (end, log.log_id))
-        log.clean_offset = end
-
-
-async def _rewrite(
-    log: SqliteLog, engine: SqliteEngine, threads: Readers, start: int, end: int, newest: NewestOffsets, now_ms: int
-) -> bool:
-    """False where it did not come to the end: the topic went, or the engine closes."""
-    offset = start
-    horizon = now_ms + log.policy.delete_retention_ms
-    while offset < end:
-        if log.deleted or engine.maintenance.closing:
-            return False
-        began = time.monotonic()
-        changes, reached = await threads.run(
-            plan, log.log_id, offset, end, newest, now_ms, horizon, engine.max_batch_bytes
-        )
-        if changes:
-            freed = await engine.writer.run(apply, log.log_id, changes)
-            log.size_bytes -= freed
-            if log.tail is not None:
-                engine.cache.drop(log.tail, reached)
-        if reached == offset:
-            break  # nothing left up to `end`
-        offset = reached
-        await asyncio.sleep(time.monotonic() - began)
-    return True
+            await asyncio.sleep(time.monotonic() - began)
+        return True
 
 
 def find(

@@ -1,6 +1,6 @@
 """The embedded engine: puts writer, readers, cache, catalogue and maintenance together; opens and closes them.
 
-Owns: `open_engine`, the settings, the logs by topic, producer ids, the gateway's own small values.
+Owns: `open_engine`, producer ids, the gateway's own small values, what a commit or its failure means for the logs.
 Must not know: what a batch holds, how a commit goes.
 """
 
@@ -28,11 +28,13 @@ from kop.storage.base import LogPolicy, Member, Promises, TopicInfo
 from kop.storage.idempotence import ProducerStates
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
-from kop.storage.sqlite.log import SqliteLog
+from kop.storage.sqlite.log import LogContext, SqliteLog
+from kop.storage.sqlite.logs import LogTable
 from kop.storage.sqlite.maintenance import Maintenance
 from kop.storage.sqlite.reader import Readers
+from kop.storage.sqlite.settings import Settings
 from kop.storage.sqlite.topics import SqliteTopics
-from kop.storage.sqlite.writer import Entry, Writer
+from kop.storage.sqlite.writer import Destination, Entry, Writer
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_cluster_id
 
@@ -42,31 +44,6 @@ T = TypeVar("T")
 SWITCH_INTERVAL = 0.0002
 """Seconds. With CPython's 5 ms the writer thread waits that long for the GIL, several times a commit, while the loop is
 busy: a twentieth of the throughput."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What can be set of the embedded engine. Sizes in bytes, times in milliseconds."""
-
-    cache_bytes: int = 64 << 20
-    """Newest batches kept in memory, over all partitions."""
-    max_queued_bytes: int = 256 << 20
-    """Batches taken and not committed; beyond it appends fail with KAFKA_STORAGE_ERROR, which clients retry."""
-    max_batch_bytes: int = 64 << 20
-    """What a batch may inflate to where its records are walked (look-up by time, compaction)."""
-    wal_bytes: int = 32 << 20
-    """Size of the write-ahead log from which it is brought into the database; a sixteenth of a small disk."""
-    min_free_bytes: int = 256 << 20
-    """Room on the disk that appends leave to deletes, commits of offsets and checkpoints; an eighth of a small disk."""
-    reader_threads: int = 3
-    retention_check_interval_ms: int = 300_000
-    cleaner_interval_ms: int = 15_000
-    """Time between looks for logs to compact."""
-    cleaner_keys: int = 200_000
-    """Keys that one pass of the cleaner holds in memory, some 150 bytes each."""
-    producer_id_expiration_ms: int = 86_400_000
-    maintain: bool = True
-    """Run retention, compaction and the like in the background; without it only `maintain()` does."""
 
 
 class SqliteEngine:
@@ -95,7 +72,6 @@ class SqliteEngine:
         self.directory = path.parent
         self.settings = settings
         self.cluster_id = ""
-        self.max_batch_bytes = settings.max_batch_bytes
         self.cache = TailCache(settings.cache_bytes)
         self.readers = Readers(self.loop, path, settings.reader_threads, "reader")
         self.writer = Writer(
@@ -106,10 +82,18 @@ class SqliteEngine:
             on_committed=self._on_committed,
             on_failed=self._on_failed,
         )
-        self.maintenance = Maintenance(self)
-        self._policy = policy
+        context = LogContext(
+            self.loop,
+            self.writer,
+            self.readers,
+            self.cache,
+            settings.max_batch_bytes,
+            self._refusal,
+            self._move_start,
+        )
+        self.logs = LogTable(context, policy)
+        self.maintenance = Maintenance(self.loop, path, settings, self.writer, self.cache, self.logs.all)
         self._lock = lock
-        self._logs: dict[UUID, list[SqliteLog]] = {}
         self._closed = False
         self._failing = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -118,8 +102,7 @@ class SqliteEngine:
 
     def log(self, topic_id: UUID, partition: int) -> SqliteLog | None:
         """The log of a partition, or None; the same object each time."""
-        logs = self._logs.get(topic_id)
-        return logs[partition] if logs is not None and 0 <= partition < len(logs) else None
+        return self.logs.log(topic_id, partition)
 
     async def allocate_producer_ids(self, count: int) -> int:
         """Reserve `count` producer ids; returns the first."""
@@ -185,7 +168,7 @@ class SqliteEngine:
     def policies_changed(self) -> None:
         """Ask for every topic's policy again: a broker default was altered."""
         for topic in self.topics.all():
-            self.update_logs(topic)
+            self.logs.update(topic)
 
     def collect(self) -> Iterable[Metric]:
         """No metrics of its own."""
@@ -196,13 +179,9 @@ class SqliteEngine:
         """Bytes of batches taken and not yet durable: a server may stop reading where they grow."""
         return self.writer.queued_bytes
 
-    # For the other parts of the engine.
+    # For the parts of the engine.
 
-    def logs(self) -> list[SqliteLog]:
-        """Every log of every topic."""
-        return list(itertools.chain.from_iterable(self._logs.values()))
-
-    def refusal(self, size: int) -> KopError | None:
+    def _refusal(self, size: int) -> KopError | None:
         """Why a batch of `size` bytes cannot be taken now, or None."""
         if self._closed:
             return BackendError("the storage engine is closed")
@@ -210,7 +189,10 @@ class SqliteEngine:
             return BackendError(f"{self.writer.queued_bytes >> 20} MiB wait for the disk already")
         return None
 
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _move_start(self, log: SqliteLog, offset: int) -> None:
+        await self._finish(self.maintenance.move_start(log, offset))
+
+    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` to its end even where the caller is cancelled."""
         if self._closed:
             work.close()
@@ -225,35 +207,23 @@ class SqliteEngine:
         if not task.cancelled():
             task.exception()  # whoever waited has it; where nobody is left it is not a stray
 
-    def add_logs(self, topic: TopicInfo, log_ids: Sequence[int]) -> None:
-        """Make the logs of new partitions, the last ones of `topic`."""
-        logs = self._logs.setdefault(topic.topic_id, [])
-        policy = self._policy(topic)
-        logs.extend(SqliteLog(self, topic, index, log_id, policy) for index, log_id in enumerate(log_ids, len(logs)))
-
-    def update_logs(self, topic: TopicInfo) -> None:
-        """Give the logs of a topic its new value."""
-        policy = self._policy(topic)
-        for log in self._logs[topic.topic_id]:
-            log.topic = topic
-            log.policy = policy
-
-    def remove_logs(self, topic_id: UUID) -> None:
-        """Let go of the logs of a deleted topic."""
-        for log in self._logs.pop(topic_id):
-            log.remove()
-        self.maintenance.wake()
-
     def restore(self, state: _State) -> None:
         """Take what was read from the file."""
         self.cluster_id = state.cluster_id
-        self.topics = SqliteTopics(self, state.version, state.topics)
+        self.topics = SqliteTopics(
+            state.version,
+            state.topics,
+            writer=self.writer,
+            logs=self.logs,
+            finish=self._finish,
+            on_removed=self.maintenance.wake,
+        )
         topics = dict(state.topics)
         for row, rows in itertools.groupby(state.logs, key=lambda log: log.topic):
             topic = topics[row]
             of_topic = list(rows)
-            self.add_logs(topic, [stored.log_id for stored in of_topic])
-            for log, stored in zip(self._logs[topic.topic_id], of_topic, strict=True):
+            self.logs.add(topic, [stored.log_id for stored in of_topic])
+            for log, stored in zip(self.logs.of(topic.topic_id), of_topic, strict=True):
                 log.log_start_offset = stored.log_start
                 log.high_watermark = log.end_offset = stored.end
                 log.size_bytes = stored.size
@@ -278,7 +248,7 @@ class SqliteEngine:
         if not self._failing:
             self._failing = True
             _logger.error("%d batch(es) could not be stored, more may follow: %s", len(lost), error.message)
-        by_log: dict[SqliteLog, list[Entry]] = {}
+        by_log: dict[Destination, list[Entry]] = {}
         for entry in lost:
             by_log.setdefault(entry.log, []).append(entry)
         for log, entries in by_log.items():

@@ -9,8 +9,8 @@ Must not know: threads, transactions; those are the writer's and the readers'.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from kop.errors import KopError
 from kop.records.batch import HEADER_SIZE, BatchHeader
@@ -26,18 +26,31 @@ from kop.storage.base import (
 from kop.storage.idempotence import Kind, ProducerStates
 from kop.storage.partition import NOTHING_TO_READ, Partition, stamped
 from kop.storage.sqlite import lookup, reader
-from kop.storage.sqlite.writer import Entry
-from kop.storage.tail_cache import Tail
+from kop.storage.sqlite.reader import Readers
+from kop.storage.sqlite.writer import Entry, Writer
+from kop.storage.tail_cache import Tail, TailCache
 
-if TYPE_CHECKING:
-    from kop.storage.sqlite.engine import SqliteEngine
+
+@dataclass(frozen=True, slots=True)
+class LogContext:
+    """What the logs of one engine are given."""
+
+    loop: asyncio.AbstractEventLoop
+    writer: Writer
+    readers: Readers
+    cache: TailCache
+    max_batch_bytes: int
+    refusal: Callable[[int], KopError | None]
+    """Why a batch of so many bytes cannot be taken now, or None."""
+    move_start: Callable[[SqliteLog, int], Awaitable[None]]
+    """Move the log start of a log up to an offset, durably, also where the caller goes away."""
 
 
 class SqliteLog(Partition):
     """A `PartitionLog`. One is made for every partition when the engine opens; it is light until it is used."""
 
     __slots__ = (
-        "_engine",
+        "_context",
         "clean_offset",
         "end_offset",
         "log_id",
@@ -51,9 +64,9 @@ class SqliteLog(Partition):
     leads = True
     refuses_null_keys = False
 
-    def __init__(self, engine: SqliteEngine, topic: TopicInfo, index: int, log_id: int, policy: LogPolicy) -> None:
+    def __init__(self, context: LogContext, topic: TopicInfo, index: int, log_id: int, policy: LogPolicy) -> None:
         super().__init__(topic, index, policy)
-        self._engine = engine
+        self._context = context
         self.log_id = log_id
         self.end_offset = 0
         """The offset that the next append gets."""
@@ -80,10 +93,10 @@ class SqliteLog(Partition):
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         """Queue a batch for the next commit; see `PartitionLog.append`. A duplicate waits for its original."""
-        writer = self._engine.writer
-        future: asyncio.Future[AppendResult] = self._engine.loop.create_future()
+        writer = self._context.writer
+        future: asyncio.Future[AppendResult] = self._context.loop.create_future()
         token = None
-        refusal = self._engine.refusal(header.batch_length) if not self.deleted else self.gone()
+        refusal = self._context.refusal(header.batch_length) if not self.deleted else self.gone()
         if refusal is not None:
             future.set_exception(refusal)
             return future
@@ -141,7 +154,7 @@ class SqliteLog(Partition):
         tail = self.tail
         if tail is None:
             tail = self.tail = Tail()
-        self._engine.cache.push(tail, entry.base, entry.last, entry.data)
+        self._context.cache.push(tail, entry.base, entry.last, entry.data)
         entry.succeed(AppendResult(entry.base, entry.log_append_time, self.log_start_offset))
 
     def failed(self, entries: Sequence[Entry], error: KopError) -> None:
@@ -166,7 +179,7 @@ class SqliteLog(Partition):
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
-        found = await self._engine.readers.run(
+        found = await self._context.readers.run(
             reader.read, self.log_id, offset, self.high_watermark, max_bytes, min_one
         )
         self.check_offset(offset)  # retention or a delete may have come in between
@@ -184,7 +197,7 @@ class SqliteLog(Partition):
         """Move the log start to `before_offset` (-1: the high watermark); returns the new log start."""
         before_offset = self.deletable(before_offset)
         if before_offset > self.log_start_offset:
-            await self._engine.finish(self._engine.maintenance.move_start(self, before_offset))
+            await self._context.move_start(self, before_offset)
         return self.log_start_offset
 
     def producers(self) -> Sequence[ProducerView]:
@@ -205,13 +218,13 @@ class SqliteLog(Partition):
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""
         if self.tail is not None:
-            self._engine.cache.drop(self.tail)
+            self._context.cache.drop(self.tail)
         super().remove()
 
     async def _look_up(self, query: Callable[..., tuple[int, int] | None], *args: int) -> TimestampOffset | None:
         self.check_there()
-        found = await self._engine.readers.run(
-            query, self.log_id, self.log_start_offset, self.high_watermark, self._engine.max_batch_bytes, *args
+        found = await self._context.readers.run(
+            query, self.log_id, self.log_start_offset, self.high_watermark, self._context.max_batch_bytes, *args
         )
         self.check_there()
         return None if found is None else TimestampOffset(*found)

@@ -15,17 +15,19 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from kop.errors import BackendError, KopError
-from kop.storage.sqlite import compaction, reader
+from kop.storage.sqlite import reader
+from kop.storage.sqlite.compaction import Cleaner
+from kop.storage.sqlite.log import SqliteLog
 from kop.storage.sqlite.reader import Readers
 from kop.storage.sqlite.schema import BUSY_TIMEOUT_MS, PAGE_SIZE
-
-if TYPE_CHECKING:
-    from kop.storage.sqlite.engine import SqliteEngine
-    from kop.storage.sqlite.log import SqliteLog
+from kop.storage.sqlite.settings import Settings
+from kop.storage.sqlite.writer import Writer
+from kop.storage.tail_cache import TailCache
 
 _log = logging.getLogger(__name__)
 
@@ -69,10 +71,31 @@ class Removal(NamedTuple):
 class Maintenance:
     """The background work of one engine."""
 
-    def __init__(self, engine: SqliteEngine) -> None:
-        self._engine = engine
-        self._threads = Readers(engine.loop, engine.path, 1, "maintenance")
-        self._checkpointer = Readers(engine.loop, engine.path, 1, "checkpoint")
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: Path,
+        settings: Settings,
+        writer: Writer,
+        cache: TailCache,
+        logs: Callable[[], Sequence[SqliteLog]],
+    ) -> None:
+        """`logs` gives every log of every topic."""
+        self._loop = loop
+        self._settings = settings
+        self._writer = writer
+        self._logs = logs
+        self._threads = Readers(loop, path, 1, "maintenance")
+        self._checkpointer = Readers(loop, path, 1, "checkpoint")
+        self._cleaner = Cleaner(
+            writer,
+            self._threads,
+            cache,
+            settings.cleaner_keys,
+            settings.max_batch_bytes,
+            self._snapshot,
+            lambda: self.closing,
+        )
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -84,16 +107,16 @@ class Maintenance:
         self._wal_seen = 0
         self._log_places = 0  # places in the index written since the write-ahead log began, one a log and commit
         self._pages_per_log = 0.0  # pages that such a place costs: many share one while the index is small
-        self._checkpoint_at = engine.settings.wal_bytes
+        self._checkpoint_at = settings.wal_bytes
         self._failing: set[str] = set()
         self.closing = False
         """Steps under way end, no further ones begin."""
 
     def start(self) -> None:
         """Start the background task; the first round looks for what an earlier process left to do."""
-        self._to_remove = dict.fromkeys(self._engine.logs())
-        if self._engine.settings.maintain:
-            self._task = self._engine.loop.create_task(self._rounds())
+        self._to_remove = dict.fromkeys(self._logs())
+        if self._settings.maintain:
+            self._task = self._loop.create_task(self._rounds())
 
     def wake(self) -> None:
         """A topic was deleted or a log start has moved: rows can go now."""
@@ -139,14 +162,14 @@ class Maintenance:
         self.wake()
 
     async def _final_snapshots(self) -> None:
-        await self._engine.writer.execute("SELECT 1")  # what was queued is counted in now
+        await self._writer.execute("SELECT 1")  # what was queued is counted in now
         await self._snapshot_all()
-        await self._engine.writer.run(_checkpoint, "TRUNCATE", transaction=False)
+        await self._writer.run(_checkpoint, "TRUNCATE", transaction=False)
 
     # Rounds.
 
     async def _rounds(self) -> None:
-        settings = self._engine.settings
+        settings = self._settings
         retention = cleaner = time.monotonic()
         while True:
             try:
@@ -161,7 +184,7 @@ class Maintenance:
                 await self._guarded("removing batches", self._remove_due())
                 if self._dead_logs:
                     self._wake.set()  # more than one round's steps
-                if self._engine.writer.failure is not None:
+                if self._writer.failure is not None:
                     await self._heal()
                 if now >= retention:
                     retention = now + settings.retention_check_interval_ms / 1000
@@ -182,7 +205,7 @@ class Maintenance:
         try:
             await self._vacuum(at_least=1)
             await self._checkpoint()
-            await self._engine.writer.probe()
+            await self._writer.probe()
         except KopError as error:
             _log.debug("the disk still fails: %s", error.message)
 
@@ -201,7 +224,7 @@ class Maintenance:
     # Retention and removal.
 
     async def _retain(self, now_ms: int) -> None:
-        logs = [log for log in self._engine.logs() if log.policy.delete and log.high_watermark > log.log_start_offset]
+        logs = [log for log in self._logs() if log.policy.delete and log.high_watermark > log.log_start_offset]
         limits = []
         for log in logs:
             policy = log.policy
@@ -218,7 +241,7 @@ class Maintenance:
 
     async def _move_starts(self, moves: Sequence[tuple[SqliteLog, int]]) -> None:
         rows = [(start, log.log_id) for log, start in moves]
-        await self._engine.writer.run(_store_starts, rows)
+        await self._writer.run(_store_starts, rows)
         for log, start in moves:
             if start > log.log_start_offset and not log.deleted:
                 log.log_start_offset = start
@@ -248,7 +271,7 @@ class Maintenance:
         while todo and not self.closing:
             step, todo = await self._threads.run(_next_removals, todo)
             if step is not None:
-                await self._engine.writer.run(_delete, step)
+                await self._writer.run(_delete, step)
                 for log_id, size in step.sizes.items():
                     by_id[log_id].size_bytes -= size
                 self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
@@ -260,22 +283,22 @@ class Maintenance:
             step, todo = await self._threads.run(_next_removals, todo)
             if step is None or self.closing:
                 break
-            await self._engine.writer.run(_delete, step)
+            await self._writer.run(_delete, step)
             self._count_wal((_COMMIT_PAGES + len(step.sizes)) * PAGE_SIZE)
-        await self._engine.writer.execute(_DELETE_EMPTY_DEAD)
+        await self._writer.execute(_DELETE_EMPTY_DEAD)
         return not await self._threads.run(_dead)
 
     # Producers.
 
     def _expire_producers(self, now_ms: int) -> None:
-        ttl = self._engine.settings.producer_id_expiration_ms
-        for log in self._engine.logs():
+        ttl = self._settings.producer_id_expiration_ms
+        for log in self._logs():
             if log.producer_states is not None and log.producer_states.expire(now_ms, ttl):
                 log.snapshot_offset = -1  # the stored one is out of date
 
     async def _snapshot_all(self) -> None:
         self._batches = 0
-        await self._snapshot(self._engine.logs())
+        await self._snapshot(self._logs())
 
     async def _snapshot(self, logs: Sequence[SqliteLog]) -> None:
         """Store size and producers of the logs that have changed."""
@@ -283,16 +306,16 @@ class Maintenance:
         for i in range(0, len(changed), _SNAPSHOT_LOGS):
             part = changed[i : i + _SNAPSHOT_LOGS]
             rows = [(log.high_watermark, log.size_bytes, _producers(log), log.log_id) for log in part]
-            await self._engine.writer.run(_store_snapshots, rows)
+            await self._writer.run(_store_snapshots, rows)
             for log, row in zip(part, rows, strict=True):
                 log.snapshot_offset = row[0]
 
     # Compaction.
 
     async def _compact(self, now_ms: int) -> None:
-        for log in self._engine.logs():
+        for log in self._logs():
             if not self.closing and log.policy.compact and not log.deleted and log.high_watermark > log.clean_offset:
-                await compaction.clean(log, self._engine, self._threads, self._snapshot, now_ms)
+                await self._cleaner.clean(log, now_ms)
 
     # The file.
 
@@ -303,11 +326,11 @@ class Maintenance:
 
     def _start_checkpoint(self) -> None:
         if self._checkpointing is None or self._checkpointing.done():
-            self._checkpointing = self._engine.loop.create_task(self._guarded("a checkpoint", self._checkpoint()))
+            self._checkpointing = self._loop.create_task(self._guarded("a checkpoint", self._checkpoint()))
 
     async def _checkpoint(self) -> None:
         """Copy the write-ahead log into the database beside the commits, then the rest and start it anew in one."""
-        limit = self._engine.settings.wal_bytes
+        limit = self._settings.wal_bytes
         try:
             for _ in range(4):
                 before = self._wal
@@ -317,7 +340,7 @@ class Maintenance:
                 self._wal = pages * PAGE_SIZE + behind
                 if behind <= limit // 8 or self._wal >= 3 * limit:  # commits that are faster have to wait
                     break
-            busy, _ = await self._engine.writer.run(_checkpoint, "RESTART", transaction=False)
+            busy, _ = await self._writer.run(_checkpoint, "RESTART", transaction=False)
         except BackendError:
             self._checkpoint_at = self._wal + limit
             raise
@@ -339,7 +362,7 @@ class Maintenance:
         for _ in range(_VACUUM_STEPS):
             if free < (at_least or max(_VACUUM_FROM_PAGES, pages // 4)) or self.closing:
                 return
-            await self._engine.writer.run(_vacuum, _VACUUM_PAGES, transaction=False)
+            await self._writer.run(_vacuum, _VACUUM_PAGES, transaction=False)
             self._count_wal(_VACUUM_PAGES * PAGE_SIZE)
             free -= _VACUUM_PAGES
             pages -= _VACUUM_PAGES

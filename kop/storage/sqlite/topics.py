@@ -10,22 +10,23 @@ import asyncio
 import json
 import logging
 import sqlite3
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from kop.storage.base import TopicInfo
+from kop.storage.sqlite.logs import LogTable
+from kop.storage.sqlite.writer import Writer
 from kop.storage.topic_table import TopicTable, new_uuid
-
-if TYPE_CHECKING:
-    from kop.storage.sqlite.engine import SqliteEngine
 
 _log = logging.getLogger(__name__)
 
 _LOGS_PER_INSERT = 500
 T = TypeVar("T")
+Finish: TypeAlias = Callable[[Coroutine[Any, Any, T]], Coroutine[Any, Any, T]]
+"""Runs work to its end even where the caller goes away."""
 
 
 def frozen(configs: Mapping[str, str]) -> Mapping[str, str]:
@@ -36,9 +37,22 @@ def frozen(configs: Mapping[str, str]) -> Mapping[str, str]:
 class SqliteTopics(TopicTable):
     """`Topics` over the tables `topic` and `log`."""
 
-    def __init__(self, engine: SqliteEngine, version: int, topics: Sequence[tuple[int, TopicInfo]]) -> None:
+    def __init__(
+        self,
+        version: int,
+        topics: Sequence[tuple[int, TopicInfo]],
+        *,
+        writer: Writer,
+        logs: LogTable,
+        finish: Finish[Any],
+        on_removed: Callable[[], None],
+    ) -> None:
+        """`on_removed` is called when a topic was deleted: its batches are still on the disk."""
         super().__init__(version, (topic for _, topic in topics))
-        self._engine = engine
+        self._writer = writer
+        self._logs = logs
+        self._finish = finish
+        self._on_removed = on_removed
         self._row = {topic.topic_id: row for row, topic in topics}
         self._turn = asyncio.Lock()
 
@@ -84,7 +98,8 @@ class SqliteTopics(TopicTable):
             async with self._turn:
                 return await change
 
-        return await self._engine.finish(in_turn())
+        result: T = await self._finish(in_turn())
+        return result
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
         self._check_new(topic)
@@ -96,8 +111,8 @@ class SqliteTopics(TopicTable):
             ).fetchone()[0]
             return row, _insert_logs(conn, row, 0, topic.partitions), _next_version(conn)
 
-        self._row[topic.topic_id], log_ids, version = await self._engine.writer.run(write)
-        self._engine.add_logs(topic, log_ids)
+        self._row[topic.topic_id], log_ids, version = await self._writer.run(write)
+        self._logs.add(topic, log_ids)
         self._put(None, topic, version)
         return topic
 
@@ -110,21 +125,22 @@ class SqliteTopics(TopicTable):
             conn.execute("UPDATE log SET topic = NULL, producers = NULL WHERE topic = ?", (row,))
             return _next_version(conn)
 
-        self._version = await self._engine.writer.run(write)
+        self._version = await self._writer.run(write)
         self._strike(topic)
         del self._row[topic_id]
-        self._engine.remove_logs(topic_id)
+        self._logs.remove(topic_id)
+        self._on_removed()
         self._tell(topic, None)
 
     async def _grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
         topic = self._find(topic_id)
         row = self._row[topic_id]
         self._check_growth(topic, partitions)
-        log_ids, version = await self._engine.writer.run(
+        log_ids, version = await self._writer.run(
             lambda conn: (_insert_logs(conn, row, topic.partitions, partitions), _next_version(conn))
         )
         grown = replace(topic, partitions=partitions)
-        self._engine.add_logs(grown, log_ids)
+        self._logs.add(grown, log_ids)
         self._put(topic, grown, version)
         return grown
 
@@ -136,7 +152,7 @@ class SqliteTopics(TopicTable):
             conn.execute("UPDATE topic SET configs = ? WHERE id = ?", (json.dumps(dict(configs)), row))
             return _next_version(conn)
 
-        version = await self._engine.writer.run(write)
+        version = await self._writer.run(write)
         changed = replace(topic, configs=configs)
         self._put(topic, changed, version)
         return changed
@@ -144,7 +160,7 @@ class SqliteTopics(TopicTable):
     def _put(self, old: TopicInfo | None, new: TopicInfo, version: int) -> None:
         self._version = version
         self._enter(new)
-        self._engine.update_logs(new)
+        self._logs.update(new)
         self._tell(old, new)
 
 

@@ -26,14 +26,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kop.errors import BackendError, KopError
-from kop.storage.base import AppendResult, Buffer
+from kop.storage.base import AppendResult, Buffer, TopicInfo
 from kop.storage.idempotence import BatchMetadata
-
-if TYPE_CHECKING:
-    from kop.storage.sqlite.log import SqliteLog
 
 T = TypeVar("T")
 
@@ -46,6 +43,22 @@ _COLUMNS = _ROW.count("?")
 _SPACE_CHECK_BYTES = 32 << 20
 _SPACE_CHECK_SECONDS = 0.5
 _IDLE_SECONDS = 1.0
+
+
+class Destination(Protocol):
+    """The log that a batch is written to, as far as the writer knows it."""
+
+    topic: TopicInfo
+    log_id: int
+
+    def committed(self, entry: Entry) -> None:
+        """A batch is on disk."""
+
+    def failed(self, entries: Sequence[Entry], error: KopError) -> None:
+        """All that is queued of the log, from the first batch of a failed commit on, did not happen."""
+
+    def tell(self) -> None:
+        """Call the observers: the high watermark has moved."""
 
 
 class Entry:
@@ -67,7 +80,7 @@ class Entry:
 
     def __init__(
         self,
-        log: SqliteLog,
+        log: Destination,
         data: Buffer,
         base: int,
         last: int,

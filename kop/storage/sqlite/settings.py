@@ -1,0 +1,34 @@
+"""What can be set of the embedded engine.
+
+Owns: the settings and their defaults.
+Must not know: who reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What can be set of the embedded engine. Sizes in bytes, times in milliseconds."""
+
+    cache_bytes: int = 64 << 20
+    """Newest batches kept in memory, over all partitions."""
+    max_queued_bytes: int = 256 << 20
+    """Batches taken and not committed; beyond it appends fail with KAFKA_STORAGE_ERROR, which clients retry."""
+    max_batch_bytes: int = 64 << 20
+    """What a batch may inflate to where its records are walked (look-up by time, compaction)."""
+    wal_bytes: int = 32 << 20
+    """Size of the write-ahead log from which it is brought into the database; a sixteenth of a small disk."""
+    min_free_bytes: int = 256 << 20
+    """Room on the disk that appends leave to deletes, commits of offsets and checkpoints; an eighth of a small disk."""
+    reader_threads: int = 3
+    retention_check_interval_ms: int = 300_000
+    cleaner_interval_ms: int = 15_000
+    """Time between looks for logs to compact."""
+    cleaner_keys: int = 200_000
+    """Keys that one pass of the cleaner holds in memory, some 150 bytes each."""
+    producer_id_expiration_ms: int = 86_400_000
+    maintain: bool = True
+    """Run retention, compaction and the like in the background; without it only `maintain()` does."""
