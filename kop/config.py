@@ -392,7 +392,9 @@ class Config(BaseModel):
         if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
             problems.append("group.min.session.timeout.ms must not be above group.max.session.timeout.ms")
         if config.kop_workers > 1 and not config.store.startswith("pulsar"):
-            problems.append("kop.workers above 1 needs store=pulsar://...: other stores have one process")
+            problems.append(
+                "kop.workers (--workers) above 1 needs a store (--store) pulsar://...: others have one process"
+            )
         if problems:
             raise ConfigError(problems)
         config._origins.update({name: origin for name, (_, origin) in known.items()})

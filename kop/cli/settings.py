@@ -1,7 +1,7 @@
 """The options that make a Config, shared by `kop serve` and `kop config`.
 
 Owns: the named flags and --set.
-Must not know: which settings there are, beyond the four with a flag of their own.
+Must not know: which settings there are, beyond those with a flag of their own.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ def load(
 ) -> Config:
     """The Config of these flags, the environment and the file. Raises ConfigError."""
     overrides: dict[str, Any] = dict(pairs(sets, "--set"))
-    named = {
-        "listen": listen or None,
-        "advertise": advertise or None,
-        "store": store,
-        "kop.pulsar.admin.url": admin_url,
-        "kop.workers": workers,
-        "kop.pulsar.metadata.namespace": cluster,
-        "http": http,
-    }
-    for name, value in named.items():
+    named: tuple[tuple[str, str, Any], ...] = (
+        ("--listen", "listen", listen or None),
+        ("--advertise", "advertise", advertise or None),
+        ("--store", "store", store),
+        ("--admin-url", "kop.pulsar.admin.url", admin_url),
+        ("--workers", "kop.workers", workers),
+        ("--cluster", "kop.pulsar.metadata.namespace", cluster),
+        ("--http", "http", http),
+    )
+    for flag, name, value in named:
         if value is None:
             continue
         if name in overrides:
-            raise click.UsageError(f"--{name} and --set {name}=... are both given")
+            raise click.UsageError(f"{flag} and --set {name}=... are both given")
         overrides[name] = value
     return Config.load(file, overrides)

@@ -451,7 +451,7 @@ class TopicConfigs:
 
     def __init__(self, brokers: BrokerDefaults) -> None:
         self._brokers = brokers
-        self._rules: dict[UUID, tuple[TopicInfo, ProduceRules]] = {}
+        self._rules: dict[UUID, tuple[Mapping[str, str], ProduceRules]] = {}
         self._defaults: dict[str, tuple[Origin, ...]] = {}
         self._told: set[tuple[UUID, str, str]] = set()
         """Values of topics' own configs that do not parse, and were logged."""
@@ -530,9 +530,9 @@ class TopicConfigs:
         return checked
 
     def produce_rules(self, topic: TopicInfo) -> ProduceRules:
-        """What a produced batch has to keep to; kept as long as `topic` is the newest value of the topic."""
+        """What a produced batch has to keep to; kept as long as the topic has these configs, whatever name it has."""
         kept = self._rules.get(topic.topic_id)
-        if kept is not None and kept[0] is topic:
+        if kept is not None and kept[0] is topic.configs:
             return kept[1]
         max_message_bytes = self.value(topic, "max.message.bytes")
         rules = ProduceRules(
@@ -546,7 +546,7 @@ class TopicConfigs:
         )
         if len(self._rules) >= _MOST_KEPT:  # topics that are gone leave theirs behind
             self._rules.clear()
-        self._rules[topic.topic_id] = (topic, rules)
+        self._rules[topic.topic_id] = (topic.configs, rules)
         return rules
 
     def max_message_bytes(self, topic: TopicInfo) -> int:

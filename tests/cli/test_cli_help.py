@@ -90,6 +90,12 @@ def test_version(invoke):
         (["consume", "t", "-B", "-o", "1"], "give --from-beginning or --offset"),
         (["consume", "t", "-g", "g", "-o", "1"], "--group goes on where the group left"),
         (["serve", "--set", "listen=a:1", "--listen", "b:1"], "--listen and --set listen=... are both given"),
+        (["serve", "--set", "kop.workers=1", "--workers", "2"], "--workers and --set kop.workers=... are both given"),
+        (
+            ["serve", "--set", "kop.pulsar.admin.url=http://a", "--admin-url", "http://b"],
+            "--admin-url and --set kop.pulsar.admin.url=... are both given",
+        ),
+        (["serve", "--store", "memory:", "--workers", "2"], "kop.workers (--workers) above 1 needs a store (--store)"),
         (["serve", "--set", "num.partitions"], "must be NAME=VALUE"),
         (
             ["serve", "--set", "num.partition=1"],

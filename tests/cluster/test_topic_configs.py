@@ -228,6 +228,7 @@ def test_rules_are_kept_until_the_topic_or_the_broker_changes() -> None:
     configs = TopicConfigs(defaults)
     first = configs.produce_rules(TOPIC)
     assert configs.produce_rules(TOPIC) is first
+    assert configs.produce_rules(replace(TOPIC, name="public/default/t")) is first, "the same topic by its full name"
     changed = with_configs(max_message_bytes="9")
     assert configs.produce_rules(changed).max_message_bytes == 9
     assert configs.produce_rules(TOPIC) is not first
