@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import Metric
 
+from kop.background import for_each, tell
 from kop.errors import KopError
 from kop.metrics import gauge_family
 from kop.pulsar_client import PulsarError
@@ -42,6 +43,10 @@ LATE_SECONDS: Final = 900.0
 """A partition is late with both: brokers look every minute whether to compact, and need a while for it."""
 RETENTION_EVERY: Final = 600.0
 """Seconds between two looks at all partitions of a topic."""
+
+LOOK_SECONDS: Final = 60.0
+"""How long the look at one partition may take, that at its topic's retention among it."""
+_AT_ONCE: Final = 8
 
 log = logging.getLogger(__name__)
 
@@ -102,25 +107,28 @@ class Compactions:
 
     async def look(self) -> None:
         """At each partition that this gateway leads. What cannot be asked is logged, and asked again next time."""
+        engine = self._engine
         found: dict[tuple[str, int], Uncompacted] = {}
-        for topic in self._engine.topics.all():
-            if not topic.internal:
-                continue
-            for index in range(topic.partitions):
-                one = self._engine.log(topic.topic_id, index)
-                if one is None or one.leading.sender is None or not one.policy.compact or one.policy.delete:
-                    continue
-                try:
-                    if (seen := await self._look_at(one)) is not None:
-                        found[topic.name, index] = seen
-                    if index == 0 and self._engine.loop.time() >= self._due.get(topic.name, 0.0):
-                        await self._keep(one)
-                        self._due[topic.name] = self._engine.loop.time() + RETENTION_EVERY
-                except (PulsarError, KopError) as error:
-                    log.warning("cannot look after the compaction of %s: %s", one.title, error)
-                    self._engine.count("compactions not looked at")
+
+        async def look(one: PulsarLog) -> None:
+            if (seen := await self._look_at(one)) is not None:
+                found[one.topic.name, one.index] = seen
+            if one.index == 0 and engine.loop.time() >= self._due.get(one.topic.name, 0.0):
+                await self._keep(one)
+                self._due[one.topic.name] = engine.loop.time() + RETENTION_EVERY
+
+        led = [one for one in engine.logs() if one.topic.internal and one.leading.sender is not None]
+        compacted = [one for one in led if one.policy.compact and not one.policy.delete]
+        await for_each(compacted, look, at_once=_AT_ONCE, limit=LOOK_SECONDS, failed=self._not_looked_at)
         self.found = found
         self._late &= found.keys()
+
+    def _not_looked_at(self, one: PulsarLog, error: Exception) -> None:
+        if isinstance(error, PulsarError | KopError | TimeoutError):
+            log.warning("cannot look after the compaction of %s: %s", one.title, str(error) or "no answer in time")
+        else:
+            tell(f"the look at the compaction of {one.title}", error)
+        self._engine.count("compactions not looked at")
 
     async def _look_at(self, one: PulsarLog) -> Uncompacted | None:
         stats = await self._engine.admin.stats(one.partition_name, backlogs=True)

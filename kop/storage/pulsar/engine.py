@@ -53,6 +53,7 @@ from kop.storage.pulsar.properties import (
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.topics import PulsarTopic, PulsarTopics
 from kop.storage.pulsar.troubles import Troubles
+from kop.storage.pulsar.upkeep import Upkeep
 from kop.storage.pulsar.write_checks import WriteChecks
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_uuid
@@ -60,7 +61,6 @@ from kop.storage.topic_table import new_uuid
 _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."
 _OFFSETS_PROPERTY: Final = "kop.offsets"
-_ENDS_AT_ONCE: Final = 200
 _REMEMBER_TRIES: Final = 5
 """How often a number is written until it is read back."""
 _CLOSE_SECONDS: Final = 10.0
@@ -142,12 +142,11 @@ class PulsarEngine:
         self._queued = 0
         self._nothing_queued = asyncio.Event()
         self._nothing_queued.set()
-        self._failure: str | None = None
         self._instance = secrets.token_hex(8)
         self.own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
         self._state_listeners: list[Callable[[], None]] = []
         self.presence = Presence(self)
-        self._background: list[asyncio.Task[None]] = []
+        self._following: asyncio.Task[None] | None = None
         self._watches: list[Any] = []
         self._begin_raw: set[UUID] = set()
         self._remembered: dict[UUID, tuple[Mapping[str, str], dict[tuple[str, int], int]]] = {}
@@ -161,7 +160,7 @@ class PulsarEngine:
             answers,
         )
         self._ids = ProducerIds(client, self.numbering, f"{self.own_name}-partition-0", f"kop-ids-{self._instance}")
-        self._looked_at = 0
+        self.upkeep = Upkeep(self)
 
     # --- for handlers and coordinators: see kop.storage.base.Engine
 
@@ -230,7 +229,7 @@ class PulsarEngine:
     @property
     def healthy(self) -> str | None:
         """None while Pulsar answers, else what it last said."""
-        return "the storage engine is closed" if self._closed else self._failure
+        return "the storage engine is closed" if self._closed else self.upkeep.failure
 
     def policies_changed(self) -> None:
         """The broker's defaults changed: the logs take them over."""
@@ -247,15 +246,16 @@ class PulsarEngine:
                 await self._nothing_queued.wait()
         except TimeoutError:
             log.warning("batches of %d bytes are given up: Pulsar did not answer in time", self._queued)
-        for task in self._background:
-            task.cancel()
+        await self.upkeep.close()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         await self._gateways.close()
         await self.elsewhere.close()
         await self.topics.close()
         for watch in self._watches:
             await watch.close()
-        logs = [one for logs in self._logs.values() for one in logs]
-        await asyncio.gather(*(one.close() for one in logs), return_exceptions=True)
+        await asyncio.gather(*(one.close() for one in self.logs()), return_exceptions=True)
         await self.presence.close()
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -385,6 +385,10 @@ class PulsarEngine:
             self.admin, known.full_name, self.policy(topic), old, largest=largest, internal=topic.internal
         )
 
+    def logs(self) -> list[PulsarLog]:
+        """Every partition's log."""
+        return [one for logs in self._logs.values() for one in logs]
+
     def update_logs(self, topic: TopicInfo, known: PulsarTopic) -> None:
         """A topic is new or changed."""
         logs = self._logs.setdefault(topic.topic_id, [])
@@ -481,10 +485,8 @@ class PulsarEngine:
         await self.topics.load()
         for namespace in self.namespaces:
             self._watches.append(self.client.watch(namespace, f"{_PREFIX}{namespace}/.*", self.topics.watched))
-        self._background = [
-            self.loop.create_task(self.topics.follow()),
-            self.loop.create_task(self._upkeep()),
-        ]
+        self._following = self.loop.create_task(self.topics.follow())
+        self.upkeep.start()
 
     async def _namespaces(self) -> None:
         if not await self.admin.namespace_exists(self.settings.namespace):
@@ -531,46 +533,6 @@ class PulsarEngine:
                 f"{ours} would give the same records others, and committed offsets would mean nothing. Set "
                 f"kop.pulsar.offsets={theirs.partition('-')[0]}, or name another kop.pulsar.metadata.namespace"
             )
-
-    async def _upkeep(self) -> None:
-        """Every few seconds: idle producers and readers, log starts, ends to remember; a full listing now and then."""
-        listed = looked = self.loop.time()
-        while True:
-            await asyncio.sleep(min(self.settings.idle_seconds / 2, 5.0))
-            now = self.loop.time()
-            for logs in tuple(self._logs.values()):
-                for one in logs:
-                    if one.attached:
-                        one.close_idle(now, self.settings.idle_seconds)
-            try:
-                await self.client.partitions(self.own_name)
-                self._failure = None
-                if now - looked > self.settings.list_seconds / 2:
-                    looked = now
-                    await self._look_at_ends()
-                    await self.write_checks.look_again()
-                    await self.compactions.look()
-                if now - listed > self.settings.list_seconds:
-                    listed = now
-                    await self.topics.load()
-            except (PulsarError, KopError) as error:
-                self._failure = f"Pulsar does not answer: {error}"
-                self.count("upkeep failed")
-                self.troubles.tell("upkeep", f"upkeep failed: {error}; trying again")
-
-    async def _look_at_ends(self) -> None:
-        """Both ends of some logs in turn: retention moves the start, and a tail may wait where Pulsar moved it.
-
-        Readers that meet a gap ask by themselves.
-        """
-        due = [one for logs in self._logs.values() for one in logs if one.attached and not one.deleted]
-        self._looked_at %= max(len(due), 1)
-        for one in due[self._looked_at : self._looked_at + _ENDS_AT_ONCE]:
-            try:
-                await one.look_at_ends()
-            except KopError:
-                pass  # counted and told where it came up
-        self._looked_at += _ENDS_AT_ONCE
 
 
 async def open_engine(

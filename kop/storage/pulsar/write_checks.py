@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from kop.background import for_each
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _FRESH_SECONDS: Final = 30.0
 _AGAIN_AT_ONCE: Final = 50
 """Topics whose retention is looked at again in one round of upkeep."""
+_SIDE_BY_SIDE: Final = 8
+_AGAIN_SECONDS: Final = 30.0
 _NOT_PERMITTED: Final = frozenset({"Forbidden", "NotAllowed", "BadRequest", "PreconditionFailed", "AuthorizationError"})
 """Refusals that the same request meets until somebody changes a permission or a setting."""
 _HELP: Final = (
@@ -101,12 +104,9 @@ class WriteChecks:
         """
         topics = self.retains.topics
         self._looked_at %= max(len(topics), 1)
-        for topic_id in topics[self._looked_at : self._looked_at + _AGAIN_AT_ONCE]:
-            try:
-                await self.retains(topic_id)
-            except (KopError, PulsarError) as error:  # counted and told where it came up
-                log.debug("retention of topic %s: %s", topic_id, error)
+        turn = topics[self._looked_at : self._looked_at + _AGAIN_AT_ONCE]
         self._looked_at += _AGAIN_AT_ONCE
+        await for_each(turn, self.retains, at_once=_SIDE_BY_SIDE, limit=_AGAIN_SECONDS, failed=_not_retained)
 
     # --- deduplication
 
@@ -192,3 +192,8 @@ class WriteChecks:
         engine.count("writes refused: no retention")
         engine.troubles.tell(("no retention", name), found.message, "no retention")
         return found
+
+
+def _not_retained(topic_id: UUID, error: Exception) -> None:
+    """It was counted and told where it came up."""
+    log.debug("retention of topic %s: %r", topic_id, error)

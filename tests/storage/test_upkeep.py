@@ -1,0 +1,168 @@
+"""Upkeep of the engine over Pulsar while one broker hangs, against stand-ins: one partition never answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.waiting import until
+
+from kop.errors import BackendError
+from kop.pulsar_client import PulsarError
+from kop.storage.base import LogPolicy
+from kop.storage.pulsar import compaction, upkeep
+from kop.storage.pulsar.compaction import CURSOR, Compactions
+from kop.storage.pulsar.troubles import Troubles
+from kop.storage.pulsar.upkeep import Upkeep
+
+HANGS = 3
+
+
+class StandIn:
+    """One partition's log: `HANGS` lies on a broker that never answers."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.topic = SimpleNamespace(name="__offsets", topic_id=1, internal=True, partitions=20)
+        self.title = self.partition_name = f"__offsets-{index}"
+        self.attached, self.deleted = True, False
+        self.policy = LogPolicy(delete=False, compact=True)
+        self.leading: Any = SimpleNamespace(sender=object())
+        self.looks = self.idle_looks = 0
+        self.error: Exception | None = None
+
+    async def look_at_ends(self) -> None:
+        self.looks += 1
+        if self.index == HANGS:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+
+    def close_idle(self, now: float, seconds: float) -> None:
+        self.idle_looks += 1
+
+
+class StandInEngine:
+    """As much of an engine as upkeep asks; `hangs` is the name of what never answers."""
+
+    own_name = "persistent://public/kafka/__kop"
+
+    def __init__(self, hangs: str = "") -> None:
+        self.loop = asyncio.get_running_loop()
+        self.stand_ins = [StandIn(index) for index in range(20)]
+        self.troubles = Troubles(self.loop.time)
+        self.settings = SimpleNamespace(idle_seconds=0.01, list_seconds=0.02)
+        self.hangs = hangs
+        self.errors: dict[str, Exception] = {}
+        self.times: dict[str, int] = {}
+        self.client = SimpleNamespace(partitions=lambda name: self.round("broker"))
+        self.topics = SimpleNamespace(
+            load=lambda: self.round("listing"),
+            all=lambda: [self.stand_ins[0].topic],
+            pulsar=lambda topic_id: SimpleNamespace(full_name="persistent://public/kafka/__offsets"),
+        )
+        self.write_checks = SimpleNamespace(look_again=lambda: self.round("retention"))
+        self.compactions: Any = SimpleNamespace(look=lambda: self.round("compactions"))
+        self.admin = self
+
+    def logs(self) -> list[Any]:
+        return list(self.stand_ins)
+
+    def log(self, topic_id: int, index: int) -> Any:
+        return self.stand_ins[index]
+
+    def count(self, what: str) -> None:
+        self.troubles.count(what)
+
+    async def own_properties(self) -> None:
+        await self.round("rest")
+
+    async def round(self, what: str) -> None:
+        self.times[what] = self.times.get(what, 0) + 1
+        if what in self.errors:
+            raise self.errors[what]
+        if what == self.hangs:
+            await asyncio.Event().wait()
+
+    async def stats(self, partition: str, *, backlogs: bool) -> dict[str, Any]:
+        if partition.endswith(f"-{HANGS}"):
+            await asyncio.Event().wait()
+        return {"subscriptions": {CURSOR: {"backlogSize": 5, "earliestMsgPublishTimeInBacklog": 1}}}
+
+    async def internal_stats(self, partition: str) -> dict[str, Any]:
+        return {}
+
+    async def get_retention(self, full_name: str, *, applied: bool) -> Any:
+        return compaction.FOREVER
+
+
+PARTS = {"broker", "rest", "listing", "retention", "compactions"}
+
+
+@pytest.mark.parametrize("hangs", sorted(PARTS))
+async def test_a_part_of_upkeep_that_hangs_stops_no_other(hangs: str) -> None:
+    engine = StandInEngine(hangs)
+    looked_after = Upkeep(engine)  # type: ignore[arg-type]
+    looked_after.start()
+    goes_on = sorted(PARTS - {hangs})
+    await until(lambda: all(engine.times.get(part, 0) > 5 for part in goes_on))
+    await until(lambda: all(one.idle_looks > 5 for one in engine.stand_ins))
+    assert engine.times[hangs] == 1, "no second one is begun behind it"
+    await looked_after.close()
+
+
+async def test_one_partition_that_never_answers_keeps_the_ends_of_no_other_from_being_looked_at(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(upkeep, "AT_ONCE", 2)
+    engine = StandInEngine()
+    engine.stand_ins[5].error = BackendError("told where it came up")
+    engine.stand_ins[7].error = ValueError("not thought of")
+    looked_after = Upkeep(engine)  # type: ignore[arg-type]
+    for rounds in (1, 2):
+        await looked_after.look_at_ends()
+        assert [one.looks for one in engine.stand_ins] == [rounds] * 20
+    assert engine.troubles.counts == {"upkeep failed": 4}
+    assert "__offsets-3 failed: it took too long" in caplog.text
+    assert "__offsets-7 failed: ValueError" in caplog.text
+
+
+async def test_one_partition_that_never_answers_keeps_no_other_from_the_look_at_its_compaction(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compaction, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(compaction, "_AT_ONCE", 2)
+    engine = StandInEngine()
+    compactions = Compactions(engine)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        await compactions.look()
+    assert sorted(index for _, index in compactions.found) == [index for index in range(20) if index != HANGS]
+    assert engine.troubles.counts == {"compactions not looked at": 1}
+    assert "cannot look after the compaction of __offsets-3: no answer in time" in caplog.text
+
+
+async def test_the_gateway_is_healthy_while_rest_is_silent_and_not_where_it_refuses_or_no_broker_answers() -> None:
+    engine = StandInEngine()
+    looked_after = Upkeep(engine)  # type: ignore[arg-type]
+    looked_after.start()
+    engine.errors["rest"] = PulsarError("Timeout", "no answer", retriable=True)
+    await until(lambda: engine.times.get("rest", 0) > 3 and engine.times.get("broker", 0) > 3)
+    assert looked_after.failure is None
+    assert engine.troubles.counts["upkeep failed"] >= 3
+
+    engine.errors["rest"] = PulsarError("Unauthorized", "expired", retriable=False)
+    await until(lambda: looked_after.failure is not None)
+    assert "refuses this gateway: Unauthorized: expired" in str(looked_after.failure)
+    del engine.errors["rest"]
+    await until(lambda: looked_after.failure is None)
+
+    engine.errors["broker"] = PulsarError("ConnectionLost", "gone", retriable=True)
+    await until(lambda: looked_after.failure is not None)
+    assert looked_after.failure == "Pulsar does not answer: ConnectionLost: gone"
+    del engine.errors["broker"]
+    await until(lambda: looked_after.failure is None)
+    await looked_after.close()
