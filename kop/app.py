@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -103,7 +103,14 @@ async def _serve(config: Config, worker: bool) -> None:
     if worker:
         on_orphaned(stop.set)
     async with AsyncExitStack() as stack:
-        serving = await start(config, stack, worker=worker)
+        starting, stopping = loop.create_task(start(config, stack, worker=worker)), loop.create_task(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():  # it may wait for Pulsar for long
+            starting.cancel()
+            await asyncio.wait({starting})
+            log.info("stopped while it was starting")
+            return
+        serving = starting.result()
         memory.started()
         if not worker:
             _banner(config, serving)
@@ -124,6 +131,31 @@ class Serving:
         self.http_port = http_port
 
 
+class _Readiness:
+    """What /readyz says: from the first moment on, with what the start waits for."""
+
+    def __init__(self) -> None:
+        self._starting = "the storage engine is being opened"
+        self._engine: Engine | None = None
+        self._groups: GroupCoordinator | None = None
+
+    def waits(self, text: str) -> None:
+        """The start goes on when something has passed."""
+        self._starting = text
+
+    def serves(self, engine: Engine, groups: GroupCoordinator) -> None:
+        """Clients are answered from now on."""
+        self._engine, self._groups = engine, groups
+
+    def not_ready(self) -> str | None:
+        """Why clients had better go elsewhere."""
+        return f"starting: {self._starting}" if self._engine is None else self._engine.healthy
+
+    def waiting_for(self) -> str | None:
+        """What is not served yet, where the rest is."""
+        return None if self._groups is None else self._groups.waiting_for
+
+
 async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) -> Serving:
     """Start every part; `stack` stops them in the reverse order: listeners drain, groups, storage.
 
@@ -131,14 +163,23 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     """
     brokers = BrokerConfigs(config)
     topic_configs = TopicConfigs(brokers)
-    engine = await _open_engine(config, topic_configs)
+    metrics = Metrics()
+    readiness = _Readiness()
+    http_port = None
+    if config.http is not None:  # first: it says what the start waits for
+        from kop.server.http import serve_http  # noqa: PLC0415 - see _open_engine
+
+        runner, http_port = await serve_http(
+            config.http.host, config.http.port, metrics.registry, readiness.not_ready, readiness.waiting_for
+        )
+        stack.push_async_callback(runner.cleanup)
+    engine = await _open_engine(config, topic_configs, readiness.waits)
     stack.push_async_callback(engine.close)
     await brokers.load(engine)
     brokers.on_change(engine.policies_changed)
     engine.policies_changed()
 
     catalog = Catalog(engine)
-    metrics = Metrics()
     membership = Membership(engine, config.node_id)
     groups = GroupCoordinator(engine, _group_settings(config), membership=membership)
     gateway = Gateway(
@@ -156,14 +197,6 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
         apis=registry.build(),
     )
     metrics.collect_with(lambda: _scrape(gateway))
-    http_port = None
-    if config.http is not None:
-        from kop.server.http import serve_http  # noqa: PLC0415 - see _open_engine
-
-        runner, http_port = await serve_http(
-            config.http.host, config.http.port, metrics.registry, lambda: engine.healthy
-        )
-        stack.push_async_callback(runner.cleanup)
     server = Server(RequestPipeline(gateway), metrics, _limits(config))
     metrics.collect_with(
         lambda: (
@@ -177,11 +210,12 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     await engine.join(_member(config, listeners[0]))
     stack.push_async_callback(groups.stop)
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
+    readiness.serves(engine, groups)
     await groups.start()
     return Serving(gateway, server, listeners, http_port)
 
 
-async def _open_engine(config: Config, topic_configs: TopicConfigs) -> Engine:
+async def _open_engine(config: Config, topic_configs: TopicConfigs, waits: Callable[[str], None]) -> Engine:
     # Each engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
     # import, and a broker for a test needs neither.
     if config.store.startswith("pulsar"):
@@ -205,6 +239,7 @@ async def _open_engine(config: Config, topic_configs: TopicConfigs) -> Engine:
                 verify_host=config.kop_pulsar_tls_verify_host,
             ),
             answers=answers,
+            waiting=waits,
         )
     if config.store == "memory:":
         from kop.storage import memory as memory_store  # noqa: PLC0415

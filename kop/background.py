@@ -1,7 +1,7 @@
-"""Work in the background that has to go on for as long as the gateway runs, whatever one round of it meets.
+"""Work that a passing failure must not end: loops in the background, many items side by side, steps of the start.
 
-Owns: that an exception ends neither a loop nor the work on other items, time limits, the log line about each.
-Must not know: what the work is.
+Owns: that an exception ends neither a loop nor the work on other items, time limits, tries, the log line about each.
+Must not know: what the work is, which failures pass.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from kop.errors import KopError
 T = TypeVar("T")
 Failed: TypeAlias = Callable[[Exception], None]
 """Called with what ended a round. The exception must not be kept: it holds the frames of the round."""
+
+_FIRST_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 5.0
 
 _log: Final = logging.getLogger(__name__)
 
@@ -72,6 +75,55 @@ async def for_each(
     async with asyncio.TaskGroup() as tasks:
         for _ in range(at_once):
             tasks.create_task(some())
+
+
+async def retried(
+    what: str,
+    work: Callable[[], Awaitable[T]],
+    *,
+    passes: Callable[[BaseException], bool],
+    seconds: float,
+    waiting: Callable[[str], None] | None = None,
+) -> T:
+    """Do `work` until it succeeds; the error where it does not pass, or `seconds` after the first failure.
+
+    `what` completes "cannot ...". Pauses grow to 5 s. Each failure is a line in the log; `waiting` gets the same text.
+    """
+    try:
+        return await work()
+    except Exception as error:
+        if not passes(error):
+            raise
+        _say_why(what, error, waiting)
+    from tenacity import (  # noqa: PLC0415 - a tenth of what there is to import, and mostly nothing fails
+        AsyncRetrying,
+        RetryCallState,
+        retry_if_exception,
+        stop_after_delay,
+        wait_random_exponential,
+    )
+
+    def failed(state: RetryCallState) -> None:
+        assert state.outcome is not None
+        _say_why(what, state.outcome.exception(), waiting)
+
+    wait = wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE)
+    retrying = AsyncRetrying(
+        stop=stop_after_delay(seconds), wait=wait, retry=retry_if_exception(passes), before_sleep=failed, reraise=True
+    )
+
+    async def attempt() -> T:  # tenacity awaits the result of coroutine functions only
+        return await work()
+
+    await asyncio.sleep(_FIRST_PAUSE)
+    return await retrying(attempt)
+
+
+def _say_why(what: str, error: BaseException | None, waiting: Callable[[str], None] | None) -> None:
+    text = f"cannot {what}: {error}; trying again"
+    _log.warning("%s", text)
+    if waiting is not None:
+        waiting(text)
 
 
 def tell(what: str, error: Exception, failed: Failed | None = None) -> None:

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from kop.background import for_each, repeat
+from kop.background import for_each, repeat, retried
 from kop.errors import BackendError
 
 
@@ -118,3 +118,47 @@ def test_nothing_of_a_failed_round_stays_in_memory() -> None:
         assert [one() for one in seen] == [None] * len(seen)
 
     asyncio.run(main())
+
+
+def test_a_step_that_fails_for_a_time_is_tried_again_and_says_what_it_waits_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kop.background._FIRST_PAUSE", 0.001)
+    said: list[str] = []
+    tries = 0
+
+    async def work(result: str) -> str:
+        nonlocal tries
+        tries += 1
+        if tries < 4:
+            raise BackendError(f"try {tries}")
+        return result
+
+    async def main() -> str:
+        return await retried("do it", lambda: work("done"), passes=lambda error: True, seconds=60, waiting=said.append)
+
+    assert asyncio.run(main()) == "done"
+    assert said == [f"cannot do it: KAFKA_STORAGE_ERROR: try {number}; trying again" for number in (1, 2, 3)]
+    assert [record.message for record in caplog.records] == said
+
+
+def test_a_step_that_meets_a_wrong_setting_is_tried_once_and_one_that_lasts_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kop.background._FIRST_PAUSE", 0.001)
+    tries = 0
+
+    async def work() -> None:
+        nonlocal tries
+        tries += 1
+        raise BackendError("always")
+
+    async def main(passing: bool) -> None:
+        await retried("do it", work, passes=lambda error: passing, seconds=0.05)
+
+    with pytest.raises(BackendError, match="always"):
+        asyncio.run(main(False))
+    assert tries == 1
+    with pytest.raises(BackendError, match="always"):
+        asyncio.run(main(True))
+    assert tries > 2

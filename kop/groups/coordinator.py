@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
-from kop.background import repeat
+from kop.background import repeat, retried
 from kop.cluster.catalog import Catalog
 from kop.cluster.membership import Membership
-from kop.errors import ErrorCode, InternalError
+from kop.errors import BackendError, ErrorCode, InternalError
 from kop.groups.classic import ClassicGroup
 from kop.groups.log import Done, GroupLog, KeyValue
 from kop.groups.messages import (
@@ -64,6 +64,15 @@ T = TypeVar("T")
 Later: TypeAlias = T | asyncio.Future[T]
 """A result, or the future of one."""
 
+_OPEN_SECONDS: Final = 60.0
+_PASSING: Final = frozenset(
+    {
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
 _CONFIRM_SECONDS: Final = 0.5
 _EXPIRY_SLICE: Final = 200
 """Groups that are looked at before others get a turn."""
@@ -138,8 +147,12 @@ class GroupCoordinator:
     # -- life
 
     async def start(self) -> None:
-        """Make or open the topic and rebuild all groups from it."""
-        await self._log.open()
+        """Make or open the topic and rebuild all groups from it.
+
+        KopError where there can be no such topic. A failure that passes is tried again for a minute; afterwards each
+        partition is tried by itself, behind this call where that takes long.
+        """
+        await retried("open the offsets topic", self._log.open, passes=_passes, seconds=_OPEN_SECONDS)
         self._engine.topics.on_change(self._topic_changed)
         interval = self.settings.offsets_retention_check_interval_ms / 1000
         self._loops = [
@@ -223,7 +236,9 @@ class GroupCoordinator:
     @property
     def waiting_for(self) -> str | None:
         """Which groups are not served yet, and why, in one line for an operator; None where all of ours are."""
-        return None if self._refusal else self._partitions.waiting_for
+        if self._refusal == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            return "the offsets topic is being opened"
+        return self._partitions.waiting_for
 
     def refusal_of(self, group_id: str, *, surely: bool = False) -> ErrorCode:
         """NONE when requests for the group are served here, else what to answer. `surely`: from memory alone.
@@ -615,6 +630,11 @@ def _answer(token: Any, result: Any) -> None:
 
 def _tombstones(group_id: str, keys: Iterable[Key]) -> list[KeyValue]:
     return [(encode_key(OffsetCommitKey(group_id, topic, partition)), None) for topic, partition in keys]
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether the same request may succeed later: as clients see it."""
+    return isinstance(error, BackendError) and error.code in _PASSING
 
 
 def _ignore(code: ErrorCode) -> None:

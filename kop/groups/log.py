@@ -81,6 +81,7 @@ class GroupLog:
                 topic = topics.get(OFFSETS_TOPIC)  # of gateways that start at once, one makes it
                 if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS or topic is None:
                     raise
+        self._logs.clear()
         for index in range(topic.partitions):
             found = self._engine.log(topic.topic_id, index)
             if found is None:

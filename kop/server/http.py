@@ -14,11 +14,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 
 async def serve_http(
-    host: str, port: int, registry: CollectorRegistry, not_ready: Callable[[], str | None]
+    host: str,
+    port: int,
+    registry: CollectorRegistry,
+    not_ready: Callable[[], str | None],
+    waiting_for: Callable[[], str | None],
 ) -> tuple[web.AppRunner, int]:
     """Start serving; returns the runner (`await runner.cleanup()` stops it) and the port bound.
 
-    /healthz is 200 while the process answers; /readyz is 503 with one line of reason while `not_ready()` gives one.
+    /healthz is 200 while the process answers; /readyz is 503 with one line of reason while `not_ready()` gives one, and
+    names in a second line what a gateway that is ready does not serve yet.
     """
 
     async def metrics(_request: web.Request) -> web.Response:
@@ -29,7 +34,10 @@ async def serve_http(
 
     async def ready(_request: web.Request) -> web.Response:
         reason = not_ready()
-        return web.Response(text="ready\n") if reason is None else web.Response(status=503, text=f"{reason}\n")
+        if reason is not None:
+            return web.Response(status=503, text=f"{reason}\n")
+        missing = waiting_for()
+        return web.Response(text="ready\n" if missing is None else f"ready\n{missing}\n")
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/healthz", health), web.get("/readyz", ready)])

@@ -15,7 +15,7 @@ import base64
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -23,6 +23,7 @@ from zlib import crc32
 
 from prometheus_client.core import Metric
 
+from kop.background import retried
 from kop.errors import BackendError, KopError
 from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
@@ -63,6 +64,9 @@ _STATE: Final = "kop.state."
 _OFFSETS_PROPERTY: Final = "kop.offsets"
 _REMEMBER_TRIES: Final = 5
 """How often a number is written until it is read back."""
+_START_SECONDS: Final = 60.0
+"""How long each step of the start is tried again while its failure may pass."""
+_NOBODY_ANSWERS: Final = frozenset({"ConnectionLost", "Timeout"})
 _CLOSE_SECONDS: Final = 10.0
 _YOUNG_SECONDS: Final = 3600.0
 _PREFIX: Final = "persistent://"
@@ -117,9 +121,12 @@ class PulsarEngine:
         policy: Callable[[TopicInfo], LogPolicy],
         settings: Settings,
         answers: Answers | None = None,
+        waiting: Callable[[str], None] | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.client = client
+        self.waiting = waiting
+        """Called with what the start waits for, where it has to."""
         self.admin = admin
         self.settings = settings
         self.cluster_id = ""
@@ -181,7 +188,11 @@ class PulsarEngine:
     async def get_state(self, key: str) -> str | None:
         """A small durable value, or None."""
         try:
-            return (await self.own_properties()).get(_STATE + key)
+            if self._gateways.own is None:  # while the gateway starts nobody would ask again
+                properties = await self._tried("read a setting", self.own_properties)
+            else:
+                properties = await self.own_properties()
+            return properties.get(_STATE + key)
         except PulsarError as error:
             raise self.troubles.refused(error, "requests", "cannot read a setting") from error
 
@@ -222,7 +233,7 @@ class PulsarEngine:
     async def join(self, member: Member) -> None:
         """Become one of the gateways; BROKER_ID_NOT_REGISTERED where the id is taken."""
         try:
-            await self._gateways.join(member)
+            await self._tried("join the gateways", lambda: self._gateways.join(member))
         except PulsarError as error:
             raise self.troubles.refused(error, "requests", "cannot join the gateways") from error
 
@@ -476,26 +487,48 @@ class PulsarEngine:
     # --- open, upkeep
 
     async def start(self) -> None:
-        """Read what is there and follow it. KopError with what to do where the cluster does not fit."""
-        await self.client.start()
-        await self._namespaces()
-        self.cluster_id = await self._own_topic()
-        await self._ids.start()
-        await self._claim_numbering()
-        await self.topics.load()
+        """Read what is there and follow it. KopError with what to do where the cluster does not fit.
+
+        What passes is tried again for a minute: brokers restart, topics move. An address where nobody answers is taken
+        for a wrong one: that ends the start at once, as refused credentials do.
+        """
+        await self._tried("connect to Pulsar", self.client.start, answered=False)
+        await self._tried("look for the namespace over REST", self._look_for_namespace, answered=False)
+        await self._tried("make the namespace of the gateways", self._own_namespace)
+        self.cluster_id = await self._tried("read the gateways' own topic", self._own_topic)
+        await self._tried("take a block of producer ids", self._ids.start)
+        await self._tried("agree on what offsets are made of", self._claim_numbering)
+        await self._tried("list the topics", self.topics.load)
         for namespace in self.namespaces:
             self._watches.append(self.client.watch(namespace, f"{_PREFIX}{namespace}/.*", self.topics.watched))
         self._following = self.loop.create_task(self.topics.follow())
         self.upkeep.start()
 
-    async def _namespaces(self) -> None:
+    async def _tried(self, what: str, work: Callable[[], Awaitable[T]], *, answered: bool = True) -> T:
+        """Do a step of the start. `answered`: somebody has answered at this address before."""
+
+        def passes(error: BaseException) -> bool:
+            cause = error.__cause__ if isinstance(error, KopError) else error
+            if not isinstance(cause, PulsarError) or not cause.retriable:
+                return False
+            return answered or cause.code not in _NOBODY_ANSWERS
+
+        return await retried(what, work, passes=passes, seconds=_START_SECONDS, waiting=self.waiting)
+
+    async def _look_for_namespace(self) -> None:
         if not await self.admin.namespace_exists(self.settings.namespace):
             raise BackendError(
                 f"namespace {self.settings.namespace} is not there: create it "
                 f"(pulsar-admin namespaces create {self.settings.namespace}) or name another with kop.pulsar.namespace"
             )
+
+    async def _own_namespace(self) -> None:
         if not await self.admin.namespace_exists(self.settings.metadata_namespace):
-            await self.admin.create_namespace(self.settings.metadata_namespace)
+            try:
+                await self.admin.create_namespace(self.settings.metadata_namespace)
+            except PulsarError as error:
+                if error.code != "Conflict":  # of gateways that start at once, one makes it
+                    raise
         await self.admin.set_namespace_retention(self.settings.metadata_namespace, FOREVER)
 
     async def _own_topic(self) -> str:
@@ -509,8 +542,8 @@ class PulsarEngine:
             except PulsarError as raced:
                 if raced.code != "Conflict":
                     raise
-            await self.admin.keep_when_idle(self.own_name)
             properties = await self.own_properties()
+        await self.admin.keep_when_idle(self.own_name)  # whoever made it may not have come so far
         cluster_id = id_of(properties)
         if cluster_id is None:
             raise BackendError(
@@ -543,17 +576,19 @@ async def open_engine(
     settings: Settings | None = None,
     access: Access | None = None,
     answers: Answers | None = None,
+    waiting: Callable[[str], None] | None = None,
 ) -> PulsarEngine:
     """Connect to a cluster and read its topics. KopError with what to do where that cannot be.
 
-    `answers` asks another gateway whether it serves Kafka clients; see `members.Gateways`.
+    `answers` asks another gateway whether it serves Kafka clients; see `members.Gateways`. `waiting` is called with one
+    line for each failure that is tried again.
     """
     access = access or Access()
     access.check(service_url, admin_url)
     auth, tls = access.credentials(), access.tls()
     client = Client(service_url, auth=auth, tls=tls)
     admin = Admin(admin_url, auth=auth, tls=tls)
-    engine = PulsarEngine(client, admin, policy, settings or Settings(), answers)
+    engine = PulsarEngine(client, admin, policy, settings or Settings(), answers, waiting)
     try:
         await engine.start()
     except PulsarError as error:

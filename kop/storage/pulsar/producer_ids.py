@@ -35,6 +35,7 @@ class ProducerIds:
         self._partition = partition
         self._name = name
         self._producer: Producer | None = None
+        self._opening = asyncio.Lock()
         self._sequence = 0
         self._blocks: list[int] = []
         self._told = False
@@ -53,20 +54,22 @@ class ProducerIds:
 
     async def _take_blocks(self, blocks: int) -> int:
         """Write messages to our own topic: where they lie, which nobody else has, says which ids are ours."""
-        if self._producer is None:
-            self._producer = await self._client.open_producer(self._partition, name=self._name, on_lost=self._lost)
+        async with self._opening:  # two at once would take the name from each other
+            if self._producer is None:
+                self._producer = await self._client.open_producer(self._partition, name=self._name, on_lost=self._lost)
+        producer = self._producer
         batch = build([Record(index, 0, None, b"") for index in range(blocks)])
         sequence = self._sequence
         self._sequence += blocks
         (entry,) = transcode.to_entries(
             batch,
             read_header(batch),
-            producer_name=self._producer.name,
+            producer_name=producer.name,
             sequence_base=sequence,
             publish_time=int(time.time() * 1000),
             max_size=self._client.max_message_size,
         )
-        position = await self._producer.send(
+        position = await producer.send(
             entry.metadata,
             entry.payload,
             sequence_id=sequence,
@@ -90,7 +93,8 @@ class ProducerIds:
             async with asyncio.timeout(10):
                 found = await arrived
         except TimeoutError:
-            raise BackendError("Pulsar did not hand out a new block of producer ids") from None
+            text = f"{self._partition}: the new block of producer ids was not delivered in time"
+            raise PulsarError("Timeout", text, retriable=True) from None
         finally:
             await reader.close()
         if found.index is None:
@@ -101,5 +105,5 @@ class ProducerIds:
         return (found.index - blocks + 1) * _BLOCK
 
     def _lost(self, error: PulsarError) -> None:
-        """The next who needs ids opens it anew."""
+        """The next who needs ids opens another one."""
         self._producer = None
