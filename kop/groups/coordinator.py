@@ -25,7 +25,7 @@ from uuid import UUID
 from kop.background import repeat, retried
 from kop.cluster.catalog import Catalog
 from kop.cluster.membership import Membership
-from kop.errors import BackendError, ErrorCode, InternalError
+from kop.errors import ErrorCode, InternalError, KopError
 from kop.groups.classic import ClassicGroup
 from kop.groups.log import Done, GroupLog, KeyValue
 from kop.groups.messages import (
@@ -634,7 +634,7 @@ def _tombstones(group_id: str, keys: Iterable[Key]) -> list[KeyValue]:
 
 def _passes(error: BaseException) -> bool:
     """Whether the same request may succeed later: as clients see it."""
-    return isinstance(error, BackendError) and error.code in _PASSING
+    return isinstance(error, KopError) and error.code in _PASSING
 
 
 def _ignore(code: ErrorCode) -> None:
