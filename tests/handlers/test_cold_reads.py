@@ -4,55 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.faulty_engine import FaultyLog, FaultyStore
 from support.gateway import RawClient, batch, gateway, produce_fields, run
+from support.waiting import until
 
+from kop.app import Serving
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.handlers import cold_reads
 from kop.handlers.cold_reads import ColdReads
-from kop.records.batch import iter_batches
-from kop.storage.base import ReadResult
-from kop.storage.sqlite.log import SqliteLog
+from kop.records.batch import iter_batches, read_header
 from kop.wire.messages import FetchRequest
 
 VERSION = 12
-FOUND = ReadResult((b"x" * 100,), 100)
-
-
-class Reads:
-    """Takes the place of `SqliteLog.read`: some partitions hang until they are let go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.hanging: dict[int, asyncio.Event] = {}
-        self.begun: list[int] = []
-        original = SqliteLog.read
-
-        async def read(log: SqliteLog, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
-            self.begun.append(log.index)
-            if log.index in self.hanging:
-                await self.hanging[log.index].wait()
-            return await original(log, offset, max_bytes, min_one=min_one)
-
-        monkeypatch.setattr(SqliteLog, "read", read)
-
-    def hang(self, *partitions: int) -> None:
-        self.hanging = {partition: asyncio.Event() for partition in partitions}
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
-    return Reads(monkeypatch)
+def store(monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
+    """The store of the gateways of a test."""
+    store = FaultyStore()
+    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    return store
 
 
-async def filled(serving: Any, partitions: int) -> RawClient:
-    """A client, and a topic of which each partition has a batch of two records."""
-    await serving.gateway.engine.topics.create("t", partitions, {"retention.ms": "-1"})
+def hang(store: FaultyStore, *partitions: int) -> None:
+    """Let reads of these partitions wait until the test lets them go on."""
+    for partition in partitions:
+        store.log("t", partition).gate = asyncio.Event()
+
+
+def reads_of(store: FaultyStore, partitions: int) -> list[int]:
+    """How often each partition was read."""
+    return [store.log("t", partition).reads for partition in range(partitions)]
+
+
+async def filled(
+    store: FaultyStore, serving: Serving, partitions: int, *, cold: Collection[int] | None = None
+) -> RawClient:
+    """A client, and a topic whose partitions have a batch of two records each; memory holds those that are not cold."""
+    await store.engine.topics.create("t", partitions, {"retention.ms": "-1"})
     client = await RawClient.connect(serving)
     for partition in range(partitions):
         await append(client, partition)
+        store.log("t", partition).cold = cold is None or partition in cold
     return client
 
 
@@ -90,11 +88,11 @@ async def fetch(client: RawClient, offsets: dict[int, int], **how: Any) -> tuple
     return found, answer
 
 
-def test_a_partition_that_hangs_delays_no_other(tmp_path: Path, reads: Reads) -> None:
+def test_a_partition_that_hangs_delays_no_other(tmp_path: Path, store: FaultyStore) -> None:
     async def main() -> None:
-        async with gateway(tmp_path, kop_cache_bytes="0") as serving:
-            client = await filled(serving, 300)
-            reads.hang(*range(100))  # more than are read side by side
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 300)
+            hang(store, *range(100))  # more than are read side by side
             offsets = dict.fromkeys(range(300), 0)
             seen: dict[int, int] = {}
             began = time.monotonic()
@@ -109,11 +107,11 @@ def test_a_partition_that_hangs_delays_no_other(tmp_path: Path, reads: Reads) ->
     run(main())
 
 
-def test_the_first_answer_is_there_at_max_wait_whatever_hangs(tmp_path: Path, reads: Reads) -> None:
+def test_the_first_answer_is_there_at_max_wait_whatever_hangs(tmp_path: Path, store: FaultyStore) -> None:
     async def main() -> None:
-        async with gateway(tmp_path, kop_cache_bytes="0") as serving:
-            client = await filled(serving, 2)
-            reads.hang(0, 1)
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 2)
+            hang(store, 0, 1)
             began = time.monotonic()
             found, answer = await fetch(client, {0: 0, 1: 0}, max_wait_ms=700)
             assert 0.6 < time.monotonic() - began < 5
@@ -123,32 +121,28 @@ def test_the_first_answer_is_there_at_max_wait_whatever_hangs(tmp_path: Path, re
     run(main())
 
 
-def test_what_was_read_after_the_answer_is_found_by_the_next_fetch(tmp_path: Path, reads: Reads) -> None:
+def test_what_was_read_after_the_answer_is_found_by_the_next_fetch(tmp_path: Path, store: FaultyStore) -> None:
     async def main() -> None:
-        async with gateway(tmp_path, kop_cache_bytes="0") as serving:
-            client = await filled(serving, 1)
-            reads.hang(0)
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 1)
+            hang(store, 0)
             found, answer = await fetch(client, {0: 0}, session=(0, 0), max_wait_ms=100)
             assert found == {}
-            reads.hanging[0].set()
+            store.log("t").gate.set()  # type: ignore[union-attr]
             found, _ = await fetch(client, {}, session=(answer.session_id, 1))
             assert found == {0: 2}
-            assert reads.begun == [0], "it is read once"
+            assert reads_of(store, 1) == [1]
 
     run(main())
 
 
-def test_records_that_come_while_another_partition_is_read_wake_the_fetch(tmp_path: Path, reads: Reads) -> None:
+def test_records_that_come_while_another_partition_is_read_wake_the_fetch(tmp_path: Path, store: FaultyStore) -> None:
     async def main() -> None:
-        async with gateway(tmp_path) as serving:
-            client, writer = await filled(serving, 2), await RawClient.connect(serving)
-            reads.hang(0)
-            log = serving.gateway.catalog.log(serving.gateway.catalog.get("t").topic_id, 0)  # type: ignore[union-attr]
-            assert isinstance(log, SqliteLog)
-            serving.gateway.engine.cache.drop(log.tail)  # type: ignore[attr-defined]
+        async with gateway(tmp_path, store="memory:") as serving:
+            client, writer = await filled(store, serving, 2, cold={0}), await RawClient.connect(serving)
+            hang(store, 0)
             client.send(1, VERSION, **request({0: 0, 1: 2}, max_wait_ms=30_000))
-            while reads.begun != [0]:  # noqa: ASYNC110 - the gateway's event
-                await asyncio.sleep(0.01)
+            await until(lambda: reads_of(store, 2) == [1, 0])
             await append(writer, 1)
             _, answer = await client.receive(1, VERSION, timeout=10)
             assert [bool(part.records) for part in answer.responses[0].partitions] == [False, True]
@@ -156,21 +150,20 @@ def test_records_that_come_while_another_partition_is_read_wake_the_fetch(tmp_pa
     run(main())
 
 
-def test_what_is_in_memory_is_answered_at_once_and_the_rest_is_read_meanwhile(tmp_path: Path, reads: Reads) -> None:
+def test_what_is_in_memory_is_answered_at_once_and_the_rest_is_read_meanwhile(
+    tmp_path: Path, store: FaultyStore
+) -> None:
     async def main() -> None:
-        async with gateway(tmp_path) as serving:
-            client = await filled(serving, 2)
-            reads.hang(0)
-            log = serving.gateway.catalog.log(serving.gateway.catalog.get("t").topic_id, 0)  # type: ignore[union-attr]
-            assert isinstance(log, SqliteLog)
-            serving.gateway.engine.cache.drop(log.tail)  # type: ignore[attr-defined]
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 2, cold={0})
+            hang(store, 0)
             found, _ = await fetch(client, {0: 0, 1: 0}, max_wait_ms=30_000)
             assert found == {1: 2}
-            assert reads.begun == [0]
-            reads.hanging[0].set()
+            assert reads_of(store, 2) == [1, 0]
+            store.log("t").gate.set()  # type: ignore[union-attr]
             found, _ = await fetch(client, {0: 0, 1: 2}, max_wait_ms=30_000)
             assert found == {0: 2}
-            assert reads.begun == [0]
+            assert reads_of(store, 2) == [1, 0]
 
     run(main())
 
@@ -185,15 +178,12 @@ def test_what_is_in_memory_is_answered_at_once_and_the_rest_is_read_meanwhile(tm
     ],
 )
 def test_consumers_are_told_errors_that_they_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ErrorCode, told: ErrorCode
+    tmp_path: Path, store: FaultyStore, code: ErrorCode, told: ErrorCode
 ) -> None:
-    async def read(*_: Any, **__: Any) -> ReadResult:
-        raise BackendError("so says the test", code)
-
     async def main() -> None:
-        async with gateway(tmp_path, kop_cache_bytes="0") as serving:
-            client = await filled(serving, 1)
-            monkeypatch.setattr(SqliteLog, "read", read)
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 1)
+            store.log("t").read_error = BackendError("so says the test", code)
             answer = await client.call(1, VERSION, **request({0: 0}, max_wait_ms=30_000))
             assert answer.responses[0].partitions[0].error_code == told
 
@@ -203,23 +193,22 @@ def test_consumers_are_told_errors_that_they_know(
 # --- the reads of one connection
 
 
-class FakeLog:
-    """A log whose reads end when the test says so."""
+async def cold_logs(count: int) -> list[FaultyLog]:
+    """Partitions with a batch of two records each, whose reads wait until the test lets them go on."""
+    store = FaultyStore()
+    engine = await store.open()
+    await engine.topics.create("t", count, {})
+    logs = [store.log("t", index) for index in range(count)]
+    for log in logs:
+        data = batch([b"x" * 100, b"y"])
+        await log.append(data, read_header(data), now_ms=0)
+        log.gate = asyncio.Event()
+    return logs
 
-    def __init__(self, number: int) -> None:
-        self.index = number
-        self.outcome: asyncio.Future[ReadResult] = asyncio.get_running_loop().create_future()
-        self.reading = False
 
-    async def attach(self) -> None:
-        pass
-
-    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
-        self.reading = True
-        try:
-            return await self.outcome
-        finally:
-            self.reading = False
+def let_go(log: FaultyLog) -> None:
+    assert log.gate is not None
+    log.gate.set()
 
 
 async def turns() -> None:
@@ -232,16 +221,15 @@ def test_so_many_run_side_by_side_and_slow_ones_do_not_count(monkeypatch: pytest
 
     async def main() -> None:
         reads: Any = ColdReads()
-        logs = [FakeLog(number) for number in range(cold_reads.AT_ONCE + 3)]
+        logs = await cold_logs(cold_reads.AT_ONCE + 3)
         for log in logs:
             reads.ask(log, 0, 100)
         await turns()
         assert sum(log.reading for log in logs) == cold_reads.AT_ONCE
-        logs[0].outcome.set_result(FOUND)
+        let_go(logs[0])
         await turns()
         assert sum(log.reading for log in logs) == cold_reads.AT_ONCE, "the next one took its place"
-        while not all(log.reading for log in logs[1:]):  # noqa: ASYNC110 - a timer's work
-            await asyncio.sleep(0.01)
+        await until(lambda: all(log.reading for log in logs[1:]))
         for log in logs:
             reads.forget(log)
         await turns()
@@ -256,16 +244,15 @@ def test_what_nobody_asks_for_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         reads: Any = ColdReads()
-        done, running = FakeLog(0), FakeLog(1)
-        done.outcome.set_result(FOUND)
+        done, running = await cold_logs(2)
+        let_go(done)
         reads.ask(done, 0, 100)
         reads.ask(running, 0, 100)
         await turns()
-        assert (len(reads), reads._held, running.reading) == (2, 100, True)
-        while len(reads):  # noqa: ASYNC110 - a timer's work
-            await asyncio.sleep(0.01)
+        assert (len(reads), reads._held, running.reading) == (2, done.size_bytes, 1)
+        await until(lambda: not len(reads))
         await turns()
-        assert (reads._held, running.reading, reads._unfinished) == (0, False, 0)
+        assert (reads._held, running.reading, reads._unfinished) == (0, 0, 0)
 
     run(main())
 
@@ -273,12 +260,12 @@ def test_what_nobody_asks_for_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_read_from_another_offset_takes_the_place_of_the_one_before() -> None:
     async def main() -> None:
         reads: Any = ColdReads()
-        log = FakeLog(0)
-        log.outcome.set_result(FOUND)
+        [log] = await cold_logs(1)
+        let_go(log)
         reads.ask(log, 0, 100)
         await turns()
-        assert reads.find(log, 0).result is FOUND
-        reads.ask(log, 7, 100)
+        assert reads.find(log, 0).result.size == log.size_bytes
+        reads.ask(log, 1, 100)
         assert reads.find(log, 0) is None
         assert reads._held == 0
         reads.forget(log)
@@ -289,10 +276,11 @@ def test_a_read_from_another_offset_takes_the_place_of_the_one_before() -> None:
 def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through() -> None:
     async def main() -> None:
         reads: Any = ColdReads()
-        log = FakeLog(0)
+        [log] = await cold_logs(1)
+        let_go(log)
+        log.read_error = BackendError("so says the test")
         told: list[KopError] = []
         undo = reads.on_news(lambda: told.append(reads.find(log, 0).error))
-        log.outcome.set_exception(BackendError("so says the test"))
         reads.ask(log, 0, 100)
         await turns()
         assert [error.message for error in told] == ["so says the test"]

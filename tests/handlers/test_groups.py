@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from group_scenario import Talk
+from support.faulty_engine import FaultyStore
 from support.gateway import RawClient, gateway, run
 from support.waiting import until
 
-from kop.errors import BackendError, ErrorCode
+from kop.errors import ErrorCode
 from kop.handlers import group_offsets, groups
 from kop.wire.messages import REQUESTS
 
@@ -153,21 +154,16 @@ def test_every_api_says_that_groups_are_not_there_yet(tmp_path, refusal):
     run(main())
 
 
-def test_commits_that_cannot_be_written_are_told_so(tmp_path):
+def test_commits_that_cannot_be_written_are_told_so(tmp_path, monkeypatch):
+    store = FaultyStore()
+    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+
     async def main():
-        async with gateway(tmp_path) as serving:
+        async with gateway(tmp_path, store="memory:") as serving:
             s = await talk(serving)
             await s.commit("", "g", {0: 1})
-            engine = serving.gateway.engine
-            topic = engine.topics.get("__offsets")
-
-            def refuse(batch: Any, header: Any, *, now_ms: int) -> Any:
-                failed = asyncio.get_running_loop().create_future()
-                failed.set_exception(BackendError("no room"))
-                return failed
-
-            logs = [engine.log(topic.topic_id, index) for index in range(topic.partitions)]
-            serving.gateway.groups._log._logs = [Refusing(log, refuse) for log in logs]
+            for index in range(store.engine.topics.get("__offsets").partitions):
+                store.log("__offsets", index).append_error = E.KAFKA_STORAGE_ERROR
             [row] = (await s.commit("", "g", {0: 2, 9: 2})).topics
             codes = {p.partition_index: p.error_code for p in row.partitions}
             assert codes == {0: E.NOT_COORDINATOR, 9: E.UNKNOWN_TOPIC_OR_PARTITION}
@@ -175,13 +171,6 @@ def test_commits_that_cannot_be_written_are_told_so(tmp_path):
             assert found.topics[0].partitions[0].committed_offset == 1
 
     run(main())
-
-
-class Refusing:
-    """A log whose appends fail."""
-
-    def __init__(self, log: Any, append: Any) -> None:
-        self.index, self.append, self.resign, self.leads = log.index, append, log.resign, log.leads
 
 
 def test_many_commits_at_once_are_all_answered(tmp_path):

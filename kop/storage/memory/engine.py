@@ -78,7 +78,7 @@ class MemoryEngine:
         self._space = Space(settings.max_bytes)
         self._upkeep: asyncio.Task[None] | None = None
         self.cluster_id = memory.cluster_id
-        self.topics = MemoryTopics(memory.topics_version, memory.topics, self._changed)
+        self.topics = MemoryTopics(memory.topics_version, memory.topics, self.topic_changed)
         self._logs = {
             topic.topic_id: [log.reopened(self._space, policy(topic)) for log in memory.logs[topic.topic_id]]
             for topic in memory.topics
@@ -91,8 +91,8 @@ class MemoryEngine:
         logs = self._logs.get(topic_id, ())
         return logs[partition] if 0 <= partition < len(logs) else None
 
-    def _changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """A topic changed: give its logs the new value, make those of new partitions, let go of a deleted topic's."""
+    def topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
+        """A topic changed, others are not told yet: give its logs the new value, make new ones, let go of deleted ones."""
         if new is None:
             assert old is not None
             for log in self._logs.pop(old.topic_id):
@@ -101,12 +101,16 @@ class MemoryEngine:
         policy, logs = self._policy(new), self._logs.setdefault(new.topic_id, [])
         for log in logs:
             log.topic, log.policy = new, policy
-        logs.extend(MemoryLog(self._space, new, index, policy) for index in range(len(logs), new.partitions))
+        logs.extend(self.new_log(self._space, new, index, policy) for index in range(len(logs), new.partitions))
+
+    def new_log(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
+        """The log of a new partition; an engine with another kind of log makes that."""
+        return MemoryLog(space, topic, index, policy)
 
     def policies_changed(self) -> None:
         """Ask for every topic's policy again."""
         for topic in self.topics.all():
-            self._changed(topic, topic)
+            self.topic_changed(topic, topic)
 
     async def allocate_producer_ids(self, count: int) -> int:
         """Reserve `count` producer ids; returns the first."""

@@ -64,7 +64,7 @@ class MemoryLog(Partition):
 
     def reopened(self, space: Space, policy: LogPolicy) -> MemoryLog:
         """The same log in another engine, as after a restart: nobody watches it."""
-        log = MemoryLog(space, self.topic, self.index, policy)
+        log = type(self)(space, self.topic, self.index, policy)
         log.log_start_offset, log.high_watermark = self.log_start_offset, self.high_watermark
         log.size_bytes, log._batches = self.size_bytes, self._batches
         log._clean_offset, log._producers = self._clean_offset, self._producers

@@ -1,0 +1,189 @@
+"""The memory engine with faults that the test asks for: appends and reads that wait or fail, leads that end.
+
+What a test does not ask for goes as in the memory engine, which keeps the protocol of `kop.storage.base`.
+
+    store = FaultyStore()
+    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    async with gateway(tmp_path, store="memory:") as serving:     # or without a gateway: engine = await store.open()
+        log = store.log("t")
+        log.hold()                      # appends wait ...
+        log.release()                   # ... and go on in their order,
+        log.release(ErrorCode.X)        # or fail, and the log is as if they had not been asked for
+        log.append_error = ErrorCode.X  # appends fail at once
+        log.cold = True                 # nothing is in memory: what reads it has to call `read`
+        log.gate = asyncio.Event()      # reads wait for it; `reads` counts them, `reading` those under way
+        log.read_error = KopError(...)  # reads fail
+        log.doubtful = True             # another broker may lead: until `verify_lead`, or for good with `no_answer`
+        log.lose_lead()                 # another broker leads: whoever led is told
+    engine = await store.open()         # a restart: the same records, other logs
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from kop.errors import BackendError, ErrorCode, KopError
+from kop.records.batch import BatchHeader, iter_records
+from kop.storage.base import AppendResult, Buffer, LogPolicy, ReadResult, TopicInfo
+from kop.storage.memory import Memory, MemoryEngine, Settings
+from kop.storage.memory.log import MemoryLog
+from kop.storage.memory.space import Space
+from kop.storage.memory.topics import MemoryTopics
+
+
+class FaultyLog(MemoryLog):
+    """One partition."""
+
+    def __init__(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
+        super().__init__(space, topic, index, policy)
+        self.append_error: ErrorCode | None = None
+        self.read_error: KopError | None = None
+        self.cold = False
+        self.gate: asyncio.Event | None = None
+        self.doubtful = False
+        self.no_answer = False
+        self.appends = 0
+        """Appends asked for."""
+        self.reads = 0
+        """Reads asked for."""
+        self.reading = 0
+        """Reads under way."""
+        self._held: list[Callable[[ErrorCode | None], None]] | None = None
+        self._lost: Callable[[], None] = lambda: None
+
+    # --- appends
+
+    def hold(self) -> None:
+        """Let appends wait for `release`."""
+        self._held = []
+
+    def release(self, error: ErrorCode | None = None) -> None:
+        """Let the appends that wait go on, or fail; those that come from now on do not wait."""
+        held, self._held = self._held, None
+        for go_on in held or ():
+            go_on(error)
+
+    @property
+    def waiting(self) -> int:
+        """Appends that wait."""
+        return len(self._held or ())
+
+    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
+        self.appends += 1
+        if self._held is None and self.append_error is None:
+            return super().append(batch, header, now_ms=now_ms)
+        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+
+        def go_on(error: ErrorCode | None) -> None:
+            error = error or self.append_error
+            if error is not None:
+                future.set_exception(BackendError("as the test wants", error))
+            else:
+                super(FaultyLog, self).append(batch, header, now_ms=now_ms).add_done_callback(end)
+
+        def end(appended: asyncio.Future[AppendResult]) -> None:
+            failure = appended.exception()
+            if failure is not None:
+                future.set_exception(failure)
+            else:
+                future.set_result(appended.result())
+
+        if self._held is not None:
+            self._held.append(go_on)
+        else:
+            go_on(None)
+        return future
+
+    # --- reads
+
+    def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:  # type: ignore[override]
+        if self.cold and self.log_start_offset <= offset < self.high_watermark:
+            return None
+        return super().read_cached(offset, max_bytes, min_one=min_one)
+
+    async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+        self.reads += 1
+        found = super().read_cached(offset, max_bytes, min_one=min_one)
+        self.reading += 1
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        finally:
+            self.reading -= 1
+        if self.read_error is not None:
+            raise type(self.read_error)(self.read_error.message, self.read_error.code)
+        return found
+
+    def records(self) -> list[tuple[bytes | None, bytes | None]]:
+        """Keys and values of all records."""
+        buffers = super().read_cached(self.log_start_offset, 1 << 30, min_one=True).buffers
+        return [(record.key, record.value) for data in buffers for record in iter_records(data, max_bytes=1 << 30)]
+
+    # --- the lead
+
+    async def lead(self, lost: Callable[[], None]) -> None:
+        self._lost = lost
+
+    @property
+    def leads(self) -> bool:  # type: ignore[override]
+        return not self.doubtful
+
+    async def verify_lead(self) -> None:
+        self.doubtful = self.doubtful and self.no_answer
+
+    def lose_lead(self) -> None:
+        """Tell whoever leads that another one does."""
+        self._lost()
+
+
+class FaultyTopics(MemoryTopics):
+    """The table of topics; with a `namespace` of its own where the test sets one."""
+
+    namespace: str | None = None  # type: ignore[assignment]
+    gate: asyncio.Event | None = None
+    """Looks for topics wait for it."""
+    finds = 0
+    """Looks asked for."""
+
+    async def find(self, names: Collection[str]) -> None:
+        self.finds += 1
+        if self.gate is not None:
+            await self.gate.wait()
+
+
+class FaultyEngine(MemoryEngine):
+    """The engine."""
+
+    topics: FaultyTopics
+
+    def __init__(self, memory: Memory, policy: Callable[[TopicInfo], LogPolicy]) -> None:
+        super().__init__(memory, policy, Settings(maintain=False))
+        self.topics = FaultyTopics(memory.topics_version, memory.topics, self.topic_changed)
+
+    def new_log(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
+        return FaultyLog(space, topic, index, policy)
+
+
+class FaultyStore:
+    """What such engines keep from one to the next, and the one that is open."""
+
+    engine: FaultyEngine
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+
+    async def open(
+        self, *, policy: Callable[[TopicInfo], LogPolicy] = lambda _: LogPolicy(), settings: Settings | None = None
+    ) -> FaultyEngine:
+        """An engine on the records of the one before, which has to be closed. Called as `memory.open_engine` is."""
+        self.engine = FaultyEngine(self.memory, policy)
+        return self.engine
+
+    def log(self, topic: str, partition: int = 0) -> FaultyLog:
+        """The log of a partition of the open engine."""
+        found = self.engine.topics.get(topic)
+        assert found is not None, f"there is no topic {topic}"
+        log = self.engine.log(found.topic_id, partition)
+        assert type(log) is FaultyLog, f"{topic} has no partition {partition}"
+        return log
