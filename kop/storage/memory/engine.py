@@ -92,7 +92,7 @@ class MemoryEngine:
         return logs[partition] if 0 <= partition < len(logs) else None
 
     def topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        """A topic changed, others are not told yet: give its logs the new value, make new ones, let go of deleted ones."""
+        """A topic changed, nobody is told yet: give its logs the new value, make new ones, let go of deleted ones."""
         if new is None:
             assert old is not None
             for log in self._logs.pop(old.topic_id):
