@@ -32,14 +32,20 @@ class Tail:
         self.stale = 0
         """Batches that were dropped before their turn, still counted in the cache's queue."""
 
-    def get(self, offset: int, max_bytes: int, min_one: bool) -> tuple[list[Buffer], int] | None:
-        """Batches from the one that holds `offset` on, and their bytes; None where what is kept begins after it."""
+    def get(
+        self, offset: int, max_bytes: int, min_one: bool, end: int | None = None
+    ) -> tuple[list[Buffer], int] | None:
+        """Batches from the one that holds `offset` on, and their bytes; None where what is kept begins after it.
+
+        With `end`, those that lie before that offset.
+        """
         lasts, buffers = self.lasts, self.buffers
         if self.first == len(lasts) or offset < self.start:
             return None
         found: list[Buffer] = []
         size = 0
-        for i in range(bisect_left(lasts, offset, self.first), len(lasts)):
+        stop = len(lasts) if end is None else bisect_left(lasts, end, self.first)
+        for i in range(bisect_left(lasts, offset, self.first), stop):
             buffer = buffers[i]
             total = size + len(buffer)
             if total > max_bytes and (found or not min_one):
@@ -47,6 +53,10 @@ class Tail:
             found.append(buffer)
             size = total
         return found, size
+
+    def holds(self, offset: int) -> bool:
+        """Whether what is kept begins at or before `offset`."""
+        return self.first < len(self.lasts) and self.start <= offset
 
     def pop(self) -> int:
         """Drop the oldest batch; returns what it cost."""

@@ -11,6 +11,7 @@ from batches import batch
 
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Entry, Position, PulsarError
+from kop.pulsar_client.admin import StoredEntry
 from kop.pulsar_client.turns import Turns
 from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
@@ -122,6 +123,8 @@ class Broker:
         self.open_error: PulsarError | None = None
         self.opening_takes: asyncio.Event | None = None
         self.attach_error: PulsarError | None = None
+        self.headers: dict[Position, dict[str, str]] = {}
+        """What REST says of entries that nobody sees."""
 
     # --- the client
 
@@ -209,6 +212,12 @@ class FakeAdmin:
 
     async def internal_stats(self, name: str) -> dict[str, Any]:
         return {"totalSize": 0, "numberOfEntries": len(self.broker.entries), "ledgers": []}
+
+    async def entry(self, name: str, ledger: int, entry: int) -> StoredEntry:
+        headers = self.broker.headers.get(Position(ledger, entry))
+        if headers is None:
+            raise PulsarError("NotFound", "so says the test")
+        return StoredEntry(ledger, entry, None, None, None, headers, b"")
 
     async def closed_index(self, name: str) -> int | None:
         return None

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
-from kop.pulsar_client import PulsarError
+from kop.pulsar_client import Position, PulsarError
 from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.gaps import Gap
 from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Chunks, ChunksMissingError, MessageTooLargeError, Placed, Stream
 from kop.storage.pulsar.unfit import Unfit
@@ -44,6 +46,8 @@ class Batch(NamedTuple):
     error: KopError | None = None
     missing: bool = False
     """Nothing came for these offsets."""
+    gap: Gap | None = None
+    """Then the gap that they belong to, where the entry before it came."""
 
 
 class Converter:
@@ -73,6 +77,7 @@ class Converter:
         self._chunks = Chunks(max_message_bytes)
         self._before = -1
         """Last offset of the entry before, where that was seen."""
+        self._position_before: Position | None = None
         self.torn: set[int] = set()
         """Offsets of chunked messages whose first chunks did not come."""
         self.looks_back = False
@@ -86,6 +91,7 @@ class Converter:
         base, last = placed.base, placed.last
         expected = base if self.next_offset is None else self.next_offset
         before, self._before = self._before, last
+        position_before, self._position_before = self._position_before, placed.position
         if last < expected:
             if placed.info.num_chunks > placed.info.chunk_id + 1:  # the first chunks of the message that is wanted
                 self._chunks.add(placed.info, placed.entry.payload)
@@ -99,7 +105,9 @@ class Converter:
             return found
         if base > expected:
             if self.numbering.skips(expected, placed):
-                found.append(Batch(expected, base - 1, self.numbering.filler(expected, base - 1), missing=True))
+                gap = position_before and Gap(before + 1, base - 1, position_before, placed.position)
+                filler = self.numbering.filler(expected, base - 1)
+                found.append(Batch(expected, base - 1, filler, missing=True, gap=gap))
         elif base < expected and self.next_offset is not None and not within:
             self._count("offsets that cannot hold the records")
             text = (
@@ -180,8 +188,10 @@ class Converter:
 class CatchUp:
     """One reader. `start` it at or before `offset`; `take` goes on from there."""
 
-    def __init__(self, converter: Converter, budget: int, share: Share) -> None:
+    def __init__(self, converter: Converter, budget: int, share: Share, explained: Container[int] = ()) -> None:
+        """`explained`: last offsets of gaps from which nothing can be read."""
         self.converter = converter
+        self._explained = explained
         self.share = share
         self.busy = False
         self.far_back = False
@@ -215,9 +225,14 @@ class CatchUp:
 
     @property
     def gap(self) -> Batch | None:
-        """What comes next, where that stands for offsets of which nothing came and compaction is not the reason."""
-        compacted = self.stream is not None and self.stream.compacted
-        return self._batches[0] if self._batches and self._batches[0].missing and not compacted else None
+        """What comes next, where that stands for offsets of which nothing came and nothing explains that."""
+        if not self._batches or not self._batches[0].missing or (self.stream is not None and self.stream.compacted):
+            return None
+        return None if self._batches[0].last in self._explained else self._batches[0]
+
+    def gaps(self, most: int) -> list[Gap]:
+        """Gaps in what was read ahead, the first ones."""
+        return list(islice((batch.gap for batch in self._batches if batch.gap is not None), most))
 
     @property
     def failed(self) -> bool:

@@ -22,6 +22,7 @@ from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.pulsar import lookup
 from kop.storage.pulsar.catchup import Batch, Converter
+from kop.storage.pulsar.gaps import MOST_AT_ONCE, Gap, Gaps
 from kop.storage.pulsar.leading import Leading
 from kop.storage.pulsar.limits import Limits
 from kop.storage.pulsar.listeners import Listeners
@@ -93,6 +94,10 @@ class PulsarLog:
         self._in_demand = True
         """Somebody asked since `close_idle` looked last."""
         self._demanded = self.loop.time()
+        self.gaps = Gaps(self)
+        self._asked_gaps: deque[Gap] = deque()
+        """Those at the tail of which it is not known yet what is in them."""
+        self._asking_gaps: asyncio.Task[None] | None = None
         self._asking_start: asyncio.Task[None] | None = None
         self._start_known_at = 0.0
         """Loop time at which that was asked last."""
@@ -251,6 +256,7 @@ class PulsarLog:
 
     def _let_go_of_tail(self) -> None:
         stream, self._stream = self._stream, None
+        self._asked_gaps.clear()
         self.engine.cache.drop(self.tail)
         if stream is not None:
             stream.closed = True  # at once: what it still brings must not be taken for the log's end
@@ -357,17 +363,64 @@ class PulsarLog:
             self.own.follow_chain()
             return
         piece = self.own.at(placed.position) or self._senders.find(placed.info.producer_name, placed.info.sequence_id)
-        end = self.high_watermark
+        end, before = self.high_watermark, self._last
         if piece is None or not self.own.brought(piece, placed):
             for batch in self._converter.feed(placed):
-                if batch.missing and placed.position.ledger != self._last.ledger:
-                    self.spawn(self.ask_start())  # retention may have taken whole ledgers before the tail
                 self._advance(placed.position, batch)
+                if batch.missing:
+                    self._gap_at_tail(batch, Gap(batch.base, batch.last, before, placed.position))
             if piece is not None:
                 self.own.settle_apart(piece, placed, end)
         self._last = placed.position
         self.own.passed_over()
         self.own.follow_chain()
+
+    def _gap_at_tail(self, batch: Batch, gap: Gap) -> None:
+        """Entries between two that came did not come: transactions leave such gaps, else `Readers` looks why."""
+        if gap.entry_before.ledger != gap.entry_behind.ledger:
+            self.spawn(self.ask_start())  # retention may have taken whole ledgers before the tail
+        if not gap.may_be_kept_back or not batch.data:
+            self._asked_gaps.clear()
+            self.engine.cache.drop(self.tail)  # what is kept has no holes
+            return
+        self.engine.cache.push(self.tail, batch.base, batch.last, batch.data)
+        self._asked_gaps.append(gap)
+        if self._asking_gaps is None:
+            self._asking_gaps = self.loop.create_task(self._ask_about_gaps())
+            self._asking_gaps.add_done_callback(self._gaps_are_known)
+
+    async def _ask_about_gaps(self) -> None:
+        while self._asked_gaps:
+            asked = list(self._asked_gaps)[:MOST_AT_ONCE]
+            await self.gaps.ask(asked)
+            for gap in asked:
+                if not self._asked_gaps or self._asked_gaps[0] is not gap:
+                    break  # the tail began again meanwhile
+                self._asked_gaps.popleft()
+                if gap.last not in self.gaps:
+                    self.engine.cache.drop(self.tail, gap.last + 1)  # there may be records
+            self._listeners.tell_soon()
+
+    async def _gap_is_known(self, offset: int) -> None:
+        """Wait while Pulsar is asked about a gap at the tail that `offset` lies in."""
+        if not self._asked_gaps:
+            return
+        known = asyncio.Event()
+        undo = self.on_advance(known.set)
+        try:
+            while any(gap.base <= offset <= gap.last for gap in self._asked_gaps):
+                known.clear()
+                await known.wait()
+        finally:
+            undo()
+
+    def _gaps_are_known(self, task: asyncio.Task[None]) -> None:
+        self._asking_gaps = None
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("gaps of %s cannot be asked about", self.title, exc_info=task.exception())
+            self._asked_gaps.clear()
+            self.engine.cache.drop(self.tail)
+            self._listeners.tell_soon()
 
     def place(self, position: Position, batch: Batch) -> None:
         """Our own entry is the next one of the log."""
@@ -383,8 +436,8 @@ class PulsarLog:
             if ahead > self.clock_ahead:
                 self._clock_runs_ahead(int(ahead) + 1)
             self.engine.cache.push(self.tail, end, batch.last, batch.data)
-        else:
-            self.engine.cache.drop(self.tail)  # what is kept has no holes; `Readers` asks why there is one
+        elif not batch.missing:
+            self.engine.cache.drop(self.tail)  # what is kept has no holes
         self._since_mark += 1
         if self._since_mark >= _MARK_EVERY:
             self._since_mark = 0
@@ -425,7 +478,13 @@ class PulsarLog:
         self._check(offset)
         if self.high_watermark in (offset, self.log_start_offset):
             return _EMPTY
-        found = self.tail.get(offset, max_bytes, min_one)
+        end = None
+        gap = next((gap for gap in self._asked_gaps if gap.last >= offset), None)
+        if gap is not None:
+            if gap.base <= offset:  # whether there are records is being asked: who waits is told
+                return _EMPTY if self.tail.holds(offset) else None
+            end = gap.base
+        found = self.tail.get(offset, max_bytes, min_one, end)
         return None if found is None else ReadResult(*found)
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
@@ -434,6 +493,7 @@ class PulsarLog:
         if offset > self.high_watermark and not self.deleted:
             await self.refresh()
             self._check(offset)
+        await self._gap_is_known(offset)
         cached = self.read_cached(offset, max_bytes, min_one=min_one)
         if cached is not None:
             return cached
@@ -541,8 +601,9 @@ class PulsarLog:
 
     async def close(self) -> None:
         """Let go of everything; appends that are still under way fail."""
-        if self._attaching is not None:
-            self._attaching.cancel()
+        for task in (self._attaching, self._asking_gaps, self._asking_start):
+            if task is not None:
+                task.cancel()
         await self.resign()
         await self._senders.close()
         await self._readers.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kop.errors import BackendError, ErrorCode, PeerError
 from kop.storage.base import ReadResult
 from kop.storage.pulsar.catchup import CatchUp, Converter
+from kop.storage.pulsar.gaps import MOST_AT_ONCE
 from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Stream
 
@@ -24,7 +25,6 @@ _SOON: Final = 0.5
 _SECONDS: Final = 20.0
 """How long the first entry may take."""
 _MOST: Final = 8
-_MOST_GAPS: Final = 1000
 _MOST_MESSAGE: Final = 64 << 20
 """Bytes of the largest chunked message that is put together. Clients take no answer that is much larger."""
 _MOST_CHUNKS: Final = 200
@@ -37,8 +37,6 @@ class Readers:
     def __init__(self, log: PulsarLog) -> None:
         self._log = log
         self._readers: list[CatchUp] = []
-        self._gaps: dict[int, None] = {}
-        """Last offsets of ranges that Pulsar surely does not hand out."""
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         """Batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
@@ -70,10 +68,14 @@ class Readers:
 
         Pulsar moves the cursors of readers on as those of subscriptions: when messages expire (message TTL), by an
         operator's `expire-messages`. What a new reader does not get either is really missing: markers of transactions,
-        entries that failed when they were written.
+        entries that failed when they were written. Transactions are the most frequent reason and asked about first.
         """
         gap = reader.gap
-        if gap is None or not gap.base <= offset <= gap.last or gap.last in self._gaps:
+        if gap is None or not gap.base <= offset <= gap.last:
+            return reader
+        gaps = self._log.gaps
+        await gaps.ask(reader.gaps(MOST_AT_ONCE))  # one answer for all that was read ahead
+        if gap.last in gaps:
             return reader
         await self._still_kept(offset)
         if reader.taken:
@@ -89,9 +91,7 @@ class Readers:
                 "message TTL (pulsar-admin topics get-message-ttl --applied); Kafka topics keep records by retention",
             )
         else:
-            self._gaps[gap.last] = None
-            if len(self._gaps) > _MOST_GAPS:
-                del self._gaps[next(iter(self._gaps))]
+            gaps.add(gap.last)
         return reader
 
     async def _still_kept(self, offset: int) -> None:
@@ -172,7 +172,7 @@ class Readers:
         )
         converter.start_within()
         converter.looks_back = not back
-        reader = CatchUp(converter, _BUDGET, share)
+        reader = CatchUp(converter, _BUDGET, share, log.gaps)
         reader.busy = True
         reader.far_back = back > 0
         reader.used = log.loop.time()
