@@ -21,7 +21,7 @@ from pathlib import Path
 import uvloop
 from prometheus_client.core import Metric
 
-from kop import __version__
+from kop import __version__, background
 from kop.cluster.brokers import BrokerConfigs
 from kop.cluster.catalog import Catalog
 from kop.cluster.liveness import answers
@@ -36,7 +36,7 @@ from kop.handlers import registry
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
-from kop.metrics import Metrics, counter_value, gauge_family
+from kop.metrics import Metrics, counter_family, counter_value, gauge_family
 from kop.server import memory
 from kop.server.listener import Server
 from kop.server.pressure import Limits
@@ -197,6 +197,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
         apis=registry.build(),
     )
     metrics.collect_with(lambda: _scrape(gateway))
+    metrics.collect_with(_scrape_background)
     server = Server(RequestPipeline(gateway), metrics, _limits(config))
     metrics.collect_with(
         lambda: (
@@ -382,6 +383,15 @@ def _scrape(gw: Gateway) -> Iterator[Metric]:
     ready = gauge_family("kop_storage_writable", "1 while records can be written.", [])
     ready.add_metric([], gw.engine.healthy is None)
     yield ready
+
+
+def _scrape_background() -> Iterable[Metric]:
+    failures = counter_family(
+        "kop_background_failures", "Failed rounds of work in the background; see the log.", ["work"]
+    )
+    for what, times in background.failures().items():
+        failures.add_metric([what], times)
+    return (failures,)
 
 
 def _scrape_logs(gw: Gateway) -> Iterable[Metric]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 from kop.errors import KopError
+from kop.repeats import Repeats
 
 T = TypeVar("T")
 Failed: TypeAlias = Callable[[Exception], None]
@@ -21,6 +24,8 @@ _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 
 _log: Final = logging.getLogger(__name__)
+_repeats: Final = Repeats()
+_counts: Final[Counter[str]] = Counter()
 
 
 async def repeat(
@@ -126,8 +131,37 @@ def _say_why(what: str, error: BaseException | None, waiting: Callable[[str], No
         waiting(text)
 
 
-def tell(what: str, error: Exception, failed: Failed | None = None) -> None:
-    """Report that a round of work in the background failed; see `repeat`."""
+def every(loop: asyncio.AbstractEventLoop, seconds: float, what: str, work: Callable[[], None]) -> Callable[[], None]:
+    """Call `work` every so many seconds, the first time after as many. No exception ends it; see `tell`.
+
+    Returns what ends it.
+    """
+    timer: asyncio.TimerHandle | None = None
+
+    def due() -> None:
+        nonlocal timer
+        timer = loop.call_later(seconds, due)
+        try:
+            work()
+        except Exception as error:
+            tell(what, error)
+
+    timer = loop.call_later(seconds, due)
+
+    def end() -> None:
+        if timer is not None:
+            timer.cancel()
+
+    return end
+
+
+def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str | None = None) -> None:
+    """Report that a round of work in the background failed; see `repeat`.
+
+    Each is counted in kop_background_failures_total under `kind`, which is `what` where that does not vary. The log has
+    the first of those that say the same, and one again every few minutes while they last.
+    """
+    _counts[kind or what] += 1
     if failed is not None:
         try:
             failed(error)
@@ -135,7 +169,17 @@ def tell(what: str, error: Exception, failed: Failed | None = None) -> None:
             _log.exception("a failure of %s could not be reported", what)
         else:
             return
-    if isinstance(error, KopError | TimeoutError):
-        _log.warning("%s failed: %s; trying again", what, error if str(error) else "it took too long")
+    expected = isinstance(error, KopError | TimeoutError)
+    kept = _repeats.say((what, type(error), str(error) if expected else None), time.monotonic())
+    if kept is None:
+        return
+    more = f" ({kept} more since it was last said)" if kept else ""
+    if expected:
+        _log.warning("%s failed: %s; trying again%s", what, error if str(error) else "it took too long", more)
     else:
-        _log.error("%s failed: %r; trying again", what, error, exc_info=error)
+        _log.error("%s failed: %r; trying again%s", what, error, more, exc_info=error)
+
+
+def failures() -> Mapping[str, int]:
+    """How often each kind of work in the background failed in this process."""
+    return _counts

@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from kop import background
+from kop.repeats import Repeats
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `from support import ...` in every folder
 
@@ -14,3 +18,9 @@ settings.register_profile("kop", deadline=None, suppress_health_check=[HealthChe
 settings.load_profile("kop")
 
 pytest_plugins = ("support.pulsar",)
+
+
+@pytest.fixture(autouse=True)
+def lines_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test made the gateway log keeps no line of the next one back."""
+    monkeypatch.setattr(background, "_repeats", Repeats())

@@ -9,12 +9,14 @@ import weakref
 
 import pytest
 
-from kop.background import for_each, repeat, retried
+from kop.background import every, failures, for_each, repeat, retried, tell
 from kop.errors import BackendError
 
 
 @pytest.mark.parametrize("error", [BackendError("storage is away"), ValueError("not thought of"), TimeoutError()])
-def test_a_loop_outlasts_every_exception_and_says_each(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_outlasts_every_exception_and_says_it_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    what = f"the listing {type(error).__name__}"  # nobody else said the same
+
     async def main() -> None:
         rounds = 0
         enough = asyncio.Event()
@@ -26,7 +28,7 @@ def test_a_loop_outlasts_every_exception_and_says_each(error: Exception, caplog:
                 enough.set()
             raise error
 
-        loop = asyncio.create_task(repeat("the listing", work, every=lambda: 0.001))
+        loop = asyncio.create_task(repeat(what, work, every=lambda: 0.001))
         async with asyncio.timeout(10):
             await enough.wait()
         loop.cancel()
@@ -35,9 +37,10 @@ def test_a_loop_outlasts_every_exception_and_says_each(error: Exception, caplog:
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    lines = [record for record in caplog.records if "the listing failed: " in record.message]
-    assert len(lines) >= 3
+    lines = [record for record in caplog.records if f"{what} failed: " in record.message]
+    assert len(lines) == 1
     assert bool(lines[0].exc_info) == isinstance(error, ValueError)
+    assert failures()[what] >= 3
 
 
 def test_a_round_that_hangs_is_ended_and_reported_also_where_the_report_fails(
@@ -69,7 +72,7 @@ def test_a_round_that_hangs_is_ended_and_reported_also_where_the_report_fails(
 
 def test_an_item_that_hangs_or_fails_keeps_no_other_from_its_turn() -> None:
     done: list[int] = []
-    failures: dict[int, type[Exception]] = {}
+    ended: dict[int, type[Exception]] = {}
     busy = most = 0
 
     async def work(item: int) -> None:
@@ -87,12 +90,12 @@ def test_an_item_that_hangs_or_fails_keeps_no_other_from_its_turn() -> None:
             busy -= 1
 
     def failed(item: int, error: Exception) -> None:
-        failures[item] = type(error)
+        ended[item] = type(error)
         raise LookupError("the report fails")
 
     asyncio.run(for_each(range(50), work, at_once=4, limit=0.2, failed=failed))
     assert done == [item for item in range(50) if item not in {3, 5}]
-    assert failures == {3: TimeoutError, 5: ValueError}
+    assert ended == {3: TimeoutError, 5: ValueError}
     assert most == 4
 
 
@@ -162,3 +165,38 @@ def test_a_step_that_meets_a_wrong_setting_is_tried_once_and_one_that_lasts_ends
     with pytest.raises(BackendError, match="always"):
         asyncio.run(main(True))
     assert tries > 2
+
+
+def test_a_timer_outlasts_every_exception_until_it_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    rounds = 0
+
+    async def main() -> None:
+        nonlocal rounds
+        enough = asyncio.Event()
+
+        def work() -> None:
+            nonlocal rounds
+            rounds += 1
+            if rounds == 3:
+                enough.set()
+            raise ValueError("not thought of")
+
+        end = every(asyncio.get_running_loop(), 0.001, "the sweep of a test", work)
+        async with asyncio.timeout(10):
+            await enough.wait()
+        end()
+        before = rounds
+        await asyncio.sleep(0.02)  # nothing is to come, so nothing can be waited for
+        assert rounds == before
+
+    asyncio.run(main())
+    assert caplog.text.count("the sweep of a test failed: ValueError('not thought of')") == 1
+    assert caplog.text.count("Traceback") == 1
+    assert failures()["the sweep of a test"] == rounds
+
+
+def test_failures_of_many_items_are_one_count_and_a_line_for_each(caplog: pytest.LogCaptureFixture) -> None:
+    for item in ("one", "other", "one"):
+        tell(f"the look at {item}", ValueError("not thought of"), kind="the look of a test")
+    assert [caplog.text.count(f"the look at {item} failed") for item in ("one", "other")] == [1, 1]
+    assert failures()["the look of a test"] == 3

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
+from kop.background import every
 from kop.pulsar_client import wire
 from kop.pulsar_client.errors import PulsarError, server_error
 from kop.pulsar_client.frames import Frames
@@ -96,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._next_request = 1
         self._connected: asyncio.Future[pb.CommandConnected] = self._loop.create_future()
-        self._timer: asyncio.TimerHandle | None = None
+        self._end_ticks: Callable[[], None] | None = None
         self._heard = False
         self._asked = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -173,7 +174,8 @@ class Connection(asyncio.BufferedProtocol):
         if answer.max_message_size > 0:
             self.max_message_size = answer.max_message_size
             self._frames.limit = answer.max_message_size + wire.FRAME_PADDING
-        self._timer = self._loop.call_later(self._keepalive, self._tick)
+        what = "the look whether a broker still answers"
+        self._end_ticks = every(self._loop, self._keepalive, what, self._tick)
 
     def abort(self, error: PulsarError) -> None:
         """Close at once; users are told `error`."""
@@ -185,8 +187,8 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._end_ticks is not None:
+            self._end_ticks()
         for task in self._tasks:
             task.cancel()
         if not self._connected.done():
@@ -211,7 +213,6 @@ class Connection(asyncio.BufferedProtocol):
             user.on_disconnect(error, None)
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(self._keepalive, self._tick)
         if self._asked and not self._heard:
             self.abort(PulsarError("ConnectionLost", f"{self.name}: no sign of life for {self._keepalive:g} s"))
             return

@@ -13,8 +13,10 @@ import asyncio
 import logging
 import random
 import ssl
+from collections.abc import Callable
 from typing import NamedTuple
 
+from kop.background import every
 from kop.pulsar_client.address import Address, parse, parse_one
 from kop.pulsar_client.connection import Connection, connect
 from kop.pulsar_client.errors import PulsarError
@@ -65,7 +67,7 @@ class Pool:
         self._open: dict[tuple[Broker, str], Connection] = {}
         self._opening: dict[tuple[Broker, str], asyncio.Task[Connection]] = {}
         self._preferred = random.randrange(len(self.service))
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._end_sweeps: Callable[[], None] | None = None
         self._closed = False
         self._refused: set[Address] = set()
         """Addresses without TLS that the log has named."""
@@ -159,8 +161,9 @@ class Pool:
         if connection.closed:
             raise PulsarError("ConnectionLost", f"{name}: closed right after its first command")
         self._open[key] = connection
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(self._idle / 2, self._sweep)
+        if self._end_sweeps is None:
+            loop = asyncio.get_running_loop()
+            self._end_sweeps = every(loop, self._idle / 2, "closing connections to brokers that are idle", self._sweep)
         log.debug("connected to %s, version %s", name, connection.server_version)
         return connection
 
@@ -170,8 +173,7 @@ class Pool:
 
     def _sweep(self) -> None:
         """Close what nothing has used for `idle` seconds, but for the lookups."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = asyncio.get_running_loop().time()
         for (_, kind), connection in list(self._open.items()):
             if kind == LOOKUP or connection.in_use:
                 connection.idle_since = None
@@ -179,13 +181,12 @@ class Pool:
                 connection.idle_since = now
             elif now - connection.idle_since >= self._idle:
                 connection.abort(PulsarError("Closed", "not in use"))
-        self._sweeper = loop.call_later(self._idle / 2, self._sweep)
 
     async def close(self) -> None:
         """Close everything; users are told Closed."""
         self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        if self._end_sweeps is not None:
+            self._end_sweeps()
         opening = list(self._opening.values())
         for task in opening:
             task.cancel()

@@ -12,6 +12,7 @@ import resource
 import socket
 from collections import Counter
 
+from kop.background import every
 from kop.metrics import Metrics
 from kop.server import memory
 from kop.server.connection import Connection
@@ -60,7 +61,7 @@ class Server:
         self._lines = 0
         self._suppressed = 0
         self._deadlocked = False
-        self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
+        self._end_sweeps = every(self.loop, _SWEEP_SECONDS, "the sweep of client connections", self._sweep)
 
     # --- listening
 
@@ -139,7 +140,6 @@ class Server:
 
     def _sweep(self) -> None:
         """Once a second: count, close idle connections, and stuck ones where memory is short."""
-        self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
         if self._suppressed:
             log.warning("%d more lines like these in the last second were left out", self._suppressed)
         self._lines = self._suppressed = 0
@@ -222,7 +222,7 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)
-        self._sweeper.cancel()
+        self._end_sweeps()
 
 
 def _most_files() -> int:

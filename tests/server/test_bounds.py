@@ -141,7 +141,7 @@ def test_produces_of_one_connection_above_its_share_wait_for_the_ones_before() -
 
 def sweep(server: Server) -> None:
     """What happens once a second."""
-    server._sweeper.cancel()
+    server._end_sweeps()
     server._sweep()
 
 

@@ -233,7 +233,7 @@ def fake_server(requests: FakePipeline | None = None, **limits: Any) -> Server:
 
 def close_server(server: Server) -> None:
     """Stop its clock."""
-    server._sweeper.cancel()
+    server._end_sweeps()
 
 
 async def settle(rounds: int = 10) -> None:

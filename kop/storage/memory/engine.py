@@ -10,7 +10,6 @@ retention, compaction, DeleteRecords or the deletion of a topic make room. Nothi
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +17,13 @@ from uuid import UUID
 
 from prometheus_client.core import Metric
 
+from kop.background import repeat
 from kop.errors import BackendError
 from kop.storage.base import LogPolicy, Member, Promises, TopicInfo
 from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
 from kop.storage.memory.topics import MemoryTopics
 from kop.storage.topic_table import new_cluster_id
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,9 @@ class MemoryEngine:
             for topic in memory.topics
         }
         if settings.maintain:
-            self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+            self._upkeep = asyncio.get_running_loop().create_task(
+                repeat("retention or compaction", self._keep_up, every=self._settings.upkeep_interval_ms / 1000)
+            )
 
     def log(self, topic_id: UUID, partition: int) -> MemoryLog | None:
         """The log of a partition, or None; the same object each time."""
@@ -148,12 +148,7 @@ class MemoryEngine:
             await log.compact(now_ms)
 
     async def _keep_up(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.upkeep_interval_ms / 1000)
-            try:
-                await self.maintain(time.time_ns() // 1_000_000)
-            except Exception:
-                _log.exception("retention or compaction failed, it will be tried again")
+        await self.maintain(time.time_ns() // 1_000_000)
 
     def collect(self) -> Iterable[Metric]:
         """No metrics of its own."""

@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from kop import background
 from kop.errors import ErrorCode, PeerError
 from kop.pulsar_client import Producer, PulsarError
 from kop.storage.pulsar.properties import DELETING_PROPERTY, ID_PROPERTY, number
@@ -189,6 +190,8 @@ class Presence:
                     return
                 if error.code != "PreconditionFailed":  # that is: clients are on it
                     log.debug("cannot take %s back yet: %s", one.partition_name, error)
+            except Exception as error:
+                background.tell(f"taking back {one.partition_name}", error, kind="taking back a topic")
 
     async def _settled(self, one: PulsarLog, made: str | None) -> bool:
         """Delete a topic that came back; False while that cannot be."""

@@ -520,7 +520,7 @@ class PulsarTopics(TopicTable):
                 text = kafka_error(error, f"cannot read topic {name}").message
                 self._engine.troubles.tell(("not read", name), f"{text}; trying again", "not read")
             else:
-                background.tell(f"reading topic {name}", error)
+                background.tell(f"reading topic {name}", error, kind="reading a topic")
         wait = self._unread.get(name)
         if wait is None:
             wait = self._unread[name] = Backoff(_RETRY_FIRST, _RETRY_MOST)

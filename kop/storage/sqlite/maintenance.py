@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kop import background
 from kop.errors import BackendError, KopError
 from kop.storage.sqlite import reader
 from kop.storage.sqlite.compaction import Cleaner
@@ -135,7 +136,7 @@ class Maintenance:
             await self._remove_due()
             while self._dead_logs and not self.closing:
                 await self._remove_due()
-            self._expire_producers(now_ms)
+            await self._expire_producers(now_ms)
             await self._retain(now_ms)
             await self._compact(now_ms)
             await self._snapshot_all()
@@ -185,10 +186,10 @@ class Maintenance:
                 if self._dead_logs:
                     self._wake.set()  # more than one round's steps
                 if self._writer.failure is not None:
-                    await self._heal()
+                    await self._guarded("the look whether the disk works again", self._heal())
                 if now >= retention:
                     retention = now + settings.retention_check_interval_ms / 1000
-                    self._expire_producers(now_ms)
+                    await self._guarded("the expiry of producers", self._expire_producers(now_ms))
                     await self._guarded("retention", self._retain(now_ms))
                     await self._guarded("vacuum", self._vacuum())
                 if now >= cleaner:
@@ -218,8 +219,8 @@ class Maintenance:
             level = logging.DEBUG if what in self._failing else logging.WARNING  # one line until it works again
             self._failing.add(what)
             _log.log(level, "%s failed, will be tried again: %s", what, error.message)
-        except Exception:
-            _log.exception("%s failed, will be tried again", what)
+        except Exception as error:
+            background.tell(what, error)
 
     # Retention and removal.
 
@@ -290,7 +291,7 @@ class Maintenance:
 
     # Producers.
 
-    def _expire_producers(self, now_ms: int) -> None:
+    async def _expire_producers(self, now_ms: int) -> None:
         ttl = self._settings.producer_id_expiration_ms
         for log in self._logs():
             if log.producer_states is not None and log.producer_states.expire(now_ms, ttl):
