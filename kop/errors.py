@@ -6,7 +6,10 @@ Must not know: sockets, storage, messages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 
 class ErrorCode(IntEnum):
@@ -180,6 +183,35 @@ class BackendError(KopError):
 
 class InternalError(KopError):
     """A promise of our own code is broken: logged with a traceback."""
+
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+def without_frames(error: Error) -> Error:
+    """`error` itself without traceback, cause and context: each holds the frames it came through, and all they hold.
+
+    For an error that is kept, or that comes out of code which works on large buffers.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def raises_without_frames(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator of functions with large buffers: their KopErrors come out without the frames that hold those."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except KopError as error:
+            raise without_frames(error) from None
+
+    return call
 
 
 class FrameError(Exception):

@@ -30,6 +30,7 @@ from uuid import UUID
 from kop.errors import ErrorCode, PeerError
 from kop.records.batch import BatchHeader, Codec
 from kop.records.recompress import recompress
+from kop.records.validation import inflated
 from kop.storage.base import Buffer, LogPolicy, TopicInfo
 
 INT_MAX: Final = 2**31 - 1
@@ -415,14 +416,17 @@ class ProduceRules:
                 ErrorCode.INVALID_TIMESTAMP,
             )
 
-    def stored(self, batch: Buffer, header: BatchHeader) -> tuple[Buffer, BatchHeader]:
+    def stored(self, batch: Buffer, header: BatchHeader, records: Buffer | None = None) -> tuple[Buffer, BatchHeader]:
         """A checked batch as it is to be stored, and its header: `batch` itself unless its codec has to change.
 
-        CORRUPT_MESSAGE where it cannot be decompressed, MESSAGE_TOO_LARGE where it is too large in the other codec.
+        `records` are the batch's own without compression, where the caller has them. INVALID_RECORD where they cannot
+        be decompressed, MESSAGE_TOO_LARGE where the batch is too large in the other codec.
         """
         if self.codec is None or header.codec == self.codec:
             return batch, header
-        batch, header = recompress(batch, header, self.codec, max_bytes=self.max_uncompressed_bytes)
+        if records is None:
+            records = inflated(batch, header, self.max_uncompressed_bytes)
+        batch, header = recompress(batch, header, self.codec, records)
         if header.size > self.max_message_bytes:
             raise PeerError(
                 f"batch of {header.size} bytes in {self.codec.name.lower()}, the limit is {self.max_message_bytes}",

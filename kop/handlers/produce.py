@@ -1,7 +1,7 @@
 """Produce (0), versions 3 to 13; 0 to 2 are answered UNSUPPORTED_VERSION (see api_versions.py).
 
-- One record batch of magic 2 a partition, checked without walking its records unless the topic needs it (compacted
-  topics refuse null keys). CRC, sizes, counts, codec, timestamps as Kafka checks them.
+- One record batch of magic 2 a partition. CRC, sizes, counts, codec, timestamps and every record are checked as Kafka
+  checks them, either here or by the log, which says so (`checks_records`).
 - acks -1 and 1 are both answered when the batch is durable; acks 0 is not answered at all, and an error on it closes
   the connection; other values are INVALID_REQUIRED_ACKS.
 - From version 13 topics go by id: UNKNOWN_TOPIC_ID. Internal topics are INVALID_TOPIC_EXCEPTION.
@@ -25,8 +25,9 @@ from uuid import UUID
 from kop.errors import ErrorCode, FrameError, KopError
 from kop.handlers.api import UNLIMITED, AclOperation, Api, Context, Frame
 from kop.handlers.gateway import Gateway
-from kop.records.batch import RecordsRejectedError, check_produced, check_records, is_transactional
-from kop.storage.base import AppendResult, PartitionLog, TopicInfo
+from kop.records.batch import check_produced, is_transactional, read_header, stamp_max_timestamp
+from kop.records.validation import RecordsRejectedError, check_records
+from kop.storage.base import AppendResult, Buffer, PartitionLog, TopicInfo
 from kop.wire.produce import PartitionAnswer, ProduceCall, ProducePartition, encode_response, parse
 
 KEY = 0
@@ -165,10 +166,18 @@ def _append(
     rules = gw.topic_configs.produce_rules(topic)
     records = part.records if part.records is not None else memoryview(b"")
     header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
-    rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
-    if rules.compact and not partition_log.refuses_null_keys:
-        check_records(records, header, reject_null_keys=True, max_bytes=rules.max_uncompressed_bytes)
-    stored, header = rules.stored(records, header)
+    stored: Buffer = records
+    if partition_log.checks_records:
+        rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
+        body = None
+    else:
+        earliest, latest, body = check_records(records, header, rules.compact, rules.max_uncompressed_bytes)
+        rules.check_timestamp(earliest, latest, ctx.now_ms)
+        if latest != header.max_timestamp and not rules.log_append_time:
+            stored = bytearray(records)  # as Kafka does: look-ups by time go by what the header says
+            stamp_max_timestamp(stored, latest)
+            header = read_header(stored)
+    stored, header = rules.stored(stored, header, body)
     gw.metrics.produced_bytes.inc(header.size)
     gw.metrics.produced_records.inc(header.record_count)
     # A view of the shared receive buffer is copied; a frame's own memory and a recompressed batch are ours to keep.

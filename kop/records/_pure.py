@@ -1,6 +1,7 @@
 """Kafka records <-> Pulsar messages: the specification, in plain Python. `kop._native` is its compiled twin.
 
-Owns: which field of a Pulsar message holds which part of a Kafka record; the little of protobuf that this takes.
+Owns: the walk over a produced batch's records; which field of a Pulsar message holds which part of a Kafka record; the
+little of protobuf that this takes.
 Must not know: compression, batch headers and checksums (`kop.records.transcode`), sockets, offsets of partitions.
 
 One Kafka batch is one Pulsar entry in batch format, also with one record: MessageMetadata with
@@ -55,9 +56,9 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from kop.errors import BackendError, ErrorCode, PeerError
-from kop.records.record import content_of, frames, headers_of, key_and_value, put_record
+from kop.records.record import Buffer, content_of, frames, headers_of, key_and_value, put_record
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Number of this specification and its functions: the compiled twin has to have the same."""
 RESERVED: Final = b"__kop_"
 """How the names of our own properties begin."""
@@ -70,6 +71,8 @@ RAW_VALUE: Final = b"kafka"
 MAX_SHOWN: Final = 1_000
 """Of more headers none becomes a property. Part of how batches are split: never change it."""
 MAX_PROPERTIES: Final = 100_000
+MOST_REJECTED: Final = 1_000
+"""Of more records without a key the numbers are not told: a peer can put nine million into 64 MiB."""
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 
@@ -126,6 +129,34 @@ def _damaged(text: str) -> UndecodableEntryError:
     return UndecodableEntryError("damaged", text)
 
 
+# Kafka's records
+
+
+def walk(
+    body: Buffer, start: int, count: int, base_timestamp: int, reject_null_keys: bool
+) -> tuple[int, int, list[int]]:
+    """Whether `count` records fill `body` from `start` on, each whole, with the offset deltas 0, 1, 2, ...
+
+    Returns the smallest timestamp that is a time and the largest (-1 where no record has one), and with
+    `reject_null_keys` the numbers of the first MOST_REJECTED records without a key. INVALID_RECORD where a record is
+    malformed.
+    """
+    records = bytes(memoryview(body)[start:])
+    earliest = latest = -1
+    without_key: list[int] = []
+    # offsets ascend and end within the batch, and there are as many as it has places: so they are 0, 1, 2, ...
+    for index, timestamp, content, end in frames(records, count, 0, count - 1, base_timestamp, None):
+        key, _, pos = key_and_value(records, content, end)
+        if records[pos] or pos + 1 != end:  # anything but no headers
+            deque(headers_of(records, pos, end), maxlen=0)
+        if timestamp >= 0:
+            latest = max(latest, timestamp)
+            earliest = timestamp if earliest < 0 else min(earliest, timestamp)
+        if reject_null_keys and key is None and len(without_key) < MOST_REJECTED:
+            without_key.append(index)
+    return earliest, latest, without_key
+
+
 # Kafka -> Pulsar
 
 
@@ -135,8 +166,8 @@ def pack(
     """The payloads, with the number of their messages, of the `count` records that fill `body`.
 
     `append_time` takes the place of every timestamp. Each payload has at most `room` bytes, or one message. With
-    `reject_null_keys` the second list names the records that have none. INVALID_RECORD where a record is malformed,
-    or offset deltas are not 0, 1, 2, ...
+    `reject_null_keys` the second list names the first MOST_REJECTED records that have none. INVALID_RECORD where a
+    record is malformed, or offset deltas are not 0, 1, 2, ...
     """
     pieces: list[tuple[bytes, int]] = []
     without_key: list[int] = []
@@ -146,7 +177,7 @@ def pack(
     for index, timestamp, start, end in frames(body, count, 0, count - 1, base_timestamp, append_time):
         key, value, pos = key_and_value(body, start, end)
         headers = () if body[pos] == 0 and pos + 1 == end else _few(headers_of(body, pos, end))
-        if key is None and reject_null_keys:
+        if key is None and reject_null_keys and len(without_key) < MOST_REJECTED:
             without_key.append(index)
         single = _single(key, value, timestamp, headers, body[pos:end])
         size = 4 + len(single) + len(value or b"")

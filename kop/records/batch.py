@@ -1,6 +1,7 @@
 """RecordBatch v2 (magic 2), Kafka's only format for records since 4.0: read, checked, stamped, built, compacted.
 
-Owns: the 61-byte header, the checks that a produced batch must pass, and the walk over the records in a batch.
+Owns: the 61-byte header, the checks that a produced batch must pass before its records are looked at, and reading the
+records of a stored batch.
 Must not know: partitions, storage, requests, clocks.
 
 A batch is never changed but for the first twelve bytes and the leader epoch, which lie outside the checksum, and for
@@ -10,8 +11,7 @@ LogAppendTime, which has to write a new checksum.
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from crc32c import crc32c
@@ -40,11 +40,9 @@ __all__ = [
     "Buffer",
     "Codec",
     "Record",
-    "RecordsRejectedError",
     "add_sequence",
     "build",
     "check_produced",
-    "check_records",
     "first_at_or_after",
     "is_transactional",
     "iter_batches",
@@ -55,6 +53,7 @@ __all__ = [
     "rewrite",
     "stamp",
     "stamp_log_append_time",
+    "stamp_max_timestamp",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -209,7 +208,7 @@ def iter_batches(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def check_produced(data: Buffer, *, max_message_bytes: int, zstd_allowed: bool) -> BatchHeader:
-    """Check one partition's records of a Produce request, records not walked, in Kafka 4.3's order and with its codes.
+    """Check one partition's batch of a Produce request but for its records, in Kafka 4.3's order and with its codes.
 
     `max_message_bytes` bounds the whole batch. `zstd_allowed`: the request's version is 7 or newer (KIP-110).
     Raises PeerError: INVALID_RECORD (not exactly one batch of magic 2, counts or sequences that cannot be, control
@@ -315,6 +314,12 @@ def stamp(buf: bytearray | memoryview, base_offset: int, leader_epoch: int = 0) 
     struct.pack_into(">i", buf, LOG_OVERHEAD, leader_epoch)
 
 
+def stamp_max_timestamp(buf: bytearray | memoryview, max_timestamp: int) -> None:
+    """Make `max_timestamp` the largest timestamp that the header of the batch in `buf` tells; renews the checksum."""
+    _LONG.pack_into(buf, _MAX_TIMESTAMP_AT, max_timestamp)
+    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[_CRC_FROM:]))
+
+
 def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:
     """Make `now_ms` the timestamp of every record of the batch that fills `buf`, and renew the checksum.
 
@@ -322,17 +327,7 @@ def stamp_log_append_time(buf: bytearray | memoryview, now_ms: int) -> None:
     """
     (attributes,) = _SHORT.unpack_from(buf, _ATTRIBUTES_AT)
     _SHORT.pack_into(buf, _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_BIT)
-    _LONG.pack_into(buf, _MAX_TIMESTAMP_AT, now_ms)
-    _CRC.pack_into(buf, _CRC_AT, crc32c(memoryview(buf)[_CRC_FROM:]))
-
-
-class RecordsRejectedError(PeerError):
-    """Single records of a produced batch are refused, so the batch is (KIP-467)."""
-
-    def __init__(self, code: ErrorCode, records: Sequence[tuple[int, str]]) -> None:
-        super().__init__(f"{len(records)} record(s) rejected, the first at index {records[0][0]}", code)
-        self.records = tuple(records)
-        """Index in the batch and reason, as Produce 8 and newer answers them in `record_errors`."""
+    stamp_max_timestamp(buf, now_ms)
 
 
 def records_of(batch: Buffer, header: BatchHeader | None = None, *, max_bytes: int) -> bytes:
@@ -358,29 +353,6 @@ def iter_records(batch: Buffer, header: BatchHeader | None = None, *, max_bytes:
         key, value, pos = key_and_value(body, start, end)
         headers = tuple(headers_of(body, pos, end)) if body[pos] or pos + 1 != end else ()
         yield Record(offset, timestamp, key, value, headers)
-
-
-def check_records(data: Buffer, header: BatchHeader, *, reject_null_keys: bool, max_bytes: int) -> None:
-    """Walk the records of a produced batch: whole, as many as the header says, offset deltas 0, 1, 2, ...
-
-    With `reject_null_keys` (compacted topics) records without a key are collected into a RecordsRejectedError. All
-    is INVALID_RECORD, also a body that cannot be decompressed: the checksum fits, so sending it again cannot help,
-    and CORRUPT_MESSAGE would make clients do that. (Kafka answers UNKNOWN_SERVER_ERROR there.)
-    """
-    try:
-        body = records_of(data, header, max_bytes=max_bytes)
-    except PeerError as error:
-        raise _invalid(error.message) from None
-    without_key: list[tuple[int, str]] = []
-    # offsets ascend and end within the batch, and there are as many as it has places: so they are 0, 1, 2, ...
-    for index, (_, _, start, end) in enumerate(_walk(body, header)):
-        key, _, pos = key_and_value(body, start, end)
-        if body[pos] or pos + 1 != end:  # anything but no headers
-            deque(headers_of(body, pos, end), maxlen=0)
-        if key is None and reject_null_keys:
-            without_key.append((index, "Compacted topic cannot accept message without key"))
-    if without_key:
-        raise RecordsRejectedError(ErrorCode.INVALID_RECORD, without_key)
 
 
 def first_at_or_after(

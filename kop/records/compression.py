@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 import cramjam
 
-from kop.errors import ErrorCode, PeerError
+from kop.errors import ErrorCode, PeerError, raises_without_frames
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -47,6 +47,7 @@ _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_MAX_WINDOW_LOG: Final = 27  # what zstd's own decoders accept by default; more is memory asked for by the peer
 
 
+@raises_without_frames
 def decompress(codec: int, data: Buffer, max_bytes: int) -> Buffer:
     """What `data` holds, at most `max_bytes` of it. Several frames or members in a row are one stream.
 
@@ -110,6 +111,7 @@ def _inflate(into: Callable[[Buffer, bytearray], int], data: Buffer, max_bytes: 
                 raise _damaged(error) from None
         else:
             return out if written == room else memoryview(out)[:written]
+        del out  # or the next one would lie beside it, and the error would hold it
         if room >= max_bytes:
             raise _bomb(max_bytes)
         room = min(room * 2, max_bytes)

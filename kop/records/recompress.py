@@ -10,7 +10,7 @@ import struct
 
 from crc32c import crc32c
 
-from kop.records.batch import CODEC_MASK, HEADER_SIZE, LOG_OVERHEAD, BatchHeader, Buffer, read_header, records_of
+from kop.records.batch import CODEC_MASK, HEADER_SIZE, LOG_OVERHEAD, BatchHeader, Buffer, read_header
 from kop.records.compression import compress
 
 _LENGTH = struct.Struct(">i")
@@ -21,15 +21,11 @@ _ATTRIBUTES = struct.Struct(">h")
 _ATTRIBUTES_AT = 21
 
 
-def recompress(batch: Buffer, header: BatchHeader, codec: int, *, max_bytes: int) -> tuple[Buffer, BatchHeader]:
-    """The batch with its records in `codec`, and its header; `batch` itself where it is in `codec` already.
+def recompress(batch: Buffer, header: BatchHeader, codec: int, records: Buffer) -> tuple[Buffer, BatchHeader]:
+    """The batch with `records`, which are its own without compression, in `codec`; and its header.
 
-    Nothing else changes but length and checksum; records are not walked. CORRUPT_MESSAGE where they cannot be
-    decompressed or grow beyond `max_bytes`.
+    Nothing else changes but length and checksum.
     """
-    if header.codec == codec:
-        return batch, header
-    records = records_of(batch, header, max_bytes=max_bytes)
     changed = bytearray(memoryview(batch)[:HEADER_SIZE])
     changed += compress(codec, records)
     _LENGTH.pack_into(changed, _LENGTH_AT, len(changed) - LOG_OVERHEAD)

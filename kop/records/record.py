@@ -79,7 +79,10 @@ def frames(
 
 
 def key_and_value(body: bytes, pos: int, end: int) -> tuple[bytes | None, bytes | None, int]:
-    """Key, value, and where the headers start. As in Kafka, every negative length is null."""
+    """Key, value, and where the headers start. A length of -1 is null.
+
+    Lengths below it are malformed. Kafka's own code takes them for null, but not every client does.
+    """
     try:
         byte = body[pos]
         if byte < 0x80:
@@ -90,6 +93,8 @@ def key_and_value(body: bytes, pos: int, end: int) -> tuple[bytes | None, bytes 
         if length >= 0:
             start, pos = pos, pos + length
             key = body[start:pos]
+        elif length < -1:
+            raise _invalid(f"a key of {length} bytes")
         byte = body[pos]
         if byte < 0x80:
             length, pos = (byte >> 1) ^ -(byte & 1), pos + 1
@@ -98,6 +103,8 @@ def key_and_value(body: bytes, pos: int, end: int) -> tuple[bytes | None, bytes 
         if length >= 0:
             start, pos = pos, pos + length
             value = body[start:pos]
+        elif length < -1:
+            raise _invalid(f"a value of {length} bytes")
     except IndexError:
         pos = end
     if pos >= end:  # a count of headers has to follow
@@ -117,7 +124,7 @@ def headers_of(body: bytes, pos: int, end: int) -> Iterator[tuple[bytes, bytes |
                 raise _invalid(f"a header key of {length} bytes in {end - pos}")
             key = body[pos : pos + length]
             length, pos = _varint(body, pos + length)
-            if length > end - pos:
+            if not -1 <= length <= end - pos:
                 raise _invalid(f"a header value of {length} bytes in {end - pos}")
             if length < 0:
                 yield key, None

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from importlib import import_module
-from types import ModuleType
 from typing import Final, NamedTuple
 
 import cramjam
 from crc32c import crc32c
 
-from kop.errors import ErrorCode, InternalError, PeerError
+from kop.errors import ErrorCode, InternalError, PeerError, raises_without_frames
 from kop.records import _pure
 from kop.records._pure import EntryView, UndecodableEntryError
 from kop.records.batch import (
@@ -34,14 +32,14 @@ from kop.records.batch import (
     BatchHeader,
     Buffer,
     Codec,
-    RecordsRejectedError,
     build,
     iter_batches,
-    records_of,
     stamp,
     stamp_log_append_time,
 )
 from kop.records.compression import compress, decompress
+from kop.records.twin import chosen
+from kop.records.validation import RecordsRejectedError, check_records, inflated
 
 __all__ = [
     "ENTRY_ROOM",
@@ -58,16 +56,7 @@ __all__ = [
 ]
 
 
-def _choose() -> ModuleType:
-    """The compiled twin; the plain one where it was not built, or built from sources of another format."""
-    try:
-        native = import_module("kop._native")
-    except ImportError:
-        return _pure
-    return native if getattr(native, "FORMAT", None) == _pure.FORMAT else _pure
-
-
-_twin = _choose()
+_twin = chosen()
 NATIVE: Final = _twin is not _pure
 """True when the compiled twin does the work."""
 ENTRY_ROOM: Final = 512
@@ -104,6 +93,7 @@ class PulsarEntry(NamedTuple):
     """Index of its first record in the batch."""
 
 
+@raises_without_frames
 def to_entries(
     batch: Buffer,
     header: BatchHeader,
@@ -124,20 +114,14 @@ def to_entries(
     (`reject_null_keys`, for compacted topics).
     """
     _check_plain(header)
-    try:
-        body = records_of(batch, header, max_bytes=max_bytes)
-    except PeerError as error:
-        raise PeerError(error.message, ErrorCode.INVALID_RECORD) from None
+    body = bytes(inflated(memoryview(batch)[: header.size], header, max_bytes))
     room = max_size - ENTRY_ROOM
     append_time = header.max_timestamp if header.log_append_time else None
     pieces, without_key = _twin.pack(
         body, header.record_count, header.base_timestamp, append_time, room, reject_null_keys
     )
     if without_key:
-        raise RecordsRejectedError(
-            ErrorCode.INVALID_RECORD,
-            [(index, "Compacted topic cannot accept message without key") for index in without_key],
-        )
+        raise RecordsRejectedError.without_key(without_key)
     codec = _TO_PULSAR[Codec(header.codec)]
     entries: list[PulsarEntry] = []
     first = 0
@@ -163,6 +147,7 @@ def to_entries(
     return entries
 
 
+@raises_without_frames
 def to_raw_entry(
     batch: Buffer,
     header: BatchHeader,
@@ -171,10 +156,12 @@ def to_raw_entry(
     sequence_base: int,
     publish_time: int,
     max_size: int,
+    max_bytes: int = MAX_UNCOMPRESSED,
 ) -> PulsarEntry:
     """The entry that holds a checked Kafka batch as it is (KoP's `kafka` entry format); it is never split.
 
-    Raises PeerError: INVALID_RECORD (control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches),
+    Its records are walked as those of `to_entries`; `max_bytes` bounds what they are decompressed to. Raises PeerError:
+    INVALID_RECORD (malformed records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches),
     MESSAGE_TOO_LARGE.
     """
     _check_plain(header)
@@ -182,10 +169,12 @@ def to_raw_entry(
         raise PeerError(
             f"batch of {header.size} bytes, the limit is {max_size - ENTRY_ROOM}", ErrorCode.MESSAGE_TOO_LARGE
         )
+    check_records(memoryview(batch)[: header.size], header, False, max_bytes)
     metadata = _metadata(producer_name, sequence_base, publish_time, header.record_count, 0, None, raw=True)
     return PulsarEntry(metadata, bytes(memoryview(batch)[: header.size]), header.record_count, 0)
 
 
+@raises_without_frames
 def to_batch(
     metadata: Buffer,
     payload: Buffer,

@@ -170,8 +170,9 @@ class PartitionLog(LeaderOfLog, Protocol):
     topic: TopicInfo
     """The newest value: configs changed a moment ago are in it."""
     index: int
-    refuses_null_keys: bool
-    """On a compacted topic `append` refuses records without a key (RecordsRejectedError); else its caller has to."""
+    checks_records: bool
+    """`append` walks the records and refuses what is malformed or, on a compacted topic, has no key (errors as of
+    `kop.records.validation.check_records`); else its caller has to."""
 
     @property
     def log_start_offset(self) -> int:

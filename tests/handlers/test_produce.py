@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from support.damaged_batches import around, bomb, sealed
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
 
 from kop.errors import ErrorCode
-from kop.records.batch import HEADER_SIZE, iter_batches, iter_records, read_header
+from kop.records.batch import HEADER_SIZE, Record, build, iter_batches, iter_records, read_header
 from kop.records.compression import Codec
 
 NEWEST = 12
@@ -249,6 +251,55 @@ def test_log_append_time_rewrites_attributes_timestamps_and_crc(tmp_path: Path) 
             assert (header.log_append_time, header.max_timestamp) == (True, answer.log_append_time_ms)
             (again,) = [h for _, h in iter_batches(stored)]
             assert again == header
+
+    run(main())
+
+
+def test_timestamps_are_judged_by_the_records_and_not_by_what_the_header_says(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            now = int(time.time() * 1000)
+            bounds = {"message_timestamp_before_max_ms": "60000", "message_timestamp_after_max_ms": "60000"}
+            await topic(serving, **bounds)
+            client = await RawClient.connect(serving)
+            for delta in (-120_000, 120_000):
+                record = [Record(0, now, None, b"a"), Record(1, now + delta, None, b"b"), Record(2, now, None, b"c")]
+                lying = sealed(bytes(build(record))[HEADER_SIZE:], 3, 0, now)
+                assert read_header(lying).max_timestamp < now
+                assert (await produce(client, lying)).error_code == ErrorCode.INVALID_TIMESTAMP
+            without_time = [Record(0, -1, None, b"a"), Record(1, now, None, b"b")]
+            assert (await produce(client, bytes(build(without_time)))).error_code == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("claimed", [-1, 0, 2**62])
+def test_the_largest_timestamp_is_that_of_the_records_as_in_kafka(tmp_path: Path, codec: Codec, claimed: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            honest = batch([b"a", b"b", b"c"], timestamp=5_000, codec=codec)
+            lying = around(honest[HEADER_SIZE:], 3, codec, 5_000, max_timestamp=claimed)
+            assert (await produce(client, lying)).error_code == 0
+            assert await fetched(client) == honest, "its checksum is renewed, too"
+
+    run(main())
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_a_bomb_on_a_topic_with_a_codec_of_its_own_is_invalid_record(tmp_path: Path, codec: Codec) -> None:
+    """CORRUPT_MESSAGE would make clients send it again and again."""
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving, compression_type="snappy")
+            client = await RawClient.connect(serving)
+            answer = await produce(client, bomb(codec, 65 << 20))
+            assert answer.error_code == ErrorCode.INVALID_RECORD
+            assert "decompress to more than 67108864 bytes" in answer.error_message
+            assert await fetched(client) == b""
 
     run(main())
 

@@ -21,11 +21,9 @@ from kop.records.batch import (
     BatchHeader,
     Codec,
     Record,
-    RecordsRejectedError,
     add_sequence,
     build,
     check_produced,
-    check_records,
     first_at_or_after,
     iter_batches,
     iter_records,
@@ -37,6 +35,7 @@ from kop.records.batch import (
     stamp,
     stamp_log_append_time,
 )
+from kop.records.validation import RecordsRejectedError, check_records
 
 with warnings.catch_warnings():
     warnings.simplefilter(
@@ -107,7 +106,7 @@ def test_a_built_batch_may_be_produced(written: list[Record], codec: Codec) -> N
     header = checked(batch)
     assert header == read_header(batch)
     assert header.last_sequence == 9 + len(written) - 1
-    check_records(batch, header, reject_null_keys=False, max_bytes=LIMIT)
+    check_records(batch, header, False, LIMIT)
 
 
 @settings(max_examples=50)
@@ -244,9 +243,9 @@ def test_every_changed_byte_of_a_batch_is_noticed() -> None:
 
 def test_null_keys_are_listed_with_their_places() -> None:
     batch = build([Record(0, T, b"k", b""), Record(1, T, None, b""), Record(2, T, b"", b""), Record(3, T, None, b"")])
-    check_records(batch, read_header(batch), reject_null_keys=False, max_bytes=LIMIT)
+    check_records(batch, read_header(batch), False, LIMIT)
     with pytest.raises(RecordsRejectedError) as caught:
-        check_records(batch, read_header(batch), reject_null_keys=True, max_bytes=LIMIT)
+        check_records(batch, read_header(batch), True, LIMIT)
     assert caught.value.code is ErrorCode.INVALID_RECORD
     assert [index for index, _ in caught.value.records] == [1, 3]
 

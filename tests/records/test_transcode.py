@@ -6,13 +6,17 @@ import base64
 import gzip
 import json
 import struct
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.damaged_batches import batches, bomb, sealed
 from transcode_kit import (
     INT64_MAX,
     INT64_MIN,
@@ -36,9 +40,10 @@ from transcode_kit import (
 
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.records import transcode
-from kop.records.batch import Codec, Record, RecordsRejectedError, build, iter_batches, iter_records, read_header
+from kop.records import transcode, validation
+from kop.records.batch import Codec, Record, build, iter_batches, iter_records, read_header
 from kop.records.record import content_of, put_record
+from kop.records.validation import RecordsRejectedError
 
 pytestmark = pytest.mark.parametrize("twin", TWINS)
 CODECS = list(Codec)
@@ -475,6 +480,48 @@ def test_a_view_says_what_protobuf_says(twin: ModuleType, meta: pb.MessageMetada
         txn_most=meta.txnid_most_bits,
         txn_least=meta.txnid_least_bits,
     )
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_raw_entry_is_walked_before_it_is_made(twin: ModuleType, codec: Codec) -> None:
+    about: dict[str, Any] = {"producer_name": "p", "sequence_base": 0, "publish_time": 1, "max_size": MAX_SIZE}
+    with using(twin):
+        for name, data in batches(codec).items():
+            with pytest.raises(PeerError) as caught:
+                transcode.to_raw_entry(data, read_header(data), **about)
+            assert caught.value.code is ErrorCode.INVALID_RECORD, name
+        grown, header = produced([Record(0, 1, None, bytes(5000))], codec)
+        assert transcode.to_raw_entry(grown, header, **about, max_bytes=6000).payload == grown
+        if codec:
+            with pytest.raises(PeerError, match="decompress to more than 4000 bytes") as caught:
+                transcode.to_raw_entry(grown, header, **about, max_bytes=4000)
+            assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
+def frames_of(error: BaseException) -> list[str]:
+    """Names of the functions whose frames an error holds."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_errors_hold_no_frame_with_what_was_decompressed(twin: ModuleType, codec: Codec) -> None:
+    about: dict[str, Any] = {"producer_name": "p", "sequence_base": 0, "publish_time": 1, "max_size": MAX_SIZE}
+    grown, damaged = bomb(codec, 1 << 20), sealed(bytes(50_000), 1, codec)
+    calls: list[Callable[[bytes], object]] = [
+        lambda data: transcode.to_entries(data, read_header(data), **about, max_bytes=100_000),
+        lambda data: transcode.to_raw_entry(data, read_header(data), **about, max_bytes=100_000),
+        lambda data: validation.check_records(data, read_header(data), False, 100_000),
+        lambda data: validation.inflated(data, read_header(data), 1000),
+    ]
+    with using(twin):
+        for call in calls:
+            for data in (grown, damaged):
+                with pytest.raises(PeerError) as caught:
+                    call(data)
+                error = caught.value
+                assert (error.__cause__, error.__context__) == (None, None)
+                inside = frames_of(error)[2:]  # behind this function and the lambda
+                assert inside == ["call"], "the frame of the decorator holds what was given, and nothing else is left"
 
 
 @settings(deadline=None)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transcode_kit import INT64_MAX, INT64_MIN, header_lists, metadata, record_lists, some_bytes
 
-from kop.errors import KopError
+from kop.errors import KopError, PeerError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records import _pure, transcode
 from kop.records.batch import Record, build, read_header, records_of
@@ -23,7 +23,7 @@ int64 = st.integers(INT64_MIN, INT64_MAX)
 uint64 = st.integers(0, 2**64 - 1)
 
 
-def outcome(function: Callable[..., Any], *args: object) -> object:
+def outcome(function: Callable[..., Any], *args: object) -> Any:
     """What comes back, or the error that a caller can tell apart from others."""
     try:
         found = function(*args)
@@ -32,7 +32,7 @@ def outcome(function: Callable[..., Any], *args: object) -> object:
     return tuple(found) if isinstance(found, tuple) else found
 
 
-def same(name: str, *args: object) -> object:
+def same(name: str, *args: object) -> Any:
     expected = outcome(getattr(_pure, name), *args)
     assert outcome(getattr(native, name), *args) == expected
     return expected
@@ -74,6 +74,39 @@ def test_records_to_messages(records: list[Record], append_time: int | None, roo
 @given(record_lists(), seeds, st.integers(-1, 1), int64)
 def test_damaged_records(records: list[Record], seed: int, more: int, base: int) -> None:
     same("pack", damaged(body_of(records), seed), len(records) + more, base, None, 1 << 20, False)
+
+
+@settings(deadline=None, max_examples=300)
+@given(record_lists(), st.integers(0, 61), st.booleans())
+def test_the_walk_over_records(records: list[Record], start: int, reject: bool) -> None:
+    same("walk", bytes(start) + body_of(records), start, len(records), records[0].timestamp, reject)
+
+
+@settings(deadline=None, max_examples=2000)
+@given(record_lists(), seeds, st.integers(-1, 1), int64)
+def test_the_walk_over_damaged_records(records: list[Record], seed: int, more: int, base: int) -> None:
+    body = damaged(body_of(records), seed)
+    for form in (body, bytearray(body), memoryview(body)):
+        walked = same("walk", form, 0, len(records) + more, base, False)
+    # One takes what the other takes, so a batch is refused on every engine or on none.
+    packed = outcome(native.pack, body, len(records) + more, base, None, 1 << 20, False)
+    assert (walked[0] is PeerError) == (packed[0] is PeerError)
+
+
+@pytest.mark.parametrize("count", [2**31 - 1, 2**31, 2**63 - 1, 0, -1])
+@pytest.mark.parametrize("start", [0, 7, 8, 2**31])
+def test_the_walk_over_counts_and_starts_that_cannot_be(count: int, start: int) -> None:
+    body = bytes.fromhex("0c000000010100")
+    assert isinstance(same("walk", body, start, count, 0, True), tuple)
+
+
+def test_the_walk_names_no_more_than_a_thousand_records_without_a_key() -> None:
+    records = [Record(index, 1, None, b"") for index in range(2500)]
+    body = body_of(records)
+    assert same("walk", body, 0, 2500, 1, True) == (1, 1, list(range(1000)))
+    assert same("walk", body, 0, 2500, 1, False) == (1, 1, [])
+    _, without_key = same("pack", body, 2500, 1, None, 1 << 20, True)
+    assert without_key == list(range(1000))
 
 
 names = st.one_of(
@@ -188,6 +221,7 @@ def test_any_bytes(data: bytes, count: int) -> None:
     same("unpack_one", data, b"")
     same("unpack", data, count, 0, 0)
     same("pack", data, count, 0, None, 100, True)
+    same("walk", data, 0, count, 0, True)
 
 
 @pytest.mark.parametrize("count", [999, 1000, 1001, 200_000])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kop.errors import ErrorCode
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.records import _pure, transcode
+from kop.records import _pure, transcode, validation
 from kop.records.batch import BatchHeader, Codec, Record, build, iter_records, read_header
 
 LIMIT = 1 << 26
@@ -33,11 +33,12 @@ if transcode.NATIVE:
 
 @contextlib.contextmanager
 def using(twin: ModuleType) -> Iterator[None]:
-    before, transcode._twin = transcode._twin, twin
+    before = transcode._twin
+    transcode._twin = validation._twin = twin
     try:
         yield
     finally:
-        transcode._twin = before
+        transcode._twin = validation._twin = before
 
 
 # Kafka

@@ -13,8 +13,9 @@ from test_pulsar_log import PRODUCERS, Play, big, pieces
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.records import transcode
-from kop.records.batch import Codec, RecordsRejectedError, build, read_header
+from kop.records.batch import Codec, build, read_header
 from kop.records.record import Record
+from kop.records.validation import RecordsRejectedError
 from kop.storage.base import LogPolicy
 
 KEYLESS = "messages without a key on a compacted topic"

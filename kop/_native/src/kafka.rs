@@ -1,19 +1,37 @@
 //! Kafka's varints, records and headers, as kop/records/record.py reads and writes them.
 
+use pyo3::buffer::ReadOnlyCell;
+
 use crate::{record_fault, Result};
 
-/// Bytes that are read from the front. What goes beyond the end is None.
-#[derive(Clone, Copy)]
-pub struct Reader<'a>(pub &'a [u8]);
+/// A byte where it lies: in a slice, or in a buffer that Python lent.
+pub trait Byte {
+    fn read(&self) -> u8;
+}
 
-impl<'a> Reader<'a> {
+impl Byte for u8 {
+    fn read(&self) -> u8 {
+        *self
+    }
+}
+
+impl Byte for ReadOnlyCell<u8> {
+    fn read(&self) -> u8 {
+        self.get()
+    }
+}
+
+/// Bytes that are read from the front. What goes beyond the end is None.
+pub struct Reader<'a, B = u8>(pub &'a [B]);
+
+impl<'a, B: Byte> Reader<'a, B> {
     pub fn byte(&mut self) -> Option<u8> {
-        let (&first, rest) = self.0.split_first()?;
+        let (first, rest) = self.0.split_first()?;
         self.0 = rest;
-        Some(first)
+        Some(first.read())
     }
 
-    pub fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+    pub fn take(&mut self, length: usize) -> Option<&'a [B]> {
         let (taken, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some(taken)
@@ -21,36 +39,40 @@ impl<'a> Reader<'a> {
 
     /// A zigzag varint of at most `bits` bits, 32 or 64.
     pub fn signed(&mut self, bits: u32) -> Option<i64> {
-        let mut value: u128 = 0;
-        let mut shift = 0;
-        loop {
-            let byte = self.byte()?;
-            value |= u128::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                break;
-            }
-            shift += 7;
+        let mut byte = self.byte()?;
+        let mut value = u64::from(byte & 0x7f);
+        let mut shift = 7;
+        while byte >= 0x80 {
             if shift >= bits {
                 return None;
             }
+            byte = self.byte()?;
+            let part = u64::from(byte & 0x7f);
+            if shift == 63 && part > 1 {
+                return None;
+            }
+            value |= part << shift;
+            shift += 7;
         }
-        let value = u64::try_from(value).ok().filter(|value| bits == 64 || value >> bits == 0)?;
+        if bits < 64 && value >> bits != 0 {
+            return None;
+        }
         Some((value >> 1) as i64 ^ -((value & 1) as i64))
     }
 
-    /// Bytes behind their length; every negative length is null.
-    fn nullable(&mut self) -> Option<Option<&'a [u8]>> {
-        match usize::try_from(self.signed(32)?) {
-            Ok(length) => self.take(length).map(Some),
-            Err(_) => Some(None),
+    /// Bytes behind their length; -1 is null.
+    fn nullable(&mut self) -> Option<Option<&'a [B]>> {
+        match self.signed(32)? {
+            -1 => Some(None),
+            length => self.take(usize::try_from(length).ok()?).map(Some),
         }
     }
 }
 
-pub type Header<'a> = (&'a [u8], Option<&'a [u8]>);
+pub type Header<'a, B = u8> = (&'a [B], Option<&'a [B]>);
 
 /// Hands each of the headers that fill `section` on, and counts them; None where it is malformed.
-pub fn walk_headers<'a>(section: &'a [u8], mut each: impl FnMut(Header<'a>)) -> Option<usize> {
+pub fn walk_headers<'a, B: Byte>(section: &'a [B], mut each: impl FnMut(Header<'a, B>)) -> Option<usize> {
     let mut reader = Reader(section);
     let count = usize::try_from(reader.signed(32)?).ok().filter(|&count| count <= reader.0.len())?;
     for _ in 0..count {
@@ -80,29 +102,29 @@ pub fn headers(section: &[u8]) -> Option<Headers<'_>> {
     Some(if count > MAX_SHOWN { Headers::Many(count) } else { Headers::Few(found) })
 }
 
-pub struct Record<'a> {
+pub struct Record<'a, B = u8> {
     pub timestamp: i64,
-    pub key: Option<&'a [u8]>,
-    pub value: Option<&'a [u8]>,
-    /// The headers as they stand in the record.
-    pub section: &'a [u8],
+    pub key: Option<&'a [B]>,
+    pub value: Option<&'a [B]>,
+    /// The headers as they stand in the record; nobody has looked at them.
+    pub section: &'a [B],
 }
 
 /// Walks over `count` records that fill a body, whose offset deltas are 0, 1, 2, ...
-pub struct Records<'a> {
-    rest: Reader<'a>,
+pub struct Records<'a, B = u8> {
+    rest: Reader<'a, B>,
     count: i64,
     next: i64,
     base_timestamp: i64,
     append_time: Option<i64>,
 }
 
-impl<'a> Records<'a> {
-    pub fn new(body: &'a [u8], count: i64, base_timestamp: i64, append_time: Option<i64>) -> Self {
+impl<'a, B: Byte> Records<'a, B> {
+    pub fn new(body: &'a [B], count: i64, base_timestamp: i64, append_time: Option<i64>) -> Self {
         Records { rest: Reader(body), count, next: 0, base_timestamp, append_time }
     }
 
-    pub fn next(&mut self) -> Result<Option<Record<'a>>> {
+    pub fn next(&mut self) -> Result<Option<Record<'a, B>>> {
         let index = self.next;
         if index >= self.count {
             if self.rest.0.is_empty() {
@@ -117,7 +139,8 @@ impl<'a> Records<'a> {
         }
     }
 
-    fn read(&mut self, index: i64) -> Option<Record<'a>> {
+    /// The next record as far as its headers; None where it is malformed.
+    fn read(&mut self, index: i64) -> Option<Record<'a, B>> {
         let length = usize::try_from(self.rest.signed(32)?).ok()?;
         let mut record = Reader(self.rest.take(length)?);
         record.byte()?; // attributes: none are defined

@@ -1,7 +1,7 @@
 //! The compiled twin of `kop.records._pure`: Kafka records <-> Pulsar messages. That module is the specification and
 //! says what goes where; the two are compared byte for byte by tests/records/test_transcode_twins.py.
 //!
-//! Owns: the same four functions, with the same results and the same errors.
+//! Owns: the same five functions, with the same results and the same errors.
 //! Must not know: compression, batch headers, checksums, as its twin.
 
 mod kafka;
@@ -9,6 +9,7 @@ mod proto;
 mod text;
 mod to_kafka;
 mod to_pulsar;
+mod walk;
 
 use pyo3::prelude::*;
 
@@ -51,12 +52,30 @@ impl Fault {
 
 #[pymodule]
 mod _native {
+    use pyo3::buffer::PyBuffer;
+    use pyo3::exceptions::PyBufferError;
     use pyo3::prelude::*;
     use pyo3::types::{PyBytes, PyTuple};
 
     /// As in `_pure`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 2;
+    const FORMAT: u32 = 3;
+
+    #[pyfunction]
+    fn walk(
+        py: Python<'_>,
+        body: PyBuffer<u8>,
+        start: usize,
+        count: i64,
+        base_timestamp: i64,
+        reject_null_keys: bool,
+    ) -> PyResult<(i64, i64, Vec<u32>)> {
+        let cells = body.as_slice(py).ok_or_else(|| PyBufferError::new_err("the bytes do not lie side by side"))?;
+        let records = cells.get(start..).unwrap_or_default();
+        let found =
+            crate::walk::walk(records, count, base_timestamp, reject_null_keys).map_err(|fault| fault.raise(py))?;
+        Ok((found.earliest, found.latest, found.without_key))
+    }
 
     type Pieces<'py> = (Vec<(Bound<'py, PyBytes>, u32)>, Vec<u32>);
 

@@ -3,12 +3,13 @@
 use crate::kafka::{headers, Headers, Record, Records};
 use crate::proto::{put_bytes, put_number, put_property};
 use crate::text::{as_properties, is_text, to_base64, HEADERS_PROPERTY, TIMESTAMP_PROPERTY};
+use crate::walk::MOST_REJECTED;
 use crate::{record_fault, Result};
 
 /// Payloads with the number of their messages, and the numbers of records.
 pub type Packed = (Vec<(Vec<u8>, u32)>, Vec<u32>);
 
-/// The payloads with the number of their messages, and the records without a key where those are refused.
+/// The payloads with the number of their messages, and the first records without a key where those are refused.
 pub fn pack(
     body: &[u8],
     count: i64,
@@ -26,7 +27,7 @@ pub fn pack(
     let mut records = Records::new(body, count, base_timestamp, append_time);
     let mut index = 0;
     while let Some(record) = records.next()? {
-        if record.key.is_none() && reject_null_keys {
+        if record.key.is_none() && reject_null_keys && without_key.len() < MOST_REJECTED {
             without_key.push(index);
         }
         index += 1;

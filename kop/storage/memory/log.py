@@ -47,7 +47,7 @@ class MemoryLog(Partition):
 
     attached = True
     leads = True
-    refuses_null_keys = False
+    checks_records = False
 
     def __init__(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
         super().__init__(topic, index, policy)

@@ -391,6 +391,7 @@ class Sender:
                 sequence_base=first,
                 publish_time=publish_time,
                 max_size=owner.max_entry_bytes,
+                max_bytes=min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED),
             )
             return (entry,)
         return transcode.to_entries(

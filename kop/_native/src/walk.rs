@@ -1,0 +1,38 @@
+//! The walk over the records of a produced batch: whether they are what the batch says, and nothing taken out of them.
+
+use crate::kafka::{walk_headers, Byte, Records};
+use crate::{record_fault, Result};
+
+/// Of more records without a key the numbers are not told: a peer can put nine million into 64 MiB.
+pub const MOST_REJECTED: usize = 1_000;
+
+pub struct Walked {
+    /// The smallest timestamp that is a time, and the largest; -1 where no record has one.
+    pub earliest: i64,
+    pub latest: i64,
+    /// The first records without a key, where those are refused.
+    pub without_key: Vec<u32>,
+}
+
+pub fn walk<B: Byte>(body: &[B], count: i64, base_timestamp: i64, reject_null_keys: bool) -> Result<Walked> {
+    let mut found = Walked { earliest: -1, latest: -1, without_key: Vec::new() };
+    let mut records = Records::new(body, count, base_timestamp, None);
+    let mut index = 0;
+    while let Some(record) = records.next()? {
+        let plain = record.section.len() == 1 && record.section[0].read() == 0;
+        if !plain && walk_headers(record.section, |_| ()).is_none() {
+            return record_fault(format!("the headers of record {index} of {count} do not end where it ends"));
+        }
+        if record.timestamp >= 0 {
+            found.latest = found.latest.max(record.timestamp);
+            if found.earliest < 0 || record.timestamp < found.earliest {
+                found.earliest = record.timestamp;
+            }
+        }
+        if reject_null_keys && record.key.is_none() && found.without_key.len() < MOST_REJECTED {
+            found.without_key.push(index);
+        }
+        index += 1;
+    }
+    Ok(found)
+}

@@ -1,0 +1,76 @@
+"""Whether the records of a produced batch are what its header says, as Kafka's LogValidator looks at them.
+
+Owns: the walk over the records before they are stored, and its errors.
+Must not know: the header's own checks (`kop.records.batch.check_produced`), topics, requests.
+
+Lengths that cannot be, records too many or too few, and offset deltas other than 0, 1, 2, ... are INVALID_RECORD. Where
+Kafka is laxer or fails by accident, tests/records/test_record_vectors.py lists the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kop.errors import ErrorCode, PeerError, raises_without_frames
+from kop.records.batch import CODEC_MASK, HEADER_SIZE, BatchHeader, Buffer
+from kop.records.compression import decompress
+from kop.records.twin import chosen
+
+_twin = chosen()
+
+
+class RecordsRejectedError(PeerError):
+    """Single records of a produced batch are refused, so the batch is (KIP-467)."""
+
+    def __init__(self, code: ErrorCode, records: Sequence[tuple[int, str]]) -> None:
+        super().__init__(f"{len(records)} record(s) rejected, the first at index {records[0][0]}", code)
+        self.records = tuple(records)
+        """Index in the batch and reason, as Produce 8 and newer answers them in `record_errors`."""
+
+    @classmethod
+    def without_key(cls, indexes: Sequence[int]) -> RecordsRejectedError:
+        """What a batch on a compacted topic gets whose records at `indexes` have no key."""
+        text = "Compacted topic cannot accept message without key"
+        return cls(ErrorCode.INVALID_RECORD, [(index, text) for index in indexes])
+
+
+class CheckedRecords(NamedTuple):
+    """What the walk found."""
+
+    earliest: int
+    """The smallest timestamp (ms) that is a time; -1 where no record has one."""
+    latest: int
+    """The largest one; -1 where no record has one."""
+    body: Buffer
+    """The records without compression."""
+
+
+@raises_without_frames
+def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max_bytes: int) -> CheckedRecords:
+    """Walk the records of the batch that fills `data`: whole, as many as the header says, offset deltas 0, 1, 2, ...
+
+    With `reject_null_keys` (compacted topics) records without a key are collected into a RecordsRejectedError. All
+    is INVALID_RECORD, also a body that cannot be decompressed or grows beyond `max_bytes`: the checksum fits, so
+    sending it again cannot help, and CORRUPT_MESSAGE would make clients do that. (Kafka answers UNKNOWN_SERVER_ERROR
+    there.)
+    """
+    if header.attributes & CODEC_MASK:
+        body, start = inflated(data, header, max_bytes), 0
+    else:
+        body, start = data, HEADER_SIZE
+    earliest, latest, without_key = _twin.walk(
+        body, start, header.record_count, header.base_timestamp, reject_null_keys
+    )
+    if without_key:
+        raise RecordsRejectedError.without_key(without_key)
+    return CheckedRecords(earliest, latest, memoryview(body)[start:])
+
+
+@raises_without_frames
+def inflated(data: Buffer, header: BatchHeader, max_bytes: int) -> Buffer:
+    """The records of the batch that fills `data`, without compression and not walked; errors as of `check_records`."""
+    try:
+        return decompress(header.codec, memoryview(data)[HEADER_SIZE:], max_bytes)
+    except PeerError as error:
+        raise PeerError(error.message, ErrorCode.INVALID_RECORD) from None
