@@ -41,16 +41,13 @@ ALL = (
 
 async def stored(another_topic: str | None = None) -> World:
     """A world in which a group has committed offsets, stopped."""
-    world = World()
-    world.engine.topics.namespace = "public/default"
-    await world.start()
+    world = await World("public/default").start()
     if another_topic:
         assert await world.commit(1, group="other", topic=another_topic) == E.NONE
     await world.emptied()
     assert await world.commit(10) == E.NONE
     assert await world.commit(11, partition=1) == E.NONE
-    await world.groups.stop()
-    await settle()
+    await world.stop()
     return world
 
 
@@ -61,16 +58,16 @@ async def test_a_lead_that_is_lost_during_the_replay_leaves_no_group_and_no_offs
     world = await stored("other/namespace/topic" if where == "topics" else None)
     first, second = asyncio.Event(), asyncio.Event()
     second.set()
-    gates = world.log if where == "records" else world.engine.topics
-    gates.gate, before = first, gates.gated
+    gated = world.log if where == "records" else world.engine.topics
+    gated.gate = first
     starting = asyncio.create_task(world.start())
-    await until(lambda: gates.gated > before)
-    before, gates.gate = world.log.gated, second
-    world.log.lost()
+    await until(lambda: (world.log.reads if where == "records" else world.engine.topics.finds) > 0)
+    before, gated.gate = world.log.reads, second
+    world.log.lose_lead()
     await another_deletes(world, *ALL)
     if goes_on:
         first.set()
-    await until(lambda: world.log.gated > before)
+    await until(lambda: world.log.reads > before)
     async with asyncio.timeout(10):
         await starting
     await until(lambda: not world.groups.refusal_of("g"))
@@ -86,7 +83,7 @@ async def test_offsets_that_another_gateway_deleted_while_it_led_are_not_there_w
     world = await stored()
     await world.start()
     assert world.offset() == 10
-    world.log.lost()
+    world.log.lose_lead()
     assert world.groups.refusal_of("g") == E.NOT_COORDINATOR
     assert world.offset() is None
     await another_deletes(world, OffsetCommitKey("g", "t", 0))
@@ -99,13 +96,12 @@ async def test_offsets_that_another_gateway_deleted_while_it_led_are_not_there_w
 async def test_a_deletion_that_fails_because_the_lead_was_lost_does_not_bring_the_group_back() -> None:
     world = await stored()
     await world.start()
-    world.log.held = True
+    world.log.hold()
     deletion = world.groups.delete("g")
     await settle()
-    world.log.lost()
+    world.log.lose_lead()
     world.log.release(E.NOT_LEADER_OR_FOLLOWER)
     assert await deletion == E.NOT_COORDINATOR
-    world.log.held = False
     await another_deletes(world, *ALL)
     await until(lambda: not world.groups.refusal_of("g"))
     assert world.groups.offsets("g") is None
@@ -117,15 +113,13 @@ async def test_a_deletion_that_fails_because_the_lead_was_lost_does_not_bring_th
 async def test_a_commit_under_way_when_the_lead_is_lost_enters_no_later_group(error: E | None) -> None:
     world = await stored()
     await world.start()
-    world.log.held = True
+    world.log.hold()
     commit = world.commit(99)
     await settle()
-    world.log.lost()
+    world.log.lose_lead()
     await settle()
-    waiting, world.log.waiting = world.log.waiting, []
-    world.log.held = False
+    world.log.pass_by()
     await until(lambda: not world.groups.refusal_of("g"))
-    world.log.waiting = waiting
     world.log.release(error)
     assert bool(await commit) == bool(error)
     assert world.offset() == 10, "what was read back is what is served"
@@ -136,16 +130,16 @@ async def test_a_group_that_was_taken_away_writes_nothing_when_its_timers_run_ou
     world = await World().start()
     member_id = await world.stable()
     joining = world.join(member_id)  # the group rebalances, which it would write
-    world.log.held = True
+    world.log.hold()
     leaving = world.groups.leave("g", [Leaving(member_id)])
     await settle()
-    world.log.lost()
+    world.log.lose_lead()
     for waiting in (joining, leaving):
         if isinstance(waiting, asyncio.Future):
             world.log.release(E.NOT_LEADER_OR_FOLLOWER)
             async with asyncio.timeout(10):
                 await waiting
-    world.log.held = False
+    world.log.release(E.NOT_LEADER_OR_FOLLOWER)
     await another_deletes(world, *ALL)
     await until(lambda: not world.groups.refusal_of("g"))
     appends = world.log.appends
@@ -167,9 +161,9 @@ async def test_while_the_other_gateways_cannot_be_seen_a_lead_that_storage_confi
     world = await World().start()
     member_id = await world.stable()
     world.engine.members_fresh = False
-    world.log.answers = answers
+    world.log.no_answer = not answers
     for _ in range(5):
-        world.log.leads = False  # it was confirmed too long ago
+        world.log.doubtful = True  # it was confirmed too long ago
         if answers:
             await until(lambda: not world.groups.refusal_of("g"))
             assert world.groups.heartbeat("g", member_id, None, 1) == E.NONE
@@ -193,12 +187,12 @@ async def test_one_partition_whose_broker_hangs_leaves_the_others_confirmed(monk
         asked += 1
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(world.engine.offsets[1], "verify_lead", hangs)
+    monkeypatch.setattr(world.logs[1], "verify_lead", hangs)
     world.engine.members_fresh = False
     groups = {world.groups._log.partition_of(name): name for name in map(str, range(100))}
     for _ in range(5):
-        for log in world.engine.offsets:
-            log.leads = False
+        for log in world.logs:
+            log.doubtful = True
         await until(lambda: not any(world.groups.refusal_of(groups[index]) for index in (0, 2)))
         assert world.groups.refusal_of(groups[1]) == E.COORDINATOR_LOAD_IN_PROGRESS
     assert asked == 1, "one question at a time"

@@ -9,6 +9,7 @@ What a test does not ask for goes as in the memory engine, which keeps the proto
         log.hold()                      # appends wait ...
         log.release()                   # ... and go on in their order,
         log.release(ErrorCode.X)        # or fail, and the log is as if they had not been asked for
+        log.pass_by()                   # those that wait wait on, others do not
         log.append_error = ErrorCode.X  # appends fail at once
         log.cold = True                 # nothing is in memory: what reads it has to call `read`
         log.gate = asyncio.Event()      # reads wait for it; `reads` counts them, `reading` those under way
@@ -49,29 +50,35 @@ class FaultyLog(MemoryLog):
         """Reads asked for."""
         self.reading = 0
         """Reads under way."""
-        self._held: list[Callable[[ErrorCode | None], None]] | None = None
+        self._holding = False
+        self._held: list[Callable[[ErrorCode | None], None]] = []
         self._lost: Callable[[], None] = lambda: None
 
     # --- appends
 
     def hold(self) -> None:
         """Let appends wait for `release`."""
-        self._held = []
+        self._holding = True
+
+    def pass_by(self) -> None:
+        """Let appends that come from now on go by those that wait."""
+        self._holding = False
 
     def release(self, error: ErrorCode | None = None) -> None:
         """Let the appends that wait go on, or fail; those that come from now on do not wait."""
-        held, self._held = self._held, None
-        for go_on in held or ():
+        self._holding = False
+        held, self._held = self._held, []
+        for go_on in held:
             go_on(error)
 
     @property
     def waiting(self) -> int:
         """Appends that wait."""
-        return len(self._held or ())
+        return len(self._held)
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         self.appends += 1
-        if self._held is None and self.append_error is None:
+        if not self._holding and self.append_error is None:
             return super().append(batch, header, now_ms=now_ms)
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
 
@@ -89,7 +96,7 @@ class FaultyLog(MemoryLog):
             else:
                 future.set_result(appended.result())
 
-        if self._held is not None:
+        if self._holding:
             self._held.append(go_on)
         else:
             go_on(None)

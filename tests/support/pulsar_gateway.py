@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import uvloop
 
@@ -86,9 +86,7 @@ class PulsarGateway:
     def engine(self) -> PulsarEngine:
         """For looks into it; what changes it goes through `call`."""
         assert self.serving is not None
-        engine = self.serving.gateway.engine
-        assert isinstance(engine, PulsarEngine)
-        return engine
+        return cast(PulsarEngine, self.serving.gateway.engine)
 
     def call(self, work: Coroutine[Any, Any, T], seconds: float = 30) -> T:
         """Run on the gateway's loop."""
