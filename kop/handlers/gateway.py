@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from kop.cluster.brokers import BrokerConfigs
 from kop.cluster.catalog import Catalog
@@ -21,6 +22,12 @@ from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata_cache import MetadataCache
 from kop.metrics import Metrics
 from kop.storage.base import Engine
+from kop.turns import Turns
+
+SEARCHES_AT_ONCE: Final = 16
+"""Look-ups of offsets by time that run side by side, whoever asked."""
+SEARCH_SECONDS: Final = 20.0
+"""After it a look-up is given up by whoever asked."""
 
 
 @dataclass(slots=True)
@@ -40,5 +47,7 @@ class Gateway:
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
     topic_configs: TopicConfigs
+    searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
+    """Look-ups of offsets by time: each reads from storage for a while."""
     apis: Mapping[int, Api] = field(default_factory=dict)
     """What is served, by key (`handlers.registry`)."""

@@ -22,6 +22,7 @@ from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
 from kop.storage.base import PartitionLog
+from kop.turns import Turns
 from kop.wire.messages import ListOffsetsResponse, OffsetForLeaderEpochResponse
 
 _LATEST = -1
@@ -33,6 +34,8 @@ _EARLIEST_PENDING_UPLOAD = -6
 _OLDEST_VERSION_OF = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
 
 _AT_ONCE = 64
+_SEARCHES_OF_ONE = 8
+"""Look-ups by time that one request has side by side; all requests together have `gateway.SEARCHES_AT_ONCE`."""
 _ANSWER_SECONDS = 20.0
 """Less than clients wait for an answer (30 s), however many partitions have to be attached first."""
 _Found: TypeAlias = tuple[ErrorCode, int, int]
@@ -77,17 +80,15 @@ async def _look_all_up(
 ) -> dict[tuple[str, int], _Found]:
     """Side by side: a storage that has to attach a partition first may take some milliseconds for each."""
     parts = {(topic.name, part.partition_index): part for topic in request.topics for part in topic.partitions}
-    if len(wanted) == 1:
-        return {wanted[0]: await _look_up(gw, ctx, wanted[0][0], parts[wanted[0]])}
-    gate = asyncio.Semaphore(_AT_ONCE)
+    turns, searches = Turns(_AT_ONCE), Turns(_SEARCHES_OF_ONE, _ANSWER_SECONDS)
     end = asyncio.get_running_loop().time() + _ANSWER_SECONDS
     late = 0
 
     async def one(key: tuple[str, int]) -> _Found:
         nonlocal late
         try:
-            async with asyncio.timeout_at(end), gate:
-                return await _look_up(gw, ctx, key[0], parts[key])
+            async with asyncio.timeout_at(end), turns.turn():
+                return await _look_up(gw, ctx, key[0], parts[key], searches)
         except TimeoutError:
             late += 1
             return ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 5 else ErrorCode.LEADER_NOT_AVAILABLE, -1, -1
@@ -104,7 +105,7 @@ async def _look_all_up(
     return dict(zip(wanted, found, strict=True))
 
 
-async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any) -> _Found:
+async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any, searches: Turns) -> _Found:
     """Error code, timestamp, offset."""
     topic = gw.catalog.get(name)
     partition_log = None if topic is None else gw.catalog.log(topic.topic_id, part.partition_index)
@@ -116,7 +117,11 @@ async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any) -> _Found:
         return ErrorCode.UNSUPPORTED_VERSION, -1, -1
     try:
         await partition_log.attach()
-        timestamp, offset = await _find(partition_log, part.timestamp)
+        if part.timestamp == _MAX_TIMESTAMP or part.timestamp >= 0:
+            async with searches.turn(), gw.searches.turn():
+                timestamp, offset = await _search(partition_log, part.timestamp)
+        else:
+            timestamp, offset = await _find(partition_log, part.timestamp)
     except KopError as error:
         log.warning("cannot look up offsets of %s-%d: %s", name, part.partition_index, error)
         return error.code, -1, -1
@@ -132,10 +137,12 @@ async def _find(partition_log: PartitionLog, asked: int) -> tuple[int, int]:
         return -1, partition_log.log_start_offset
     if asked in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return -1, -1
+    raise KopError(f"timestamp {asked} has no meaning", ErrorCode.UNSUPPORTED_VERSION)
+
+
+async def _search(partition_log: PartitionLog, asked: int) -> tuple[int, int]:
     if asked == _MAX_TIMESTAMP:
         found = await partition_log.max_timestamp()
-    elif asked < 0:
-        raise KopError(f"timestamp {asked} has no meaning", ErrorCode.UNSUPPORTED_VERSION)
     else:
         found = await partition_log.find_by_time(asked)
     return (-1, -1) if found is None else (found.timestamp, found.offset)

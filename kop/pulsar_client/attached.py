@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
-from kop.pulsar_client.turns import Turns
+from kop.turns import Turns
 
 Guard = Callable[[], Awaitable[None]]
 OnLost = Callable[[PulsarError], None]

@@ -18,10 +18,10 @@ from kop.pulsar_client.pool import LOOKUP, READ, SEND, WATCH, Pool
 from kop.pulsar_client.producer import Confirm, Producer
 from kop.pulsar_client.reader import Reader
 from kop.pulsar_client.tls import TlsOptions
-from kop.pulsar_client.turns import Turns
 from kop.pulsar_client.types import Access, Auth, Entry, Position
 from kop.pulsar_client.watch import OnChange, Watch
 from kop.pulsar_client.wire import DEFAULT_MAX_MESSAGE_SIZE
+from kop.turns import Turns
 
 _ATTACH_AT_ONCE = 64
 

@@ -17,9 +17,9 @@ from kop.pulsar_client.attached import Attached, Guard, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.turns import Turns
 from kop.pulsar_client.types import Access, Buffer, Position
 from kop.pulsar_client.window import Pending, Window
+from kop.turns import Turns
 
 MODES: dict[str, pb.ProducerAccessMode] = {
     "shared": pb.Shared,

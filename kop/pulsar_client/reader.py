@@ -18,8 +18,8 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.permits import Cursor
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.turns import Turns
 from kop.pulsar_client.types import LATEST, Entry, Position
+from kop.turns import Turns
 
 _MOST_DAMAGED = 3
 """Times that one entry is fetched again after its checksum did not fit."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.gateway import RawClient, batch, gateway, produce_fields, run
+from support.waiting import until
 
 from kop.errors import ErrorCode
-from kop.storage.base import PartitionLog
+from kop.handlers import list_offsets
+from kop.handlers.gateway import SEARCHES_AT_ONCE
+from kop.storage.base import PartitionLog, TimestampOffset
+from kop.storage.sqlite.log import SqliteLog
 from kop.wire.messages import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
@@ -138,6 +143,77 @@ def test_who_asks_for_many_gets_what_is_there_in_time(
 
     assert run(main()) == [(0, 0), (late, -1), (0, 0)]
     assert "offsets of 1 of 3 partitions were not known within" in caplog.text
+
+
+def question(partitions: Sequence[int], timestamp: int) -> dict[str, Any]:
+    topic_class = ListOffsetsRequest.ListOffsetsTopic
+    parts = [
+        topic_class.ListOffsetsPartition(
+            version=11, partition_index=number, timestamp=timestamp, current_leader_epoch=-1
+        )
+        for number in partitions
+    ]
+    topics = [topic_class(version=11, name="t", partitions=parts)]
+    return {"replica_id": -1, "isolation_level": 0, "topics": topics}
+
+
+class Searches:
+    """Takes the place of `find_by_time`: look-ups last until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running = self.most = 0
+        self.go_on = asyncio.Event()
+
+        async def find_by_time(log: PartitionLog, timestamp: int) -> TimestampOffset | None:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            try:
+                await self.go_on.wait()
+            finally:
+                self.running -= 1
+            return TimestampOffset(log.index, timestamp)
+
+        monkeypatch.setattr(SqliteLog, "find_by_time", find_by_time)
+
+
+def test_look_ups_by_time_are_bounded_for_a_request_and_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        searches = Searches(monkeypatch)
+        async with gateway(tmp_path) as serving:
+            await serving.gateway.engine.topics.create("t", 100, {})
+            clients = [await RawClient.connect(serving) for _ in range(5)]
+            clients[0].send(2, 11, **question(range(100), 1000))
+            await until(lambda: searches.running == list_offsets._SEARCHES_OF_ONE)
+            for client in clients[1:]:
+                client.send(2, 11, **question(range(100), 1000))
+            await until(lambda: searches.running == SEARCHES_AT_ONCE)
+            answer = await asyncio.wait_for(clients[0].open(*serving.listeners[0]), 5)
+            assert (await answer.call(2, 11, **question([0, 1], LATEST))).topics[0].partitions[1].offset == 0
+            await answer.close()
+            searches.go_on.set()
+            for client in clients:
+                _, found = await client.receive(2, 11)
+                assert [part.offset for part in found.topics[0].partitions] == list(range(100))
+            assert searches.most == SEARCHES_AT_ONCE
+
+    run(main())
+
+
+def test_a_look_up_of_one_partition_has_its_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_offsets, "_ANSWER_SECONDS", 0.1)
+
+    async def main() -> None:
+        searches = Searches(monkeypatch)
+        async with gateway(tmp_path) as serving:
+            await serving.gateway.engine.topics.create("t", 1, {})
+            client = await RawClient.connect(serving)
+            answer = await client.call(2, 11, **question([0], 1000))
+            assert answer.topics[0].partitions[0].error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+            await until(lambda: searches.running == 0)
+
+    run(main())
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])

@@ -12,7 +12,6 @@ from batches import batch
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Entry, Position, PulsarError
 from kop.pulsar_client.admin import StoredEntry
-from kop.pulsar_client.turns import Turns
 from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
@@ -22,6 +21,7 @@ from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.troubles import Troubles
 from kop.storage.tail_cache import TailCache
+from kop.turns import Turns
 
 STAMP = 1_700_000_123_456
 """When the broker took each entry."""

@@ -12,12 +12,12 @@ from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import PulsarError
-from kop.pulsar_client.turns import Turns
 from kop.records.batch import read_header
 from kop.storage.pulsar import log as log_module
 from kop.storage.pulsar import lookup, own
 from kop.storage.pulsar import sender as sender_module
 from kop.storage.pulsar.log import PulsarLog
+from kop.turns import Turns
 
 STORED = ErrorCode.DUPLICATE_SEQUENCE_NUMBER
 AGAIN = ErrorCode.KAFKA_STORAGE_ERROR

@@ -12,6 +12,7 @@ from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
 
 from kop.errors import ErrorCode
+from kop.storage.base import ReadResult, TimestampOffset
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.properties import largest_remembered, remembered
@@ -133,3 +134,29 @@ async def until_appended(log: PulsarLog, value: str) -> None:
         return True
 
     await until(stored)
+
+
+async def test_a_look_up_of_the_largest_timestamp_goes_on_where_one_was_given_up(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        assert isinstance(log, PulsarLog)
+        for number in range(20):
+            await append(log, batch([str(number)], timestamp=1000 + number % 7))
+        read, begun = PulsarLog.read, []
+
+        async def slow(self: PulsarLog, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+            begun.append(offset)
+            if len(begun) == 6:
+                await self.loop.create_future()
+            return await read(self, offset, 1, min_one=True)
+
+        monkeypatch.setattr(PulsarLog, "read", slow)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(log.max_timestamp(), 0.5)
+        assert await log.max_timestamp() == TimestampOffset(6, 1006)
+        assert begun == [*range(6), *range(5, 20)]
+        await append(log, batch(["new"], timestamp=2000))
+        assert await log.max_timestamp() == TimestampOffset(20, 2000)
+        assert begun[-1:] == [20]

@@ -28,7 +28,6 @@ from kop.errors import BackendError, KopError
 from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
-from kop.pulsar_client.turns import Turns
 from kop.storage.base import AppendResult, LogPolicy, Member, Promises, TopicInfo
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
@@ -58,6 +57,7 @@ from kop.storage.pulsar.upkeep import Upkeep
 from kop.storage.pulsar.write_checks import WriteChecks
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_uuid
+from kop.turns import Turns
 
 _OWN_TOPIC: Final = "__kop"
 _STATE: Final = "kop.state."

@@ -95,6 +95,8 @@ class PulsarLog:
         """Somebody asked since `close_idle` looked last."""
         self._demanded = self.loop.time()
         self.gaps = Gaps(self)
+        self.largest_timestamp: tuple[int, TimestampOffset | None] = 0, None
+        """Of the records before an offset, that with the largest timestamp, as far as somebody asked."""
         self._asked_gaps: deque[Gap] = deque()
         """Those at the tail of which it is not known yet what is in them."""
         self._asking_gaps: asyncio.Task[None] | None = None
@@ -557,7 +559,7 @@ class PulsarLog:
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms), or None."""
         await self.refresh()
-        return await lookup.by_time(self, timestamp)
+        return await self._look_up(lookup.by_time(self, timestamp))
 
     async def max_timestamp(self) -> TimestampOffset | None:
         """The first record with the largest timestamp, or None where no record has one."""

@@ -281,12 +281,19 @@ async def by_time(log: PulsarLog, timestamp: int) -> TimestampOffset | None:
 
 
 async def max_timestamp(log: PulsarLog) -> TimestampOffset | None:
-    """The first record with the largest timestamp."""
-    best: tuple[int, int] | None = None
-    async for batch in _batches(log, log.log_start_offset):
+    """The first record with the largest timestamp.
+
+    All records have to be looked at. How far that came is kept with the log, so that a look-up that its client gave up
+    is gone on with by the next one.
+    """
+    begin, best = log.largest_timestamp
+    if best is not None and (log.policy.compact or best.offset < log.log_start_offset):
+        begin, best = 0, None  # that record may be gone
+    async for batch in _batches(log, max(begin, log.log_start_offset)):
         _, header = next(iter_batches(batch))
-        if best is None or header.max_timestamp > best[1]:
+        if best is None or header.max_timestamp > best.timestamp:
             found = max_timestamp_record(batch, header, max_bytes=_MOST_INFLATED, from_offset=log.log_start_offset)
-            if found is not None and found[1] >= 0 and (best is None or found[1] > best[1]):
-                best = found
-    return None if best is None else TimestampOffset(*best)
+            if found is not None and found[1] >= 0 and (best is None or found[1] > best.timestamp):
+                best = TimestampOffset(*found)
+        log.largest_timestamp = header.next_offset, best
+    return best
