@@ -36,7 +36,7 @@ from conformance.soak.checker import Anomaly, check, latencies, nearest
 from conformance.soak.faults import BROKER_KINDS, KINDS, USUAL_SPACING, Executor, Rest, plan
 from conformance.soak.history import History, Stored, Write, stored_in, writer_of, writes_in
 from conformance.soak.sampler import Sampler
-from conformance.soak.workload import SIZE_LIMIT, TOPICS, WRITERS, Writer, specification
+from conformance.soak.workload import SIZE_LIMIT, TOPICS, WRITERS, Topic, Writer, specification
 
 FAST_SECONDS, FAST_SPACING = 50.0, 2.5
 SECONDS = 600.0
@@ -94,21 +94,22 @@ class Soak:
                     self._rest.call("PUT", f"{path}/partitions", topic.partitions)
                 else:
                     self._rest.call("PUT", path)
+                self._set_policies(topic)
         for gateway in self._gateways:
             stack.enter_context(gateway)
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
-        made = [
-            NewTopic(topic.name, topic.partitions, 1, config=dict(topic.configs))
-            for topic in TOPICS
-            if not topic.native
-        ]
+        ours = [topic for topic in TOPICS if not topic.native]
+        made = [NewTopic(topic.name, topic.partitions, 1, config=dict(topic.configs)) for topic in ours]
         for future in admin.create_topics(made).values():
             future.result(60)
-        for topic in TOPICS:
-            for name, value in topic.policies.items():
-                self._rest.call("POST", f"persistent/{self._namespace}/{topic.name}/{name}", value)
+        for topic in ours:
+            self._set_policies(topic)
         self._await_topics(admin)
         self._start_writers(stack)
+
+    def _set_policies(self, topic: Topic) -> None:
+        for name, value in topic.policies.items():
+            self._rest.call("POST", f"persistent/{self._namespace}/{topic.name}/{name}", value)
 
     def _await_topics(self, admin: AdminClient) -> None:
         end = time.monotonic() + 60

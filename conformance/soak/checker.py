@@ -14,6 +14,7 @@ Must not know: clients, servers, where a history comes from.
 | refused_stored | the writer was told a final refusal, and the record is stored |
 | unexpected_error | an error that no fault of the run explains, such as DUPLICATE_SEQUENCE_NUMBER |
 | slow | acknowledged after more than SLOW_SECONDS though nothing was broken but, at most, dispatch rates |
+| unanswered | the writer was still waiting for an answer when all faults were over and its time to finish, too |
 | silent | a writer without any acknowledgement |
 | view | a reader saw something else than what the entries of the partition hold |
 
@@ -28,7 +29,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from conformance.soak.history import UNREADABLE, Disturbance, History, Partition, Stored, Write, writer_of
+from conformance.soak.history import UNANSWERED, UNREADABLE, Disturbance, History, Partition, Stored, Write, writer_of
 
 SLOW_SECONDS = 5.0
 HARMLESS = frozenset({"dispatch_rate"})
@@ -144,6 +145,8 @@ def _invented(history: History) -> Iterator[Anomaly]:
 
 def _errors(history: History) -> Iterator[Anomaly]:
     for write in history.writes:
+        if write.error == UNANSWERED:
+            yield _anomaly("unanswered", write, ())
         too_large = _TOO_LARGE.search(write.error) and write.topic not in history.limited
         if too_large or _UNEXPECTED.search(write.error):
             yield _anomaly("unexpected_error", write, (), write.error)

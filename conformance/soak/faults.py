@@ -38,10 +38,12 @@ KINDS = (
     "unload_gateways_namespace",
 )
 BROKER_KINDS = ("kill_broker",)
-USUAL_SPACING = 13.0
+USUAL_SPACING = 11.0
 """Seconds from one fault to the next."""
 QUIET_SECONDS = 8.0
 """Before the first fault, and behind the last."""
+ROUND_QUIET_SECONDS = 40.0
+"""Behind each round of all kinds, in plans of the usual spacing: what is slow then has no excuse."""
 AFTERMATH_SECONDS = 15.0
 """For which a fault excuses slow answers once it is undone: clients wait before they try again."""
 _OF_ONE_TOPIC = frozenset({"unload_topic", "size_limit", "dispatch_rate"})
@@ -78,6 +80,8 @@ def plan(seed: int, seconds: float, spacing: float, topics: Iterable[str], kinds
     at = QUIET_SECONDS
     while at + spacing <= seconds - QUIET_SECONDS:
         if not left:
+            if faults and spacing >= USUAL_SPACING:
+                at += ROUND_QUIET_SECONDS
             left = list(kinds)
             rng.shuffle(left)
         kind = left.pop()

@@ -68,6 +68,11 @@ class Writer:
 
 
 KEPT = {"retention": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}}
+STAYS_IDLE = {
+    "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+    "maxInactiveDurationSeconds": 60,
+    "deleteWhileInactive": False,
+}
 DISPATCH_POLICY = {
     "dispatchThrottlingRateInMsg": DISPATCH_RATE,
     "dispatchThrottlingRateInByte": -1,
@@ -87,9 +92,12 @@ TOPICS = (
     Topic("single", 0, native=True, policies=KEPT),
     Topic("chunked", 1, native=True, policies=KEPT),
     Topic("transactions", 1, native=True, policies=KEPT),
-    Topic("unkept", 1, native=True),
+    Topic("unkept", 1, native=True, policies={"inactiveTopicPolicies": STAYS_IDLE}),
 )
-"""`unkept` has the retention of a namespace as it comes: none. Only Kafka clients write to it."""
+"""`unkept` has the retention of a namespace as it comes: none. Only Kafka clients write to it.
+
+Pulsar deletes the partitions of such a topic when it has been idle for a minute, before the first record.
+"""
 
 _EVERYWHERE = ("kafka", "append-time", "native", "single", "raw", "transactions")
 

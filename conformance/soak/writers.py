@@ -29,8 +29,11 @@ from conformance.soak.history import UNANSWERED, Write, value_of
 from conformance.soak.workload import Record, Topic, Writer, records, specified
 
 FLUSH_SECONDS = 90.0
-RECORD_SECONDS = 60.0
-"""How long a client tries to deliver one record."""
+RECORD_SECONDS = 300.0
+"""How long a client tries to deliver one record. Longer than any fault: librdkafka begins a new epoch after a timeout,
+and sends what may be stored already once more in that, to any server."""
+REQUEST_SECONDS = 60.0
+"""How long aiokafka waits for an answer, and a record of a plain producer for its turn."""
 
 
 class Log:
@@ -184,7 +187,7 @@ async def _aiokafka(run: Run, writer: Writer) -> None:
         bootstrap_servers=run.bootstrap.split(","),
         acks="all",
         enable_idempotence=writer.idempotent,
-        request_timeout_ms=int(RECORD_SECONDS * 1000),
+        request_timeout_ms=int(REQUEST_SECONDS * 1000),
         retry_backoff_ms=100,
         metadata_max_age_ms=5000,
         **writer.settings,
@@ -206,7 +209,7 @@ async def _aiokafka(run: Run, writer: Writer) -> None:
             run.log.sent(writer.name, record)
             value = value_of(writer.name, record.number, record.padding)
             try:
-                async with asyncio.timeout(RECORD_SECONDS):
+                async with asyncio.timeout(REQUEST_SECONDS):
                     future = await producer.send(record.topic, value, partition=record.partition)
             except Exception as error:
                 run.log.done(writer.name, record.number, error=type(error).__name__)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from conformance.soak.checker import Anomaly, check, latencies, nearest
-from conformance.soak.faults import KINDS, QUIET_SECONDS, plan
+from conformance.soak.faults import KINDS, QUIET_SECONDS, ROUND_QUIET_SECONDS, plan
 from conformance.soak.history import (
+    UNANSWERED,
     UNREADABLE,
     Disturbance,
     History,
@@ -116,6 +117,10 @@ def duplicate_sequence(history: History) -> None:
     history.writes.append(write(50, writer="plain", error="DUPLICATE_SEQUENCE_NUMBER"))
 
 
+def without_answer(history: History) -> None:
+    history.writes.append(write(50, error=UNANSWERED))
+
+
 def slow_and_nothing_broken(history: History) -> None:
     history.writes[3] = write(3, seconds=6)
 
@@ -142,6 +147,7 @@ CASES: list[tuple[Callable[[History], None], str]] = [
     (refused_and_stored, "refused_stored"),
     (too_large_without_limit, "unexpected_error"),
     (duplicate_sequence, "unexpected_error"),
+    (without_answer, "unanswered"),
     (slow_and_nothing_broken, "slow"),
     (slow_under_a_dispatch_rate, "slow"),
     (silent, "silent"),
@@ -171,7 +177,7 @@ def test_what_is_allowed_is_no_anomaly() -> None:
     history.stored += [stored(2, 20, writer="plain"), stored(30, 21)]
     history.writes += [
         write(30, error="_MSG_TIMED_OUT"),  # stored all the same
-        write(31, error="Unanswered"),  # and not
+        write(31, error="_MSG_TIMED_OUT"),  # and not
         write(32, error="MSG_SIZE_TOO_LARGE"),  # the topic has a limit
         write(33, error="KafkaStorageError"),
     ]
@@ -260,6 +266,13 @@ def test_a_plan_is_the_same_for_a_seed_and_has_every_kind_before_one_comes_again
     assert sorted(first) == sorted(KINDS)
     assert all(fault.at >= QUIET_SECONDS for fault in faults)
     assert all(fault.at + fault.lasts <= 600 - QUIET_SECONDS for fault in faults)
+
+
+def test_each_round_of_a_long_plan_is_followed_by_quiet() -> None:
+    faults = plan(7, 600, 13, ["t"])
+    assert len(faults) > 2 * len(KINDS)
+    for end in (len(KINDS), 2 * len(KINDS)):
+        assert faults[end].at - faults[end - 1].at >= ROUND_QUIET_SECONDS
 
 
 def test_gateways_are_broken_one_after_the_other() -> None:

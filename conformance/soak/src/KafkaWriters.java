@@ -40,7 +40,7 @@ public final class KafkaWriters {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", bootstrap);
         settings.put("enable.idempotence", String.valueOf(writer.idempotent));
-        settings.put("delivery.timeout.ms", "60000");
+        settings.put("delivery.timeout.ms", "300000"); // longer than any fault, see writers.py
         settings.put("request.timeout.ms", "20000");
         settings.put("max.block.ms", "30000");
         settings.put("reconnect.backoff.max.ms", "1000");
