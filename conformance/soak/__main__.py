@@ -174,7 +174,7 @@ class Soak:
         }
 
     def _java_command(self, family: str, path: Path, writers: list[Writer]) -> list[str]:
-        """Compiles what it starts."""
+        """Compiles what it starts, where that was changed."""
         if family == "java":
             main, first, more = "KafkaWriters", self.bootstrap, []
             libraries = _output(str(HERE / "java" / "fetch.sh"), JAVA_CLIENTS)
@@ -182,10 +182,13 @@ class Soak:
             main, first, more = "TransactionWriters", self._service, [self._namespace]
             libraries = _output(str(HERE / "pulsar_server.sh"), "home") + "/lib"
         sources = HERE / "soak" / "src"
-        classes = self._folder / "classes" / family
-        classes.mkdir(parents=True)
-        files = [str(sources / f"{name}.java") for name in (main, "SoakWriter", "SoakLog")]
-        subprocess.run(["javac", "-nowarn", "-d", str(classes), "-cp", f"{libraries}/*", *files], check=True)
+        classes = HERE / ".cache" / "soak" / family
+        files = [sources / f"{name}.java" for name in (main, "SoakWriter", "SoakLog")]
+        made = classes / f"{main}.class"
+        if not made.exists() or made.stat().st_mtime < max(file.stat().st_mtime for file in files):
+            classes.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["javac", "-nowarn", "-d", classes, "-cp", f"{libraries}/*", *files], check=True)
+            made.touch()
         texts = [java_text(writer) for writer in writers]
         seed = str(self._options.seed)
         return ["java", *_JVM, "-cp", f"{classes}:{libraries}/*", main, first, str(path), seed, *more, *texts]
