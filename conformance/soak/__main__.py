@@ -228,6 +228,13 @@ class Soak:
                 process.kill()
                 self.problems.append(f"the writers of {family} did not end within {STOP_SECONDS:g} s")
 
+    def look_into_logs(self) -> None:
+        """A gateway that failed inside is a problem, whatever its clients were told."""
+        for gateway in self._gateways:
+            count = gateway.log.read_text(errors="replace").count("Traceback (most recent call last)")
+            if count:
+                self.problems.append(f"{count} tracebacks in {gateway.log}")
+
     def _paths(self) -> list[Path]:
         return [self._folder / f"writes-{family}.jsonl" for family in self._writers]
 
@@ -434,6 +441,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         soak.prepare(stack)
         soak.load(progress)
         found = soak.read(progress)
+    soak.look_into_logs()
     history = soak.history(found)
     assert soak.sampler is not None
     anomalies = [*check(history), *soak.sampler.anomalies]
