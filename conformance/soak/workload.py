@@ -67,12 +67,15 @@ class Writer:
         return self.family in ("librdkafka", "aiokafka", "java")
 
 
-KEPT = {"retention": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}}
 STAYS_IDLE = {
-    "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
-    "maxInactiveDurationSeconds": 60,
-    "deleteWhileInactive": False,
+    "inactiveTopicPolicies": {
+        "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+        "maxInactiveDurationSeconds": 60,
+        "deleteWhileInactive": False,
+    }
 }
+"""Else Pulsar deletes a topic, or its partitions, that it has had for a minute before the first record comes."""
+KEPT = STAYS_IDLE | {"retention": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}}
 DISPATCH_POLICY = {
     "dispatchThrottlingRateInMsg": DISPATCH_RATE,
     "dispatchThrottlingRateInByte": -1,
@@ -92,12 +95,9 @@ TOPICS = (
     Topic("single", 0, native=True, policies=KEPT),
     Topic("chunked", 1, native=True, policies=KEPT),
     Topic("transactions", 1, native=True, policies=KEPT),
-    Topic("unkept", 1, native=True, policies={"inactiveTopicPolicies": STAYS_IDLE}),
+    Topic("unkept", 1, native=True, policies=STAYS_IDLE),
 )
-"""`unkept` has the retention of a namespace as it comes: none. Only Kafka clients write to it.
-
-Pulsar deletes the partitions of such a topic when it has been idle for a minute, before the first record.
-"""
+"""`unkept` has the retention of a namespace as it comes: none. Only Kafka clients write to it."""
 
 _EVERYWHERE = ("kafka", "append-time", "native", "single", "raw", "transactions")
 
