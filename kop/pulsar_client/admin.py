@@ -14,6 +14,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -67,6 +68,20 @@ class StoredEntry:
     num_messages: int | None
     headers: Mapping[str, str]
     payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EntryHead:
+    """What an entry's metadata says, as the broker tells it over REST."""
+
+    index: int | None
+    """Of its last message; None on a broker that keeps none."""
+    num_messages: int
+    producer_name: str
+    sequence_id: int
+    """Of its first message; -1 where it has none."""
+    append_time: int
+    """When the broker took it, in ms since 1970; on one that keeps no time, when its producer made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +373,16 @@ class Admin(Rest):
         more = {"subscriptionBacklogSize": "true", "getEarliestTimeInBacklog": "true"} if backlogs else None
         return await self._object(f"{topic_path(partition)}/stats", query=more)
 
+    async def transaction_buffer(self, partition: str) -> dict[str, Any]:
+        """State and open transactions of a partition's transaction buffer.
+
+        An error of some kind on a broker without transactions.
+        """
+        path = f"transactions/transactionBufferStats/{topic_path(partition).partition('/')[2]}"
+        body = (await self._call("GET", path, root="admin/v3")).body
+        found: dict[str, Any] = json.loads(body)
+        return found
+
     async def message_id_by_time(self, partition: str, timestamp: int) -> tuple[int, int]:
         """(ledger, entry) of the first entry that the broker got at or after `timestamp` (ms).
 
@@ -380,6 +405,22 @@ class Admin(Rest):
             num_messages=None if count is None else int(count),
             headers={name: value for name, value in headers.items() if name.lower().startswith("x-pulsar-")},
             payload=answer.body,
+        )
+
+    async def entry_head(self, partition: str, ledger: int, entry: int) -> EntryHead:
+        """What is known of one entry without its payload, of those too that the broker keeps back from readers.
+
+        An error of some kind where the entry is not there: the broker's reason is in its text.
+        """
+        headers = (await self._call("HEAD", f"{topic_path(partition)}/ledger/{ledger}/entry/{entry}")).headers
+        index = headers.get("X-Pulsar-Broker-Entry-METADATA-index")
+        time = headers.get("X-Pulsar-Broker-Entry-METADATA-timestamp") or headers.get("X-Pulsar-publish-time")
+        return EntryHead(
+            None if index is None else int(index),
+            int(headers.get("X-Pulsar-num-batch-message", "1")),
+            headers.get("X-Pulsar-producer-name", ""),
+            int(headers.get("X-Pulsar-sequence-id", "-1")),
+            0 if time is None else round(datetime.fromisoformat(time).timestamp() * 1000),
         )
 
     async def truncate(self, partition: str) -> None:

@@ -1,6 +1,6 @@
 """What goes wrong between the client and Pulsar.
 
-Owns: the one exception of this package and which codes are worth another try.
+Owns: the exceptions of this package and which codes are worth another try.
 Must not know: Kafka's error codes.
 """
 
@@ -63,6 +63,13 @@ class PulsarError(Exception):
         self.message = message
         self.retriable = code not in _FINAL if retriable is None else retriable
         """True where the same request may succeed later."""
+
+
+class EntryRefusedError(PulsarError):
+    """The broker does not take one entry, however often it is sent. Those sent behind it have answers of their own."""
+
+    def __init__(self, error: PulsarError) -> None:
+        super().__init__(error.code, error.message, retriable=False)
 
 
 def server_error(number: int, message: str) -> PulsarError:

@@ -15,7 +15,7 @@ from typing import Any
 from kop.pulsar_client import wire
 from kop.pulsar_client.attached import Attached, Guard, OnLost
 from kop.pulsar_client.connection import Connection
-from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.errors import EntryRefusedError, PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import Access, Buffer, Position
 from kop.pulsar_client.window import Pending, Window
@@ -111,10 +111,10 @@ class Producer(Attached):
         """Send an entry behind all earlier ones; the future has its position (DUPLICATE where it was known already).
 
         `metadata` is a serialized MessageMetadata that carries the producer's name, `sequence_id` and the publish time;
-        the buffers must not change until the answer. The future fails with PulsarError: the code of the broker's
-        refusal where that is final, MessageTooLarge, Timeout (not stored within `send_timeout`; all entries behind it
-        fail with it), ProducerBlockedQuotaExceededError, or the reason why the producer is over. ValueError for a
-        sequence id that is still pending.
+        the buffers must not change until the answer. The future fails with PulsarError: EntryRefusedError with the code
+        of the broker's refusal where that is final, MessageTooLarge, Timeout (not stored within `send_timeout`; all
+        entries behind it fail with it), ProducerBlockedQuotaExceededError, or the reason why the producer is over.
+        ValueError for a sequence id that is still pending.
         """
         future: asyncio.Future[Position] = self._loop.create_future()
         if self._end is not None:
@@ -192,7 +192,7 @@ class Producer(Attached):
             return
         self._window.take(item.sequence_id)
         if not item.future.done():
-            item.future.set_exception(error)
+            item.future.set_exception(EntryRefusedError(error))
 
     def on_writable(self) -> None:
         """Go on writing."""

@@ -10,13 +10,14 @@ from uuid import UUID
 from batches import batch
 
 from kop.errors import ErrorCode, KopError
-from kop.pulsar_client import EARLIEST, Entry, Position, PulsarError
-from kop.pulsar_client.admin import StoredEntry
+from kop.pulsar_client import EARLIEST, Entry, EntryRefusedError, Position, PulsarError
+from kop.pulsar_client.admin import EntryHead, StoredEntry
 from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import numbering
+from kop.storage.pulsar.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.troubles import Troubles
@@ -38,6 +39,7 @@ class Sent:
         self.count = count
         self.receipt: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
         self.position: Position | None = None
+        self.refused = False
 
 
 class FakeProducer:
@@ -68,7 +70,7 @@ class FakeProducer:
 
 
 class FakeReader:
-    """Probes (one permit) get their entries at once, the tail when the test delivers."""
+    """Probes and searches get their entries at once, the tail when the test delivers."""
 
     permits = 1000
 
@@ -125,6 +127,12 @@ class Broker:
         self.attach_error: PulsarError | None = None
         self.headers: dict[Position, dict[str, str]] = {}
         """What REST says of entries that nobody sees."""
+        self.asked: list[Position] = []
+        """Entries that REST was asked for."""
+        self.ask_error: PulsarError | None = None
+        self.holds_readers = False
+        self.stats: dict[str, Any] = {}
+        self.size_limit: int | None = None
 
     # --- the client
 
@@ -152,7 +160,10 @@ class Broker:
     ) -> FakeReader:
         if self.attach_error is not None:
             raise self.attach_error
-        reader = FakeReader(self, start, inclusive, permits == 1, on_entry, on_lost)
+        search = inclusive and start != EARLIEST
+        reader = FakeReader(self, start, inclusive, permits == 1 or search, on_entry, on_lost)
+        if search and self.holds_readers:
+            reader.closed = True
         if reader.probe:
             asyncio.get_running_loop().call_soon(reader.deliver)
         else:
@@ -174,26 +185,34 @@ class Broker:
 
     def store(self, moves: int | None = None) -> None:
         """Store the next entry that was sent."""
-        sent = next(one for one in self.sent if one.position is None and not one.receipt.done())
+        sent = next(one for one in self.sent if one.position is None and not one.refused and not one.receipt.done())
         sent.position = self.put(sent.metadata, sent.payload, sent.count if moves is None else moves, sent.count)
         self.sequences[sent.producer.name] = sent.sequence_id + sent.count - 1
+
+    def refuse_next(self) -> None:
+        """Of the next entry that was sent nothing is stored, and its receipt will say that it is refused for good."""
+        sent = next(one for one in self.sent if one.position is None and not one.refused)
+        sent.refused = True
 
     def tell(self, error: str | None = None, *, duplicate: bool = False) -> None:
         """The next receipt."""
         sent = next(one for one in self.sent if not one.receipt.done())
         if error is not None:
             sent.receipt.set_exception(PulsarError(error, "so says the test"))
+        elif sent.refused:
+            refusal = PulsarError("NotAllowedError", "Exceed maximum message size")
+            sent.receipt.set_exception(EntryRefusedError(refusal))
         elif duplicate:
             sent.receipt.set_result(DUPLICATE)
         else:
             assert sent.position is not None
             sent.receipt.set_result(sent.position)
 
-    def foreign(self, count: int = 3) -> None:
-        """Somebody else's entry."""
+    def foreign(self, count: int = 3, name: str = "them", sequence_id: int = 0) -> None:
+        """Somebody else's entry, or another gateway's under the name of one of our producers."""
         data = batch([f"foreign {i}" for i in range(count)])
         (entry,) = transcode.to_entries(
-            data, read_header(data), producer_name="them", sequence_base=0, publish_time=0, max_size=1 << 20
+            data, read_header(data), producer_name=name, sequence_base=sequence_id, publish_time=0, max_size=1 << 20
         )
         self.put(entry.metadata, entry.payload, count, count)
 
@@ -211,7 +230,20 @@ class FakeAdmin:
         self.broker = broker
 
     async def internal_stats(self, name: str) -> dict[str, Any]:
-        return {"totalSize": 0, "numberOfEntries": len(self.broker.entries), "ledgers": []}
+        entries, at = self.broker.entries, self.broker.position
+        ledgers = sorted({at.ledger, *(one.position.ledger for one in entries)})
+        return {
+            "totalSize": 0,
+            "numberOfEntries": len(entries),
+            "lastConfirmedEntry": f"{at.ledger}:{at.entry}",
+            "ledgers": [
+                {
+                    "ledgerId": ledger,
+                    "entries": max([one.position.entry + 1 for one in entries if one.position.ledger == ledger] or [0]),
+                }
+                for ledger in ledgers
+            ],
+        }
 
     async def entry(self, name: str, ledger: int, entry: int) -> StoredEntry:
         headers = self.broker.headers.get(Position(ledger, entry))
@@ -221,6 +253,20 @@ class FakeAdmin:
 
     async def closed_index(self, name: str) -> int | None:
         return None
+
+    async def entry_head(self, name: str, ledger: int, entry: int) -> EntryHead:
+        self.broker.asked.append(Position(ledger, entry))
+        if self.broker.ask_error is not None:
+            raise self.broker.ask_error
+        found = next(one for one in self.broker.entries if one.position == (ledger, entry))
+        info = transcode.parse_entry(found.metadata)
+        return EntryHead(found.index, info.num_messages, info.producer_name, info.sequence_id, found.broker_timestamp)
+
+    async def stats(self, name: str) -> dict[str, Any]:
+        return self.broker.stats
+
+    async def transaction_buffer(self, name: str) -> dict[str, Any]:
+        raise PulsarError("NotFound", "no transactions")
 
 
 class FakeEngine:
@@ -272,6 +318,12 @@ class FakeEngine:
 
     async def begin_raw(self, topic_id: UUID) -> None:
         self.raw_marked = True
+
+    def entry_size_limit(self, topic_id: UUID) -> EntrySizeLimit:
+        async def ask() -> int | None:
+            return self.client.size_limit
+
+        return EntrySizeLimit(self.loop.time, ask, self.spawn)
 
     def writes_raw(self, log: PulsarLog) -> bool:
         return log.policy.raw_entries and self.raw_marked

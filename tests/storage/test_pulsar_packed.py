@@ -16,7 +16,8 @@ from batches import LIMIT, NOW, append, attached, batch, first, make, read_all, 
 from engines import PulsarStore
 from fake_pulsar_client import Broker, make_log, settle
 from support.pulsar import Urls, fresh_namespace
-from test_pulsar_log import AGAIN, STORED, Play
+from support.waiting import until
+from test_pulsar_log import AGAIN, Play
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import Entry, Position, PulsarError
@@ -76,8 +77,19 @@ SCRIPTS = {
     "an entry that nobody sees": ("aG SRT", [(7, 2)], {}),
     "how far an index would have moved is of no matter": ("aL sRT aSR", [(8, 0), (8, 1)], {}),
     "a lost receipt, the tail brings it": ("aS D T", [(7, 1)], {}),
-    "the tail is lost with a batch under way": ("a!", [AGAIN], {"tails lost": 1}),
+    "the tail is lost with a batch under way": ("a! SR", [(7, 1)], {"tails lost": 1}),
 }
+
+
+async def test_behind_a_foreign_entry_the_place_tells_the_offset() -> None:
+    play = PackedPlay(-1)
+    await play.run("aF SR")
+    await until(lambda: None not in play.outcomes)
+    assert play.places == [(7, 2)]
+    assert play.log.high_watermark == pack(Position(7, 0), 2) + 1
+    await play.run("T")
+    assert play.log.high_watermark == pack(Position(7, 2), 1) + 1
+    await play.log.close()
 
 
 @pytest.mark.parametrize("producer", [-1, 41])
@@ -196,7 +208,7 @@ async def test_behind_the_last_entry_that_has_offsets_nothing_is_told_wrong(monk
     await play.run("F T aaa SSS RRR")
     assert play.outcomes == [None] * 3
     await play.run("T")
-    assert play.outcomes == [STORED] * 3
+    assert play.outcomes == [AGAIN] * 3
     assert play.log.high_watermark == pack(Position(8, 0))
     assert play.counts["entries that packed offsets cannot hold"] == 1
     await play.run("L aSRT")
@@ -252,7 +264,7 @@ async def test_an_empty_log_answers_older_offsets_with_nothing_and_later_ones_no
 
 async def _stats(ledger: int) -> dict[str, Any]:
     ledgers = [{"ledgerId": 3, "entries": 9}, {"ledgerId": ledger, "entries": 0}]
-    return {"totalSize": 0, "numberOfEntries": 0, "ledgers": ledgers}
+    return {"totalSize": 0, "numberOfEntries": 0, "ledgers": ledgers, "lastConfirmedEntry": f"{ledger}:-1"}
 
 
 # --- on a real broker, whose index is not looked at

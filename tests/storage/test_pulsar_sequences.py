@@ -41,6 +41,44 @@ def header(sequence: int, count: int = 1, epoch: int = 0) -> BatchHeader:
     return read_header(batch(["v"] * count, producer=1, epoch=epoch, sequence=sequence))
 
 
+def test_what_pulsar_refused_is_never_known() -> None:
+    window = Sequences(-1)
+    for first in (0, 3, 6, 9):
+        window.take(header(first, 3), first, first)
+    window.refuse(3, 3, 3)
+    for first, count in ((3, 3), (3, 1), (5, 1), (4, 3)):
+        assert window.check(header(first, count)).error.code is UNKNOWN  # type: ignore[union-attr]
+    assert window.check(header(6, 3)).original.owner == 6  # type: ignore[union-attr]
+    assert window.check(header(12)) == Verdict(12)
+    assert window.check(header(0, epoch=1)) == Verdict(at(1, 0)), "it can be stored in a new epoch"
+
+
+def test_what_pulsar_refused_takes_no_sequence_where_nothing_is_stored_behind_it() -> None:
+    window = Sequences(-1)
+    for first in (0, 3, 6):
+        window.take(header(first, 3), first, first)
+    window.refuse(3, 3, 3)
+    window.refuse(6, 3, 6)
+    assert window.last_sequence == 2
+    assert window.check(header(3, 1)) == Verdict(3)
+    assert window.check(header(6, 3)).error.code is DISORDER  # type: ignore[union-attr]
+    first = Sequences(at(4, 9))
+    first.take(header(0, epoch=5), at(5, 0), 0)
+    first.refuse(at(5, 0), 1, 0)
+    assert first.check(header(0, epoch=5)) == Verdict(at(5, 0))
+
+
+def test_of_a_batch_that_was_refused_in_part_the_rest_is_asked_for() -> None:
+    window = Sequences(-1)
+    window.take(header(0, 9), 0, "in three entries")
+    window.take(header(9, 1), 9, "behind it")
+    window.refuse(3, 3, "in three entries")
+    assert window.check(header(0, 3)) == Verdict(0, known=True)
+    assert window.check(header(2, 2)).error.code is UNKNOWN  # type: ignore[union-attr]
+    assert window.check(header(6, 3)) == Verdict(6, known=True)
+    assert window.check(header(9, 1)).original.owner == "behind it"  # type: ignore[union-attr]
+
+
 class Step(NamedTuple):
     """A batch, and what is said of it: a sequence id, "known" one, the batch that it repeats, or an error."""
 

@@ -33,6 +33,7 @@ from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.compaction import Compactions
 from kop.storage.pulsar.elsewhere import Elsewhere, may_be_named
+from kop.storage.pulsar.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.errors import kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
@@ -158,6 +159,7 @@ class PulsarEngine:
         self._begin_raw: set[UUID] = set()
         self._remembered: dict[UUID, tuple[Mapping[str, str], dict[tuple[str, int], int]]] = {}
         """What properties say of partitions, with the properties that say it."""
+        self._entry_size_limits: dict[UUID, EntrySizeLimit] = {}
         self._gateways = Gateways(
             client,
             admin,
@@ -241,6 +243,17 @@ class PulsarEngine:
     def healthy(self) -> str | None:
         """None while Pulsar answers, else what it last said."""
         return "the storage engine is closed" if self._closed else self.upkeep.failure
+
+    def entry_size_limit(self, topic_id: UUID) -> EntrySizeLimit:
+        """How large an entry a topic takes; one object for all of its partitions."""
+        limit = self._entry_size_limits.get(topic_id)
+        if limit is None:
+
+            async def ask() -> int | None:
+                return await self.admin.get_max_message_size(self.topics.pulsar(topic_id).full_name, applied=True)
+
+            limit = self._entry_size_limits[topic_id] = EntrySizeLimit(self.loop.time, ask, self.spawn)
+        return limit
 
     def policies_changed(self) -> None:
         """The broker's defaults changed: the logs take them over."""
@@ -419,6 +432,7 @@ class PulsarEngine:
     def remove_logs(self, topic_id: UUID) -> None:
         """A topic is gone."""
         self._remembered.pop(topic_id, None)
+        self._entry_size_limits.pop(topic_id, None)
         self.write_checks.forget(topic_id)
         self.presence.forget(topic_id)
         for one in self._logs.pop(topic_id, ()):

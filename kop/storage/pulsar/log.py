@@ -3,7 +3,7 @@
 Owns: log start, high watermark, what the tail brings, listeners.
 Must not know: how topics are made, other partitions, which offset an entry has (`numbering.py`).
 
-The tail sees every entry. Our own ones mostly have their offsets before that (`own.py`); the tail checks each.
+The tail sees every entry. Our own ones mostly have their offsets before that (`appends.py`); the tail checks each.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from kop.pulsar_client import EARLIEST, Client, Position, PulsarError
 from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.pulsar import lookup
+from kop.storage.pulsar.appends import Append, Appends, EntryPlace
 from kop.storage.pulsar.catchup import Batch, Converter
 from kop.storage.pulsar.gaps import MOST_AT_ONCE, Gap, Gaps
 from kop.storage.pulsar.leading import Leading
 from kop.storage.pulsar.limits import Limits
 from kop.storage.pulsar.listeners import Listeners
 from kop.storage.pulsar.numbering import LOOK_EVERY
-from kop.storage.pulsar.own import Own
 from kop.storage.pulsar.positions import Marks
 from kop.storage.pulsar.readers import Readers
-from kop.storage.pulsar.sender import Append, Sender
+from kop.storage.pulsar.sender import Sender
 from kop.storage.pulsar.senders import Senders
+from kop.storage.pulsar.stored_batches import StoredBatches
 from kop.storage.pulsar.stream import Placed, Stream
+from kop.storage.pulsar.tail_delays import TailDelays
 from kop.storage.pulsar.unfit import Unfit
 from kop.storage.tail_cache import Tail
 
@@ -81,7 +83,19 @@ class PulsarLog:
         self._last = Position(-1, -1)
         """The entry before the high watermark."""
         self.numbering = engine.numbering
-        self.own = Own(self)
+        self.appends = Appends(
+            self,
+            self.loop,
+            self.numbering,
+            count=engine.count,
+            spawn=engine.spawn,
+            ask_place=self._ask_place,
+            search=StoredBatches(engine.client, engine.admin, partition_name, engine.numbering, self.guard).find,
+            tail_is_late=TailDelays(
+                engine.admin, partition_name, self.title, engine.troubles, engine.spawn, self.loop.time
+            ).late,
+        )
+        self.entry_size_limit = engine.entry_size_limit(topic.topic_id)
         self._converter = self._make_converter()
         self._stream: Stream | None = None
         self._attaching: asyncio.Task[None] | None = None
@@ -169,7 +183,7 @@ class PulsarLog:
         """Fail the appends that wait for the log to attach: none of them was sent."""
         waiting, self._waiting = self._waiting, deque()
         for append in waiting:
-            append.error = error
+            append.refuse(error)
             append.end(self.log_start_offset)
 
     def _give_up_waiting(self) -> None:
@@ -224,7 +238,7 @@ class PulsarLog:
         self._start_known_at = self.loop.time()
         for each in filter(None, (found.first, found.last)):
             self.marks.add(each.last, each.position)
-        self._last = Position(-1, -1) if found.last is None else found.last.position
+        self._last = found.end_position
         self.engine.cache.drop(self.tail)  # what is kept has no holes
         self._converter = self._make_converter()
         self._stream = stream = Stream(self._from_tail, self.tail_lost, self.numbering.place)
@@ -277,17 +291,20 @@ class PulsarLog:
         text = f"the tail of {self.title} ended: {error}; attaching again"
         self.engine.troubles.tell(("tail", self.title), text, "tail")
         self.engine.count("tails lost")
-        # Retriable and "maybe stored" for what is under way, whatever the reason.
         self.detach(BackendError(f"the tail of {self.title} ended: {error}"))
 
     def detach(self, error: KopError) -> None:
-        """Let go of everything; what is under way ends with the error, the next one who asks attaches again."""
+        """Follow the log no more; the next one who asks attaches again.
+
+        Appends need no tail and go on, but those of a log that is gone, and the leader's: it has to read what it wrote.
+        """
         self.attached = False
         self._readers.drop_all()
-        own = self.own.take_all()
-        self._senders.fail(error)
-        for piece in own:
-            self.own.failed(piece, error)
+        if self.deleted:
+            self.appends.fail_all(error)
+        if self.deleted or self.leading.sender is not None:
+            self._senders.fail(error)
+        self.appends.tail_left()
         self._let_go_of_tail()
         self._listeners.tell_soon()
 
@@ -353,6 +370,11 @@ class PulsarLog:
         if self.may_shrink:
             await self.ask_start()
 
+    async def _ask_place(self, position: Position, count: int) -> EntryPlace:
+        """Where a stored entry of `count` records lies. PulsarError, KopError."""
+        head = await self.engine.admin.entry_head(self.partition_name, *position)
+        return EntryPlace(self.numbering.stored_base(position, head.index, count), head.append_time)
+
     def sender_ended(self, sender: Sender) -> None:
         """It takes no more batches."""
         self._senders.ended(sender)
@@ -361,21 +383,20 @@ class PulsarLog:
 
     def _from_tail(self, placed: Placed) -> None:
         if placed.position <= self._last:
-            self.own.verify(placed)
-            self.own.follow_chain()
+            self.appends.verify(placed)
+            self.appends.follow()
             return
-        piece = self.own.at(placed.position) or self._senders.find(placed.info.producer_name, placed.info.sequence_id)
+        entry = self.appends.at(placed) or self._senders.find(placed.info.producer_name, placed.info.sequence_id)
         end, before = self.high_watermark, self._last
-        if piece is None or not self.own.brought(piece, placed):
+        if entry is None or not self.appends.brought(entry, placed):
             for batch in self._converter.feed(placed):
                 self._advance(placed.position, batch)
                 if batch.missing:
                     self._gap_at_tail(batch, Gap(batch.base, batch.last, before, placed.position))
-            if piece is not None:
-                self.own.settle_apart(piece, placed, end)
+            if entry is not None:
+                self.appends.settle_apart(entry, placed, end)
         self._last = placed.position
-        self.own.passed_over()
-        self.own.follow_chain()
+        self.appends.follow()
 
     def _gap_at_tail(self, batch: Batch, gap: Gap) -> None:
         """Entries between two that came did not come: transactions leave such gaps, else `Readers` looks why."""
@@ -589,11 +610,13 @@ class PulsarLog:
         """
         self._senders.close_idle(now, seconds)
         self._readers.close_idle(now, seconds)
-        busy = self._listeners or self.own or self._waiting or not self._senders.idle
+        busy = self._listeners or self.appends or self._waiting or not self._senders.idle
         if self._in_demand or busy or self.leading.sender is not None:
             self._in_demand, self._demanded = False, now
         elif now - self._demanded > self.engine.settings.tail_seconds:
-            self.detach(BackendError(f"nobody asked for {self.title}"))
+            error = BackendError(f"nobody asked for {self.title}")
+            self._senders.fail(error)
+            self.detach(error)
 
     def remove(self) -> None:
         """The topic was deleted: whoever waits is told, nothing works any more."""
@@ -611,7 +634,7 @@ class PulsarLog:
         await self._readers.close()
         if self._stream is not None:
             await self._stream.close()
-        self.own.close()
+        self.appends.close()
 
     def _check(self, offset: int) -> None:
         if self.deleted:

@@ -42,6 +42,8 @@ class Bounds(NamedTuple):
     """The oldest and the newest entry of the log itself; None where it holds none."""
     size: int
     """Bytes that Pulsar has of it."""
+    end_position: Position
+    """Of the last entry. Where the log holds none, the entry is -1: of the ledger that takes the next one."""
 
 
 async def bounds(log: PulsarLog) -> Bounds:
@@ -52,11 +54,13 @@ async def bounds(log: PulsarLog) -> Bounds:
     first, newest = await _ends(log) if stats["numberOfEntries"] else (None, EARLIEST)
     if first is None:
         last, end = None, await log.numbering.emptied_end(log)
+        confirmed = Position(*map(int, stats["lastConfirmedEntry"].split(":")))
+        end_position = confirmed if confirmed.entry < 0 else Position(-1, -1)  # else it was emptied just now
     else:
         last = first if newest <= first.position else await _probe(log, newest, maybe_empty=False)
         assert last is not None
-        end = last.last + 1
-    return Bounds(await _start(log, first, end), end, first, last, int(stats["totalSize"]))
+        end, end_position = last.last + 1, last.position
+    return Bounds(await _start(log, first, end), end, first, last, int(stats["totalSize"]), end_position)
 
 
 async def _ends(log: PulsarLog) -> tuple[Placed | None, Position]:

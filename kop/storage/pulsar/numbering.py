@@ -36,7 +36,7 @@ from kop.pulsar_client.packed import (
 )
 from kop.records import transcode
 from kop.storage.pulsar import lookup
-from kop.storage.pulsar.stream import Placed, place, view_of
+from kop.storage.pulsar.stream import INDEX_HELP, Placed, place, view_of
 from kop.storage.pulsar.troubles import Troubles
 
 if TYPE_CHECKING:
@@ -74,6 +74,12 @@ class Numbering(Protocol):
 
     def next_base(self, position: Position, end: int) -> int:
         """The offset of the entry that lies directly behind the log end `end`, in the same ledger."""
+
+    def stored_base(self, position: Position, index: int | None, count: int) -> int:
+        """The offset of a stored entry of `count` messages, to the last of which the broker gave `index`.
+
+        KAFKA_STORAGE_ERROR where it can have none.
+        """
 
     def follows(self, end: int, placed: Placed) -> bool:
         """Whether no offset that somebody could ask for lies between the log end and an entry."""
@@ -123,6 +129,11 @@ class _ByIndex:
 
     def next_base(self, position: Position, end: int) -> int:
         return end
+
+    def stored_base(self, position: Position, index: int | None, count: int) -> int:
+        if index is None:
+            raise KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR)
+        return index - count + 1
 
     def follows(self, end: int, placed: Placed) -> bool:
         return placed.base == end
@@ -183,6 +194,12 @@ class _Packed:
         return Placed(position, base, base + min(count, MOST_MESSAGES) - 1, entry, info, error)
 
     def next_base(self, position: Position, end: int) -> int:
+        return pack(position)
+
+    def stored_base(self, position: Position, index: int | None, count: int) -> int:
+        if not fits(position):
+            _refuse_ledger(position)
+            raise BackendError(f"entry {position.entry} of ledger {position.ledger} has no offsets")
         return pack(position)
 
     def follows(self, end: int, placed: Placed) -> bool:

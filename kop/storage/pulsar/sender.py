@@ -2,13 +2,14 @@
 
 Owns: the producer (opened at the first batch, closed when idle), sequence ids, the order of batches, what a failure
 means.
-Must not know: offsets; `log.py` finds them when a receipt is here.
+Must not know: offsets; `appends.py` finds them when a receipt is here.
 
 One Pulsar producer for each idempotent producer id, one for everything else of the gateway. Pulsar deduplicates by that
 name, so what is sent again after a lost connection is stored once.
 
-When a batch of an idempotent producer fails, nothing is known of it, and what was sent behind it must not pass: the
-sender ends, its batches fail in order, and the next one asks Pulsar again what is stored.
+When a batch of an idempotent producer fails and nothing is known of it, what was sent behind it must not pass: the
+sender ends, its batches fail in order, and the next one asks Pulsar again what is stored. Where a broker refuses one
+entry for good, those behind it are stored all the same: they end with their own receipts.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kop.errors import BackendError, ErrorCode, KopError, PeerError
-from kop.pulsar_client import Position, Producer, PulsarError
+from kop.errors import BackendError, ErrorCode, KopError
+from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
 from kop.records import transcode
-from kop.records.batch import BatchHeader
-from kop.storage.base import AppendResult
+from kop.storage.pulsar.appends import Append, InFlightEntry, without_frames
+from kop.storage.pulsar.entry_sizes import ENTRY_FRAMING
 from kop.storage.pulsar.limits import LATE_SECONDS, still_to_wait
 from kop.storage.pulsar.sequences import Sequences
 
@@ -39,84 +40,8 @@ _HEAR_SECONDS: Final = 3.0
 """How long closing waits for the answer of one that is being opened."""
 _DOUBTS: Final = (0.2, 1.0, 3.0)
 """Seconds after which Pulsar is asked again what is stored, before a client is told that its sequence does not fit."""
-_UNSEEN_SECONDS: Final = 10.0
-"""How long the tail may take to bring an entry whose receipt said no more than "duplicate"."""
 
 log = logging.getLogger(__name__)
-
-
-class Append:
-    """One batch and who waits for it."""
-
-    __slots__ = ("base", "batch", "error", "followers", "future", "header", "left", "throttle_ms", "time", "unknown")
-
-    def __init__(self, batch: bytearray, header: BatchHeader, future: asyncio.Future[AppendResult]) -> None:
-        self.batch = batch
-        self.header = header
-        self.future = future
-        self.followers: list[asyncio.Future[AppendResult]] = []
-        self.left = 0
-        """Pieces that have no end yet."""
-        self.base = -1
-        self.time = -1
-        self.throttle_ms = 0
-        self.unknown = False
-        """A piece was stored before, nobody knows where."""
-        self.error: KopError | None = None
-
-    def lies_at(self, base: int, piece: Piece) -> None:
-        """A piece has its offset. With others' records between the pieces no one offset tells where all lie."""
-        base -= piece.first
-        if self.base < 0:
-            self.base = base
-        elif base != self.base:
-            self.unknown = True
-
-    def end(self, log_start_offset: int) -> None:
-        """Tell whoever waits."""
-        error = self.error
-        if error is None and self.unknown:
-            error = PeerError("the batch is stored, where is not known here", ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
-        for future in (self.future, *self.followers):
-            if future.done():
-                continue
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
-
-
-class Piece:
-    """One entry of a batch; most batches are one."""
-
-    __slots__ = (
-        "append",
-        "before",
-        "count",
-        "done",
-        "entry",
-        "first",
-        "sender",
-        "sent",
-        "sequence_id",
-        "size",
-        "whole",
-    )
-
-    def __init__(self, append: Append, entry: transcode.PulsarEntry, sequence_id: int, whole: bool, sender: Sender):
-        self.append = append
-        self.count = entry.num_messages
-        self.first = entry.first
-        self.entry: transcode.PulsarEntry | None = None if whole else entry
-        """Kept where the batch was split: its bytes are what is served."""
-        self.sequence_id = sequence_id
-        self.whole = whole
-        self.done = False
-        self.sender = sender
-        self.size = len(entry.metadata) + len(entry.payload)
-        self.sent = sender.used
-        """Loop time."""
-        self.before = sender.taken_bytes
 
 
 class Sender:
@@ -130,8 +55,8 @@ class Sender:
         """Loop time of the last batch."""
         self.idempotent = idempotent
         self.sequences: Sequences | None = None
-        self.pending: dict[int, Piece] = {}
-        """Not ended, by sequence id, in order."""
+        self.pending: dict[int, InFlightEntry] = {}
+        """Sent and not answered, or answered as duplicates and not found yet, by sequence id, in order."""
         self.ended = False
         self.taken_bytes = 0
         """Of entries that Pulsar has answered."""
@@ -189,19 +114,20 @@ class Sender:
     def fail(self, error: KopError) -> None:
         """Everything that waits has failed; the sender ends."""
         if not self.ended:
-            self._refused = error
+            self._refused = error = without_frames(error)
             self.ended = True
             self._log.sender_ended(self)
         # What was sent may be stored. NOT_LEADER_OR_FOLLOWER tells clients that it is not.
         unsure = error
         if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
             unsure = BackendError(error.message, ErrorCode.KAFKA_STORAGE_ERROR)
-        pieces, self.pending = list(self.pending.values()), {}
-        for piece in pieces:
-            self._log.own.failed(piece, unsure)
+        entries, self.pending = list(self.pending.values()), {}
+        for entry in entries:
+            if not entry.stored:
+                self._log.appends.failed(entry, unsure)
         while self._queue:
             append = self._queue.popleft()
-            append.error = error
+            append.refuse(error)
             append.end(self._log.log_start_offset)
 
     async def _open(self) -> None:
@@ -286,6 +212,7 @@ class Sender:
         await owner.engine.retains(owner.topic.topic_id)
         if self.idempotent:
             await owner.engine.deduplicates(owner.topic.topic_id)
+        await owner.entry_size_limit.learn()
         if owner.policy.raw_entries:
             await owner.engine.begin_raw(owner.topic.topic_id)
         while True:
@@ -315,9 +242,10 @@ class Sender:
             self._send_checked(append)
         except Exception as error:
             log.exception("cannot write to %s", self._log.title)
-            append.error = BackendError(f"cannot write to {self._log.title}: {error!r}")
+            refused = BackendError(f"cannot write to {self._log.title}: {error!r}")
+            append.refuse(refused)
             append.end(self._log.log_start_offset)
-            self._end(append.error)
+            self._end(refused)
 
     def _send_checked(self, append: Append) -> None:
         header, known = append.header, False
@@ -326,20 +254,22 @@ class Sender:
             if verdict.original is not None:
                 original: Append = verdict.original.owner
                 if original.left:
-                    original.followers.append(append.future)
-                else:
-                    append.base, append.time, append.unknown = original.base, original.time, original.unknown
+                    original.waiters += append.waiters
+                elif original.placed:
+                    append.base, append.time = original.base, original.time
                     append.end(self._log.log_start_offset)
+                else:
+                    self._log.appends.find_again(append, self, verdict.original.sequence_id)
                 return
             if verdict.error is not None:
                 log.info("%s: %s: %s", self._log.title, self.name, verdict.error)
-                append.error = verdict.error
+                append.refuse(verdict.error)
                 append.end(self._log.log_start_offset)
                 return
             assert verdict.sequence_id is not None
             first, known = verdict.sequence_id, verdict.known
             if known and (asked := self.pending.get(first)) is not None:
-                asked.append.followers.append(append.future)
+                asked.append.waiters += append.waiters
                 return
         else:
             first = self._next
@@ -347,8 +277,9 @@ class Sender:
         try:
             entries = self._entries(append, first, confirm=known)
             self._log.numbering.check(entries, self._log.last_position)
+            self._check_sizes(entries)
         except KopError as error:
-            append.error = error
+            append.refuse(error)
             append.end(self._log.log_start_offset)
             return
         if self.sequences is None:
@@ -358,9 +289,11 @@ class Sender:
         append.left = len(entries)
         for entry in entries:
             sequence_id = first + entry.first
-            piece = Piece(append, entry, sequence_id, len(entries) == 1, self)
-            self.pending[sequence_id] = piece
-            self._sent_bytes += piece.size
+            sent = InFlightEntry(
+                append, entry, sequence_id, len(entries) == 1, self, sent=self.used, before=self.taken_bytes
+            )
+            self.pending[sequence_id] = sent
+            self._sent_bytes += sent.size
             receipt = self._producer.send(
                 entry.metadata,
                 entry.payload,
@@ -369,13 +302,29 @@ class Sender:
                 num_messages=entry.num_messages,
             )
             if receipt.done():  # refused before it was sent: what comes next must not pass it
-                self._received(piece, receipt)
-                if self.ended:  # with pieces that were never sent
-                    append.error = append.error or self._refused
+                self._received(sent, receipt)
+                if self.ended:  # with entries that were never sent
+                    append.refuse(append.error or self._refused or BackendError("the producer has ended"))
                     append.end(self._log.log_start_offset)
                     return
             else:
-                receipt.add_done_callback(_Receipt(self, piece))
+                receipt.add_done_callback(_Receipt(self, sent))
+
+    def _check_sizes(self, entries: Sequence[transcode.PulsarEntry]) -> None:
+        """Before a sequence is taken: MESSAGE_TOO_LARGE where the topic's own limit forbids an entry."""
+        limit = self._log.entry_size_limit
+        if not limit.bytes:
+            return
+        for entry in entries:
+            size = len(entry.metadata) + len(entry.payload) + ENTRY_FRAMING
+            if size > limit.bytes:
+                limit.doubt()
+                raise self._refusal(
+                    PulsarError(
+                        "NotAllowedError",
+                        f"Exceed maximum message size: an entry of {size} bytes, the topic takes {limit.bytes}",
+                    )
+                )
 
     def _entries(self, append: Append, first: int, *, confirm: bool) -> Sequence[transcode.PulsarEntry]:
         """A batch as Pulsar gets it, in the topic's entry format; its first record has the sequence id `first`."""
@@ -405,48 +354,40 @@ class Sender:
             reject_null_keys=policy.compact,
         )
 
-    def _received(self, piece: Piece, receipt: asyncio.Future[Position]) -> None:
+    def _received(self, entry: InFlightEntry, receipt: asyncio.Future[Position]) -> None:
         error: BaseException | None = (
             PulsarError("Closed", "the producer was closed") if receipt.cancelled() else receipt.exception()
         )
-        self.taken_bytes += piece.size
+        self.taken_bytes += entry.size
         now = self._log.loop.time()
-        if now - piece.sent > LATE_SECONDS and self._log.limits.late(now):
-            taken, behind = self.taken_bytes - piece.before, self._sent_bytes - self.taken_bytes
-            piece.append.throttle_ms = still_to_wait(now - piece.sent, taken, piece.size + behind)
-        if piece.done:
+        if now - entry.sent > LATE_SECONDS and self._log.limits.late(now):
+            taken, behind = self.taken_bytes - entry.before, self._sent_bytes - self.taken_bytes
+            entry.append.throttle_ms = still_to_wait(now - entry.sent, taken, entry.size + behind)
+        if entry.done:
             return
         if error is None:
             position = receipt.result()
             if position.ledger >= 0:
-                self._log.own.stored(piece, position)
+                self.pending.pop(entry.sequence_id, None)
+                self._log.appends.stored(entry, position)
             else:
-                self._duplicate(piece)
+                old = self.sequences is not None and self.sequences.known(entry.sequence_id)
+                self._log.appends.duplicate(entry, old=old)
             return
         refusal = self._refusal(error if isinstance(error, PulsarError) else PulsarError("Failed", f"{error!r}"))
-        if self.idempotent or not isinstance(error, PulsarError):
-            self._end(refusal)
+        if isinstance(error, EntryRefusedError) or (isinstance(error, PulsarError) and not self.idempotent):
+            self.pending.pop(entry.sequence_id, None)
+            if self.sequences is not None:
+                self.sequences.refuse(entry.sequence_id, entry.count, entry.append)
+                self._log.entry_size_limit.doubt()
+            self._log.appends.failed(entry, refusal)
         else:
-            self.pending.pop(piece.sequence_id, None)
-            self._log.own.failed(piece, refusal)
+            self._end(refusal)
 
     def _end(self, error: KopError) -> None:
         self.fail(error)
         if self._producer is not None:
             self._log.spawn(self._producer.close())
-
-    def _duplicate(self, piece: Piece) -> None:
-        """Stored before: by our own send whose receipt was lost, then the tail brings it, or by somebody else's."""
-
-        def give_up() -> None:
-            if not piece.done:
-                self.pending.pop(piece.sequence_id, None)
-                self._log.own.unknown(piece)
-
-        if self.sequences is not None and self.sequences.known(piece.sequence_id):
-            give_up()
-        else:
-            self._log.loop.call_later(_UNSEEN_SECONDS, give_up)
 
     def _lost(self, error: PulsarError) -> None:
         if not self.ended:
@@ -454,13 +395,13 @@ class Sender:
 
 
 class _Receipt:
-    """Calls back with the piece; lighter than a closure for each."""
+    """Calls back with the entry; lighter than a closure for each."""
 
-    __slots__ = ("_piece", "_sender")
+    __slots__ = ("_entry", "_sender")
 
-    def __init__(self, sender: Sender, piece: Piece) -> None:
+    def __init__(self, sender: Sender, entry: InFlightEntry) -> None:
         self._sender = sender
-        self._piece = piece
+        self._entry = entry
 
     def __call__(self, receipt: asyncio.Future[Any]) -> None:
-        self._sender._received(self._piece, receipt)
+        self._sender._received(self._entry, receipt)

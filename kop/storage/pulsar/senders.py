@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from kop.errors import KopError
 from kop.records.batch import BatchHeader
 from kop.storage.base import ProducerView
-from kop.storage.pulsar.sender import Piece, Sender
+from kop.storage.pulsar.appends import InFlightEntry
+from kop.storage.pulsar.sender import Sender
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.log import PulsarLog
@@ -46,8 +47,8 @@ class Senders:
             sender = self._senders[producer_id] = Sender(self._log, name, idempotent=producer_id >= 0)
         return sender
 
-    def find(self, producer_name: str, sequence_id: int) -> Piece | None:
-        """Ours whose receipt is not here yet, or was lost with a connection."""
+    def find(self, producer_name: str, sequence_id: int) -> InFlightEntry | None:
+        """Ours whose receipt is not here yet, or says "duplicate" because an earlier one was lost."""
         leader = self._log.leading.sender
         for sender in self._senders.values() if leader is None else (leader,):
             if sender.name == producer_name:

@@ -35,6 +35,8 @@ class Sent(NamedTuple):
     last_sequence: int
     owner: Any
     """The caller's: what a duplicate of the batch has to wait for."""
+    sequence_id: int = -1
+    """Pulsar's, of its first record."""
 
 
 class Verdict(NamedTuple):
@@ -66,7 +68,10 @@ class Sequences:
             self.epoch = last_sequence_id >> _SHIFT
             self._last = last_sequence_id & _MASK
         self._stored = self._last
-        """What Pulsar had stored when we began."""
+        """What Pulsar had stored when we began, or had answered when it refused a batch."""
+        self._refused: list[tuple[int, int]] = []
+        """Unwrapped sequences that Pulsar refused, first and last, with later ones taken behind them. It will never
+        store them: what is not above the highest sequence id that it has stored is a duplicate to it."""
         self.last_timestamp = -1
         """The largest timestamp (ms) of the last batch taken; -1 before the first."""
 
@@ -76,7 +81,7 @@ class Sequences:
         return self._last % _SEQUENCES if self._last >= 0 else -1
 
     def known(self, sequence_id: int) -> bool:
-        """True for what Pulsar had stored when we began."""
+        """True for what Pulsar had stored, or refused, before."""
         return sequence_id >> _SHIFT == self.epoch and sequence_id & _MASK <= self._stored
 
     def comes_next(self, header: BatchHeader) -> bool:
@@ -107,8 +112,15 @@ class Sequences:
         behind = (self.last_sequence - sequence) % _SEQUENCES
         first = self._last - behind
         """Unwrapped, if the batch lies behind and not ahead."""
+        last = first + header.last_offset_delta
+        if behind < _SEQUENCES // 2 and any(first <= end and begin <= last for begin, end in self._refused):
+            return _refused(
+                ErrorCode.UNKNOWN_PRODUCER_ID,
+                f"sequences from {sequence} on were refused in epoch {epoch} and later ones are stored: they can be "
+                "stored in a new epoch only",
+            )
         if behind < _SEQUENCES // 2 and 0 <= first <= self._stored:
-            if first + header.last_offset_delta <= self._stored:
+            if last <= self._stored:
                 return Verdict(epoch << _SHIFT | first, known=True)
             if self._last == self._stored:
                 # A split batch of which the first pieces are stored: the rest goes after them, Pulsar drops those.
@@ -121,11 +133,29 @@ class Sequences:
         """The batch that `check` let through is on its way."""
         if header.producer_epoch != self.epoch:
             self._window.clear()
+            self._refused.clear()
             self.epoch = header.producer_epoch
             self._stored = -1
         self._last = (sequence_id & _MASK) + header.last_offset_delta
         self.last_timestamp = header.max_timestamp
-        self._window.append(Sent(header.base_sequence, header.last_sequence, owner))
+        self._window.append(Sent(header.base_sequence, header.last_sequence, owner, sequence_id))
+
+    def refuse(self, sequence_id: int, count: int, owner: Any) -> None:
+        """Pulsar will not store `count` records of a batch that was taken, from this sequence id on.
+
+        As in Kafka a refused batch takes no sequence, while no later one was taken.
+        """
+        if sequence_id >> _SHIFT != self.epoch:
+            return
+        first = sequence_id & _MASK
+        for sent in tuple(self._window):
+            if sent.owner is owner:
+                self._window.remove(sent)
+        self._refused.append((first, first + count - 1))
+        self._refused.sort()
+        while self._refused and self._refused[-1][1] == self._last:
+            self._last = self._refused.pop()[0] - 1
+        self._stored = self._last  # of a batch that was split, some may be stored: Pulsar says which
 
 
 def _refused(code: ErrorCode, text: str) -> Verdict:

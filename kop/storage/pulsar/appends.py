@@ -1,0 +1,596 @@
+"""A partition's appends, from the batch to its offset.
+
+Owns: batches under way and their entries, receipts that have no offset yet, which offset each entry of ours has.
+Must not know: how a producer is opened, Kafka's sequences, who reads.
+
+A receipt tells an entry's position (ledger, entry) and not its offset. The first of these that knows tells the offset:
+
+1. The chain: the entry lies directly behind the log's last one in the same ledger. This is the case of nearly all. The
+   entry is placed: the log ends behind it, and it is served in the bytes that came in.
+2. The tail brings the entry.
+3. Pulsar's REST interface is asked for the entry, where the tail is late: a dispatch rate, an open transaction or a
+   transaction buffer that is not recovered hold readers back, and not producers. Such an entry is answered and not
+   placed: the log ends where readers may read. The chain goes on behind it, so that one question answers many entries.
+
+A receipt that says "duplicate" tells no position: an earlier copy is stored somewhere. The tail brings it, or the last
+entries of the log are searched for it (`stored_batches.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from kop.errors import BackendError, ErrorCode, KopError, PeerError
+from kop.pulsar_client import Position, PulsarError
+from kop.pulsar_client.backoff import Backoff
+from kop.records import transcode
+from kop.records.batch import BatchHeader, stamp, stamp_log_append_time
+from kop.storage.base import AppendResult, Buffer, LogPolicy
+from kop.storage.pulsar.catchup import Batch
+from kop.storage.pulsar.numbering import Numbering
+from kop.storage.pulsar.stored_batches import Outcome, Stored, Wanted
+from kop.storage.pulsar.stream import Placed
+
+LATE_TAIL_SECONDS: Final = 0.1
+"""How long the tail is waited for before Pulsar is asked where an entry lies."""
+PLACE_SECONDS: Final = 10.0
+"""How long a client waits for the offset of a batch that is stored; clients wait 30 s for an answer."""
+_HELD_SECONDS: Final = 1.0
+"""How long after an answer that the tail did not have the next question is asked at once."""
+_ASK_AT_ONCE: Final = 8
+_MOST_UNVERIFIED: Final = 100_000
+"""Entries that the chain may be ahead of the tail."""
+
+_log = logging.getLogger(__name__)
+
+
+def without_frames(error: KopError) -> KopError:
+    """The error for keeping: a traceback or a cause holds frames, and these hold batches."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+class Append:
+    """One batch and those who wait for it."""
+
+    __slots__ = ("base", "batch", "error", "header", "left", "scattered", "throttle_ms", "time", "waiters")
+
+    def __init__(self, batch: bytearray, header: BatchHeader, future: asyncio.Future[AppendResult]) -> None:
+        self.batch = batch
+        """Empty when the append has ended: the window of its producer keeps the append longer."""
+        self.header = header
+        self.waiters = [future]
+        self.left = 0
+        """Entries that have no end yet."""
+        self.base = -1
+        """Offset of the first record; -1 while it is not known."""
+        self.time = -1
+        self.throttle_ms = 0
+        self.scattered = False
+        """Other records lie between its entries: no one base offset tells where its records are."""
+        self.error: KopError | None = None
+
+    @property
+    def idempotent(self) -> bool:
+        """Its producer can be told "stored already"."""
+        return self.header.producer_id >= 0
+
+    @property
+    def placed(self) -> bool:
+        """Its offset is known."""
+        return self.base >= 0 and not self.scattered
+
+    def lies_at(self, base: int, first: int) -> None:
+        """An entry that begins with the record `first` of the batch has the offset `base`."""
+        base -= first
+        if self.base < 0:
+            self.base = base
+        elif base != self.base:
+            self.scattered = True
+
+    def refuse(self, error: KopError) -> None:
+        """The batch fails when its last entry has ended."""
+        self.error = without_frames(error)
+
+    def end(self, log_start_offset: int) -> None:
+        """Tell those who wait, and keep no more than where the batch lies."""
+        error, waiters = self.error, self.waiters
+        self.error, self.waiters, self.batch = None, [], bytearray()
+        if error is not None:
+            self.base = -1
+        elif self.scattered:
+            self.base = -1
+            if self.idempotent:
+                error = PeerError("the batch is stored in pieces", ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+        for future in waiters:
+            if future.done():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
+
+
+class EntryProducer(Protocol):
+    """What sent an entry."""
+
+    name: str
+    pending: dict[int, InFlightEntry]
+
+
+class InFlightEntry:
+    """One entry of a batch between sending and its offset; most batches are one entry."""
+
+    __slots__ = (
+        "append",
+        "before",
+        "count",
+        "done",
+        "entry",
+        "first",
+        "producer",
+        "sent",
+        "sequence_id",
+        "since",
+        "size",
+        "stored",
+        "whole",
+    )
+
+    def __init__(
+        self,
+        append: Append,
+        entry: transcode.PulsarEntry,
+        sequence_id: int,
+        whole: bool,
+        producer: EntryProducer,
+        *,
+        sent: float,
+        before: int,
+    ) -> None:
+        self.append = append
+        self.count = entry.num_messages
+        self.first = entry.first
+        self.entry: transcode.PulsarEntry | None = None if whole else entry
+        """Kept where the batch was split: its bytes are what is served."""
+        self.sequence_id = sequence_id
+        self.whole = whole
+        self.done = False
+        self.stored = False
+        """Pulsar said so: only its offset is missing."""
+        self.producer = producer
+        self.size = len(entry.metadata) + len(entry.payload)
+        self.sent = sent
+        """Loop time."""
+        self.before = before
+        """Bytes that Pulsar had answered of this producer then."""
+        self.since = 0.0
+        """Loop time from which on it waits for its offset."""
+
+
+class EntryPlace(NamedTuple):
+    """Where a stored entry lies, as Pulsar tells it."""
+
+    base: int
+    """Offset of its first message."""
+    append_time: int
+    """When the broker took it, in ms."""
+
+
+class LogEnd(Protocol):
+    """The end of the log, where appends are placed."""
+
+    attached: bool
+    deleted: bool
+    policy: LogPolicy
+    log_start_offset: int
+    high_watermark: int
+
+    @property
+    def title(self) -> str:
+        """For logs."""
+
+    @property
+    def last_position(self) -> Position:
+        """Of the entry before the high watermark."""
+
+    def place(self, position: Position, batch: Batch) -> None:
+        """An entry of ours is the next one of the log."""
+
+    def detach(self, error: KopError) -> None:
+        """What is known of the log's end is wrong."""
+
+
+class Appends:
+    """Those of one log.
+
+    `ask_place(position, count)` asks Pulsar where a stored entry of `count` records lies, `search(wanted)` finds stored
+    entries by producer and sequence id; both may raise PulsarError and KopError. `tail_is_late()` is called where an
+    entry was answered that the tail did not bring in time.
+    """
+
+    def __init__(
+        self,
+        log: LogEnd,
+        loop: asyncio.AbstractEventLoop,
+        numbering: Numbering,
+        *,
+        count: Callable[[str], None],
+        spawn: Callable[[Coroutine[Any, Any, Any]], None],
+        ask_place: Callable[[Position, int], Awaitable[EntryPlace]],
+        search: Callable[[Sequence[Wanted]], Awaitable[Sequence[Stored]]],
+        tail_is_late: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._loop = loop
+        self._numbering = numbering
+        self._count = count
+        self._spawn = spawn
+        self._ask_place = ask_place
+        self._search = search
+        self._tail_is_late = tail_is_late
+        self._stored: dict[Position, InFlightEntry] = {}
+        """Stored by us, neither the chain nor the tail has reached them."""
+        self._unverified: deque[tuple[Position, int]] = deque()
+        """Placed by the chain, to be seen by the tail: position, last offset."""
+        self._answered: dict[Position, int] = {}
+        """Answered before the tail came so far, not placed: their last offsets."""
+        self._anchor: tuple[Position, int] | None = None
+        """An entry ahead of the log's end that an offset is known of, and the offset behind it."""
+        self._duplicates: dict[InFlightEntry, None] = {}
+        """Pulsar has an earlier copy, nobody has said where."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking = self._searching = False
+        self._held_until = float("-inf")
+
+    def __bool__(self) -> bool:
+        return bool(self._stored or self._duplicates)
+
+    # --- what becomes of an entry
+
+    def stored(self, entry: InFlightEntry, position: Position) -> None:
+        """A receipt came."""
+        if entry.done:
+            return
+        entry.stored = True
+        self._stored[position] = entry
+        self.follow()
+        if self._stored and not entry.done:
+            entry.since = self._loop.time()
+            self._wait_for_tail(position)
+
+    def duplicate(self, entry: InFlightEntry, *, old: bool) -> None:
+        """The receipt says that an earlier copy is stored. `old`: the tail will not bring it any more."""
+        if entry.done:
+            return
+        entry.stored = True
+        entry.since = self._loop.time() - (LATE_TAIL_SECONDS if old else 0)
+        self._duplicates[entry] = None
+        if not self._searching:
+            self._searching = True
+            self._spawn(self._find_duplicates())
+
+    def failed(self, entry: InFlightEntry, error: KopError) -> None:
+        """It is not known to be stored."""
+        if not entry.done:
+            entry.append.refuse(error)
+            self._done(entry)
+
+    def fail_all(self, error: KopError) -> None:
+        """Give up those that are stored and have no offset: the topic is gone, or the engine closes."""
+        entries = [*self._stored.values(), *self._duplicates]
+        self._stored.clear()
+        self._duplicates.clear()
+        for entry in entries:
+            self.failed(entry, error)
+
+    def close(self) -> None:
+        """Fail what waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.fail_all(BackendError("the storage engine is closed"))
+
+    def _done(self, entry: InFlightEntry) -> None:
+        entry.done = True
+        entry.entry = None
+        append = entry.append
+        append.left -= 1
+        if append.left <= 0:
+            append.end(self._log.log_start_offset)
+
+    def _give_up(self, entry: InFlightEntry, text: str) -> None:
+        """It is stored, nobody could tell where in time. The client tries again; what is known then is answered."""
+        self._count("offsets_not_found_in_time")
+        self.failed(entry, BackendError(f"{self._log.title}: {text}", ErrorCode.REQUEST_TIMED_OUT))
+
+    # --- the chain
+
+    def follow(self) -> None:
+        """Give offsets to those that lie directly behind an entry whose offset is known."""
+        log = self._log
+        if log.policy.log_append_time:
+            return  # the tail tells the time, or Pulsar when it is asked
+        if log.attached:
+            numbering = self._numbering
+            last = log.last_position
+            while self._stored and len(self._unverified) < _MOST_UNVERIFIED and last.entry < numbering.last_entry:
+                position = Position(last.ledger, last.entry + 1)
+                entry = self._stored.pop(position, None)
+                if entry is None:
+                    break
+                last = position
+                base = numbering.next_base(position, log.high_watermark)
+                self._unverified.append((position, base + entry.count - 1))
+                self._place(entry, position, base, -1)
+        if self._anchor is not None:
+            self._follow_anchor(*self._anchor)
+
+    def _follow_anchor(self, last: Position, end: int) -> None:
+        log, numbering = self._log, self._numbering
+        if log.attached and last <= log.last_position:
+            self._anchor = None
+            return
+        while self._stored and last.entry < numbering.last_entry:
+            position = Position(last.ledger, last.entry + 1)
+            entry = self._stored.pop(position, None)
+            if entry is None:
+                break
+            base = numbering.next_base(position, end)
+            last, end = position, base + entry.count
+            self._anchor = last, end
+            self._answer(entry, position, base, -1)
+
+    def tail_left(self) -> None:
+        """The log follows no tail for a while. Offsets that are known stay known."""
+        log = self._log
+        if self._anchor is None or self._anchor[0] < log.last_position:
+            self._anchor = log.last_position, log.high_watermark
+        self._unverified.clear()
+        self._answered.clear()
+        self.follow()
+        for position in self._stored:
+            self._wait_for_tail(position)
+            break
+
+    # --- the tail's word
+
+    def verify(self, placed: Placed) -> None:
+        """The tail brought an entry that the chain had placed."""
+        while self._unverified and self._unverified[0][0] < placed.position:
+            self._unverified.popleft()
+            self._count("entries that the tail passed over")
+        if self._unverified and self._unverified[0][0] == placed.position:
+            _, last = self._unverified.popleft()
+            self._compare(placed, last)
+
+    def at(self, placed: Placed) -> InFlightEntry | None:
+        """The entry that the tail brought, if it is ours and its receipt came before."""
+        if self._answered and (last := self._answered.pop(placed.position, None)) is not None:
+            self._compare(placed, last)
+        return self._stored.pop(placed.position, None)
+
+    def _compare(self, placed: Placed, last: int) -> None:
+        if last == placed.last:
+            return
+        self._count("offsets that the chain got wrong")
+        _log.error(
+            "%s: entry %d:%d has offset %d, %d had been told to its producer; attaching again",
+            self._log.title, placed.position.ledger, placed.position.entry, placed.last, last,
+        )  # fmt: skip
+        self._log.detach(BackendError("offsets had to be read again"))
+        self._anchor = None
+
+    def brought(self, entry: InFlightEntry, placed: Placed) -> bool:
+        """The tail brought an entry of ours. True where it is placed, in the bytes that came in.
+
+        It is not where it lies behind a gap, or Pulsar counts otherwise than we said.
+        """
+        log = self._log
+        if (
+            entry.done
+            or entry.count != placed.info.num_messages
+            or not self._numbering.follows(log.high_watermark, placed)
+        ):
+            return False
+        self._known_at_last(entry)
+        self._place(entry, placed.position, placed.base, self._append_time(placed))
+        return True
+
+    def settle_apart(self, entry: InFlightEntry, placed: Placed, end: int) -> None:
+        """As `brought` without placing it; `end` was the log end before its entry."""
+        if entry.done:
+            return
+        self._known_at_last(entry)
+        append = entry.append
+        if end <= placed.base == placed.last - entry.count + 1:
+            append.lies_at(placed.base, entry.first)
+            append.time = self._append_time(placed)
+        elif append.idempotent:
+            append.scattered = True
+        else:
+            text = f"{self._log.title}: the batch is stored where its records have no offsets of their own"
+            append.refuse(BackendError(text))
+        self._done(entry)
+
+    def _known_at_last(self, entry: InFlightEntry) -> None:
+        """The tail was faster than the receipt, or than the search for an earlier copy."""
+        entry.producer.pending.pop(entry.sequence_id, None)
+        self._duplicates.pop(entry, None)
+
+    def _append_time(self, placed: Placed) -> int:
+        return self._numbering.append_time(placed) if self._log.policy.log_append_time else -1
+
+    def _place(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
+        """An entry of ours is the log's next one: it is served in the bytes that came in."""
+        append = entry.append
+        append.lies_at(base, entry.first)
+        append.time = append_time
+        data: Buffer
+        if entry.whole:
+            data = append.batch
+            stamp(append.batch, base)
+            if append_time >= 0:
+                stamp_log_append_time(append.batch, append_time)
+        else:
+            assert entry.entry is not None
+            found = transcode.to_batch(
+                entry.entry.metadata,
+                entry.entry.payload,
+                base_offset=base,
+                log_append_time=append_time if append_time >= 0 else None,
+            )
+            data = found if isinstance(found, bytes) else b"".join(found)
+        self._log.place(position, Batch(base, base + entry.count - 1, data))
+        self._done(entry)
+
+    # --- asking Pulsar where an entry lies
+
+    def _answer(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
+        """An entry of ours has its offset, and the log does not end behind it yet."""
+        log = self._log
+        if log.attached and position > log.last_position and len(self._answered) < _MOST_UNVERIFIED:
+            self._answered[position] = base + entry.count - 1
+        entry.append.lies_at(base, entry.first)
+        entry.append.time = append_time
+        self._done(entry)
+
+    def _wait_for_tail(self, position: Position) -> None:
+        if self._asking or self._timer is not None:
+            return
+        self._timer = self._loop.call_later(self._patience(position, self._loop.time()), self._tail_was_late)
+
+    def _patience(self, position: Position, now: float) -> float:
+        """For how long the tail may still bring an entry, in seconds."""
+        log = self._log
+        passed = not log.attached or position <= log.last_position
+        return 0.0 if passed or now < self._held_until else LATE_TAIL_SECONDS
+
+    def _tail_was_late(self) -> None:
+        self._timer = None
+        if self._stored and not self._asking:
+            self._asking = True
+            self._spawn(self._ask())
+
+    async def _ask(self) -> None:
+        """Until nothing waits for the tail any more."""
+        backoff = Backoff(0.05, 1.0)
+        try:
+            while self._stored:
+                now = self._loop.time()
+                for position, entry in tuple(self._stored.items()):
+                    if now - entry.since > PLACE_SECONDS:
+                        del self._stored[position]
+                        self._give_up(entry, f"the batch is stored, its offset was not told for {PLACE_SECONDS:.0f} s")
+                waits = self._due(now)
+                if isinstance(waits, float):
+                    await asyncio.sleep(waits)
+                    continue
+                known = await asyncio.gather(*(self._ask_one(*each) for each in waits))
+                if any(known):
+                    backoff.reset()
+                else:
+                    await asyncio.sleep(backoff.next())
+        finally:
+            self._asking = False
+
+    def _due(self, now: float) -> list[tuple[Position, InFlightEntry]] | float:
+        """What is to be asked now, the oldest first, or the seconds until something is."""
+        chained = not self._log.policy.log_append_time
+        due: list[tuple[Position, InFlightEntry]] = []
+        soonest = LATE_TAIL_SECONDS
+        for position, entry in sorted(self._stored.items(), key=lambda item: item[0]):
+            if chained and Position(position.ledger, position.entry - 1) in self._stored:
+                continue  # the chain goes on from there
+            left = entry.since + self._patience(position, now) - now
+            if left <= 0:
+                due.append((position, entry))
+            else:
+                soonest = min(soonest, left)
+        return due[:_ASK_AT_ONCE] or soonest
+
+    async def _ask_one(self, position: Position, entry: InFlightEntry) -> bool:
+        try:
+            async with asyncio.timeout(PLACE_SECONDS):
+                place = await self._ask_place(position, entry.count)
+        except (PulsarError, KopError, TimeoutError) as error:
+            self._count("offset_questions_failed")
+            _log.debug("%s: where entry %d:%d lies cannot be asked: %r", self._log.title, *position, error)
+            return False
+        if self._stored.get(position) is not entry:
+            return True  # the tail, or the end of the log
+        del self._stored[position]
+        log = self._log
+        late = not log.attached or position > log.last_position
+        if late:
+            self._held_until = self._loop.time() + _HELD_SECONDS
+            self._count("offsets_asked_of_pulsar")
+            if self._anchor is None or self._anchor[0] < position:
+                self._anchor = position, place.base + entry.count
+        self._answer(entry, position, place.base, place.append_time if log.policy.log_append_time else -1)
+        self.follow()
+        if late and log.attached:
+            self._tail_is_late()
+        return True
+
+    # --- earlier copies
+
+    def find_again(self, append: Append, producer: EntryProducer, sequence_id: int) -> None:
+        """The batch is stored under this sequence id, where was not found out in time: look for it."""
+        append.left = 1
+        records = append.header.last_offset_delta + 1
+        entry = InFlightEntry(
+            append, transcode.PulsarEntry(b"", b"", records, 0), sequence_id, True, producer, sent=0.0, before=0
+        )
+        self.duplicate(entry, old=True)
+
+    async def _find_duplicates(self) -> None:
+        try:
+            while self._duplicates:
+                now = self._loop.time()
+                due = [entry for entry in self._duplicates if entry.since + LATE_TAIL_SECONDS <= now]
+                if not due:
+                    await asyncio.sleep(LATE_TAIL_SECONDS / 2)
+                    continue
+                wanted = [Wanted(entry.producer.name, entry.sequence_id, entry.count) for entry in due]
+                try:
+                    found = await self._search(wanted)
+                except (PulsarError, KopError) as error:
+                    _log.info("%s: stored batches cannot be searched: %s", self._log.title, error)
+                    found = [Stored(Outcome.UNKNOWN)] * len(due)
+                for entry, stored in zip(due, found, strict=True):
+                    if entry in self._duplicates:  # else the tail brought it meanwhile
+                        self._known_at_last(entry)
+                        self._found_duplicate(entry, stored)
+        finally:
+            self._searching = False
+
+    def _found_duplicate(self, entry: InFlightEntry, stored: Stored) -> None:
+        append = entry.append
+        if stored.outcome is Outcome.FOUND:
+            self._count("duplicates_found")
+            append.lies_at(stored.base, entry.first)
+            append.time = stored.append_time if self._log.policy.log_append_time else -1
+        elif stored.outcome is Outcome.SCATTERED:
+            append.scattered = True
+        elif stored.outcome is Outcome.ABSENT:
+            # Later ones of its producer are stored, so Pulsar drops it: it was refused when it came.
+            self._count("duplicates_that_are_not_stored")
+            append.refuse(
+                PeerError(
+                    "the batch was refused when it was sent first, and later ones of its producer are stored",
+                    ErrorCode.UNKNOWN_PRODUCER_ID,
+                )
+            )
+        else:
+            self._count("duplicates_not_found")
+            text = f"{self._log.title}: the batch is stored, where was not found"
+            if append.idempotent:
+                append.refuse(PeerError(text, ErrorCode.DUPLICATE_SEQUENCE_NUMBER))
+            else:
+                append.refuse(BackendError(text, ErrorCode.REQUEST_TIMED_OUT))
+        self._done(entry)

@@ -1,0 +1,66 @@
+"""How large an entry a topic takes: Pulsar's topic policy maxMessageSize.
+
+Owns: that number for each topic, and when it is asked for again.
+Must not know: batches, producers.
+
+Pulsar refuses a larger entry when it comes, and by then those behind it are on their way
+(https://pulsar.apache.org/docs/next/admin-api-topics/): a gateway that knows the limit refuses the batch before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+from kop.pulsar_client import PulsarError
+
+ENTRY_FRAMING: Final = 10
+"""Bytes that a broker counts beside metadata and payload (seen on 4.0.8): magic, checksum, the metadata's size."""
+_FRESH_SECONDS: Final = 30.0
+_DOUBT_SECONDS: Final = 1.0
+"""The least time between two questions where the answer is doubted."""
+
+_log = logging.getLogger(__name__)
+
+
+class EntrySizeLimit:
+    """Of one topic. `ask` gets the policy that applies, None or 0 where there is none; it may raise PulsarError."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        ask: Callable[[], Awaitable[int | None]],
+        spawn: Callable[[Coroutine[Any, Any, Any]], None],
+    ) -> None:
+        self.bytes = 0
+        """The limit; 0: none but the broker's own, or not known."""
+        self._clock = clock
+        self._ask = ask
+        self._spawn = spawn
+        self._asked = float("-inf")
+        self._asking: asyncio.Future[None] | None = None
+
+    async def learn(self) -> None:
+        """Ask, unless there is a fresh answer. Where Pulsar does not tell, the last answer stays."""
+        if self._asking is not None:
+            await asyncio.shield(self._asking)
+        elif self._clock() - self._asked >= _FRESH_SECONDS:
+            await self._learn()
+
+    def doubt(self) -> None:
+        """A batch was refused: somebody may have changed the limit. It is asked for on the side."""
+        if self._asking is None and self._clock() - self._asked >= _DOUBT_SECONDS:
+            self._spawn(self._learn())
+
+    async def _learn(self) -> None:
+        self._asking = asyncio.get_running_loop().create_future()
+        self._asked = self._clock()
+        try:
+            self.bytes = await self._ask() or 0
+        except PulsarError as error:
+            _log.debug("a topic's maxMessageSize is not known: %s", error)
+        finally:
+            self._asking.set_result(None)
+            self._asking = None

@@ -1,0 +1,236 @@
+"""Finding batches that are stored already, by the name of their producer and its sequence ids.
+
+Owns: the search backwards from the end of a partition, its bounds, what its result proves.
+Must not know: who asks, Kafka's sequences.
+
+Entries of one producer lie in the order of their sequence ids: Pulsar's deduplication drops what comes later with a
+lower one. So a range of sequence ids that is missing between two entries of its producer, in a stretch of the log
+without gaps, was never stored.
+
+The last entries are read by a reader of its own, which is fast. Where the broker holds readers back (a dispatch rate,
+an open transaction), fewer of them are looked at by REST, one request for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from kop.pulsar_client import Client, Position, PulsarError
+from kop.pulsar_client.admin import Admin
+from kop.storage.pulsar.numbering import Numbering
+from kop.storage.pulsar.positions import Ledgers
+from kop.storage.pulsar.stream import Placed, Stream
+
+SEARCH_SECONDS: Final = 6.0
+"""For all of one search."""
+_STANDS_SECONDS: Final = 1.0
+"""How long the reader may bring nothing before REST is asked."""
+_STEPS: Final = (256, 8192)
+"""Entries that are read, the last ones of the log."""
+_MOST_BYTES: Final = 64 << 20
+_BUDGET: Final = 1 << 20
+_MOST_ASKED: Final = 256
+_ASK_AT_ONCE: Final = 16
+
+
+class Wanted(NamedTuple):
+    """Messages of a producer by their sequence ids."""
+
+    producer_name: str
+    sequence_id: int
+    """Of the first."""
+    num_messages: int
+
+
+class Outcome(Enum):
+    """What a search found."""
+
+    FOUND = "found"
+    SCATTERED = "scattered"
+    """All is stored, and with other messages between: no one base offset tells where."""
+    ABSENT = "absent"
+    """Not all of it is stored, and it cannot be any more: later messages of the producer are."""
+    UNKNOWN = "unknown"
+
+
+class Stored(NamedTuple):
+    """The answer for one range."""
+
+    outcome: Outcome
+    base: int = -1
+    """Offset of the first message."""
+    append_time: int = -1
+    """When the broker took the last one, in ms."""
+
+
+class _Entry(NamedTuple):
+    order: int
+    sequence_id: int
+    num_messages: int
+    base: int
+    append_time: int
+
+
+class Stretch:
+    """Entries that follow each other in a log, by their producers. A pure machine.
+
+    `from_beginning`: nothing was ever stored before its first entry.
+    """
+
+    def __init__(self, *, from_beginning: bool) -> None:
+        self._by_producer: dict[str, list[_Entry]] = {}
+        self._order = 0
+        self._gaps: list[int] = [] if from_beginning else [0]
+        """Orders before which entries are missing."""
+
+    def __len__(self) -> int:
+        return self._order
+
+    def add(
+        self, producer_name: str, sequence_id: int, count: int, base: int, append_time: int, *, gap: bool = False
+    ) -> None:
+        """The next entry; `gap`: others may lie between it and the one before."""
+        if gap and self._order:
+            self._gaps.append(self._order)
+        entry = _Entry(self._order, sequence_id, count, base, append_time)
+        self._by_producer.setdefault(producer_name, []).append(entry)
+        self._order += 1
+
+    def find(self, wanted: Wanted) -> Stored:
+        """Where the messages lie."""
+        first, behind = wanted.sequence_id, wanted.sequence_id + wanted.num_messages
+        at, base, scattered = first, -1, False
+        before = after = None
+        for entry in self._by_producer.get(wanted.producer_name, ()):
+            if entry.sequence_id > at:
+                after = after or entry
+                continue
+            before = entry
+            if entry.sequence_id + entry.num_messages > at:
+                here = entry.base + first - entry.sequence_id
+                scattered = scattered or base not in {-1, here}
+                base, at = here, entry.sequence_id + entry.num_messages
+                if at >= behind:
+                    outcome = Outcome.SCATTERED if scattered else Outcome.FOUND
+                    return Stored(outcome, -1 if scattered else base, entry.append_time)
+        low = 0 if before is None else before.order + 1
+        if after is not None and not any(low <= gap <= after.order for gap in self._gaps):
+            return Stored(Outcome.ABSENT)
+        return Stored(Outcome.UNKNOWN)
+
+
+class StoredBatches:
+    """The search in one partition. `guard` is called before a reader is opened, see `Client.open_reader`."""
+
+    def __init__(
+        self,
+        client: Client,
+        admin: Admin,
+        partition: str,
+        numbering: Numbering,
+        guard: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._partition = partition
+        self._numbering = numbering
+        self._guard = guard
+
+    async def find(self, wanted: Sequence[Wanted]) -> list[Stored]:
+        """Look for all of them, each as far back as the bounds allow. PulsarError and KopError."""
+        found = [Stored(Outcome.UNKNOWN)] * len(wanted)
+        try:
+            async with asyncio.timeout(SEARCH_SECONDS):
+                stats = await self._admin.internal_stats(self._partition)
+                ledgers = Ledgers([(ledger["ledgerId"], ledger["entries"]) for ledger in stats["ledgers"]])
+                end = Position(*map(int, stats["lastConfirmedEntry"].split(":")))
+                last = ledgers.place(end)
+                if last is None or last < 0:
+                    return found
+                average = max(int(stats["totalSize"]) // max(int(stats["numberOfEntries"]), 1), 1)
+                most = max(_MOST_BYTES // average, 1)
+                for step in _STEPS:
+                    count = min(step, most, last + 1)
+                    stretch = await self._read(ledgers.position(last + 1 - count), end, whole=count == last + 1)
+                    held = stretch is None
+                    if stretch is None:
+                        count = min(_MOST_ASKED, last + 1)
+                        stretch = await self._ask(ledgers, last + 1 - count, count)
+                    found = [stretch.find(each) for each in wanted]
+                    unknown = any(each.outcome is Outcome.UNKNOWN for each in found)
+                    if held or not unknown or count < step:
+                        break
+        except TimeoutError:
+            pass  # what is known so far
+        return found
+
+    async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:
+        """The entries from `start` to `end`; None where the broker holds them back."""
+        numbering = self._numbering
+        stretch: Stretch | None = None
+        expected = -1
+        moved, ended = asyncio.Event(), asyncio.Event()
+
+        def on_entry(placed: Placed) -> None:
+            nonlocal stretch, expected
+            if placed.position <= end:
+                if stretch is None:
+                    stretch = Stretch(from_beginning=whole and placed.base == 0)
+                info = placed.info
+                stretch.add(
+                    info.producer_name,
+                    info.sequence_id,
+                    info.num_messages,
+                    placed.base,
+                    numbering.append_time(placed),
+                    gap=numbering.skips(expected, placed),
+                )
+                expected = placed.last + 1
+            if placed.position >= end:
+                ended.set()
+                stream.pause()
+            moved.set()
+
+        def on_lost(error: Any) -> None:
+            ended.set()
+            moved.set()
+
+        stream = Stream(on_entry, on_lost, numbering.place)
+        try:
+            await stream.start(self._client, self._partition, start, guard=self._guard, budget=_BUDGET)
+            while not ended.is_set():
+                moved.clear()
+                try:
+                    async with asyncio.timeout(_STANDS_SECONDS):
+                        await moved.wait()
+                except TimeoutError:
+                    return None
+        finally:
+            await stream.close()
+        return stretch
+
+    async def _ask(self, ledgers: Ledgers, first: int, count: int) -> Stretch:
+        """The same by REST, for `count` entries from the place `first` on."""
+        stretch = Stretch(from_beginning=False)
+        gap = False
+        for start in range(first, first + count, _ASK_AT_ONCE):
+            places = range(start, min(start + _ASK_AT_ONCE, first + count))
+            positions = [ledgers.position(place) for place in places]
+            answers = await asyncio.gather(
+                *(self._admin.entry_head(self._partition, *position) for position in positions),
+                return_exceptions=True,
+            )
+            for position, answer in zip(positions, answers, strict=True):
+                if isinstance(answer, PulsarError):
+                    gap = True
+                    continue
+                if isinstance(answer, BaseException):
+                    raise answer
+                messages = answer.num_messages
+                base = self._numbering.stored_base(position, answer.index, messages)
+                stretch.add(answer.producer_name, answer.sequence_id, messages, base, answer.append_time, gap=gap)
+                gap = False
+        return stretch

@@ -1,0 +1,90 @@
+"""Why a partition's tail is late: what in Pulsar holds readers back and not producers.
+
+Owns: that question, how often it is asked, the line in the log and the metric of each reason.
+Must not know: appends, offsets.
+
+A dispatch rate, an open transaction and a transaction buffer that is not recovered say nothing on the wire; the topic's
+statistics tell of them (https://pulsar.apache.org/docs/next/admin-api-topics/#get-stats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from kop.pulsar_client import PulsarError
+from kop.pulsar_client.admin import Admin
+from kop.storage.pulsar.troubles import Troubles
+
+_ASK_SECONDS: Final = 30.0
+
+_TEXTS: Final[Mapping[str, str]] = {
+    "tail_held_by_dispatch_rate": "a dispatch rate holds readers back, consumers of Kafka, too: raise it "
+    "(pulsar-admin topics set-dispatch-rate, namespaces set-dispatch-rate, or set-subscription-dispatch-rate)",
+    "tail_held_by_transaction": "a transaction is open, and Pulsar shows nobody what lies behind its first record "
+    "until it ends (pulsar-admin transactions transaction-buffer-stats, coordinator-stats)",
+    "tail_held_by_transaction_buffer": "its transaction buffer is not recovered yet, until then Pulsar gives nothing "
+    "to readers",
+}
+
+
+def reason(stats: Mapping[str, Any], buffer: Mapping[str, Any]) -> str:
+    """The metric's name of why readers are held back, from a topic's statistics and those of its transaction buffer."""
+    subscriptions = stats.get("subscriptions") or {}
+    if buffer.get("state") in {"None", "Initializing", "FirstSnapshotting"}:
+        return "tail_held_by_transaction_buffer"
+    if stats.get("ongoingTxnCount") or buffer.get("ongoingTxnSize"):
+        return "tail_held_by_transaction"
+    for subscription in subscriptions.values():
+        if any(value for name, value in subscription.items() if name.startswith("dispatchThrottled")):
+            return "tail_held_by_dispatch_rate"
+    return "tail_late"
+
+
+class TailDelays:
+    """Of one partition; `title` names it in the log."""
+
+    def __init__(
+        self,
+        admin: Admin,
+        partition: str,
+        title: str,
+        troubles: Troubles,
+        spawn: Callable[[Coroutine[Any, Any, Any]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._admin = admin
+        self._partition = partition
+        self._title = title
+        self._troubles = troubles
+        self._spawn = spawn
+        self._clock = clock
+        self._asked = float("-inf")
+
+    def late(self) -> None:
+        """An entry was answered that the tail did not bring in time. The reason is asked for now and then."""
+        now = self._clock()
+        if now - self._asked >= _ASK_SECONDS:
+            self._asked = now
+            self._spawn(self._ask())
+
+    async def _ask(self) -> None:
+        buffer: Mapping[str, Any] = {}
+        try:
+            stats = await self._admin.stats(self._partition)
+            try:
+                buffer = await self._admin.transaction_buffer(self._partition)
+            except PulsarError as error:
+                if error.retriable:
+                    raise
+        except PulsarError:
+            return  # there is worse, and others tell of it
+        why = reason(stats, buffer)
+        self._troubles.count(why)
+        if why != "tail_late":  # a busy machine is late now and then
+            self._troubles.tell(
+                (why, self._title),
+                f"{self._title}: Pulsar stores records that it does not give to readers: {_TEXTS[why]}. Producers are "
+                "answered meanwhile, by asking Pulsar for each offset",
+                why,
+            )
