@@ -1,0 +1,241 @@
+"""Appends over a real Pulsar that holds readers back, has a copy already, or takes no more than a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from batches import append, attached, batch, first, make, read_values
+from engines import PulsarStore
+from support.pulsar import Urls, fresh_namespace
+from support.waiting import until
+
+from kop.errors import ErrorCode, KopError
+from kop.pulsar_client import Client, Producer, PulsarError
+from kop.records import transcode
+from kop.records.batch import read_header
+from kop.storage.base import PartitionLog
+from kop.storage.pulsar import PulsarEngine
+
+ASKED = "offsets_asked_of_pulsar"
+
+
+@pytest.fixture
+def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
+    with fresh_namespace(pulsar_urls) as found:
+        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+
+
+class NativeWriter:
+    """A producer of Pulsar's on a partition, one message an entry."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._sequence = 0
+
+    async def write(self, value: str = "native") -> None:
+        data = batch([value])
+        (entry,) = transcode.to_entries(
+            data,
+            read_header(data),
+            producer_name=self._producer.name,
+            sequence_base=self._sequence,
+            publish_time=int(time.time() * 1000),
+            max_size=1 << 20,
+        )
+        sent = self._producer.send(entry.metadata, entry.payload, sequence_id=self._sequence)
+        self._sequence += 1
+        await sent
+
+
+@asynccontextmanager
+async def native_writer(engine: PulsarEngine, topic: str = "t") -> AsyncIterator[NativeWriter]:
+    client: Client = engine.client
+    producer = await client.open_producer(f"{engine.full_name(topic, False)}-partition-0", name="a-native-writer")
+    try:
+        yield NativeWriter(producer)
+    finally:
+        await producer.close()
+
+
+async def append_values(log: PartitionLog, *values: str, producer: int = -1, sequence: int = 0) -> int:
+    """Returns the base offset."""
+    return (await append(log, batch(values, producer=producer, sequence=sequence))).base_offset
+
+
+async def stored_of(store: PulsarStore) -> list[str | None]:
+    """What another gateway reads."""
+    async with store.opened() as other:
+        log = await attached(other)
+        await log.refresh()
+        return await read_values(log)
+
+
+@pytest.mark.parametrize("producer", [3, -1])
+async def test_a_dispatch_rate_keeps_no_producer_waiting(
+    pulsar_store: PulsarStore, producer: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers get one message a second, and each append has a native one before it."""
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        name = engine.full_name("t", False)
+        rate = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
+        await engine.admin.set_policy(name, "dispatchRate", rate)
+        await until(lambda: has(engine, name, "dispatchRate", rate))
+        told: dict[int, str] = {}
+        slowest = 0.0
+        async with native_writer(engine) as native:
+            for number in range(20):
+                await native.write()
+                began = time.monotonic()
+                base = await append_values(log, f"{number}a", f"{number}b", producer=producer, sequence=2 * number)
+                slowest = max(slowest, time.monotonic() - began)
+                told |= {base: f"{number}a", base + 1: f"{number}b"}
+        assert engine.counts[ASKED] > 0
+        await until(lambda: engine.counts.get("tail_held_by_dispatch_rate"))
+        assert any("set-dispatch-rate" in record.getMessage() for record in caplog.records)
+        assert slowest < 10, "the rate would let the tail bring the last one after 40 s"
+        await engine.admin.remove_policy(name, "dispatchRate")
+        await until(lambda: has(engine, name, "dispatchRate", None))
+        await until(lambda: log.high_watermark == 60)
+        found = await read_values(log)
+        assert len(found) == 60
+        assert {offset: found[offset] for offset in told} == told
+        assert "offsets that the chain got wrong" not in engine.counts
+    assert await stored_of(pulsar_store) == found
+
+
+async def has(engine: PulsarEngine, topic: str, policy: str, value: object) -> bool:
+    found = await engine.admin.policy(topic, policy)
+    return found == value if value is None or not isinstance(value, dict) else value.items() <= (found or {}).items()
+
+
+async def test_a_batch_that_a_gateway_that_is_gone_stored_has_its_true_offset(pulsar_store: PulsarStore) -> None:
+    async with pulsar_store.opened() as one:
+        here = await make(one)
+        async with native_writer(one) as native:
+            told = []
+            for number in range(10):
+                await native.write()
+                told.append(await append_values(here, f"{number}", "x", producer=5, sequence=2 * number))
+            for _ in range(300):  # more than the search reads at first
+                await native.write()
+    async with pulsar_store.opened() as other:
+        there = await attached(other)
+        again = [append_values(there, f"{number}", "x", producer=5, sequence=2 * number) for number in range(10)]
+        assert await asyncio.gather(*again) == told
+        assert await append_values(there, "new", producer=5, sequence=20) == 330 - 10 + 10
+        assert other.counts["duplicates_found"] == 10
+
+
+async def test_the_first_batch_of_a_topic_is_answered_while_its_transaction_buffer_is_not_recovered(
+    pulsar_store: PulsarStore,
+) -> None:
+    """Then the tail brings nothing yet, and nothing has to be asked."""
+    async with pulsar_store.opened() as engine:
+        for number in range(5):
+            log = await make(engine, f"t{number}")
+            assert [await append_values(log, "a", "b"), await append_values(log, "c")] == [0, 2]
+        assert ASKED not in engine.counts
+
+
+async def limit(engine: PulsarEngine, size: int | None) -> None:
+    name = engine.full_name("t", False)
+    if size is None:
+        await engine.admin.remove_policy(name, "maxMessageSize")
+    else:
+        await engine.admin.set_max_message_size(name, size)
+    await until(lambda: has(engine, name, "maxMessageSize", size))
+
+
+async def refused_by_pulsar(engine: PulsarEngine, native: NativeWriter, size: int) -> None:
+    """Wait until the limit is in force."""
+
+    async def tried() -> bool:
+        try:
+            await native.write("v" * size)
+        except PulsarError as error:
+            return error.code == "NotAllowedError"
+        return False
+
+    await until(tried)
+
+
+def outcomes(found: list[object]) -> list[object]:
+    return [one.code if isinstance(one, KopError) else one for one in found]
+
+
+async def test_what_a_topic_refuses_is_refused_before_it_takes_a_sequence(pulsar_store: PulsarStore) -> None:
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        await limit(engine, 2000)
+        async with native_writer(engine) as native:
+            await refused_by_pulsar(engine, native, 3000)
+        begin = log.high_watermark
+        appends = [
+            append_values(log, value, producer=9, sequence=number)
+            for number, value in enumerate(["a", "v" * 3000, "behind it"])
+        ]
+        found = outcomes(await asyncio.gather(*appends, return_exceptions=True))
+        assert found[0] == (base := log.high_watermark - 1) >= begin
+        assert found[1:] == [ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER]
+        for number, value in enumerate(["smaller", "behind it"], 1):  # as the Java client goes on
+            assert await append_values(log, value, producer=9, sequence=number) == base + number
+
+
+async def test_the_largest_entry_that_the_gateway_sends_is_one_that_pulsar_takes(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        await limit(engine, 1000)
+        async with native_writer(engine) as native:
+            await refused_by_pulsar(engine, native, 2000)
+        refused: list[PulsarError] = []
+        monkeypatch.setattr(Producer, "on_send_error", lambda _, sequence_id, error: refused.append(error))
+        found = outcomes(
+            await asyncio.gather(
+                *(append_values(log, "v" * size) for size in range(780, 1000, 2)), return_exceptions=True
+            )
+        )
+        taken = sum(isinstance(one, int) and not isinstance(one, ErrorCode) for one in found)
+        assert 0 < taken < len(found)
+        assert set(found[taken:]) == {ErrorCode.MESSAGE_TOO_LARGE}
+        assert refused == [], "Pulsar itself had to refuse none"
+
+
+async def test_what_stands_behind_a_batch_that_pulsar_refuses_is_told_what_became_of_it(
+    pulsar_store: PulsarStore,
+) -> None:
+    """The limit comes while the producer is open; its batches are on their way together."""
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        await append_values(log, "first", producer=9)
+        await limit(engine, 2000)
+        async with native_writer(engine) as native:
+            await refused_by_pulsar(engine, native, 3000)
+        assert first(engine).entry_size_limit.bytes == 0, "the gateway has not heard of it"  # type: ignore[attr-defined]
+        values = ["b", "v" * 3000, "d", "e"]
+        appends = [append_values(log, value, producer=9, sequence=n) for n, value in enumerate(values, 1)]
+        found = outcomes(await asyncio.gather(*appends, return_exceptions=True))
+        assert found[1] is ErrorCode.MESSAGE_TOO_LARGE
+        told = {offset: value for offset, value in zip(found, values, strict=True) if offset is not found[1]}
+        (again,) = outcomes(
+            await asyncio.gather(append_values(log, "smaller", producer=9, sequence=2), return_exceptions=True)
+        )
+        assert again is ErrorCode.UNKNOWN_PRODUCER_ID
+        assert await append_values(log, "f", producer=9, sequence=5) == max(told) + 1  # type: ignore[type-var]
+    async with pulsar_store.opened() as other:  # which knows of no refusal
+        log = await attached(other)
+        (again,) = outcomes(
+            await asyncio.gather(append_values(log, "smaller", producer=9, sequence=2), return_exceptions=True)
+        )
+        assert again is ErrorCode.UNKNOWN_PRODUCER_ID, "it is not stored, though Pulsar calls it a duplicate"
+        new = (await append(log, batch(["smaller"], producer=9, epoch=1))).base_offset
+        found_values = await read_values(log)
+        assert {offset: found_values[offset] for offset in told} == told  # type: ignore[index,call-overload]
+        assert found_values[new] == "smaller"
+        assert found_values.count("smaller") == 1
