@@ -14,19 +14,20 @@ an open transaction), fewer of them are looked at by REST, one request for each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from kop.pulsar_client import Client, Position, PulsarError
-from kop.pulsar_client.admin import Admin
+from kop.pulsar_client.admin import Admin, EntryHead
 from kop.storage.pulsar.numbering import Numbering
 from kop.storage.pulsar.positions import Ledgers
 from kop.storage.pulsar.stream import Placed, Stream
 
-SEARCH_SECONDS: Final = 6.0
+SEARCH_SECONDS: Final = 15.0
 """For all of one search."""
-_STANDS_SECONDS: Final = 1.0
+_STANDS_SECONDS: Final = 2.0
 """How long the reader may bring nothing before REST is asked."""
 _STEPS: Final = (256, 8192)
 """Entries that are read, the last ones of the log."""
@@ -122,6 +123,11 @@ class Stretch:
         return Stored(Outcome.UNKNOWN)
 
 
+def all_known(found: Sequence[Stored]) -> bool:
+    """Nothing is left to look for."""
+    return all(each.outcome is not Outcome.UNKNOWN for each in found)
+
+
 class StoredBatches:
     """The search in one partition. `guard` is called before a reader is opened, see `Client.open_reader`."""
 
@@ -155,13 +161,13 @@ class StoredBatches:
                 for step in _STEPS:
                     count = min(step, most, last + 1)
                     stretch = await self._read(ledgers.position(last + 1 - count), end, whole=count == last + 1)
-                    held = stretch is None
                     if stretch is None:
-                        count = min(_MOST_ASKED, last + 1)
-                        stretch = await self._ask(ledgers, last + 1 - count, count)
+                        async for found in self._ask(ledgers, last + 1, wanted):
+                            if all_known(found):
+                                break
+                        break
                     found = [stretch.find(each) for each in wanted]
-                    unknown = any(each.outcome is Outcome.UNKNOWN for each in found)
-                    if held or not unknown or count < step:
+                    if all_known(found) or count < step:
                         break
         except TimeoutError:
             pass  # what is known so far
@@ -212,25 +218,26 @@ class StoredBatches:
             await stream.close()
         return stretch
 
-    async def _ask(self, ledgers: Ledgers, first: int, count: int) -> Stretch:
-        """The same by REST, for `count` entries from the place `first` on."""
-        stretch = Stretch(from_beginning=False)
-        gap = False
-        for start in range(first, first + count, _ASK_AT_ONCE):
-            places = range(start, min(start + _ASK_AT_ONCE, first + count))
-            positions = [ledgers.position(place) for place in places]
-            answers = await asyncio.gather(
-                *(self._admin.entry_head(self._partition, *position) for position in positions),
-                return_exceptions=True,
-            )
-            for position, answer in zip(positions, answers, strict=True):
-                if isinstance(answer, PulsarError):
+    async def _ask(self, ledgers: Ledgers, end: int, wanted: Sequence[Wanted]) -> AsyncIterator[list[Stored]]:
+        """The same by REST, backwards from the entry before the place `end`; what is known after each step."""
+        heads: deque[tuple[Position, EntryHead | None]] = deque()
+        for last in range(end, max(end - _MOST_ASKED, 0), -_ASK_AT_ONCE):
+            positions = [ledgers.position(place) for place in range(max(last - _ASK_AT_ONCE, 0), last)]
+            heads.extendleft(reversed(await asyncio.gather(*map(self._head, positions))))
+            stretch = Stretch(from_beginning=False)
+            gap = False
+            for position, head in heads:
+                if head is None:
                     gap = True
                     continue
-                if isinstance(answer, BaseException):
-                    raise answer
-                messages = answer.num_messages
-                base = self._numbering.stored_base(position, answer.index, messages)
-                stretch.add(answer.producer_name, answer.sequence_id, messages, base, answer.append_time, gap=gap)
+                count = head.num_messages
+                base = self._numbering.stored_base(position, head.index, count)
+                stretch.add(head.producer_name, head.sequence_id, count, base, head.append_time, gap=gap)
                 gap = False
-        return stretch
+            yield [stretch.find(each) for each in wanted]
+
+    async def _head(self, position: Position) -> tuple[Position, EntryHead | None]:
+        try:
+            return position, await self._admin.entry_head(self._partition, *position)
+        except PulsarError:
+            return position, None  # retention took it, or it cannot be read
