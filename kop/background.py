@@ -158,10 +158,10 @@ def every(loop: asyncio.AbstractEventLoop, seconds: float, what: str, work: Call
 def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str | None = None) -> None:
     """Report that a round of work in the background failed; see `repeat`.
 
-    Each is counted in kop_background_failures_total under `kind`, which is `what` where that does not vary. The log has
-    the first of those that say the same, and one again every few minutes while they last.
+    Each that `failed` does not take is counted in kop_background_failures_total under `kind`, which is `what` where
+    that does not vary. The log has the first of those that say the same, and one again every few minutes while they
+    last.
     """
-    _counts[kind or what] += 1
     if failed is not None:
         try:
             failed(error)
@@ -169,6 +169,7 @@ def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str
             _log.exception("a failure of %s could not be reported", what)
         else:
             return
+    _counts[kind or what] += 1
     expected = isinstance(error, KopError | TimeoutError)
     kept = _repeats.say((what, type(error), str(error) if expected else None), time.monotonic())
     if kept is None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from uuid import UUID
 
 import pytest
-from fake_pulsar_admin import FakePulsar, full
+from fake_pulsar_admin import HOME, FakePulsar, full
 
 from kop.cluster.catalog import Catalog
 from kop.errors import ErrorCode
@@ -406,3 +406,24 @@ async def test_changes_that_nobody_told_of_are_found_in_turn() -> None:
         for _ in range(3):
             await engine.topics.load()
         assert [found.configs for found in engine.topics.all()] == [GOOD] * count
+
+
+async def test_a_snapshot_just_behind_a_listing_asks_for_what_is_new_or_gone_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pulsar = FakePulsar()
+    for index in range(50):
+        pulsar.add(f"t{index}")
+    async with loaded(pulsar) as engine:
+        before = pulsar.asked["metadata"]
+        engine.topics.watched(await pulsar.list_all("public/kafka"), (), (), namespace="public/kafka")
+        pulsar.add("new")
+        del pulsar.topics[full("t7")]
+        engine.topics.watched(await pulsar.list_all(HOME), (), (), namespace=HOME)
+        await until(lambda: engine.topics.get("new") is not None and engine.topics.get("t7") is None)
+        assert pulsar.asked["metadata"] - before <= 5
+        monkeypatch.setattr(topics, "_FRESH_SECONDS", -1.0)  # that was a while ago: the watch was lost since then
+        pulsar.topics[full("t8")].properties[ID_PROPERTY] = str(new_uuid())
+        remade = pulsar.topics[full("t8")].properties[ID_PROPERTY]
+        engine.topics.watched(await pulsar.list_all(HOME), (), (), namespace=HOME)
+        await until(lambda: str(topic(engine, "t8").topic_id) == remade)

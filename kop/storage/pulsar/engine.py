@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import UUID
 from zlib import crc32
@@ -514,7 +515,8 @@ class PulsarEngine:
         await self._tried("agree on what offsets are made of", self._claim_numbering)
         await self._tried("list the topics", self.topics.load)
         for namespace in self.namespaces:
-            self._watches.append(self.client.watch(namespace, f"{_PREFIX}{namespace}/.*", self.topics.watched))
+            watched = partial(self.topics.watched, namespace=namespace)
+            self._watches.append(self.client.watch(namespace, f"{_PREFIX}{namespace}/.*", watched))
         self._following = self.loop.create_task(self.topics.follow())
         self.upkeep.start()
 

@@ -54,9 +54,11 @@ class TopicIds:
         """Write the name beside the id that a topic has and keeps."""
         await self._engine.admin.set_properties(full_name, {NAME_PROPERTY: full_name})
 
-    async def give(self, full_name: str, plain: bool, foreign: UUID | None = None) -> Mapping[str, str]:
+    async def give(
+        self, full_name: str, plain: bool, present: Mapping[str, str], foreign: UUID | None = None
+    ) -> Mapping[str, str]:
         """Give a topic an id that has none, or has `foreign`, which is another's: one of the gateways does, the others
-        read that. Returns the topic's properties then.
+        read that. `present` are the topic's properties; returns those that it has then.
 
         Side by side on a topic that is not partitioned, Pulsar 4.0.8 carries one of the requests out 0.1 s later. Where
         the topic was deleted and made again meanwhile, it then writes the old one's state over the new one's.
@@ -70,7 +72,6 @@ class TopicIds:
         properties = await self._after_others(full_name, plain, given)
         if properties is not None:
             return properties
-        _, present = await self.metadata(full_name)
         if is_copied(present, full_name) or (foreign is not None and id_of(present) == foreign):
             for key in of_the_original(present):
                 await self._engine.admin.remove_property(full_name, key)

@@ -61,6 +61,7 @@ SCANNED_A_LISTING: Final = 100
 _CLAIMED_A_LISTING: Final = 20
 _FIRST_SECONDS: Final = 60.0
 """How long a gateway that starts waits for topics that cannot be read."""
+_FRESH_SECONDS: Final = 30.0
 _RETRY_FIRST: Final = 1.0
 _RETRY_MOST: Final = 60.0
 _PARTINGS: Final = 5
@@ -115,6 +116,8 @@ class PulsarTopics(TopicTable):
         self._passed_over: set[str] = set()
         """Topics of the metadata namespace that are Pulsar's own."""
         self._scanned = 0
+        self._listed_at = float("-inf")
+        """Loop time when the last listing began."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._dirty: set[str] = set()
         """Pulsar names that the watcher named and nobody has looked at yet."""
@@ -346,6 +349,7 @@ class PulsarTopics(TopicTable):
 
         PulsarError where they cannot be listed. A topic that cannot be read keeps no other one away.
         """
+        self._listed_at = self._engine.loop.time()
         listed = await self._list()
         named = await self._engine.elsewhere.named()
         self._passed_over &= listed.keys()
@@ -437,15 +441,21 @@ class PulsarTopics(TopicTable):
             for error in failed.values():
                 raise self._engine.troubles.refused(error, "requests", "cannot read a topic") from error
 
-    def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
-        """The watcher's callback: names of Pulsar's topics, partitions among them."""
+    def watched(
+        self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str], *, namespace: str = ""
+    ) -> None:
+        """The watcher's callback: names of Pulsar's topics, partitions among them. A snapshot is one of `namespace`."""
         names = [*added, *removed]
         for name in map(topic_of, removed):
             for delay in _LOOK_AGAIN:
                 self._engine.loop.call_later(delay, self._look_again, name)
         if snapshot is not None:
             present = {topic_of(name) for name in snapshot}
-            names += [name for name in map(self._name_of, self._by_id) if name not in present] + [*snapshot]
+            known = {one.full_name for one in self._pulsar.values() if f"://{namespace}/" in one.full_name}
+            names += known - present
+            # Later snapshots follow a time in which nobody watched: any of the topics may have been made again.
+            just_listed = self._engine.loop.time() - self._listed_at < _FRESH_SECONDS
+            names += present - known - self._passed_over if just_listed else present
         self._dirty.update(map(topic_of, names))
         self._wake.set()
 
@@ -558,7 +568,7 @@ class PulsarTopics(TopicTable):
         )
         if keeps == rival.full_name:
             self._tell_of_copy(one.full_name, rival.full_name)
-            await self._ids.give(one.full_name, one.plain, topic_id)
+            await self._ids.give(one.full_name, one.plain, one.properties, topic_id)
             return
         if self._rival(one.full_name, topic_id) is rival and (topic := self._by_id.get(topic_id)) is not None:
             self._remove(topic)  # it is looked at at once, and gets an id of its own then
@@ -602,7 +612,7 @@ class PulsarTopics(TopicTable):
         if is_copied(raw, full_name):
             self._tell_of_copy(full_name, raw[NAME_PROPERTY])
             if known_id is None:
-                raw = await self._ids.give(full_name, plain, id_of(raw))
+                raw = await self._ids.give(full_name, plain, raw, id_of(raw))
             else:
                 await self._ids.write(full_name, known_id)
                 _, raw = await self._ids.metadata(full_name)
@@ -618,7 +628,7 @@ class PulsarTopics(TopicTable):
         if ID_PROPERTY in wrong and known_id is not None:
             await self._ids.write(full_name, known_id)
         elif ID_PROPERTY not in good:
-            good, _ = repaired(await self._ids.give(full_name, plain), before)
+            good, _ = repaired(await self._ids.give(full_name, plain, raw), before)
         return good
 
     def _found(self, full_name: str, found: tuple[TopicInfo, PulsarTopic] | None) -> None:

@@ -102,7 +102,7 @@ class Upkeep:
             why = str(error) or "it took too long"
             self._engine.troubles.tell(("upkeep", what), f"{what} failed: {why}; trying again")
         else:
-            tell(what, error)
+            tell(what, error, kind="upkeep")
 
     async def _close_idle(self) -> None:
         now = self._engine.loop.time()
