@@ -13,7 +13,7 @@ from typing import Final
 
 from kop.storage.base import Member
 
-SECONDS: Final = 1.5
+SECONDS: Final = 2.5
 """A gateway that is stopped by SIGSTOP still accepts connections: only an answer counts."""
 _REQUEST: Final = struct.Struct(">ihhih")
 _ANSWER: Final = struct.Struct(">ii")

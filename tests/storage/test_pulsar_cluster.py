@@ -315,18 +315,18 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
         await asyncio.to_thread(third.start)
         async with two(pulsar_store) as engines:
             views = [Membership(engine, number) for number, engine in enumerate(engines, 1)]
-            await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views))
+            await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views), 60)
             before = [view.version for view in views]
             admin, topic = engines[0].admin, engines[0].full_name(MEMBERS_TOPIC, True)
             for _ in range(10):
                 await admin.unload(topic)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while await publishers(engines[0], topic) != {1, 2, 3}:  # noqa: ASYNC110 - they come back
                         await asyncio.sleep(0.05)
             assert [view.version for view in views] == before
             assert not any(engine.counts.get("gateways that did not answer") for engine in engines)
             third.signal(signal.SIGKILL)
-            await until(lambda: all(list(view.ids) == [1, 2] for view in views))
+            await until(lambda: all(list(view.ids) == [1, 2] for view in views), 60)
     finally:
         third.kill()
 

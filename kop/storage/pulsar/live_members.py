@@ -8,8 +8,8 @@ back within a second or two. Whoever takes a missing gateway for dead at once fe
 
 - A snapshot without the gateway that took it tells nothing: the broker has just begun.
 - A gateway counts as gone after `ABSENT_SNAPSHOTS` snapshots in a row without it, over `ABSENT_SECONDS` or more.
-- One that answers Kafka requests at its address meanwhile is alive: it has `ANSWERING_SECONDS` to come back. One that
-  has not come back then is cut off from Pulsar and coordinates nothing.
+- One that answers Kafka requests at its address meanwhile is alive, also where it misses one now and then: it has
+  `ANSWERING_SECONDS` to come back. One that has not come back then is cut off from Pulsar and coordinates nothing.
 - One that has said that it leaves is gone with the first snapshot without it.
 """
 
@@ -24,6 +24,8 @@ from kop.storage.base import Member
 ABSENT_SNAPSHOTS: Final = 3
 ABSENT_SECONDS: Final = 3.0
 ANSWERING_SECONDS: Final = 15.0
+SILENT_TIMES: Final = 2
+"""So many times in a row without an answer: one may only be slow."""
 LEAVING_SECONDS: Final = 10.0
 """So long it is believed that a gateway leaves: it may be started again at once."""
 
@@ -32,8 +34,14 @@ LEAVING_SECONDS: Final = 10.0
 class _Absence:
     since: float
     snapshots: int = 0
-    answers: bool = False
-    """At its Kafka address, when it was asked last."""
+    answered: bool = False
+    """At its Kafka address, since it is absent."""
+    silent: int = 0
+    """How often in a row it did not since then."""
+
+    @property
+    def answers(self) -> bool:
+        return self.answered and self.silent < SILENT_TIMES
 
     def is_over(self, now: float) -> bool:
         return (
@@ -80,7 +88,8 @@ class LiveMembers:
     def answered(self, node_id: int, answers: bool) -> None:
         """Whether an absent gateway has answered a Kafka request."""
         if (absence := self._absences.get(node_id)) is not None:
-            absence.answers = answers
+            absence.answered |= answers
+            absence.silent = 0 if answers else absence.silent + 1
 
     def leaves(self, node_id: int, now: float) -> None:
         """A gateway said that it stops."""

@@ -52,11 +52,11 @@ _SNAPSHOT_SECONDS: Final = 20.0
 """How long a gateway that joins waits for a broker that knows of it."""
 _LEAVE_SECONDS: Final = 2.0
 _ASKED_AT_ONCE: Final = 8
-_ANSWER_SECONDS: Final = 2.0
+_ANSWER_SECONDS: Final = 3.0
 _LEAVES: Final = b"leaves:"
 
 Answers: TypeAlias = Callable[[Member], Awaitable[bool]]
-"""Whether a gateway answers Kafka clients at its address, within a second or two."""
+"""Whether a gateway answers Kafka clients at its address, within two or three seconds."""
 
 log = logging.getLogger(__name__)
 
