@@ -64,6 +64,18 @@ async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> Non
         assert heard == [[1], [1, 2], [1]]
 
 
+async def test_a_gateway_that_stops_says_so_and_nobody_waits_for_it(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kop.storage.pulsar.live_members.ABSENT_SECONDS", 1e6)
+    async with pulsar_store.opened() as one:
+        await one.join(Member(1, "host-1", 9001))
+        async with pulsar_store.opened() as other:
+            await other.join(Member(2, "host-2", 9002))
+            await until(lambda: [member.node_id for member in one.members] == [1, 2])
+        await until(lambda: [member.node_id for member in one.members] == [1], 30)
+
+
 async def test_both_have_one_cluster_id_and_never_the_same_producer_ids(pulsar_store: PulsarStore) -> None:
     async with two(pulsar_store) as (one, other):
         assert one.cluster_id == other.cluster_id
