@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -267,6 +269,31 @@ def test_the_cache_is_bounded_and_forgets_the_oldest_first() -> None:
     assert tails[1].get(390, 1 << 30, True) == ([b"x" * 300] * 11, 3300)
     cache.drop(tails[1])
     assert cache.size == 0
+
+
+async def test_windows_of_idempotent_producers_hold_no_batch(tmp_path: Path) -> None:
+    """Forty batches of 256 KiB are remembered by their numbers, also those that came twice before they were durable."""
+    async with SqliteStore(tmp_path, cache_bytes=0).opened() as engine:
+        logs = [await make(engine, f"t{index}") for index in range(8)]
+        await append(logs[0], batch(["warm"], producer=99))
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for sequence in range(5):
+                for number, log in enumerate(logs):
+                    data = bytes(batch(["v" * (256 << 10)], producer=number, sequence=sequence))
+                    await asyncio.gather(append(log, data), append(log, data))
+            del data
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert after - before < 1 << 20
+        for number, log in enumerate(logs):
+            again = await append(log, batch(["v" * (256 << 10)], producer=number, sequence=4))
+            assert again.base_offset == log.high_watermark - 1
 
 
 async def test_the_tail_is_served_from_memory_without_a_copy(sqlite: SqliteStore) -> None:
