@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
+from fault_kit import gateway
 from support.gateway import FAST, run
 from support.pulsar import Pulsar
 from support.rest_proxy import RestProxy, rest_proxy
@@ -145,5 +148,23 @@ def test_while_the_start_waits_the_page_says_for_what(fresh: Pulsar, monkeypatch
             proxy.fault = lambda method, path: 0
             await starting
             assert await page("readyz") == (200, "ready\n")
+
+    run(main())
+
+
+def test_a_gateway_that_is_told_to_stop_while_it_waits_for_pulsar_stops(fresh: Pulsar, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with rest_proxy(fresh.admin_url) as proxy:
+            proxy.fault = lambda method, path: 503
+            child = gateway(tmp_path, Pulsar(fresh.service_url, proxy.url, fresh.namespace))
+            try:
+                await asyncio.to_thread(child.start, wait=False)
+                await until(lambda: "cannot look for the namespace over REST" in child.log)
+                child.signal(signal.SIGTERM)
+                assert await asyncio.to_thread(child.wait, 30) == 0, child.log
+                assert "stopped while it was starting" in child.log
+                assert "Traceback" not in child.log
+            finally:
+                child.kill()
 
     run(main())

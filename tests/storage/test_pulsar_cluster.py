@@ -124,6 +124,17 @@ async def test_a_producer_goes_on_after_an_upgrade_from_the_former_names(
         assert await read_values(log) == ["0", "1", "2", "3"]
 
 
+async def test_those_who_need_producer_ids_at_once_behind_a_lost_producer_share_the_next_one(
+    pulsar_store: PulsarStore,
+) -> None:
+    async with pulsar_store.opened() as engine:
+        assert engine._ids._producer is not None
+        await engine._ids._producer.close()
+        engine._ids._producer = None
+        starts = await asyncio.gather(*(engine.allocate_producer_ids(2000) for _ in range(5)))
+        assert len(set(starts)) == 5
+
+
 async def test_topics_configs_and_deletions_of_one_are_seen_by_the_other(pulsar_store: PulsarStore) -> None:
     async with two(pulsar_store) as (one, other):
         topic = await one.topics.create("t", 2, {"max.message.bytes": "1000"})
@@ -384,6 +395,42 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
             await until(lambda: engine.members_fresh, 30)
             assert not groups.refusal_of("a")
             await groups.stop()
+
+
+async def test_a_gateway_that_dies_while_rest_does_not_answer_is_found_by_its_name(
+    pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kop.storage.pulsar.members._FRESH_SECONDS", 0.5)
+    monkeypatch.setattr("kop.storage.pulsar.members._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("kop.storage.pulsar.members._PROBE_SECONDS", 0.2)
+    pulsar_store.answers = liveness.answers
+    namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
+    other = Child(
+        tmp_path,
+        store=["--store", pulsar_store.urls[0], "--admin-url", pulsar_store.urls[1]],
+        node_id="2",
+        kop_pulsar_namespace=namespaces[0],
+        kop_pulsar_metadata_namespace=namespaces[1],
+    )
+    try:
+        await asyncio.to_thread(other.start)
+        async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
+            pulsar_store.urls = pulsar_store.urls[0], f"http://127.0.0.1:{rest.port}"
+            async with pulsar_store.opened() as one:
+                await one.join(Member(1, "host-1", 9001))
+                await until(lambda: [member.node_id for member in one.members] == [1, 2], 30)
+                rest.refuse = True
+                rest.cut()
+                await until(lambda: not one.members_fresh)
+                await asyncio.sleep(1)  # some questions for its name, which it holds
+                assert [member.node_id for member in one.members] == [1, 2]
+                other.signal(signal.SIGKILL)
+                await until(lambda: [member.node_id for member in one.members] == [1], 60)
+                assert not one.members_fresh
+                assert one.counts["gateways that did not answer"] == 1
+                rest.refuse = False
+    finally:
+        other.kill()
 
 
 async def publishers(engine: PulsarEngine, topic: str) -> set[int]:
