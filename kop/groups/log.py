@@ -162,12 +162,8 @@ class GroupLog:
     def _append(self, log: PartitionLog, writes: list[_Write], now: int) -> None:
         records = [key_value for write in writes for key_value in write.records]
         batch = build(Record(offset, now, key, value) for offset, (key, value) in enumerate(records))
-        try:
-            future = log.append(batch, read_header(batch), now_ms=now)
-        except KopError as error:
-            self._ended(log, writes, error)
-        else:
-            future.add_done_callback(partial(self._appended, log, writes))
+        future = log.append(batch, read_header(batch), now_ms=now)
+        future.add_done_callback(partial(self._appended, log, writes))
 
     def _appended(self, log: PartitionLog, writes: list[_Write], future: asyncio.Future[AppendResult]) -> None:
         if future.cancelled():

@@ -212,7 +212,7 @@ class PartitionLog(LeaderOfLog, Protocol):
         again), writes the base offset and leader epoch 0 into it or into a copy, and on a LogAppendTime topic
         the append time. Idempotent producers are checked here (`kop.storage.idempotence`): a duplicate ends
         with the original's result once that is durable.
-        Errors (on the future): OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, KAFKA_STORAGE_ERROR, ...
+        Errors, on the future and never raised: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, ...
         """
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
