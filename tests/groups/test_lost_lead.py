@@ -27,9 +27,10 @@ async def until(true) -> None:
 
 
 async def another_deletes(world: World, *keys) -> None:
-    """Another gateway leads meanwhile and writes tombstones."""
+    """The gateway that leads meanwhile writes tombstones, and leads no more."""
     batch = build(Record(index, 0, encode_key(key), None) for index, key in enumerate(keys))
     await world.log.append(batch, read_header(batch), now_ms=0)
+    world.log.free_lead()
 
 
 ALL = (
@@ -63,7 +64,7 @@ async def test_a_lead_that_is_lost_during_the_replay_leaves_no_group_and_no_offs
     starting = asyncio.create_task(world.start())
     await until(lambda: (world.log.reads if where == "records" else world.engine.topics.finds) > 0)
     before, gated.gate = world.log.reads, second
-    world.log.lose_lead()
+    world.log.lose_lead(keep=True)
     await another_deletes(world, *ALL)
     if goes_on:
         first.set()
@@ -83,7 +84,7 @@ async def test_offsets_that_another_gateway_deleted_while_it_led_are_not_there_w
     world = await stored()
     await world.start()
     assert world.offset() == 10
-    world.log.lose_lead()
+    world.log.lose_lead(keep=True)
     assert world.groups.refusal_of("g") == E.NOT_COORDINATOR
     assert world.offset() is None
     await another_deletes(world, OffsetCommitKey("g", "t", 0))
@@ -99,7 +100,7 @@ async def test_a_deletion_that_fails_because_the_lead_was_lost_does_not_bring_th
     world.log.hold()
     deletion = world.groups.delete("g")
     await settle()
-    world.log.lose_lead()
+    world.log.lose_lead(keep=True)
     world.log.release(E.NOT_LEADER_OR_FOLLOWER)
     assert await deletion == E.NOT_COORDINATOR
     await another_deletes(world, *ALL)
@@ -133,7 +134,7 @@ async def test_a_group_that_was_taken_away_writes_nothing_when_its_timers_run_ou
     world.log.hold()
     leaving = world.groups.leave("g", [Leaving(member_id)])
     await settle()
-    world.log.lose_lead()
+    world.log.lose_lead(keep=True)
     for waiting in (joining, leaving):
         if isinstance(waiting, asyncio.Future):
             world.log.release(E.NOT_LEADER_OR_FOLLOWER)

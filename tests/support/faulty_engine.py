@@ -15,7 +15,8 @@ What a test does not ask for goes as in the memory engine, which keeps the proto
         log.gate = asyncio.Event()      # reads wait for it; `reads` counts them, `reading` those under way
         log.read_error = KopError(...)  # reads fail
         log.doubtful = True             # another broker may lead: until `verify_lead`, or for good with `no_answer`
-        log.lose_lead()                 # another broker leads: whoever led is told
+        log.lose_lead()                 # another broker leads: whoever led is told, and may lead again at once
+        log.lose_lead(keep=True)        # ... or only after `free_lead`: until then the other one writes
     engine = await store.open()         # a restart: the same records, other logs
 """
 
@@ -53,6 +54,8 @@ class FaultyLog(MemoryLog):
         self._holding = False
         self._held: list[Callable[[ErrorCode | None], None]] = []
         self._lost: Callable[[], None] = lambda: None
+        self._free = asyncio.Event()
+        self._free.set()
 
     # --- appends
 
@@ -130,6 +133,7 @@ class FaultyLog(MemoryLog):
     # --- the lead
 
     async def lead(self, lost: Callable[[], None]) -> None:
+        await self._free.wait()
         self._lost = lost
 
     @property
@@ -139,9 +143,15 @@ class FaultyLog(MemoryLog):
     async def verify_lead(self) -> None:
         self.doubtful = self.doubtful and self.no_answer
 
-    def lose_lead(self) -> None:
-        """Tell whoever leads that another one does."""
+    def lose_lead(self, *, keep: bool = False) -> None:
+        """Tell whoever leads that another one does; with `keep` nobody leads again before `free_lead`."""
+        if keep:
+            self._free.clear()
         self._lost()
+
+    def free_lead(self) -> None:
+        """The other one leads no more."""
+        self._free.set()
 
 
 class FaultyTopics(MemoryTopics):
