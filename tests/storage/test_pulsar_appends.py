@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-from batches import append, attached, batch, first, make, read_values
+from batches import append, attached, batch, first, make, read_all, read_values
 from engines import PulsarStore
+from support.native_transactions import NativeTransactions
 from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
 
@@ -106,6 +107,36 @@ async def test_a_dispatch_rate_keeps_no_producer_waiting(
         assert {offset: found[offset] for offset in told} == told
         assert "offsets that the chain got wrong" not in engine.counts
     assert await stored_of(pulsar_store) == found
+
+
+@pytest.mark.parametrize("producer", [3, -1])
+@pytest.mark.parametrize("commit", [True, False])
+async def test_an_open_transaction_keeps_no_producer_waiting(
+    pulsar_store: PulsarStore, commit: bool, producer: int
+) -> None:
+    """Readers get nothing from its first entry on; who appends is told offsets, and they are right when it ends."""
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        assert await append_values(log, "a", producer=producer) == 0
+        partition = f"{engine.full_name('t', False)}-partition-0"
+        async with NativeTransactions(pulsar_store.urls[0], partition) as native:
+            async with native.written(b"in a transaction", b"in it, too", commit=commit):
+                told = [
+                    await append_values(log, f"{number}", "x", producer=producer, sequence=1 + 2 * number)
+                    for number in range(5)
+                ]
+                assert told == [3, 5, 7, 9, 11]
+                assert log.high_watermark == 1, "nobody may read further"
+                assert engine.counts[ASKED] == 1, "the chain goes on behind the first answer"
+                await until(lambda: engine.counts.get("tail_held_by_transaction"))
+            await until(lambda: log.high_watermark >= 13)
+            await log.refresh()
+        found = {record.offset: record.value for record in await read_all(log) if record.value is not None}
+        expected = {base: f"{number}".encode() for number, base in enumerate(told)}
+        assert {base: found[base] for base in told} == expected
+        assert (found.get(1) == b"in a transaction") is commit
+        assert "offsets that the chain got wrong" not in engine.counts
+        assert await append_values(log, "z", producer=producer, sequence=11) == 14
 
 
 async def has(engine: PulsarEngine, topic: str, policy: str, value: object) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -102,11 +104,20 @@ class NativeTransactions:
 
     async def write(self, *values: bytes, commit: bool = True) -> None:
         """One transaction with an entry for each value."""
+        async with self.written(*values, commit=commit):
+            pass
+
+    @asynccontextmanager
+    async def written(self, *values: bytes, commit: bool = True) -> AsyncIterator[None]:
+        """A transaction that has an entry for each value and stays open until the end of the block."""
         found = await self._call(_NEW, {2: 60_000, 3: 0})
         txn = found.get(2, 0), found.get(3, 0)
         await self._call(_ADD, {2: txn[0], 3: txn[1], 4: self.topic})
         await asyncio.gather(*[self._send(value, txn) for value in values])
-        await self._call(_END, {2: txn[0], 3: txn[1], 4: 0 if commit else 1})
+        try:
+            yield
+        finally:
+            await self._call(_END, {2: txn[0], 3: txn[1], 4: 0 if commit else 1})
 
     async def plain(self, value: bytes) -> None:
         """An entry outside transactions."""

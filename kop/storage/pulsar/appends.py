@@ -45,6 +45,7 @@ _ASK_AT_ONCE: Final = 8
 _MOST_UNVERIFIED: Final = 100_000
 """Entries that the chain may be ahead of the tail."""
 
+_NOTHING: Final = bytearray()
 _log = logging.getLogger(__name__)
 
 
@@ -98,21 +99,22 @@ class Append:
 
     def end(self, log_start_offset: int) -> None:
         """Tell those who wait, and keep no more than where the batch lies."""
-        error, waiters = self.error, self.waiters
-        self.error, self.waiters, self.batch = None, [], bytearray()
+        error = self.error
+        self.error, self.batch = None, _NOTHING
         if error is not None:
             self.base = -1
         elif self.scattered:
             self.base = -1
             if self.idempotent:
                 error = PeerError("the batch is stored in pieces", ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
-        for future in waiters:
+        for future in self.waiters:
             if future.done():
                 continue
             if error is not None:
                 future.set_exception(error)
             else:
                 future.set_result(AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
+        self.waiters.clear()
 
 
 class EntryProducer(Protocol):
@@ -148,7 +150,6 @@ class InFlightEntry:
         sequence_id: int,
         whole: bool,
         producer: EntryProducer,
-        *,
         sent: float,
         before: int,
     ) -> None:
@@ -543,9 +544,7 @@ class Appends:
         """The batch is stored under this sequence id, where was not found out in time: look for it."""
         append.left = 1
         records = append.header.last_offset_delta + 1
-        entry = InFlightEntry(
-            append, transcode.PulsarEntry(b"", b"", records, 0), sequence_id, True, producer, sent=0.0, before=0
-        )
+        entry = InFlightEntry(append, transcode.PulsarEntry(b"", b"", records, 0), sequence_id, True, producer, 0.0, 0)
         self.duplicate(entry, old=True)
 
     async def _find_duplicates(self) -> None:

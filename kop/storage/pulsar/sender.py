@@ -277,7 +277,8 @@ class Sender:
         try:
             entries = self._entries(append, first, confirm=known)
             self._log.numbering.check(entries, self._log.last_position)
-            self._check_sizes(entries)
+            if self._log.entry_size_limit.bytes:
+                self._check_sizes(entries)
         except KopError as error:
             append.refuse(error)
             append.end(self._log.log_start_offset)
@@ -289,9 +290,7 @@ class Sender:
         append.left = len(entries)
         for entry in entries:
             sequence_id = first + entry.first
-            sent = InFlightEntry(
-                append, entry, sequence_id, len(entries) == 1, self, sent=self.used, before=self.taken_bytes
-            )
+            sent = InFlightEntry(append, entry, sequence_id, len(entries) == 1, self, self.used, self.taken_bytes)
             self.pending[sequence_id] = sent
             self._sent_bytes += sent.size
             receipt = self._producer.send(
@@ -313,8 +312,6 @@ class Sender:
     def _check_sizes(self, entries: Sequence[transcode.PulsarEntry]) -> None:
         """Before a sequence is taken: MESSAGE_TOO_LARGE where the topic's own limit forbids an entry."""
         limit = self._log.entry_size_limit
-        if not limit.bytes:
-            return
         for entry in entries:
             size = len(entry.metadata) + len(entry.payload) + ENTRY_FRAMING
             if size > limit.bytes:
