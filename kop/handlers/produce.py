@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from kop.errors import ErrorCode, FrameError, KopError
+from kop.errors import BackendError, ErrorCode, FrameError, KopError
 from kop.handlers.api import UNLIMITED, AclOperation, Api, Context, Frame
 from kop.handlers.gateway import Gateway
 from kop.records.batch import check_produced, is_transactional, read_header, stamp_max_timestamp
@@ -31,6 +31,10 @@ from kop.storage.base import AppendResult, Buffer, PartitionLog, TopicInfo
 from kop.wire.produce import PartitionAnswer, ProduceCall, ProducePartition, encode_response, parse
 
 KEY = 0
+MOST_DECOMPRESSED = 256 << 20
+"""Bytes. Batches are decompressed on the loop, 64 MiB take some 50 ms of it, and a frame has room for 40,000 bombs.
+When those of one request came to so much, the rest fails with KAFKA_STORAGE_ERROR, which clients retry."""
+_TOLD = -(1 << 62)
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ log = logging.getLogger(__name__)
 class _Pending:
     """A Produce request whose appends are under way; `done` ends with the frame, or None for acks=0."""
 
-    __slots__ = ("answers", "call", "ctx", "done", "gw", "throttle_ms", "waiting")
+    __slots__ = ("answers", "call", "ctx", "done", "gw", "room", "throttle_ms", "waiting")
 
     def __init__(self, gw: Gateway, ctx: Context, call: ProduceCall) -> None:
         self.gw = gw
@@ -47,7 +51,23 @@ class _Pending:
         self.answers: list[list[PartitionAnswer]] = []
         self.waiting = 0
         self.throttle_ms = 0
+        self.room = MOST_DECOMPRESSED
+        """Bytes to which this request's batches may still be decompressed; below 0 the client was told."""
         self.done: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
+
+    def reserve(self, size: int) -> None:
+        """Before a batch is decompressed to at most `size` bytes. BackendError where the request had its share."""
+        if self.room > 0:
+            self.room -= size
+            return
+        if self.room != _TOLD:
+            self.room = _TOLD
+            log.warning(
+                "a Produce of client %s at %s holds batches that decompress to more than %d MiB: the rest is refused "
+                "and has to be sent again; lower its max.request.size",
+                self.ctx.client_id, self.ctx.conn.client_host, MOST_DECOMPRESSED >> 20,
+            )  # fmt: skip
+        raise BackendError(f"the batches of one request decompress to more than {MOST_DECOMPRESSED >> 20} MiB")
 
     def on_append(
         self, row: list[PartitionAnswer], index: int, partition: int, partition_log: PartitionLog
@@ -122,7 +142,7 @@ def produce(gw: Gateway, ctx: Context, call: ProduceCall) -> Frame | asyncio.Fut
                 )
                 continue
             try:
-                future = _append(gw, ctx, topic, partition_log, part)
+                future = _append(pending, topic, partition_log, part)
             except KopError as error:
                 row[index] = _refusal(gw, part.partition, error)
                 continue
@@ -161,8 +181,9 @@ def _find(gw: Gateway, asked: str | UUID) -> tuple[TopicInfo | None, ErrorCode]:
 
 
 def _append(
-    gw: Gateway, ctx: Context, topic: TopicInfo, partition_log: PartitionLog, part: ProducePartition
+    pending: _Pending, topic: TopicInfo, partition_log: PartitionLog, part: ProducePartition
 ) -> asyncio.Future[AppendResult]:
+    gw, ctx = pending.gw, pending.ctx
     rules = gw.topic_configs.produce_rules(topic)
     records = part.records if part.records is not None else memoryview(b"")
     header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
@@ -171,7 +192,12 @@ def _append(
         rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
         body = None
     else:
-        earliest, latest, body = check_records(records, header, rules.compact, rules.max_uncompressed_bytes)
+        most = rules.max_uncompressed_bytes if header.codec else 0
+        if most:
+            pending.reserve(most)
+        earliest, latest, body = check_records(records, header, rules.compact, most)
+        if most:
+            pending.room += most - len(body)
         rules.check_timestamp(earliest, latest, ctx.now_ms)
         if latest != header.max_timestamp and not rules.log_append_time:
             stored = bytearray(records)  # as Kafka does: look-ups by time go by what the header says

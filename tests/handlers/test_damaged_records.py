@@ -16,6 +16,7 @@ from support.pulsar_gateway import PulsarGateway
 
 from kop.cluster import topic_configs
 from kop.errors import ErrorCode
+from kop.handlers import produce as produce_handler
 from kop.records.batch import iter_batches, iter_records
 from kop.records.compression import Codec
 from kop.wire.messages import CreateTopicsRequest, ListOffsetsRequest
@@ -81,6 +82,36 @@ def test_damaged_records_are_refused(tmp_path: Path, codec: Codec) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             await refuses_all(await RawClient.connect(serving), "t", codec)
+
+    run(main())
+
+
+def test_a_request_may_decompress_to_so_much_and_the_rest_is_to_be_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bombs without end in one frame would hold the loop for as long as they like."""
+    monkeypatch.setattr(produce_handler, "MOST_DECOMPRESSED", 10 << 20)
+    monkeypatch.setattr(topic_configs, "_WALK_AT_LEAST", 4 << 20)
+
+    async def send(client: RawClient, *records: bytes) -> list[tuple[int, int]]:
+        parts = [produce_fields("t", data, version=9) for data in records]
+        for more in parts[1:]:
+            parts[0]["topic_data"][0].partition_data += more["topic_data"][0].partition_data
+        answer = await client.call(0, 9, **parts[0])
+        return [(part.error_code, part.base_offset) for part in answer.responses[0].partition_responses]
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await RawClient.connect(serving)
+            await make(client, "t", max_message_bytes="200000")
+            later = (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+            bombs = [bomb(Codec.ZSTD, 5 << 20)] * 5
+            plain = batch([b"a"])
+            assert await send(client, *bombs, plain) == [INVALID] * 3 + [later] * 2 + [(0, 0)]
+            large = batch([bytes(3 << 20)], codec=Codec.ZSTD)
+            assert await send(client, *[large] * 5) == [(0, 1), (0, 2), (0, 3), (0, 4), later]
+            small = batch([b"a" * 100], codec=Codec.ZSTD)
+            assert await send(client, *[small] * 100) == [(0, 5 + index) for index in range(100)]
 
     run(main())
 
