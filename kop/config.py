@@ -128,7 +128,10 @@ class Config(BaseModel):
         "(pulsar+ssl: with TLS).",
     )
     kop_pulsar_admin_url: AdminUrl = _own(
-        "kop.pulsar.admin.url", "http://127.0.0.1:8080", "Address of Pulsar's admin REST, with store=pulsar://..."
+        "kop.pulsar.admin.url",
+        "http://127.0.0.1:8080",
+        "Address of Pulsar's admin REST, with store=pulsar://...; with kop.pulsar.auth and store=pulsar+ssl://... it "
+        "has to be https.",
     )
     # 8080 to 8083 are Pulsar's and the Confluent tools', 9090 to 9999 Prometheus's and its exporters' (9308: Kafka's).
     http: OptionalAddress = _own(

@@ -124,6 +124,31 @@ async def test_a_retention_that_somebody_chose_stays(forgetful: PulsarStore, lev
         assert SET not in engine.counts
 
 
+async def test_nothing_is_taken_while_the_retention_cannot_be_set(
+    forgetful: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_name = f"persistent://{forgetful.settings.namespace}/native"
+    async with Admin(forgetful.urls[1]) as admin, forgetful.opened() as engine:
+        await make_native(admin, full_name, "partitioned")
+        await known(engine, "native")
+        log = await attached(engine, "native")
+
+        async def forbidden(*_: object) -> None:
+            raise PulsarError("Forbidden", "the role is no admin of the tenant")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.admin, "set_retention", forbidden)
+            for producer in (-1, 5):
+                with refused(ErrorCode.POLICY_VIOLATION) as found:
+                    await append(log, batch(["a"], producer=producer))
+                assert "pulsar-admin topics set-retention" in found.value.message
+            assert engine.counts[REFUSED] == 2
+        assert await read_values(log) == []
+        await append(log, batch(["b"], producer=5))
+        assert await read_values(log) == ["b"]
+        assert await admin.get_retention(full_name) == WEEK
+
+
 # --- without a Pulsar
 
 TOPIC = UUID(int=1 << 70)
