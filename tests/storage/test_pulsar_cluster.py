@@ -25,8 +25,10 @@ from kop.errors import ErrorCode, KopError
 from kop.groups.coordinator import Commit, GroupCoordinator
 from kop.groups.log import GroupLog
 from kop.groups.settings import GroupSettings
+from kop.pulsar_client.admin import Admin
 from kop.storage.base import Member, TopicInfo
 from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.properties import (
     CONFIGS_PROPERTY,
@@ -216,6 +218,37 @@ async def test_what_one_writes_the_other_reads_at_the_same_offsets(pulsar_store:
         assert await read_values(here) == await read_values(there) == [f"{n}.{i}" for n in range(20) for i in range(2)]
         assert not one.counts
         assert not other.counts
+
+
+async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_the_same_producer(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's producer moves to another gateway and back, and the first one had no connection meanwhile."""
+    pulsar_store.settings = replace(pulsar_store.settings, idle_seconds=60.0)
+    connected = asyncio.Event()
+    connected.set()
+    guard = PulsarLog.guard
+
+    async def after_the_cut(log: PulsarLog) -> None:
+        if log is here:
+            await connected.wait()
+        await guard(log)
+
+    monkeypatch.setattr(PulsarLog, "guard", after_the_cut)
+    async with pulsar_store.opened() as one:
+        here = await make(one)
+        assert (await append(here, batch(["0"], producer=7))).base_offset == 0
+        connected.clear()
+        async with pulsar_store.opened() as other, Admin(pulsar_store.urls[1]) as admin:
+            await admin.unload(f"persistent://{pulsar_store.settings.namespace}/t")
+            there = await attached(other)
+            await append(there, batch(["1", "2"], producer=7, sequence=1))
+        with refused(ErrorCode.KAFKA_STORAGE_ERROR):  # clients try again
+            await append(here, batch(["3"], producer=7, sequence=3))
+        connected.set()
+        assert (await append(here, batch(["3"], producer=7, sequence=3))).base_offset == 3
+        await here.refresh()
+        assert await read_values(here) == ["0", "1", "2", "3"]
 
 
 async def test_a_new_leader_fences_the_old_one_and_reads_all_that_it_wrote(pulsar_store: PulsarStore) -> None:

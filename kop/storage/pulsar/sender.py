@@ -41,6 +41,9 @@ _HEAR_SECONDS: Final = 3.0
 _DOUBTS: Final = (0.2, 1.0, 3.0)
 """Seconds after which Pulsar is asked again what is stored, before a client is told that its sequence does not fit."""
 
+_OF_WHAT_IS_STORED: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
+"""Refusals that are wrong where another gateway has stored more than this one knows."""
+
 log = logging.getLogger(__name__)
 
 
@@ -262,6 +265,16 @@ class Sender:
                     self._log.appends.find_again(append, self, verdict.original.sequence_id)
                 return
             if verdict.error is not None:
+                assert self._producer is not None
+                if not self._producer.connected and verdict.error.code in _OF_WHAT_IS_STORED:
+                    # Another gateway may have written for this client since the connection was lost. The next sender
+                    # asks Pulsar what is stored.
+                    text = f"{self._log.title}: no connection to Pulsar to ask what {self.name} has stored"
+                    unsure = BackendError(f"{text}: {verdict.error.message}")
+                    append.refuse(unsure)
+                    append.end(self._log.log_start_offset)
+                    self._end(unsure)
+                    return
                 log.info("%s: %s: %s", self._log.title, self.name, verdict.error)
                 append.refuse(verdict.error)
                 append.end(self._log.log_start_offset)
