@@ -728,6 +728,27 @@ async def test_a_duplicate_that_is_not_stored_is_never_told_as_stored() -> None:
     await play.log.close()
 
 
+@pytest.mark.parametrize("script", ["aD", "aF SR"])
+async def test_closing_waits_for_no_question(script: str) -> None:
+    """What Pulsar was asked about an entry is given up with the log."""
+    play = Play(41)
+    await play.run(script)
+    asked = asyncio.Event()
+
+    async def never(*_: Any) -> Any:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    play.log.engine.admin.entry_head = never  # type: ignore[method-assign]
+    play.log.engine.admin.internal_stats = never  # type: ignore[method-assign]
+    await asked.wait()
+    before = asyncio.all_tasks()
+    await play.log.close()
+    assert play.outcomes == [AGAIN]
+    await settle()
+    assert len(asyncio.all_tasks()) < len(before)
+
+
 @PRODUCERS
 async def test_a_duplicate_that_is_found_nowhere_ends(producer: int) -> None:
     play = Play(producer)

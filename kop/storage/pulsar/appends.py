@@ -21,8 +21,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import Position, PulsarError
@@ -221,7 +221,6 @@ class Appends:
         numbering: Numbering,
         *,
         count: Callable[[str], None],
-        spawn: Callable[[Coroutine[Any, Any, Any]], None],
         ask_place: Callable[[Position, int], Awaitable[EntryPlace]],
         search: Callable[[Sequence[Wanted]], Awaitable[Sequence[Stored]]],
         tail_is_late: Callable[[], None],
@@ -230,7 +229,6 @@ class Appends:
         self._loop = loop
         self._numbering = numbering
         self._count = count
-        self._spawn = spawn
         self._ask_place = ask_place
         self._search = search
         self._tail_is_late = tail_is_late
@@ -245,7 +243,8 @@ class Appends:
         self._duplicates: dict[InFlightEntry, None] = {}
         """Pulsar has an earlier copy, nobody has said where."""
         self._timer: asyncio.TimerHandle | None = None
-        self._asking = self._searching = False
+        self._asking: asyncio.Task[None] | None = None
+        self._searching: asyncio.Task[None] | None = None
         self._held_until = float("-inf")
 
     def __bool__(self) -> bool:
@@ -271,9 +270,8 @@ class Appends:
         entry.stored = True
         entry.since = self._loop.time() - (LATE_TAIL_SECONDS if old else 0)
         self._duplicates[entry] = None
-        if not self._searching:
-            self._searching = True
-            self._spawn(self._find_duplicates())
+        if self._searching is None:
+            self._searching = self._loop.create_task(self._find_duplicates())
 
     def failed(self, entry: InFlightEntry, error: KopError) -> None:
         """It is not known to be stored."""
@@ -294,6 +292,9 @@ class Appends:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for task in (self._asking, self._searching):
+            if task is not None:
+                task.cancel()
         self.fail_all(BackendError("the storage engine is closed"))
 
     def _done(self, entry: InFlightEntry) -> None:
@@ -461,7 +462,7 @@ class Appends:
         self._done(entry)
 
     def _wait_for_tail(self, position: Position) -> None:
-        if self._asking or self._timer is not None:
+        if self._asking is not None or self._timer is not None:
             return
         self._timer = self._loop.call_later(self._patience(position, self._loop.time()), self._tail_was_late)
 
@@ -473,9 +474,8 @@ class Appends:
 
     def _tail_was_late(self) -> None:
         self._timer = None
-        if self._stored and not self._asking:
-            self._asking = True
-            self._spawn(self._ask())
+        if self._stored and self._asking is None:
+            self._asking = self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
         """Until nothing waits for the tail any more."""
@@ -497,7 +497,7 @@ class Appends:
                 else:
                     await asyncio.sleep(backoff.next())
         finally:
-            self._asking = False
+            self._asking = None
 
     def _due(self, now: float) -> list[tuple[Position, InFlightEntry]] | float:
         """What is to be asked now, the oldest first, or the seconds until something is."""
@@ -518,9 +518,11 @@ class Appends:
         try:
             async with asyncio.timeout(PLACE_SECONDS):
                 place = await self._ask_place(position, entry.count)
-        except (PulsarError, KopError, TimeoutError) as error:
+        except Exception as error:  # the question is asked again until nobody waits
+            known = isinstance(error, PulsarError | KopError | TimeoutError)
+            level = logging.DEBUG if known else logging.ERROR
             self._count("offset_questions_failed")
-            _log.debug("%s: where entry %d:%d lies cannot be asked: %r", self._log.title, *position, error)
+            _log.log(level, "%s: where entry %d:%d lies cannot be asked: %r", self._log.title, *position, error)
             return False
         if self._stored.get(position) is not entry:
             return True  # the tail, or the end of the log
@@ -558,15 +560,16 @@ class Appends:
                 wanted = [Wanted(entry.producer.name, entry.sequence_id, entry.count) for entry in due]
                 try:
                     found = await self._search(wanted)
-                except (PulsarError, KopError) as error:
-                    _log.info("%s: stored batches cannot be searched: %s", self._log.title, error)
+                except Exception as error:  # nobody may wait for ever
+                    level = logging.INFO if isinstance(error, PulsarError | KopError) else logging.ERROR
+                    _log.log(level, "%s: stored batches cannot be searched: %r", self._log.title, error)
                     found = [Stored(Outcome.UNKNOWN)] * len(due)
                 for entry, stored in zip(due, found, strict=True):
                     if entry in self._duplicates:  # else the tail brought it meanwhile
                         self._known_at_last(entry)
                         self._found_duplicate(entry, stored)
         finally:
-            self._searching = False
+            self._searching = None
 
     def _found_duplicate(self, entry: InFlightEntry, stored: Stored) -> None:
         append = entry.append

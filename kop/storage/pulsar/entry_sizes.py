@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from kop.errors import KopError
 from kop.pulsar_client import PulsarError
 
 ENTRY_FRAMING: Final = 10
@@ -59,7 +60,7 @@ class EntrySizeLimit:
         self._asked = self._clock()
         try:
             self.bytes = await self._ask() or 0
-        except PulsarError as error:
+        except (PulsarError, KopError) as error:
             _log.debug("a topic's maxMessageSize is not known: %s", error)
         finally:
             self._asking.set_result(None)

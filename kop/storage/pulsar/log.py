@@ -88,7 +88,6 @@ class PulsarLog:
             self.loop,
             self.numbering,
             count=engine.count,
-            spawn=engine.spawn,
             ask_place=self._ask_place,
             search=StoredBatches(engine.client, engine.admin, partition_name, engine.numbering, self.guard).find,
             tail_is_late=TailDelays(

@@ -387,9 +387,10 @@ class Sender:
         refusal = self._refusal(error if isinstance(error, PulsarError) else PulsarError("Failed", f"{error!r}"))
         if isinstance(error, EntryRefusedError) or (isinstance(error, PulsarError) and not self.idempotent):
             self.pending.pop(entry.sequence_id, None)
+            if isinstance(error, EntryRefusedError):
+                self._log.entry_size_limit.doubt()
             if self.sequences is not None:
                 self.sequences.refuse(entry.sequence_id, entry.count, entry.append)
-                self._log.entry_size_limit.doubt()
             self._log.appends.failed(entry, refusal)
         else:
             self._end(refusal)
