@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+from uuid import UUID
 
 import pytest
 
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import build, iter_batches, iter_records, read_header
 from kop.records.record import Record
-from kop.storage.base import AppendResult, Buffer, Engine, PartitionLog, TopicInfo
+from kop.storage.base import AppendResult, Buffer, PartitionLog, TopicInfo, Topics
+
+LogT = TypeVar("LogT", bound=PartitionLog)
+LogT_co = TypeVar("LogT_co", bound=PartitionLog, covariant=True)
+
+
+class EngineOf(Protocol[LogT_co]):
+    """An engine by the kind of its logs."""
+
+    @property
+    def topics(self) -> Topics: ...
+
+    def log(self, topic_id: UUID, partition: int) -> LogT_co | None: ...
+
 
 NOW = 1_700_000_000_000
 LIMIT = 1 << 30
@@ -68,7 +83,7 @@ def records(buffers: Iterable[Buffer]) -> list[Record]:
     ]
 
 
-async def attached(engine: Engine, topic: TopicInfo | str = "t", partition: int = 0) -> PartitionLog:
+async def attached(engine: EngineOf[LogT], topic: TopicInfo | str = "t", partition: int = 0) -> LogT:
     """As `first`, ready to serve."""
     log = first(engine, topic, partition)
     await log.attach()
@@ -95,13 +110,13 @@ async def read_values(log: PartitionLog, **how: bool) -> list[str | None]:
     return [None if record.value is None else record.value.decode() for record in await read_all(log, **how)]  # type: ignore[arg-type]
 
 
-async def make(engine: Engine, name: str = "t", partitions: int = 1, **configs: str) -> PartitionLog:
+async def make(engine: EngineOf[LogT], name: str = "t", partitions: int = 1, **configs: str) -> LogT:
     """A topic's first log; `cleanup_policy` is cleanup.policy."""
     topic = await engine.topics.create(name, partitions, {key.replace("_", "."): v for key, v in configs.items()})
     return first(engine, topic)
 
 
-def first(engine: Engine, topic: TopicInfo | str = "t", partition: int = 0) -> PartitionLog:
+def first(engine: EngineOf[LogT], topic: TopicInfo | str = "t", partition: int = 0) -> LogT:
     found = engine.topics.get(topic) if isinstance(topic, str) else topic
     assert found is not None
     log = engine.log(found.topic_id, partition)

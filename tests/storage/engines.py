@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import pytest
 from dense_view import DenseEngine
@@ -39,17 +39,20 @@ def policy_of(topic: TopicInfo) -> LogPolicy:
     )
 
 
-class Store:
+EngineT_co = TypeVar("EngineT_co", bound=Engine, covariant=True)
+
+
+class EngineStore(Generic[EngineT_co]):
     """Data of an engine, over restarts. What the engine promises beyond the protocols is in `promises`."""
 
     promises: Promises
 
-    async def open(self) -> Any:
+    async def open(self) -> EngineT_co:
         """An engine on the data; the test closes it."""
         raise NotImplementedError
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Any]:
+    async def opened(self) -> AsyncIterator[EngineT_co]:
         """An engine on the data, closed at the end."""
         engine = await self.open()
         try:
@@ -64,7 +67,10 @@ class Store:
         await engine.maintain(now_ms)
 
 
-class MemoryStore(Store):
+Store: TypeAlias = EngineStore[Engine]
+
+
+class MemoryStore(EngineStore[MemoryEngine]):
     """The memory engine, without background work; a restart hands its memory on."""
 
     promises = MemoryEngine.promises
@@ -77,7 +83,7 @@ class MemoryStore(Store):
         return await memory.open_engine(self.memory, policy=policy_of, settings=self.settings)
 
 
-class SqliteStore(Store):
+class SqliteStore(EngineStore[SqliteEngine]):
     """The embedded engine, without background work: `maintain` does it when the test says so."""
 
     promises = SqliteEngine.promises
@@ -90,7 +96,7 @@ class SqliteStore(Store):
         return await open_engine(self.path, policy=policy_of, **self.settings)
 
 
-class PulsarStore(Store):
+class PulsarStore(EngineStore[PulsarEngine]):
     """Topics of a namespace of their own on a real Pulsar."""
 
     promises = PulsarEngine.promises

@@ -144,7 +144,6 @@ async def test_a_topic_of_transactions_is_read_with_a_few_readers(
     wanted = [f"{number}".encode() for number in range(rounds) if number % 5 != 4] + [b"end"]
     async with pulsar_store.opened() as engine:
         log = await make(engine)
-        assert isinstance(log, PulsarLog)
         await log.attach()
         opened = 0
         async with NativeTransactions(pulsar_store.urls[0], log.partition_name) as native:
@@ -156,7 +155,6 @@ async def test_a_topic_of_transactions_is_read_with_a_few_readers(
         assert opened == 0, "all of it is in memory"
     async with pulsar_store.opened() as engine:
         log = await attached(engine)
-        assert isinstance(log, PulsarLog)
         opened = 0
         assert await follow(log, 2 * rounds + 1) == wanted
         assert opened <= 5

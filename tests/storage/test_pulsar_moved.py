@@ -43,7 +43,6 @@ async def two(store: PulsarStore) -> AsyncIterator[tuple[PartitionLog, PulsarLog
         topic = await writer.topics.create("t", 1, {})
         await until(lambda: engine.topics.get("t") is not None)
         log = await attached(engine)
-        assert isinstance(log, PulsarLog)
         yield first(writer, topic), log, engine
 
 

@@ -276,8 +276,7 @@ def packed(pulsar_urls: Urls) -> Iterator[PulsarStore]:
         yield PulsarStore(found.service_url, found.admin_url, found.namespace, "packed")
 
 
-async def new_ledger(engine: PulsarEngine, log: PartitionLog) -> None:
-    assert isinstance(log, PulsarLog)
+async def new_ledger(engine: PulsarEngine, log: PulsarLog) -> None:
     await engine.admin.unload(log.partition_name)
 
 

@@ -55,9 +55,8 @@ def store(pulsar_store: PulsarStore) -> PulsarStore:
     return pulsar_store
 
 
-async def entries(log: PartitionLog) -> list[tuple[Entry, transcode.EntryView]]:
+async def entries(log: PulsarLog) -> list[tuple[Entry, transcode.EntryView]]:
     """Of the whole partition, as Pulsar has them."""
-    assert isinstance(log, PulsarLog)
     found: list[tuple[Entry, transcode.EntryView]] = []
     done = asyncio.Event()
 
