@@ -49,6 +49,7 @@ class FakeProducer:
         self.on_lost = on_lost
         self.last_sequence_id = broker.sequences.get(name, -1)
         self.closed = False
+        self.connected = True
 
     def send(
         self, metadata: bytes, payload: bytes, *, sequence_id: int, highest_sequence_id: int, num_messages: int
