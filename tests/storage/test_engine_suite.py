@@ -390,10 +390,8 @@ async def test_sequences_and_epochs(store: Store) -> None:
 
 @pytest.mark.parametrize("orderly", [True, False])
 async def test_windows_survive(store: Store, orderly: bool) -> None:
-    if not store.promises.remembers_duplicates:
-        pytest.skip(
-            "Pulsar keeps the last sequence of a producer, not where its batches lie: see test_pulsar_sequences.py"
-        )
+    if not store.promises.remembers_producers:
+        pytest.skip("Pulsar keeps the last sequence of a producer alone: see test_pulsar_sequences.py")
     async with store.opened() as engine:
         log = await make(engine)
         for sequence in range(7):
@@ -513,7 +511,7 @@ async def test_a_log_is_a_list(store: Store, seed: int) -> None:
                 await engine.close()
                 engine = await store.open()
                 await asyncio.gather(*[attached(engine, partition=i) for i in (0, 1)])
-                if not store.promises.remembers_duplicates:
+                if not store.promises.remembers_producers:
                     last.clear()
             else:
                 offset = rng.randint(starts[partition], len(values))

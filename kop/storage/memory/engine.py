@@ -60,7 +60,7 @@ class MemoryEngine:
     promises = Promises(
         durable=False,
         upkeep_on_request=True,
-        remembers_duplicates=True,
+        remembers_producers=True,
         append_time_of_caller=True,
         exact_sizes=True,
         orders_producers=True,

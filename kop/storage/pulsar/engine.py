@@ -107,7 +107,7 @@ class PulsarEngine:
     promises = Promises(
         durable=True,
         upkeep_on_request=False,
-        remembers_duplicates=False,
+        remembers_producers=False,
         append_time_of_caller=False,
         exact_sizes=False,
         orders_producers=False,

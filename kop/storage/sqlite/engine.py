@@ -52,7 +52,7 @@ class SqliteEngine:
     promises = Promises(
         durable=True,
         upkeep_on_request=True,
-        remembers_duplicates=True,
+        remembers_producers=True,
         append_time_of_caller=True,
         exact_sizes=True,
         orders_producers=True,
