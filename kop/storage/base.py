@@ -131,8 +131,10 @@ class Promises:
     upkeep_on_request: bool
     """`Engine.maintain` does what is due at the time that it is given; else storage does it, by its own clock."""
     remembers_producers: bool
-    """Idempotent producers and their last batches are known after a restart as before it. Else a duplicate of before may
-    be DUPLICATE_SEQUENCE_NUMBER, by which clients learn that it is stored, and not where."""
+    """Idempotent producers and their last batches are known after a restart as before it.
+
+    Else a duplicate may be DUPLICATE_SEQUENCE_NUMBER then, by which clients learn that it is stored, and not where.
+    """
     append_time_of_caller: bool
     """LogAppendTime is the time given to `append`; else storage's own clock."""
     exact_sizes: bool
