@@ -94,6 +94,28 @@ def test_only_storage_knows_sqlite() -> None:
             assert path.is_relative_to(PACKAGE / "storage" / "sqlite"), path
 
 
+ENGINES = sorted(path.name for path in (PACKAGE / "storage").iterdir() if (path / "engine.py").exists())
+
+
+def test_engines_know_nothing_of_each_other_and_what_they_share_knows_none() -> None:
+    assert ENGINES == ["memory", "pulsar", "sqlite"]
+    for path in (PACKAGE / "storage").rglob("*.py"):
+        own = path.relative_to(PACKAGE / "storage").parts[0]
+        for target in imported(path):
+            room, _, inner = target.partition(".")
+            engine = inner.partition(".")[0]
+            assert room != "storage" or engine not in ENGINES or engine == own, f"{path} imports kop.{target}"
+
+
+@pytest.mark.parametrize("folder", ["kop", "tests"])
+def test_nobody_asks_which_engine_it_has(folder: str) -> None:
+    """What engines do differently stands in `kop.storage.base.Promises`, or behind a method that all of them have."""
+    asks = re.compile(r"\b(isinstance|getattr|hasattr)\((\w+\.)*_?engine\b|\bisinstance\([^()]*\b\w+(Engine|Log)\)")
+    for path in (ROOT / folder).rglob("*.py"):
+        found = asks.search(path.read_text())
+        assert found is None, f"{path}: {found.group()}"
+
+
 def test_every_module_says_what_it_owns() -> None:
     for path in modules():
         tree = ast.parse(path.read_text())
