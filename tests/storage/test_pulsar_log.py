@@ -382,6 +382,31 @@ async def test_a_limit_on_sizes_that_changes_is_learned_from_a_refusal(monkeypat
     await play.log.close()
 
 
+async def test_a_limit_that_is_doubted_twice_is_asked_for_once() -> None:
+    asked: list[float] = []
+    work: list[Any] = []
+    now = 0.0
+
+    async def ask() -> int | None:
+        asked.append(now)
+        return 7
+
+    limit = entry_sizes.EntrySizeLimit(lambda: now, ask, work.append)
+    await asyncio.gather(limit.learn(), limit.learn())
+    assert (asked, limit.bytes) == ([0.0], 7)
+    limit.doubt()
+    assert not work, "it was asked a moment ago"
+    now = 2.0
+    limit.doubt()
+    limit.doubt()
+    (one,) = work
+    await one
+    assert asked == [0.0, 2.0]
+    now = 60.0
+    await limit.learn()
+    assert asked == [0.0, 2.0, 60.0]
+
+
 async def test_what_has_ended_keeps_no_batch_in_memory() -> None:
     """The window keeps where the last batches lie, an error no frames."""
     play = Play(41)

@@ -48,20 +48,23 @@ class EntrySizeLimit:
         if self._asking is not None:
             await asyncio.shield(self._asking)
         elif self._clock() - self._asked >= _FRESH_SECONDS:
-            await self._learn()
+            await self._learn(self._begin())
 
     def doubt(self) -> None:
         """A batch was refused: somebody may have changed the limit. It is asked for on the side."""
         if self._asking is None and self._clock() - self._asked >= _DOUBT_SECONDS:
-            self._spawn(self._learn())
+            self._spawn(self._learn(self._begin()))
 
-    async def _learn(self) -> None:
-        self._asking = asyncio.get_running_loop().create_future()
+    def _begin(self) -> asyncio.Future[None]:
         self._asked = self._clock()
+        self._asking = asyncio.get_running_loop().create_future()
+        return self._asking
+
+    async def _learn(self, asking: asyncio.Future[None]) -> None:
         try:
             self.bytes = await self._ask() or 0
         except (PulsarError, KopError) as error:
             _log.debug("a topic's maxMessageSize is not known: %s", error)
         finally:
-            self._asking.set_result(None)
             self._asking = None
+            asking.set_result(None)

@@ -33,7 +33,7 @@ _STEPS: Final = (256, 8192)
 """Entries that are read, the last ones of the log."""
 _MOST_BYTES: Final = 64 << 20
 _BUDGET: Final = 1 << 20
-_MOST_ASKED: Final = 256
+_MOST_ASKED: Final = 4096
 _ASK_AT_ONCE: Final = 16
 
 
@@ -221,9 +221,13 @@ class StoredBatches:
     async def _ask(self, ledgers: Ledgers, end: int, wanted: Sequence[Wanted]) -> AsyncIterator[list[Stored]]:
         """The same by REST, backwards from the entry before the place `end`; what is known after each step."""
         heads: deque[tuple[Position, EntryHead | None]] = deque()
+        looked_at = 0
         for last in range(end, max(end - _MOST_ASKED, 0), -_ASK_AT_ONCE):
             positions = [ledgers.position(place) for place in range(max(last - _ASK_AT_ONCE, 0), last)]
             heads.extendleft(reversed(await asyncio.gather(*map(self._head, positions))))
+            if len(heads) < 2 * looked_at and last > _ASK_AT_ONCE and len(heads) < _MOST_ASKED:
+                continue
+            looked_at = len(heads)
             stretch = Stretch(from_beginning=False)
             gap = False
             for position, head in heads:
