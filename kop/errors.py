@@ -152,6 +152,10 @@ class ErrorCode(IntEnum):
     SHARE_SESSION_LIMIT_REACHED = 133
 
 
+_MOST_CHARACTERS = 1000
+"""A message may quote what the client sent: 32,767 characters of a name leave no room for a word in an answer."""
+
+
 class KopError(Exception):
     """Something failed in a way that a Kafka client can be told.
 
@@ -161,6 +165,8 @@ class KopError(Exception):
     default_code = ErrorCode.UNKNOWN_SERVER_ERROR
 
     def __init__(self, message: str = "", code: ErrorCode | None = None) -> None:
+        if len(message) > _MOST_CHARACTERS:
+            message = f"{message[:_MOST_CHARACTERS]}..."
         super().__init__(message)
         self.message = message
         self.code = self.default_code if code is None else code

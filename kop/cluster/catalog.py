@@ -29,6 +29,8 @@ RESERVED = frozenset({OFFSETS_TOPIC, KAFKA_OFFSETS_TOPIC, "__transactions", "__t
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _OF_A_PARTITION = "-partition-"
 """Pulsar names the partitions of a topic so, and makes no partitioned topic with it in its name."""
+_LONGEST = 4000
+"""Characters of a name beyond which storage is not asked: Pulsar's REST has no room for it in an address."""
 _PERSISTENT = "persistent://"
 _FULL = re.compile(rf"(?:{_PERSISTENT})?([-\w.=:]+/[-\w.=:]+)/([^/]+)\Z", re.ASCII)
 _FORMS = (1, 2)
@@ -123,7 +125,11 @@ class Catalog:
             return ()
         topics = self._engine.topics
         owns = {self.own_name(name) for name in names if name is not None and "/" in name}
-        return [own for own in owns if _FULL.match(own) and topics.get(own) is None and topics.missing(own) is None]
+        return [
+            own
+            for own in owns
+            if len(own) <= _LONGEST and _FULL.match(own) and topics.get(own) is None and topics.missing(own) is None
+        ]
 
     async def find(self, names: Iterable[str | None]) -> None:
         """Have storage look for topics of other namespaces among `names`."""

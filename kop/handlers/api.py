@@ -118,6 +118,9 @@ class Api:
     """Versions from this one to `min_version` are advertised, and given to the handler, which refuses them."""
     other_version: Callable[[], Any] | None = None
     """The answer to a version that is not served; without it the connection is closed."""
+    rows: tuple[str, str] | None = None
+    """The list in the request of which every item is answered by itself, and the list of these answers. A long one is
+    handled in parts, so that other clients have their turn. For APIs that the codec decodes and encodes."""
     slack: int = 0
     """Bytes that a known client sends after the body's end; Kafka never looks there. For the codec only."""
     largest: int = LARGEST_REQUEST

@@ -388,6 +388,12 @@ APIS: tuple[Api, ...] = (
     Api(55, 0, 2, describe_quorum, AclOperation.DESCRIBE),
     Api(60, 0, 2, describe_cluster, AclOperation.DESCRIBE),
     Api(
-        61, 0, 0, describe_producers, AclOperation.READ, topics=lambda request: [topic.name for topic in request.topics]
+        61,
+        0,
+        0,
+        describe_producers,
+        AclOperation.READ,
+        topics=lambda request: [topic.name for topic in request.topics],
+        rows=("topics", "topics"),
     ),
 )

@@ -32,6 +32,7 @@ from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Orig
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.turns import in_turns
 from kop.storage.base import TopicInfo
 from kop.wire.messages import (
     AlterConfigsResponse,
@@ -224,7 +225,7 @@ async def _answer_each(ctx: Context, request: Message, response: Any, alter: Cal
     counts = Counter((asked.resource_type, asked.resource_name) for asked in request.resources)
     row = response.AlterConfigsResourceResponse
     rows = []
-    for asked in request.resources:
+    async for asked in in_turns(request.resources):
         error: KopError | None = None
         try:
             if counts[asked.resource_type, asked.resource_name] > 1:
@@ -413,7 +414,7 @@ def _names(request: Message) -> list[str | None]:
 
 
 APIS: tuple[Api, ...] = (
-    Api(32, 1, 4, describe_configs, AclOperation.DESCRIBE_CONFIGS, topics=_names),
+    Api(32, 1, 4, describe_configs, AclOperation.DESCRIBE_CONFIGS, topics=_names, rows=("resources", "results")),
     Api(33, 0, 2, alter_configs, AclOperation.ALTER_CONFIGS, topics=_names),
     Api(44, 0, 1, incremental_alter_configs, AclOperation.ALTER_CONFIGS, topics=_names),
     Api(74, 0, 1, list_config_resources, AclOperation.DESCRIBE_CONFIGS),

@@ -245,7 +245,7 @@ def _groups_of(request: Any) -> list[str]:
 
 
 APIS = (
-    Api(8, 2, 10, offset_commit, AclOperation.READ, topics=_names),
-    Api(9, 1, 10, offset_fetch, AclOperation.DESCRIBE, groups=_groups_of),
+    Api(8, 2, 10, offset_commit, AclOperation.READ, topics=_names, rows=("topics", "topics")),
+    Api(9, 1, 10, offset_fetch, AclOperation.DESCRIBE, groups=_groups_of, rows=("topics", "topics")),
     Api(47, 0, 0, offset_delete, AclOperation.DELETE, topics=_names),
 )

@@ -310,7 +310,15 @@ APIS = (
     Api(12, 0, 4, heartbeat, AclOperation.READ),
     Api(13, 0, 5, leave_group, AclOperation.READ),
     Api(14, 0, 5, sync_group, AclOperation.READ, long_poll=True),
-    Api(15, 0, 6, describe_groups, AclOperation.DESCRIBE, groups=lambda request: request.groups),
+    Api(
+        15,
+        0,
+        6,
+        describe_groups,
+        AclOperation.DESCRIBE,
+        groups=lambda request: request.groups,
+        rows=("groups", "groups"),
+    ),
     Api(16, 0, 5, list_groups, AclOperation.DESCRIBE),
-    Api(42, 0, 2, delete_groups, AclOperation.DELETE),
+    Api(42, 0, 2, delete_groups, AclOperation.DELETE, rows=("groups_names", "results")),
 )

@@ -179,8 +179,12 @@ async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> An
     return OffsetForLeaderEpochResponse(version=ctx.version, topics=topics)
 
 
+def _names(request: Any) -> list[str]:
+    return [topic.name for topic in request.topics]
+
+
 APIS = (
-    Api(2, 1, 11, list_offsets, AclOperation.DESCRIBE, topics=lambda request: [topic.name for topic in request.topics]),
+    Api(2, 1, 11, list_offsets, AclOperation.DESCRIBE, topics=_names, rows=("topics", "topics")),
     Api(
         23,
         2,
@@ -188,5 +192,6 @@ APIS = (
         offset_for_leader_epoch,
         AclOperation.DESCRIBE,
         topics=lambda request: [topic.topic for topic in request.topics],
+        rows=("topics", "topics"),
     ),
 )

@@ -14,6 +14,7 @@ Metadata
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
@@ -34,6 +35,9 @@ _TOPIC_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
 """READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS"""
 _CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
 """CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE"""
+_LARGE = 16 * 1024
+"""Bytes of a request from which on it is answered in parts, so that others have their turn."""
+_PART_TOPICS = 200
 _LIBRDKAFKA_SLACK = 3
 """librdkafka asks for all topics from version 9 on with three bytes too many: an array's old length, left in place."""
 
@@ -45,6 +49,8 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     kept = gw.metadata_cache.get(version, key)
     if kept is not None:
         return _framed(ctx.correlation_id, kept)
+    if len(body) > _LARGE:
+        return _answer_in_turns(gw, ctx, bytes(body))
     request = codec.decode(MetadataRequest, ctx.version, body, slack=_LIBRDKAFKA_SLACK)
     unsought = gw.catalog.unsought(topic.name for topic in request.topics or ())
     missing = _to_create(gw, ctx, request)
@@ -78,7 +84,12 @@ def _legal(gw: Gateway, name: str) -> bool:
 
 
 async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
-    await gw.catalog.find(topic.name for topic in request.topics)
+    answer = await _found_and_made(gw, ctx, request)
+    return _framed(ctx.correlation_id, codec.encode_response(0, answer)[8:])
+
+
+async def _found_and_made(gw: Gateway, ctx: Context, request: Any) -> Any:
+    await gw.catalog.find(topic.name for topic in request.topics or ())
     failed: dict[str, ErrorCode] = {}
     for name in _to_create(gw, ctx, request):
         try:
@@ -86,7 +97,25 @@ async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
         except KopError as error:
             if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
                 failed[name] = error.code
-    return _framed(ctx.correlation_id, codec.encode_response(0, _answer(gw, ctx, request, failed))[8:])
+    return _answer(gw, ctx, request, failed)
+
+
+async def _answer_in_turns(gw: Gateway, ctx: Context, body: bytes) -> Frame:
+    """Answer a request that names thousands of topics, a part of them at a time."""
+    request = await asyncio.to_thread(
+        codec.decode, MetadataRequest, ctx.version, memoryview(body), slack=_LIBRDKAFKA_SLACK
+    )
+    topics, whole = request.topics or [], None
+    for begin in range(0, len(topics), _PART_TOPICS):
+        request.topics = topics[begin : begin + _PART_TOPICS]
+        answer = await _found_and_made(gw, ctx, request)
+        if whole is None:
+            whole = answer
+        else:
+            whole.topics += answer.topics
+        await asyncio.sleep(0)
+    rest = (await asyncio.to_thread(codec.encode_response, 0, whole))[8:]
+    return _framed(ctx.correlation_id, rest)
 
 
 def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode] | None = None) -> Any:

@@ -41,6 +41,7 @@ from kop.cluster.catalog import RESERVED
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.turns import in_turns
 from kop.storage.base import TopicInfo
 from kop.wire.messages import (
     CreatePartitionsResponse,
@@ -77,7 +78,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
     names = _Names(gw)
     plans: dict[str, _Plan] = {}
     room = _Room(gw)
-    for asked in request.topics:
+    async for asked in in_turns(request.topics):
         if asked.name in plans:
             continue
         plan = plans[asked.name] = _Plan(asked.name)
@@ -93,7 +94,8 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
             plan.error = error
     if not request.validate_only:
         await asyncio.gather(*(_create(gw, plan) for plan in plans.values() if plan.error is None))
-    return CreateTopicsResponse(version=ctx.version, topics=[_created(gw, ctx, plan) for plan in plans.values()])
+    rows = [_created(gw, ctx, plan) async for plan in in_turns(plans.values())]
+    return CreateTopicsResponse(version=ctx.version, topics=rows)
 
 
 class _Names:
@@ -267,7 +269,7 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
         for row in rows:
             row.refuse(code, "Topic deletion is disabled.")
     else:
-        rows = _resolve(gw, rows)
+        rows = await _resolve(gw, rows)
         await asyncio.gather(*(_delete(gw, row) for row in rows if row.code == ErrorCode.NONE))
     result = DeleteTopicsResponse.DeletableTopicResult
     return DeleteTopicsResponse(
@@ -280,17 +282,17 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
                 error_code=row.code,
                 error_message=row.message,
             )
-            for row in rows
+            async for row in in_turns(rows)
         ],
     )
 
 
-def _resolve(gw: Gateway, rows: list[_Doomed]) -> list[_Doomed]:
+async def _resolve(gw: Gateway, rows: list[_Doomed]) -> list[_Doomed]:
     """Find the topics; what is named twice is refused, and answered once."""
     names = Counter(row.name for row in rows if row.topic_id is None)
     ids = Counter(row.topic_id for row in rows if row.name is None)
     answer: dict[tuple[str | None, UUID | None], _Doomed] = {(row.name, row.topic_id): row for row in rows}
-    for row in answer.values():
+    async for row in in_turns(answer.values()):
         if row.name is None and row.topic_id is None:
             row.refuse(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
         elif row.name is not None and row.topic_id is not None:
@@ -361,7 +363,7 @@ async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Mess
     room = _Room(gw)
     answers: dict[str, KopError | None] = {}
     grown: list[tuple[TopicInfo, int]] = []
-    for name, wanted in asked.items():
+    async for name, wanted in in_turns(asked.items()):
         try:
             if counts[gw.catalog.own_name(name)] > 1:
                 raise PeerError("Duplicate topic name.")
@@ -482,6 +484,6 @@ def _names_to_delete(request: Any) -> list[str | None]:
 APIS: tuple[Api, ...] = (
     Api(19, 2, 7, create_topics, AclOperation.CREATE, topics=_names),
     Api(20, 1, 6, delete_topics, AclOperation.DELETE, topics=_names_to_delete),
-    Api(21, 0, 2, delete_records, AclOperation.DELETE, topics=_names),
+    Api(21, 0, 2, delete_records, AclOperation.DELETE, topics=_names, rows=("topics", "topics")),
     Api(37, 0, 3, create_partitions, AclOperation.ALTER, topics=_names),
 )

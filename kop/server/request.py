@@ -16,6 +16,7 @@ The steps, the same for every API:
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import time
@@ -57,6 +58,12 @@ class _Served:
         self.name = self.request_class.__name__.removesuffix("Request")
         self.latency = gw.metrics.latency.labels(self.name)
         self.counters: dict[int, Any] = {}
+
+
+_LARGE = 16 * 1024
+"""Bytes of a body from which on the codec reads it, and writes the answer, beside the loop."""
+_PART_ROWS = 200
+"""See `Api.rows`."""
 
 
 class RequestPipeline:
@@ -106,6 +113,9 @@ class RequestPipeline:
             header.api_key, version, header.client_id, int(time.time() * 1000), conn, header.correlation_id, owned
         )
         body = frame[header.body :]
+        if len(body) > _LARGE and api.decode is None and not api.encodes and not api.long_poll and api.reads is None:
+            parts = asyncio.get_running_loop().create_task(self._in_parts(served, ctx, memoryview(bytes(body))))
+            return Answer(None, parts, _observer(served, started))
         if api.decode is None:
             request = codec.decode(served.request_class, version, body, slack=api.slack)
         else:
@@ -135,6 +145,30 @@ class RequestPipeline:
         if api.groups is not None and (in_doubt := self._gw.groups.in_doubt(api.groups(request))):
             return self._after(self._gw.groups.verify(in_doubt), api, ctx, request)
         return api.handler(self._gw, ctx, request)
+
+    async def _in_parts(self, served: _Served, ctx: Context, body: memoryview) -> Frame | None:
+        """Answer a large request: decode and encode on the side, and let others have their turn between its rows."""
+        api = served.api
+        try:
+            request = await asyncio.to_thread(codec.decode, served.request_class, ctx.version, body, slack=api.slack)
+            parts = [request] if api.rows is None else _parts(request, api.rows[0])
+            results = []
+            for part in parts:
+                found = self._handle(api, ctx, part)
+                results.append(await found if inspect.isawaitable(found) else found)
+                await asyncio.sleep(0)
+            result = results[0]
+            for further in results[1:]:
+                assert api.rows is not None
+                getattr(result, api.rows[1]).extend(getattr(further, api.rows[1]))
+            codes, frame = await asyncio.to_thread(_encoded, ctx, result)
+        except FrameError:
+            raise
+        except Exception as error:
+            return self._failed(served, ctx, error)
+        for code in codes:
+            self._count(served, code)
+        return frame
 
     async def _after(self, first: Awaitable[None], api: Api, ctx: Context, request: Any) -> Any:
         """What the handler says once `first` is known."""
@@ -175,12 +209,13 @@ class RequestPipeline:
         if served.api.encodes:
             frame: Frame | None = result
             return frame
-        for code in set(codec.error_codes(result)):
-            self._count(served, code)
         try:
-            return (codec.encode_response(ctx.correlation_id, result),)
+            codes, frame = _encoded(ctx, result)
         except Exception as error:
             return self._failed(served, ctx, error)
+        for code in codes:
+            self._count(served, code)
+        return frame
 
     def _count(self, served: _Served, code: int) -> None:
         name = _NAMES.get(code) or str(code)
@@ -209,6 +244,23 @@ class RequestPipeline:
             raise FrameError(f"{served.name} failed with {code.name} and has no place to say so")
         response = served.response_class(version=ctx.version, error_code=code)
         return (codec.encode_response(ctx.correlation_id, response),)
+
+
+def _parts(request: Any, rows: str) -> list[Any]:
+    """The same request with some of its rows each."""
+    items = getattr(request, rows) or []
+    if len(items) <= _PART_ROWS:
+        return [request]
+    parts = []
+    for begin in range(0, len(items), _PART_ROWS):
+        part = copy.copy(request)
+        setattr(part, rows, items[begin : begin + _PART_ROWS])
+        parts.append(part)
+    return parts
+
+
+def _encoded(ctx: Context, result: Any) -> tuple[set[int], Frame]:
+    return set(codec.error_codes(result)), (codec.encode_response(ctx.correlation_id, result),)
 
 
 def _observer(served: _Served, started: float) -> Callable[[], None]:

@@ -113,7 +113,7 @@ def test_nothing_is_started_behind_a_fetch_that_waits(tmp_path: Path) -> None:
             made = await topic(serving)
             first, second = await RawClient.connect(serving), await RawClient.connect(serving)
             first.writer.write(fetch_frame(1, max_wait_ms=60_000) + produce_frame(2, b"behind") + versions_frame(3))
-            await until(lambda: log_of(serving, made)._listeners)
+            await until(lambda: log_of(serving, made).observed)
             await asyncio.sleep(0.05)
             assert log_of(serving, made).high_watermark == 0
             second.writer.write(produce_frame(9, b"wakes"))
@@ -203,7 +203,7 @@ def test_a_fetch_whose_client_is_gone_leaves_no_listener_and_no_timer(tmp_path: 
                 for partition in range(2):
                     part = fetch_fields("t", 0, version=NEWEST, max_wait_ms=600_000, partition=partition)
                     client.send(1, NEWEST, **part)
-                await until(lambda: logs[0]._listeners)
+                await until(lambda: logs[0].observed)
                 if how == "pipelined":
                     client.writer.write(produce_frame(5) * 10)
                 if how.startswith("unread"):  # the gateway stops reading, so it does not see the end either
@@ -214,7 +214,7 @@ def test_a_fetch_whose_client_is_gone_leaves_no_listener_and_no_timer(tmp_path: 
                     client.writer.transport.abort()
                 else:
                     client.writer.close()
-                await until(lambda: not any(log._listeners for log in logs))
+                await until(lambda: not any(log.observed for log in logs))
                 await until(lambda: serving.server.connections == 0)
                 assert serving.server.memory.used == 0
             assert all(log.high_watermark == 0 for log in logs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -132,6 +133,21 @@ async def test_two_creations_of_one_name(store: Store) -> None:
         results = await asyncio.gather(*[engine.topics.create("t", 1, {}) for _ in range(5)], return_exceptions=True)
         errors = [result for result in results if isinstance(result, KopError)]
         assert [error.code for error in errors] == [ErrorCode.TOPIC_ALREADY_EXISTS] * 4
+
+
+async def test_a_failed_change_whose_caller_went_is_no_forgotten_exception(store: Store) -> None:
+    forgotten: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context["message"]))
+    async with store.opened() as engine:
+        made, refused_one = (asyncio.ensure_future(engine.topics.create("t", 1, {})) for _ in range(2))
+        await asyncio.sleep(0)
+        refused_one.cancel()
+        await asyncio.wait({made, refused_one})
+        assert refused_one.cancelled() or isinstance(refused_one.exception(), KopError)
+        await engine.topics.create("u", 1, {})
+    del made, refused_one  # which hold what they waited for
+    gc.collect()
+    assert forgotten == []
 
 
 async def test_a_change_ends_although_its_caller_went(store: Store) -> None:
