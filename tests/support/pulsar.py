@@ -86,6 +86,10 @@ class OwnBroker:
         self.directory = directory
         self.urls = Urls("", "")
 
+    def index(self, given: bool) -> None:
+        """Whether it gives entries an index from its next start on."""
+        self._environ["INDEX"] = str(int(given))
+
     def start(self) -> Urls:
         """Start it and wait until it is healthy."""
         self.urls = Urls.parse(self._script("start"))

@@ -190,6 +190,8 @@ class LogEnd(Protocol):
     policy: LogPolicy
     log_start_offset: int
     high_watermark: int
+    end_is_numbered: bool
+    """The entry at `last_position` has offsets: that of the next one follows from them."""
 
     @property
     def title(self) -> str:
@@ -317,7 +319,7 @@ class Appends:
         log = self._log
         if log.policy.log_append_time:
             return  # the tail tells the time, or Pulsar when it is asked
-        if log.attached:
+        if log.attached and log.end_is_numbered:
             numbering = self._numbering
             last = log.last_position
             while self._stored and len(self._unverified) < _MOST_UNVERIFIED and last.entry < numbering.last_entry:
@@ -350,7 +352,7 @@ class Appends:
     def tail_left(self) -> None:
         """The log follows no tail for a while. Offsets that are known stay known."""
         log = self._log
-        if self._anchor is None or self._anchor[0] < log.last_position:
+        if log.end_is_numbered and (self._anchor is None or self._anchor[0] < log.last_position):
             self._anchor = log.last_position, log.high_watermark
         self._unverified.clear()
         self._answered.clear()

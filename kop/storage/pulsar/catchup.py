@@ -88,6 +88,8 @@ class Converter:
     def feed(self, placed: Placed) -> list[Batch]:
         """What an entry makes of the log: nothing where it lies behind, else up to two batches."""
         found: list[Batch] = []
+        if not placed.numbered:
+            return found
         base, last = placed.base, placed.last
         expected = base if self.next_offset is None else self.next_offset
         before, self._before = self._before, last

@@ -33,7 +33,7 @@ from kop.storage.pulsar.readers import Readers
 from kop.storage.pulsar.sender import Sender
 from kop.storage.pulsar.senders import Senders
 from kop.storage.pulsar.stored_batches import StoredBatches
-from kop.storage.pulsar.stream import Placed, Stream
+from kop.storage.pulsar.stream import INDEX_HELP, Placed, Stream
 from kop.storage.pulsar.tail_delays import TailDelays
 from kop.storage.pulsar.unfit import Unfit
 from kop.storage.tail_cache import Tail
@@ -116,6 +116,10 @@ class PulsarLog:
         self._asking_start: asyncio.Task[None] | None = None
         self._start_known_at = 0.0
         """Loop time at which that was asked last."""
+        self.begin = EARLIEST
+        """Where readers from the log start begin: behind entries that have no offsets, where there are some."""
+        self.end_is_numbered = True
+        """The entry at `last_position` has offsets: that of the next one follows from them."""
         self.first_ledger = -1
         """The ledger in which the log began when that was last asked; -1 where it is not known."""
         self._since_mark = 0
@@ -237,15 +241,21 @@ class PulsarLog:
         self._start_known_at = self.loop.time()
         for each in filter(None, (found.first, found.last)):
             self.marks.add(each.last, each.position)
+        self.begin = EARLIEST
+        if found.older:
+            self.begin = found.end_position if found.first is None else found.first.position
+            self._tell_of_older_entries()
         self._last = found.end_position
+        last = found.last
+        self.end_is_numbered = not found.older if last is None else last.position == found.end_position
         self.engine.cache.drop(self.tail)  # what is kept has no holes
         self._converter = self._make_converter()
         self._stream = stream = Stream(self._from_tail, self.tail_lost, self.numbering.place)
         await stream.start(
             self.client,
             self.partition_name,
-            EARLIEST if found.last is None else found.last.position,
-            inclusive=found.last is None,
+            EARLIEST if found.end_position.entry < 0 else found.end_position,
+            inclusive=found.end_position.entry < 0,
             guard=self.guard,
             budget=TAIL_BUDGET,
         )
@@ -254,6 +264,16 @@ class PulsarLog:
             raise self._gone()
         if self._stream is not stream or stream.closed:
             raise BackendError(f"the tail of {self.title} ended while it began")
+
+    def _tell_of_older_entries(self) -> None:
+        self.engine.count("partitions with entries older than the index")
+        self.engine.troubles.tell(
+            ("older", self.topic.topic_id),
+            f"{self.title} has entries from before the brokers gave them an index: they have no offsets, its log "
+            f"starts behind them, at {self.log_start_offset}. Pulsar clients can read them, or copy them to a new "
+            "topic; kop.pulsar.offsets=packed gives offsets to all entries",
+            "older",
+        )
 
     def _make_converter(self) -> Converter:
         """Makes batches of what the tail brings. What is large is left to readers, whose memory is bounded together."""
@@ -381,6 +401,11 @@ class PulsarLog:
     # --- the tail
 
     def _from_tail(self, placed: Placed) -> None:
+        if not placed.numbered:
+            # What is written now has no offsets: nothing may be told to producers, or kept from consumers unsaid.
+            self.tail_lost(KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR))
+            return
+        self.end_is_numbered = True
         if placed.position <= self._last:
             self.appends.verify(placed)
             self.appends.follow()

@@ -39,11 +39,14 @@ class Bounds(NamedTuple):
     """The offset after the last message that there ever was."""
     first: Placed | None
     last: Placed | None
-    """The oldest and the newest entry of the log itself; None where it holds none."""
+    """The oldest and the newest entry of the log itself that have offsets; None where it holds none."""
+    older: bool
+    """There are entries without offsets, from before brokers gave them an index."""
     size: int
     """Bytes that Pulsar has of it."""
     end_position: Position
-    """Of the last entry. Where the log holds none, the entry is -1: of the ledger that takes the next one."""
+    """Of the last entry, which may have no offset. Where there is none, the entry is -1: of the ledger that takes the
+    next one."""
 
 
 async def bounds(log: PulsarLog) -> Bounds:
@@ -51,16 +54,71 @@ async def bounds(log: PulsarLog) -> Bounds:
     # Whether there is anything is asked by REST: brokers with transactions answer the protocol's question only when the
     # topic's transaction buffer is recovered, which stood still for 30 s at a time in new namespaces (4.0.8, loaded).
     stats = await log.engine.admin.internal_stats(log.partition_name)
-    first, newest = await _ends(log) if stats["numberOfEntries"] else (None, EARLIEST)
-    if first is None:
-        last, end = None, await log.numbering.emptied_end(log)
+    oldest, newest = await _ends(log) if stats["numberOfEntries"] else (None, EARLIEST)
+    first = oldest if oldest is None or oldest.numbered else await _first_numbered(log, stats)
+    last = first
+    if first is not None and newest > first.position:
+        last = await _probe(log, newest, maybe_empty=False)
+        if last is not None and not last.numbered:
+            last = await _last_numbered(log, stats)
+    end = await log.numbering.emptied_end(log) if last is None else last.last + 1
+    if oldest is not None:
+        end_position = max(newest, oldest.position)
+    else:
         confirmed = Position(*map(int, stats["lastConfirmedEntry"].split(":")))
         end_position = confirmed if confirmed.entry < 0 else Position(-1, -1)  # else it was emptied just now
+    older = oldest is not None and not oldest.numbered
+    return Bounds(await _start(log, first, end), end, first, last, older, int(stats["totalSize"]), end_position)
+
+
+def _ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
+    """Ids and numbers of entries. That of the newest one follows from the last entry, while it is open."""
+    found = [(int(one["ledgerId"]), int(one["entries"])) for one in stats["ledgers"]]
+    if found and not found[-1][1]:
+        ledger, _, entry = str(stats.get("lastConfirmedEntry", "-1:-1")).partition(":")
+        if int(ledger) == found[-1][0]:
+            found[-1] = found[-1][0], int(entry) + 1
+    return [one for one in found if one[1] > 0]
+
+
+async def _numbered(log: PulsarLog, ledger: int) -> bool:
+    """Whether the entries of a ledger have an index: brokers are told by a restart, which begins another ledger."""
+    return (await log.engine.admin.entry(log.partition_name, ledger, 0)).index is not None
+
+
+async def _first_numbered(log: PulsarLog, stats: dict[str, Any]) -> Placed | None:
+    """The oldest entry with offsets, where the oldest one of all has none."""
+    ledgers = [ledger for ledger, _ in _ledgers_with_entries(stats)]
+    if not ledgers:
+        return None
+    low, high = 0, len(ledgers) - 1
+    if not await _numbered(log, ledgers[high]):
+        index = await log.engine.admin.closed_index(log.partition_name)
+        if index is None or index < 0:
+            return None  # there never was one
     else:
-        last = first if newest <= first.position else await _probe(log, newest, maybe_empty=False)
-        assert last is not None
-        end, end_position = last.last + 1, last.position
-    return Bounds(await _start(log, first, end), end, first, last, int(stats["totalSize"]), end_position)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if await _numbered(log, ledgers[middle]):
+                high = middle
+            else:
+                low = middle
+        found = await _probe(log, Position(ledgers[high], 0), maybe_empty=False)
+        if found is not None and found.base == 0:
+            return found
+    # Brokers counted before that: they were told not to in between. Nothing is passed over that has an offset.
+    for ledger in ledgers:
+        if await _numbered(log, ledger):
+            return await _probe(log, Position(ledger, 0), maybe_empty=False)
+    return None
+
+
+async def _last_numbered(log: PulsarLog, stats: dict[str, Any]) -> Placed | None:
+    """The newest entry with offsets, where the newest one of all has none."""
+    for ledger, entries in reversed(_ledgers_with_entries(stats)):
+        if await _numbered(log, ledger):
+            return await _probe(log, Position(ledger, entries - 1), maybe_empty=False)
+    return None
 
 
 async def _ends(log: PulsarLog) -> tuple[Placed | None, Position]:
@@ -84,19 +142,13 @@ async def emptied_end(log: PulsarLog) -> int:
 async def start(log: PulsarLog) -> int:
     """The first offset that can be read; the high watermark where there is none."""
     stats = await log.engine.admin.internal_stats(log.partition_name)
-    if log.first_ledger >= 0 and _first_ledger(stats) == log.first_ledger and not log.policy.compact:
-        return log.log_start_offset  # retention takes whole ledgers
+    if any(one["ledgerId"] == log.first_ledger for one in stats["ledgers"]) and not log.policy.compact:
+        return log.log_start_offset  # retention takes whole ledgers, the oldest first
     first = await _probe(log, EARLIEST, maybe_empty=True) if stats["numberOfEntries"] else None
+    if first is not None and not first.numbered:
+        first = await _first_numbered(log, stats)
     log.first_ledger = -1 if first is None else first.position.ledger
     return await _start(log, first, log.high_watermark)
-
-
-def _first_ledger(stats: dict[str, Any]) -> int:
-    """The oldest ledger with entries, by internalStats; the newest one may have some that are not counted yet."""
-    ledgers = stats["ledgers"]
-    return next(
-        (int(one["ledgerId"]) for one in ledgers if one["entries"]), int(ledgers[-1]["ledgerId"]) if ledgers else -1
-    )
 
 
 async def _start(log: PulsarLog, first: Placed | None, end: int) -> int:
@@ -193,7 +245,7 @@ async def locate(log: PulsarLog, offset: int) -> Position:
     while True:
         low, high = log.marks.floor(offset), log.marks.above(offset)
         if low is None:
-            return EARLIEST
+            return log.begin
         if high is None or offset - low[0] < _FEW_OFFSETS:
             return low[1]
         if ledgers is None:
@@ -204,7 +256,7 @@ async def locate(log: PulsarLog, offset: int) -> Position:
         placed = await _probe(log, position, maybe_empty=False)
         assert placed is not None
         if not low[0] < placed.last < high[0]:
-            # Nothing lies between, or it was trimmed just now.
+            # Nothing lies between, or nothing with an offset, or it was trimmed just now.
             return low[1]
         log.marks.add(placed.last, placed.position)
         halve = not halve
@@ -259,8 +311,10 @@ async def _from_time(log: PulsarLog, timestamp: int) -> int:
         return log.log_start_offset
     if position > log.last_position:  # behind the last entry: nothing was taken since
         return log.high_watermark
+    if position < log.begin:
+        return log.log_start_offset
     placed = await _probe(log, position, maybe_empty=True)
-    if placed is None:
+    if placed is None or not placed.numbered:
         return log.log_start_offset
     return max(min(placed.base, log.high_watermark), log.log_start_offset)
 

@@ -70,7 +70,7 @@ class Numbering(Protocol):
     """The last entry of a ledger whose offset may follow from its receipt."""
 
     def place(self, entry: Entry) -> Placed:
-        """The offsets of an entry. KAFKA_STORAGE_ERROR where it can have none."""
+        """The offsets of an entry; by the index some have none. KAFKA_STORAGE_ERROR where the cluster can give none."""
 
     def next_base(self, position: Position, end: int) -> int:
         """The offset of the entry that lies directly behind the log end `end`, in the same ledger."""

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from kop.errors import KopError
 from kop.pulsar_client import Client, Position, PulsarError
 from kop.pulsar_client.admin import Admin, EntryHead
 from kop.storage.pulsar.numbering import Numbering
@@ -235,7 +236,11 @@ class StoredBatches:
                     gap = True
                     continue
                 count = head.num_messages
-                base = self._numbering.stored_base(position, head.index, count)
+                try:
+                    base = self._numbering.stored_base(position, head.index, count)
+                except KopError:  # it has no offset, and is none of those that are looked for
+                    gap = True
+                    continue
                 stretch.add(head.producer_name, head.sequence_id, count, base, head.append_time, gap=gap)
                 gap = False
             yield [stretch.find(each) for each in wanted]

@@ -53,6 +53,11 @@ class Placed(NamedTuple):
     error: KopError | None = None
     """Why the entry cannot be read. Then `info` says nothing, and `base` is exact where the messages can be counted."""
 
+    @property
+    def numbered(self) -> bool:
+        """False where the broker gave the entry no index, as all did that were written before it was told to."""
+        return self.base >= 0
+
 
 _NOTHING: Final = transcode.EntryView("", 0, 0, 0, 0, 1, False, 0, 0, False, False, -1, -1, 0, 0, "", -1, -1)
 
@@ -68,12 +73,9 @@ def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
 
 
 def place(entry: Entry) -> Placed:
-    """The offsets of an entry, from the index that the broker gave its last message.
-
-    KAFKA_STORAGE_ERROR where the broker sends no index.
-    """
+    """The offsets of an entry, from the index that the broker gave its last message; it may have none."""
     if entry.index is None:
-        raise KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR)
+        return Placed(entry.position, -1, -1, entry, _NOTHING)
     info, error = view_of(entry)
     # Each chunk moves the index by one, and so does an entry inside a Pulsar transaction, whatever it holds.
     count = info.num_messages if info.num_chunks <= 1 else 1
