@@ -495,12 +495,15 @@ class PulsarEngine:
         for _ in range(_REMEMBER_TRIES):
             await self.topics.set_property(topic_id, name, str(value))
             kept = await self.topics.properties_now(topic_id)
-            if largest_remembered(kept, what, one.index) >= value:
+            largest = largest_remembered(kept, what, one.index)
+            if largest >= value:
                 break
         else:
             self.count("numbers that Pulsar did not keep")
             raise BackendError(f"Pulsar does not keep the property {name} of {one.topic.name}: clients try again")
-        if name in kept and (old := outdated(kept, what, one.index, value)):
+        # Also what this gateway wrote, where another one has kept a larger number meanwhile.
+        old = outdated(kept, what, one.index, largest)
+        if old and remembered(what, one.index, largest) in kept:
             self.spawn(self.topics.remove_properties(topic_id, old))
 
     # --- open, upkeep
