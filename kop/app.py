@@ -42,6 +42,7 @@ from kop.server.listener import Server
 from kop.server.pressure import Limits
 from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
+from kop.storage import memory as memory_store
 from kop.storage.base import Engine, Member
 from kop.values import Address
 
@@ -217,7 +218,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
 
 
 async def _open_engine(config: Config, topic_configs: TopicConfigs, waits: Callable[[str], None]) -> Engine:
-    # Each engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
+    # An engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
     # import, and a broker for a test needs neither.
     if config.store.startswith("pulsar"):
         from kop.storage import pulsar  # noqa: PLC0415
@@ -243,8 +244,6 @@ async def _open_engine(config: Config, topic_configs: TopicConfigs, waits: Calla
             waiting=waits,
         )
     if config.store == "memory:":
-        from kop.storage import memory as memory_store  # noqa: PLC0415
-
         return await memory_store.open_engine(
             policy=topic_configs.policy,
             settings=memory_store.Settings(
