@@ -774,6 +774,26 @@ async def test_closing_waits_for_no_question(script: str) -> None:
     assert len(asyncio.all_tasks()) < len(before)
 
 
+async def test_a_search_that_does_not_end_is_an_error_that_clients_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play(41)
+    play.broker.foreign(2, "pid-41", 0)
+    play.broker.sequences["pid-41"] = 1
+    await play.log.attach()
+    with monkeypatch.context() as overloaded:
+        overloaded.setattr(stored_batches, "SEARCH_SECONDS", 0.0)
+        play.append(0)
+        await settle()
+        await play.run("D")
+        await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT]
+    play.append(0)
+    await settle()
+    await play.run("D")
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes[1] == 3
+    await play.log.close()
+
+
 @PRODUCERS
 async def test_a_duplicate_that_is_found_nowhere_ends(producer: int) -> None:
     play = Play(producer)

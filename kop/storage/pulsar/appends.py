@@ -565,7 +565,7 @@ class Appends:
                 except Exception as error:  # nobody may wait for ever
                     level = logging.INFO if isinstance(error, PulsarError | KopError) else logging.ERROR
                     _log.log(level, "%s: stored batches cannot be searched: %r", self._log.title, error)
-                    found = [Stored(Outcome.UNKNOWN)] * len(due)
+                    found = [Stored(Outcome.UNFINISHED)] * len(due)
                 for entry, stored in zip(due, found, strict=True):
                     if entry in self._duplicates:  # else the tail brought it meanwhile
                         self._known_at_last(entry)
@@ -593,7 +593,7 @@ class Appends:
         else:
             self._count("duplicates_not_found")
             text = f"{self._log.title}: the batch is stored, where was not found"
-            if append.idempotent:
+            if append.idempotent and stored.outcome is Outcome.UNKNOWN:
                 append.refuse(PeerError(text, ErrorCode.DUPLICATE_SEQUENCE_NUMBER))
             else:
                 append.refuse(BackendError(text, ErrorCode.REQUEST_TIMED_OUT))

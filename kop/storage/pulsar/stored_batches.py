@@ -56,6 +56,9 @@ class Outcome(Enum):
     ABSENT = "absent"
     """Not all of it is stored, and it cannot be any more: later messages of the producer are."""
     UNKNOWN = "unknown"
+    """It does not lie among the entries that were looked at."""
+    UNFINISHED = "unfinished"
+    """The search did not come to its end."""
 
 
 class Stored(NamedTuple):
@@ -170,8 +173,9 @@ class StoredBatches:
                     found = [stretch.find(each) for each in wanted]
                     if all_known(found) or count < step:
                         break
-        except TimeoutError:
-            pass  # what is known so far
+        except TimeoutError:  # what is known so far
+            unfinished = Stored(Outcome.UNFINISHED)
+            return [unfinished if one.outcome is Outcome.UNKNOWN else one for one in found]
         return found
 
     async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:
