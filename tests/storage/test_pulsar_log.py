@@ -589,6 +589,22 @@ async def test_a_pulsar_that_knows_less_than_the_client_is_asked_again(monkeypat
     await play.log.close()
 
 
+@pytest.mark.parametrize("epoch", [0, 3])
+async def test_what_pulsar_stored_and_forgot_is_found_in_the_log(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    """A topic that is loaded may replay what was stored twice, and forget what came between."""
+    monkeypatch.setattr(sender_module, "_DOUBTS", (0.01, 0.01))
+    play = Play(41)
+    play.broker.sequences["pid-41"] = 3
+    play.broker.foreign(6, "pid-41", epoch << 47 | 4)
+    play.append(10, epoch=epoch)
+    await until(lambda: play.broker.sent)
+    assert play.broker.sent[0].sequence_id == epoch << 47 | 10
+    await play.run("SR")
+    assert play.outcomes == [9]
+    assert play.counts == {"sequences ahead of what Pulsar knows": 2, "sequences_that_pulsar_forgot": 1}
+    await play.log.close()
+
+
 async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_module, "_DOUBTS", (0.01, 0.01))
     play = Play(41)

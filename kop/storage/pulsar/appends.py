@@ -551,6 +551,11 @@ class Appends:
         entry = InFlightEntry(append, transcode.PulsarEntry(b"", b"", records, 0), sequence_id, True, producer, 0.0, 0)
         self.duplicate(entry, old=True)
 
+    async def is_stored(self, producer_name: str, sequence_id: int) -> bool:
+        """Whether a record of a producer is found among the last entries. PulsarError and KopError."""
+        (found,) = await self._search([Wanted(producer_name, sequence_id, 1)])
+        return found.outcome is Outcome.FOUND
+
     async def _find_duplicates(self) -> None:
         try:
             while self._duplicates:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kop.errors import BackendError, ErrorCode, KopError
+from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
 from kop.records import transcode
 from kop.storage.pulsar.appends import Append, InFlightEntry, without_frames
@@ -144,9 +144,7 @@ class Sender:
                     await producer.close()
                     await asyncio.sleep(pause)
                     producer = await self._opened()
-                sequences = self._sequences(producer) if self.idempotent else None
-                if sequences is not None and await self._continues_former_name(producer):
-                    sequences.complete = True
+                sequences = await self._known_sequences(producer) if self.idempotent else None
                 self._producer = producer
         except PulsarError as error:
             refused = self._refusal(error)
@@ -173,12 +171,38 @@ class Sender:
         self._opening = None
         self.fail(refused)
 
+    async def _known_sequences(self, producer: Producer) -> Sequences:
+        """Where the sequences begin. PulsarError and KopError where that cannot be found out.
+
+        A broker that loads a topic under load may replay its entries twice for deduplication (seen on 4.0.8: once for
+        the topic, once more for its policies). The second replay puts the sequence ids of old entries in the place of
+        one that was stored in between. Then the log is right, and Pulsar's word is not.
+        """
+        sequences = self._sequences(producer)
+        if self._misfit(sequences) is not None:
+            last = sequences.directly_before(self._queue[0].header)
+            if await self._log.appends.is_stored(self.name, last):
+                self._log.engine.count("sequences_that_pulsar_forgot")
+                log.warning(
+                    "%s: Pulsar knows %s up to %d, but has stored %d: the topic's deduplication forgot the rest",
+                    self._log.title, self.name, producer.last_sequence_id, last,
+                )  # fmt: skip
+                return Sequences(last, complete=sequences.complete)
+        if await self._continues_former_name(producer):
+            sequences.complete = True
+        return sequences
+
+    def _misfit(self, sequences: Sequences) -> PeerError | None:
+        """Why the first batch that waits does not fit to what Pulsar says is stored."""
+        error = sequences.check(self._queue[0].header).error if self._queue else None
+        return error if error is not None and error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER else None
+
     def _is_behind(self, producer: Producer) -> bool:
         """Whether a client knows of more than Pulsar says is stored: so says a broker that comes back from a crash."""
-        if not self.idempotent or not self._queue:
+        if not self.idempotent:
             return False
-        error = self._sequences(producer).check(self._queue[0].header).error
-        if error is None or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+        error = self._misfit(self._sequences(producer))
+        if error is None:
             return False
         self._log.engine.count("sequences ahead of what Pulsar knows")
         self._log.engine.troubles.tell(

@@ -88,6 +88,13 @@ class Sequences:
         """Whether a batch of the same epoch begins directly behind the last record."""
         return header.producer_epoch == self.epoch and header.base_sequence == add_sequence(self.last_sequence, 1)
 
+    def directly_before(self, header: BatchHeader) -> int:
+        """The sequence id of the record before a batch that lies ahead of what is known."""
+        if header.producer_epoch == self.epoch:
+            ahead = (header.base_sequence - self.last_sequence) % _SEQUENCES
+            return self.epoch << _SHIFT | self._last + ahead - 1
+        return header.producer_epoch << _SHIFT | header.base_sequence - 1
+
     def check(self, header: BatchHeader) -> Verdict:
         """What to do with a batch; changes nothing."""
         epoch, sequence = header.producer_epoch, header.base_sequence
