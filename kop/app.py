@@ -22,10 +22,10 @@ import uvloop
 from prometheus_client.core import Metric
 
 from kop import __version__, background
-from kop.cluster.brokers import BrokerConfigs
-from kop.cluster.catalog import Catalog
+from kop.cluster.broker_configs import BrokerConfigs
+from kop.cluster.client_topics import ClientTopics
+from kop.cluster.live_brokers import LiveBrokers
 from kop.cluster.liveness import answers
-from kop.cluster.membership import Membership
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
@@ -43,7 +43,7 @@ from kop.server.pressure import Limits
 from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import memory as memory_store
-from kop.storage.base import Engine, Member
+from kop.storage.base import Engine, LiveBroker
 from kop.values import Address
 
 _MOST_PARTITIONS_A_SCRAPE = 10_000
@@ -162,8 +162,8 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
 
     A `worker` shares its listeners but the first with other processes, and tells clients of the first alone.
     """
-    brokers = BrokerConfigs(config)
-    topic_configs = TopicConfigs(brokers)
+    broker_configs = BrokerConfigs(config)
+    topic_configs = TopicConfigs(broker_configs)
     metrics = Metrics()
     readiness = _Readiness()
     http_port = None
@@ -176,21 +176,21 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
         stack.push_async_callback(runner.cleanup)
     engine = await _open_engine(config, topic_configs, readiness.waits)
     stack.push_async_callback(engine.close)
-    await brokers.load(engine)
-    brokers.on_change(engine.policies_changed)
+    await broker_configs.load(engine)
+    broker_configs.on_change(engine.policies_changed)
     engine.policies_changed()
 
-    catalog = Catalog(engine)
-    membership = Membership(engine, config.node_id)
-    groups = GroupCoordinator(engine, _group_settings(config), membership=membership)
+    topics = ClientTopics(engine)
+    live_brokers = LiveBrokers(engine, config.node_id)
+    groups = GroupCoordinator(engine, _group_settings(config), live_brokers=live_brokers)
     gateway = Gateway(
         config=config,
         engine=engine,
-        catalog=catalog,
-        brokers=brokers,
+        topics=topics,
+        broker_configs=broker_configs,
         topic_configs=topic_configs,
         groups=groups,
-        membership=membership,
+        live_brokers=live_brokers,
         metrics=metrics,
         metadata_cache=MetadataCache(),
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),
@@ -209,7 +209,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
     listeners = await _listen(config, server, worker)
-    await engine.join(_member(config, listeners[0]))
+    await engine.join(_this_broker(config, listeners[0]))
     stack.push_async_callback(groups.stop)
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
     readiness.serves(engine, groups)
@@ -300,12 +300,12 @@ def _advertised(config: Config, index: int) -> tuple[str, int] | None:
     return address.host, address.port
 
 
-def _member(config: Config, bound: tuple[str, int]) -> Member:
-    """This gateway as the others name it to their clients."""
+def _this_broker(config: Config, bound: tuple[str, int]) -> LiveBroker:
+    """This broker as the others name it to their clients."""
     host, port = _advertised(config, 0) or bound
     if host in {"0.0.0.0", "::"}:
         host = socket.getfqdn()
-    return Member(config.node_id, host, port)
+    return LiveBroker(config.node_id, host, port)
 
 
 def _limits(config: Config) -> Limits:
@@ -399,9 +399,9 @@ def _scrape_logs(gw: Gateway) -> Iterable[Metric]:
     start = gauge_family("kop_log_start_offset", "First offset that may be read.", labels)
     end = gauge_family("kop_log_high_watermark", "Offset after the last durable record.", labels)
     total = 0
-    for topic in gw.catalog.all():
+    for topic in gw.topics.all():
         for index in range(topic.partitions):
-            partition_log = gw.catalog.log(topic.topic_id, index)
+            partition_log = gw.topics.log(topic.topic_id, index)
             total += 1
             if partition_log is None or not partition_log.attached or total > _MOST_PARTITIONS_A_SCRAPE:
                 continue  # over Pulsar what nobody asks for is not known
@@ -421,8 +421,8 @@ def _scrape_lag(gw: Gateway) -> Iterable[Metric]:
     committed = gauge_family("kop_group_committed_offset", "Committed offset.", labels)
     lag = gauge_family("kop_group_lag", "Records between the committed offset and the high watermark.", labels)
     for group, name, index, offset in gw.groups.committed():
-        topic = gw.catalog.get(name)
-        partition_log = None if topic is None else gw.catalog.log(topic.topic_id, index)
+        topic = gw.topics.get(name)
+        partition_log = None if topic is None else gw.topics.log(topic.topic_id, index)
         if partition_log is None:
             continue
         values = [group, name, str(index)]

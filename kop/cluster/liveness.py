@@ -1,4 +1,4 @@
-"""Whether another gateway serves Kafka clients at the address that it told.
+"""Whether another broker serves Kafka clients at the address that it told.
 
 Owns: one ApiVersions request (KIP-35) on a connection of its own.
 Must not know: what follows from the answer.
@@ -11,10 +11,10 @@ import logging
 import struct
 from typing import Final
 
-from kop.storage.base import Member
+from kop.storage.base import LiveBroker
 
 SECONDS: Final = 2.5
-"""A gateway that is stopped by SIGSTOP still accepts connections: only an answer counts."""
+"""A broker that is stopped by SIGSTOP still accepts connections: only an answer counts."""
 _REQUEST: Final = struct.Struct(">ihhih")
 _ANSWER: Final = struct.Struct(">ii")
 _API_VERSIONS: Final = 18
@@ -24,17 +24,17 @@ _NO_CLIENT_ID: Final = -1
 _log: Final = logging.getLogger(__name__)
 
 
-async def answers(member: Member, seconds: float = SECONDS) -> bool:
+async def answers(broker: LiveBroker, seconds: float = SECONDS) -> bool:
     """True where an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure."""
     try:
         async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(member.host, member.port)
+            reader, writer = await asyncio.open_connection(broker.host, broker.port)
             try:
                 writer.write(_REQUEST.pack(_REQUEST.size - 4, _API_VERSIONS, 0, _CORRELATION_ID, _NO_CLIENT_ID))
                 _, correlation_id = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))
             finally:
                 writer.transport.abort()
     except (OSError, TimeoutError, EOFError) as error:
-        _log.debug("gateway %d does not answer at %s:%d: %r", member.node_id, member.host, member.port, error)
+        _log.debug("broker %d does not answer at %s:%d: %r", broker.node_id, broker.host, broker.port, error)
         return False
     return bool(correlation_id == _CORRELATION_ID)

@@ -366,7 +366,7 @@ def check_configs(configs: Mapping[str, str | None], *, internal: bool = False) 
 
 
 class BrokerDefaults(Protocol):
-    """Broker settings as topics need them (`kop.cluster.brokers.BrokerConfigs`)."""
+    """Broker settings as topics need them (`kop.cluster.broker_configs.BrokerConfigs`)."""
 
     @property
     def loaded(self) -> bool:

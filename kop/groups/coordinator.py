@@ -23,8 +23,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from kop.background import repeat, retried
-from kop.cluster.catalog import Catalog
-from kop.cluster.membership import Membership
+from kop.cluster.client_topics import ClientTopics
+from kop.cluster.live_brokers import LiveBrokers
 from kop.errors import ErrorCode, InternalError, KopError
 from kop.groups.classic import ClassicGroup
 from kop.groups.log import Done, GroupLog, KeyValue
@@ -124,17 +124,17 @@ class GroupCoordinator:
         *,
         clock: Callable[[], int] | None = None,
         wall: Callable[[], int] | None = None,
-        membership: Membership | None = None,
+        live_brokers: LiveBrokers | None = None,
     ) -> None:
         """`clock` and `wall` give milliseconds since the epoch; the former never goes back."""
         offset = time.time_ns() - time.monotonic_ns()
         self._wall = wall or clock or (lambda: time.time_ns() // 1_000_000)
         self._clock = clock or (lambda: (time.monotonic_ns() + offset) // 1_000_000)
         self._engine = engine
-        self._catalog = Catalog(engine)
-        self.settings = replace(settings or GroupSettings(), own_name=self._catalog.own_name)
+        self._topics = ClientTopics(engine)
+        self.settings = replace(settings or GroupSettings(), own_name=self._topics.own_name)
         self._log = GroupLog(engine, self.settings, self._wall)
-        self._partitions = Partitions(self._log, membership, self._load, self._install, self._unload)
+        self._partitions = Partitions(self._log, live_brokers, self._load, self._install, self._unload)
         self._entries: dict[str, _Entry] = {}
         self._refusal = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         self._keys_read = 0
@@ -181,7 +181,7 @@ class GroupCoordinator:
                 values[key.group] = decode_group_value(raw_value)
             else:
                 _warn_of(key)
-        await self._catalog.find({topic for found in offsets.values() for topic in found.by_topic})
+        await self._topics.find({topic for found in offsets.values() for topic in found.by_topic})
         now = self._clock()
         groups: dict[str, tuple[ClassicGroup, GroupOffsets]] = {}
         for group_id in values.keys() | offsets.keys():
@@ -248,7 +248,7 @@ class GroupCoordinator:
         if self._refusal:
             return self._refusal
         # Who was stopped for a while may have been replaced. Not where storage said since that it still leads.
-        surely = surely or not self._engine.members_fresh
+        surely = surely or not self._engine.brokers_fresh
         return self._partitions.refusal(self._log.partition_of(group_id), surely=surely)
 
     def in_doubt(self, group_ids: Iterable[str]) -> set[int]:
@@ -474,7 +474,7 @@ class GroupCoordinator:
 
     async def _confirm(self) -> None:
         """Nobody can tell who the other brokers are: storage says whether each partition is still led here."""
-        if not self._engine.members_fresh:
+        if not self._engine.brokers_fresh:
             self._partitions.confirm()
 
     # -- inside
@@ -602,8 +602,8 @@ class GroupCoordinator:
         for entry in entries:
             gone: list[Key] = []
             for topic, partition, value in entry.offsets:
-                found = self._catalog.get(topic)
-                if found is None and self._catalog.is_unsure(topic):
+                found = self._topics.get(topic)
+                if found is None and self._topics.is_unsure(topic):
                     continue
                 if found is None or (value.topic_id is not None and found.topic_id != value.topic_id):
                     gone.append((topic, partition))

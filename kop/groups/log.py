@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from kop.cluster.catalog import OFFSETS_TOPIC
+from kop.cluster.client_topics import OFFSETS_TOPIC
 from kop.errors import ErrorCode, InternalError, KopError
 from kop.groups.settings import GroupSettings
 from kop.records.batch import build, iter_batches, iter_records, read_header

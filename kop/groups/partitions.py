@@ -3,10 +3,10 @@
 Owns: the state of each partition, who may answer for its groups, when a lost or refused partition is tried again.
 Must not know: groups; the coordinator loads and unloads them.
 
-A partition is taken over when membership gives it to this broker: it becomes the only writer of the log, by which it
-has fenced whoever was it before, and reads the log to its end. What the old one had not finished has failed then. A
-broker that has lost a partition to another asks for it again only after a pause that grows: two that see different
-members must not take it from each other in turns.
+A partition is taken over when the live brokers' choice falls on this one: it becomes the only writer of the log, by
+which it has fenced whoever was it before, and reads the log to its end. What the old one had not finished has failed
+then. A broker that has lost a partition to another asks for it again only after a pause that grows: two that see
+different brokers must not take it from each other in turns.
 
 Each take-over is a term of its own. What was read or begun in one term means nothing in the next: another broker may
 have written in between.
@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
-from kop.cluster.membership import Membership
+from kop.cluster.live_brokers import LiveBrokers
 from kop.errors import ErrorCode, KopError
 from kop.groups.log import GroupLog
 
@@ -43,13 +43,13 @@ class Partitions(Generic[T]):
     def __init__(
         self,
         log: GroupLog,
-        membership: Membership | None,
+        live_brokers: LiveBrokers | None,
         load: Callable[[int], Awaitable[T]],
         install: Callable[[int, T], None],
         unload: Callable[[int], None],
     ) -> None:
         self._log = log
-        self._membership = membership
+        self._live_brokers = live_brokers
         self._load = load
         self._install = install
         self._unload = unload
@@ -105,8 +105,8 @@ class Partitions(Generic[T]):
         """
         self._states = [ErrorCode.NOT_COORDINATOR] * self._log.partitions
         self._terms = [0] * self._log.partitions
-        if self._membership is not None:
-            self._membership.on_change(self._settle)
+        if self._live_brokers is not None:
+            self._live_brokers.on_change(self._settle)
         self._settle()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=_FIRST_LOAD_SECONDS)
@@ -123,12 +123,12 @@ class Partitions(Generic[T]):
         await asyncio.gather(*(self._log.resign(partition) for partition in range(len(self._states))))
 
     def _mine(self, partition: int) -> bool:
-        if self._membership is None:
+        if self._live_brokers is None:
             return True
-        return self._membership.leader(self._log.topic_id, partition) == self._membership.node_id
+        return self._live_brokers.is_leader(self._log.topic_id, partition)
 
     def _settle(self) -> None:
-        """Bring each partition to what membership says, and ask whether what is held is still held."""
+        """Bring each partition to what the live brokers say, and ask whether what is held is still held."""
         for partition in range(len(self._states)):
             self._settle_one(partition)
             if self.in_doubt(partition):

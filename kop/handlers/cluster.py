@@ -5,7 +5,7 @@
 - DescribeLogDirs (35) 1 to 5: one directory, the engine's, with the sizes of this broker's partitions and the room on
   its disk.
 - DescribeProducers (61) 0: the idempotent producers that a partition remembers.
-- DescribeQuorum (55) 0 to 2: one voter, us. The metadata log's end is the catalogue's version.
+- DescribeQuorum (55) 0 to 2: one voter, us. The metadata log's end is the topics' version.
 - ElectLeaders (43) 0 to 2: ELECTION_NOT_NEEDED for every partition that there is.
 - ListPartitionReassignments (46) 0: none.
 - DescribeAcls (29), CreateAcls (30), DeleteAcls (31) 1 to 3: SECURITY_DISABLED, as Kafka without an authorizer.
@@ -62,8 +62,8 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
         )
     row = DescribeClusterResponse.DescribeClusterBroker
     brokers = [
-        row(version=ctx.version, broker_id=node, host=host, port=port, rack=None, is_fenced=False)
-        for node, host, port in gw.membership.nodes(ctx.conn.broker_address)
+        row(version=ctx.version, broker_id=broker_id, host=host, port=port, rack=None, is_fenced=False)
+        for broker_id, host, port in gw.live_brokers.endpoints(ctx.conn.broker_address)
     ]
     return DescribeClusterResponse(
         version=ctx.version,
@@ -71,7 +71,7 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
         error_message=None,
         endpoint_type=_BROKERS,
         cluster_id=gw.engine.cluster_id,
-        controller_id=gw.membership.ids[0],
+        controller_id=gw.live_brokers.ids[0],
         brokers=brokers,
         authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
     )
@@ -128,7 +128,7 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
     A partition that cannot be measured is left out: 0 would be a wrong answer.
     """
     if wanted is None:
-        asked: dict[str, Iterable[int]] = {topic.name: range(topic.partitions) for topic in gw.catalog.all()}
+        asked: dict[str, Iterable[int]] = {topic.name: range(topic.partitions) for topic in gw.topics.all()}
     else:
         asked = {topic.topic: dict.fromkeys(topic.partitions) for topic in wanted}
     gate, to_ask = asyncio.Semaphore(_MEASURED_AT_ONCE), _MOST_MEASURED
@@ -142,12 +142,12 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
 
     found: list[tuple[str, int, int | asyncio.Future[int | None]]] = []
     for name, indexes in asked.items():
-        topic = gw.catalog.get(name)
+        topic = gw.topics.get(name)
         if topic is None:
             continue
         for index in indexes:
-            log = gw.catalog.log(topic.topic_id, index)
-            if log is None or gw.membership.leader(topic.topic_id, index) != gw.membership.node_id:
+            log = gw.topics.log(topic.topic_id, index)
+            if log is None or not gw.live_brokers.is_leader(topic.topic_id, index):
                 continue
             if log.attached:
                 found.append((name, index, log.size_bytes))
@@ -184,14 +184,14 @@ def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Message:
 def _producers(gw: Gateway, ctx: Context, name: str, index: int) -> Any:
     row = DescribeProducersResponse.TopicResponse.PartitionResponse
     code, message = ErrorCode.NONE, None
-    topic = gw.catalog.get(name)
-    log = gw.catalog.log(topic.topic_id, index) if topic is not None else None
+    topic = gw.topics.get(name)
+    log = gw.topics.log(topic.topic_id, index) if topic is not None else None
     if log is None:
         code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION
         try:
             if topic is None:
-                gw.catalog.check_name(name)
-                code = gw.catalog.missing(name)
+                gw.topics.check_name(name)
+                code = gw.topics.missing(name)
         except KopError as error:
             code, message = error.code, error.message
     return row(
@@ -259,7 +259,7 @@ def _quorum(gw: Gateway, ctx: Context, index: int, known: bool) -> Any:
             current_voters=[],
             observers=[],
         )
-    end = gw.catalog.version
+    end = gw.topics.version
     voter = row.ReplicaState(
         version=ctx.version,
         replica_id=gw.config.node_id,
@@ -289,7 +289,7 @@ def elect_leaders(gw: Gateway, ctx: Context, request: Message) -> Message:
     kind = request.election_type if ctx.version >= 1 else _PREFERRED
     known = kind in {_PREFERRED, _UNCLEAN}
     if request.topic_partitions is None:
-        asked: dict[str, list[int]] = {topic.name: [] for topic in gw.catalog.all()}
+        asked: dict[str, list[int]] = {topic.name: [] for topic in gw.topics.all()}
     else:
         asked = {}
         for topic in request.topic_partitions:
@@ -313,7 +313,7 @@ def elect_leaders(gw: Gateway, ctx: Context, request: Message) -> Message:
 
 
 def _election(gw: Gateway, name: str, index: int) -> tuple[ErrorCode, str]:
-    topic = gw.catalog.get(name)
+    topic = gw.topics.get(name)
     if topic is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}"
     if not 0 <= index < topic.partitions:

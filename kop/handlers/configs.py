@@ -5,8 +5,8 @@ Resources
 - TOPIC: every config of `kop.cluster.topic_configs`, with its source and synonyms.
 - BROKER: "1" (this broker's id) shows every setting (a secret is sensitive and null, as Kafka's passwords are), ""
   what was altered for the whole cluster. Only the defaults of topics can be altered at run time
-  (`kop.cluster.brokers`); the rest is INVALID_REQUEST "Cannot update these configs dynamically", as Kafka's static
-  settings are.
+  (`kop.cluster.broker_configs`); the rest is INVALID_REQUEST "Cannot update these configs dynamically", as Kafka's
+  static settings are.
 - BROKER_LOGGER: the levels of this process's loggers, until it ends; only with IncrementalAlterConfigs, as in Kafka.
   "root" is Python's root logger. Kafka's level names; OFF is above every level.
 - CLIENT_METRICS and GROUP: there are no such configs here. Described they are empty; every name to be altered is
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from kop.cluster.brokers import DYNAMIC
+from kop.cluster.broker_configs import DYNAMIC
 from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Origin, Source, split_list
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.api import AclOperation, Api, Context
@@ -104,9 +104,9 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
 
 async def _refresh(gw: Gateway, names: list[str]) -> None:
     """Another gateway may have changed these a moment ago, perhaps for the client that asks now."""
-    if len(gw.membership.ids) == 1 or len(names) > _MOST_REFRESHED:
+    if len(gw.live_brokers.ids) == 1 or len(names) > _MOST_REFRESHED:
         return
-    topics = [topic for topic in map(gw.catalog.get, names) if topic is not None]
+    topics = [topic for topic in map(gw.topics.get, names) if topic is not None]
     try:
         await asyncio.gather(*(gw.engine.topics.refresh(topic.topic_id) for topic in topics))
     except KopError as error:
@@ -115,7 +115,7 @@ async def _refresh(gw: Gateway, names: list[str]) -> None:
 
 async def _held(gw: Gateway, names: list[str]) -> dict[str, Mapping[str, str]]:
     """What storage does otherwise than the topics' configs say. Not of many topics at once."""
-    topics = {name: topic for name in names if (topic := gw.catalog.get(name)) is not None}
+    topics = {name: topic for name in names if (topic := gw.topics.get(name)) is not None}
     if len(topics) > _MOST_REFRESHED:
         return {}
     try:
@@ -139,12 +139,12 @@ def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:
             return gw.topic_configs.rows(_topic(gw, name).configs)
         case Resource.BROKER:
             _check_described_broker(gw, name)
-            return sorted(gw.brokers.rows()) if name else gw.brokers.cluster_rows()
+            return sorted(gw.broker_configs.rows()) if name else gw.broker_configs.cluster_rows()
         case Resource.BROKER_LOGGER:
             if not name:
                 raise PeerError("Broker id must not be empty")
-            if name != gw.brokers.node:
-                raise PeerError(f"Unexpected broker id, expected {gw.brokers.node} but received {name}")
+            if name != gw.broker_configs.broker_id:
+                raise PeerError(f"Unexpected broker id, expected {gw.broker_configs.broker_id} but received {name}")
             return _logger_rows()
         case Resource.CLIENT_METRICS:
             if not name:
@@ -158,19 +158,21 @@ def _describe(gw: Gateway, kind: int, name: str) -> Iterable[ConfigRow]:
 
 
 def _topic(gw: Gateway, name: str) -> TopicInfo:
-    topic = gw.catalog.get(name)
+    topic = gw.topics.get(name)
     if topic is None:
-        gw.catalog.check_name(name)
-        raise PeerError(f"The topic '{name}' does not exist.", gw.catalog.missing(name))
+        gw.topics.check_name(name)
+        raise PeerError(f"The topic '{name}' does not exist.", gw.topics.missing(name))
     return topic
 
 
 def _check_described_broker(gw: Gateway, name: str) -> None:
-    if name in {"", gw.brokers.node}:
+    if name in {"", gw.broker_configs.broker_id}:
         return
     if not name.lstrip("+-").isdecimal():
         raise PeerError(f"Broker id must be an integer, but it is: {name}")
-    raise PeerError(f"Unexpected broker id, expected {gw.brokers.node} or empty string, but received {name}")
+    raise PeerError(
+        f"Unexpected broker id, expected {gw.broker_configs.broker_id} or empty string, but received {name}"
+    )
 
 
 def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
@@ -280,9 +282,9 @@ async def _alter(
                     raise
             _log.info("topic %s has the configs %s now", name, wanted)
         case Resource.BROKER:
-            await gw.brokers.alter(name, change, validate_only=validate_only)
+            await gw.broker_configs.alter(name, change, validate_only=validate_only)
             if not validate_only:
-                _log.info("altered settings of broker %r are %s now", name, dict(gw.brokers.altered(name)))
+                _log.info("altered settings of broker %r are %s now", name, dict(gw.broker_configs.altered(name)))
         case Resource.CLIENT_METRICS:
             if unknown := change({}):
                 raise PeerError(f"Unknown client metrics configuration: {next(iter(unknown))}")
@@ -302,7 +304,7 @@ def _effective(gw: Gateway, asked: Any) -> Callable[[str], tuple[ConfigType, str
         if asked.resource_type == Resource.TOPIC and name in TOPIC_CONFIGS:
             return TOPIC_CONFIGS[name].type, gw.topic_configs.text({}, name)
         if asked.resource_type == Resource.BROKER and name in DYNAMIC:
-            return DYNAMIC[name].type, gw.brokers.text(name)
+            return DYNAMIC[name].type, gw.broker_configs.text(name)
         return ConfigType.LIST, ""  # unknown: refused when the result is checked
 
     return look_up
@@ -357,8 +359,10 @@ def _logger_rows() -> Iterable[ConfigRow]:
 
 
 def _alter_loggers(gw: Gateway, asked: Any, *, validate_only: bool) -> None:
-    if asked.resource_name != gw.brokers.node:
-        raise PeerError(f"Unexpected node id. Expected {gw.brokers.node}, but received {asked.resource_name}")
+    if asked.resource_name != gw.broker_configs.broker_id:
+        raise PeerError(
+            f"Unexpected node id. Expected {gw.broker_configs.broker_id}, but received {asked.resource_name}"
+        )
     loggers = _loggers()
     for config in asked.configs:
         if config.config_operation not in {Operation.SET, Operation.DELETE}:
@@ -393,11 +397,11 @@ def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Messag
     if not wanted <= set(Resource):
         response.error_code = ErrorCode.UNSUPPORTED_VERSION
         return response
-    nodes = [str(node) for node in gw.membership.ids]
+    broker_ids = [str(broker_id) for broker_id in gw.live_brokers.ids]
     names = {
-        Resource.TOPIC: [topic.name for topic in gw.catalog.listed()],
-        Resource.BROKER: nodes,
-        Resource.BROKER_LOGGER: nodes,
+        Resource.TOPIC: [topic.name for topic in gw.topics.listed()],
+        Resource.BROKER: broker_ids,
+        Resource.BROKER_LOGGER: broker_ids,
     }
     row = ListConfigResourcesResponse.ConfigResource
     response.config_resources = [

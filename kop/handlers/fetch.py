@@ -175,11 +175,11 @@ class _Fetch:
     def _log(self, found: _Round, wanted: FetchPartition) -> PartitionLog | None:
         """The partition's log, or None after an error was noted."""
         asked = wanted.topic
-        topic = self.gw.catalog.by_id(asked) if isinstance(asked, UUID) else self.gw.catalog.get(asked)
+        topic = self.gw.topics.by_id(asked) if isinstance(asked, UUID) else self.gw.topics.get(asked)
         if topic is None:
             self._note(found, wanted, self._unknown(wanted))
             return None
-        partition_log = self.gw.catalog.log(topic.topic_id, wanted.partition)
+        partition_log = self.gw.topics.log(topic.topic_id, wanted.partition)
         if partition_log is None:
             self._note(found, wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         elif wanted.current_leader_epoch > 0:
@@ -193,11 +193,11 @@ class _Fetch:
     def _unknown(self, wanted: FetchPartition) -> ErrorCode:
         """What to say of a topic that there is not. A session knows the name that an id had, as Kafka's does."""
         if not isinstance(wanted.topic, UUID):
-            return self.gw.catalog.missing(wanted.topic)
+            return self.gw.topics.missing(wanted.topic)
         known = self.session and self.session.partitions.get((wanted.topic, wanted.partition))
         if not known or known.topic_name is None:
             return ErrorCode.UNKNOWN_TOPIC_ID
-        made_anew = self.gw.catalog.get(known.topic_name) is not None
+        made_anew = self.gw.topics.get(known.topic_name) is not None
         return ErrorCode.INCONSISTENT_TOPIC_ID if made_anew else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _note(self, found: _Round, wanted: FetchPartition, code: int, log_start_offset: int = -1) -> None:
@@ -299,8 +299,8 @@ class _Wait:
         self.pause = len(wanted_ones) * _LOOK_SECONDS
         for wanted in wanted_ones:
             asked = wanted.topic
-            topic = gw.catalog.by_id(asked) if isinstance(asked, UUID) else gw.catalog.get(asked)
-            partition_log = None if topic is None else gw.catalog.log(topic.topic_id, wanted.partition)
+            topic = gw.topics.by_id(asked) if isinstance(asked, UUID) else gw.topics.get(asked)
+            partition_log = None if topic is None else gw.topics.log(topic.topic_id, wanted.partition)
             if partition_log is not None:
                 self.undo.append(partition_log.on_advance(self.poke))
         self.undo.append(fetch.reads.on_news(self.poke))
@@ -361,7 +361,7 @@ def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Any:
 def _keep_names(gw: Gateway, session: FetchSession, call: FetchCall) -> None:
     """Note in the session what the topic ids of a request stand for now."""
     for wanted in call.partitions:
-        if not isinstance(wanted.topic, UUID) or (topic := gw.catalog.by_id(wanted.topic)) is None:
+        if not isinstance(wanted.topic, UUID) or (topic := gw.topics.by_id(wanted.topic)) is None:
             continue
         known = session.partitions.get((wanted.topic, wanted.partition))
         if known is not None:  # else the same request forgets it

@@ -1,4 +1,4 @@
-"""The whole that handlers ask: coordinators, catalogue, engine, settings, metrics.
+"""The whole that handlers ask: coordinators, topics, engine, settings, metrics.
 
 Owns: the list of them. `kop.app` builds one.
 Must not know: sockets, which engine serves.
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kop.cluster.brokers import BrokerConfigs
-from kop.cluster.catalog import Catalog
-from kop.cluster.membership import Membership
+from kop.cluster.broker_configs import BrokerConfigs
+from kop.cluster.client_topics import ClientTopics
+from kop.cluster.live_brokers import LiveBrokers
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
@@ -36,12 +36,12 @@ class Gateway:
 
     config: Config
     engine: Engine
-    catalog: Catalog
+    topics: ClientTopics
     """Topics as Kafka clients see them."""
-    brokers: BrokerConfigs
+    broker_configs: BrokerConfigs
     """Effective broker settings: configured ones under those altered at run time."""
     groups: GroupCoordinator
-    membership: Membership
+    live_brokers: LiveBrokers
     metrics: Metrics
     metadata_cache: MetadataCache
     fetch_sessions: FetchSessions

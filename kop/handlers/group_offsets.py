@@ -39,11 +39,11 @@ def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[An
     codes: list[list[ErrorCode]] = []
     good: list[tuple[int, int, TopicInfo, Any]] = []
     for row, asked in enumerate(request.topics):
-        topic = gw.catalog.get(asked.name) if version < 10 else _by_id(gw, asked.topic_id)
+        topic = gw.topics.get(asked.name) if version < 10 else _by_id(gw, asked.topic_id)
         known = 0 if topic is None else topic.partitions
         missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic is None:
-            missing = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else gw.catalog.missing(asked.name)
+            missing = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else gw.topics.missing(asked.name)
         codes.append([missing] * len(asked.partitions))
         if topic is None:
             continue
@@ -70,7 +70,7 @@ def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[An
         else:
             codes[row][column] = ErrorCode.NONE
             epoch = partition.committed_leader_epoch if version >= 6 else -1
-            own, index = gw.catalog.own_name(topic.name), partition.partition_index
+            own, index = gw.topics.own_name(topic.name), partition.partition_index
             commits.append(Commit(own, topic.topic_id, index, partition.committed_offset, epoch, metadata))
     if not commits:
         return _committed(version, request, codes)
@@ -110,7 +110,7 @@ def _too_large(metadata: str, limit: int) -> bool:
 
 
 def _by_id(gw: Gateway, topic_id: Any) -> TopicInfo | None:
-    return None if topic_id is None else gw.catalog.by_id(topic_id)
+    return None if topic_id is None else gw.topics.by_id(topic_id)
 
 
 def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
@@ -176,13 +176,13 @@ def _fetched(
             if version < 10:
                 topics.append(topic_class(version=version, name=name, partitions=rows))
                 continue
-            topic = gw.catalog.get(name)
+            topic = gw.topics.get(name)
             if topic is not None:
                 topics.append(topic_class(version=version, topic_id=topic.topic_id, partitions=rows))
         return topics
     for one in asked:
         if version < 10:
-            own = gw.catalog.own_name(one.name)
+            own = gw.topics.own_name(one.name)
             rows = [
                 row(partition, None if offsets is None else offsets.get(own, partition), error)
                 for partition in one.partition_indexes
@@ -194,7 +194,7 @@ def _fetched(
         for partition in one.partition_indexes:
             value = None
             if topic is not None and offsets is not None:
-                value = offsets.get(gw.catalog.own_name(topic.name), partition)
+                value = offsets.get(gw.topics.own_name(topic.name), partition)
                 if value is not None and value.topic_id not in (None, topic.topic_id):
                     value = None  # committed for a topic of that name which is gone
             rows.append(row(partition, value, ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE))
@@ -211,7 +211,7 @@ async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Any:
         for topic in request.topics
         for partition in topic.partitions
     }
-    owns = {key: (gw.catalog.own_name(key[0]), key[1]) for key in asked if _exists(gw, *key)}
+    owns = {key: (gw.topics.own_name(key[0]), key[1]) for key in asked if _exists(gw, *key)}
     answer = gw.groups.delete_offsets(request.group_id, list(dict.fromkeys(owns.values())))
     code, codes = await answer if isinstance(answer, asyncio.Future) else answer
     if code:
@@ -232,7 +232,7 @@ async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 
 def _exists(gw: Gateway, name: str, partition: int) -> bool:
-    topic = gw.catalog.get(name)
+    topic = gw.topics.get(name)
     return topic is not None and 0 <= partition < topic.partitions
 
 

@@ -77,8 +77,8 @@ def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any:
 def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int]:
     own = ctx.conn.broker_address
     place = gw.groups.coordinator_of(key) if key_type == _GROUP else None
-    node = gw.config.node_id if place is None else gw.membership.leader(*place)
-    return (node, *gw.membership.address(node, own))
+    node = gw.config.node_id if place is None else gw.live_brokers.leader(*place)
+    return (node, *gw.live_brokers.address(node, own))
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:

@@ -107,10 +107,10 @@ async def _look_all_up(
 
 async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any, searches: Turns) -> _Found:
     """Error code, timestamp, offset."""
-    topic = gw.catalog.get(name)
-    partition_log = None if topic is None else gw.catalog.log(topic.topic_id, part.partition_index)
+    topic = gw.topics.get(name)
+    partition_log = None if topic is None else gw.topics.log(topic.topic_id, part.partition_index)
     if partition_log is None:
-        return gw.catalog.missing(name) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1
+        return gw.topics.missing(name) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1
     if ctx.version >= 4 and part.current_leader_epoch > 0:
         return ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1
     if ctx.version < _OLDEST_VERSION_OF.get(part.timestamp, 0):
@@ -154,13 +154,13 @@ async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> An
     partition_class = topic_class.EpochEndOffset
     topics = []
     for asked in request.topics:
-        topic = gw.catalog.get(asked.topic)
+        topic = gw.topics.get(asked.topic)
         answers = []
         for part in asked.partitions:
-            partition_log = None if topic is None else gw.catalog.log(topic.topic_id, part.partition)
+            partition_log = None if topic is None else gw.topics.log(topic.topic_id, part.partition)
             code, epoch, end = ErrorCode.NONE, -1, -1
             if partition_log is None:
-                code = gw.catalog.missing(asked.topic) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                code = gw.topics.missing(asked.topic) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif part.current_leader_epoch > 0:
                 code = ErrorCode.UNKNOWN_LEADER_EPOCH
             elif part.leader_epoch == 0:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from kop.cluster.catalog import RESERVED
+from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
@@ -45,19 +45,19 @@ _LIBRDKAFKA_SLACK = 3
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     """Answer from the cache where the same was asked before, else look up, making topics where that is allowed."""
     key = (ctx.version, ctx.conn.broker_address, bytes(body))
-    version = (gw.catalog.version, gw.membership.version)
+    version = (gw.topics.version, gw.live_brokers.version)
     kept = gw.metadata_cache.get(version, key)
     if kept is not None:
         return _framed(ctx.correlation_id, kept)
     if len(body) > _LARGE:
         return _answer_in_turns(gw, ctx, bytes(body))
     request = codec.decode(MetadataRequest, ctx.version, body, slack=_LIBRDKAFKA_SLACK)
-    unsought = gw.catalog.unsought(topic.name for topic in request.topics or ())
+    unsought = gw.topics.unsought(topic.name for topic in request.topics or ())
     missing = _to_create(gw, ctx, request)
     if unsought or missing:
         return _find_and_answer(gw, ctx, request)
     answer = codec.encode_response(0, _answer(gw, ctx, request))[8:]
-    if all(topic.name is None or "/" not in topic.name or gw.catalog.get(topic.name) for topic in request.topics or ()):
+    if all(topic.name is None or "/" not in topic.name or gw.topics.get(topic.name) for topic in request.topics or ()):
         gw.metadata_cache.put(version, key, answer)  # else: no version tells when such a topic comes to be
     return _framed(ctx.correlation_id, answer)
 
@@ -72,12 +72,12 @@ def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
     if ctx.version >= 4 and not request.allow_auto_topic_creation:
         return []
     names = dict.fromkeys(topic.name for topic in request.topics if topic.name is not None and topic.topic_id is None)
-    return [name for name in names if name not in RESERVED and gw.catalog.get(name) is None and _legal(gw, name)]
+    return [name for name in names if name not in RESERVED and gw.topics.get(name) is None and _legal(gw, name)]
 
 
 def _legal(gw: Gateway, name: str) -> bool:
     try:
-        gw.catalog.check_name(name)
+        gw.topics.check_name(name)
     except KopError:
         return False
     return True
@@ -89,11 +89,11 @@ async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
 
 
 async def _found_and_made(gw: Gateway, ctx: Context, request: Any) -> Any:
-    await gw.catalog.find(topic.name for topic in request.topics or ())
+    await gw.topics.find(topic.name for topic in request.topics or ())
     failed: dict[str, ErrorCode] = {}
     for name in _to_create(gw, ctx, request):
         try:
-            await gw.engine.topics.create(gw.catalog.own_name(name), gw.brokers.num_partitions, {})
+            await gw.engine.topics.create(gw.topics.own_name(name), gw.broker_configs.num_partitions, {})
         except KopError as error:
             if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
                 failed[name] = error.code
@@ -127,9 +127,9 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
     ]
     response = MetadataResponse(
         version=version,
-        brokers=[(*node, None) for node in gw.membership.nodes(ctx.conn.broker_address)],
+        brokers=[(*endpoint, None) for endpoint in gw.live_brokers.endpoints(ctx.conn.broker_address)],
         cluster_id=gw.engine.cluster_id,
-        controller_id=gw.membership.ids[0],
+        controller_id=gw.live_brokers.ids[0],
     )
     response.topics = [_row(version, row) for row in rows]
     wanted = 8 <= version <= 10 and request.include_cluster_authorized_operations
@@ -157,7 +157,7 @@ def _topics(
     """Error code, name, id, internal, partitions of each topic asked for."""
     wanted = request.topics
     if wanted is None or (version == 0 and not wanted):
-        for topic in gw.catalog.listed():
+        for topic in gw.topics.listed():
             yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, version, topic)
         return
     for asked in wanted:
@@ -165,20 +165,20 @@ def _topics(
             yield ErrorCode.INVALID_REQUEST, None if version >= 12 else "", None, False, []
             continue
         by_id = asked.topic_id is not None
-        found: TopicInfo | None = gw.catalog.by_id(asked.topic_id) if by_id else gw.catalog.get(asked.name)
+        found: TopicInfo | None = gw.topics.by_id(asked.topic_id) if by_id else gw.topics.get(asked.name)
         if found is not None:
-            yield 0, found.name, gw.catalog.id_of(found), found.internal, _partitions(gw, version, found)
+            yield 0, found.name, gw.topics.id_of(found), found.internal, _partitions(gw, version, found)
         elif by_id:
             yield ErrorCode.UNKNOWN_TOPIC_ID, None if version >= 12 else "", asked.topic_id, False, []
         else:
-            code = failed.get(asked.name) or gw.catalog.missing(asked.name)
+            code = failed.get(asked.name) or gw.topics.missing(asked.name)
             if not _legal(gw, asked.name):
                 code = ErrorCode.INVALID_TOPIC_EXCEPTION
             yield code, asked.name, None, False, []
 
 
 def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, ...]]:
-    lead, topic_id = gw.membership.leader, topic.topic_id
+    lead, topic_id = gw.live_brokers.leader, topic.topic_id
     nodes = [(index, lead(topic_id, index)) for index in range(topic.partitions)]
     if version >= 7:
         return [(0, index, node, 0, [node], [node], []) for index, node in nodes]
@@ -190,7 +190,7 @@ def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, 
 def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Topics in the order of their names, cut at the partition limit; the cursor says where to go on (KIP-966)."""
     limit = max(1, min(request.response_partition_limit, 2000))
-    names = sorted({topic.name for topic in request.topics}) or [topic.name for topic in gw.catalog.listed()]
+    names = sorted({topic.name for topic in request.topics}) or [topic.name for topic in gw.topics.listed()]
     cursor, first = request.cursor, 0
     response = DescribeTopicPartitionsResponse(version=ctx.version, topics=[], next_cursor=None)
     row_class = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
@@ -202,9 +202,9 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
         if limit == 0:
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
             break
-        topic = gw.catalog.get(name)
+        topic = gw.topics.get(name)
         if topic is None:
-            code = gw.catalog.missing(name) if _legal(gw, name) else ErrorCode.INVALID_TOPIC_EXCEPTION
+            code = gw.topics.missing(name) if _legal(gw, name) else ErrorCode.INVALID_TOPIC_EXCEPTION
             response.topics.append(row_class(version=0, error_code=code, name=name, topic_id=None, partitions=[]))
             continue
         stop = min(topic.partitions, first + limit)
@@ -213,7 +213,7 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
                 version=0,
                 error_code=0,
                 name=name,
-                topic_id=gw.catalog.id_of(topic),
+                topic_id=gw.topics.id_of(topic),
                 is_internal=topic.internal,
                 partitions=[
                     partition_class(
@@ -229,7 +229,7 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
                         offline_replicas=[],
                     )
                     for index in range(first, stop)
-                    for node in [gw.membership.leader(topic.topic_id, index)]
+                    for node in [gw.live_brokers.leader(topic.topic_id, index)]
                 ],
                 topic_authorized_operations=_TOPIC_OPERATION_BITS,
             )

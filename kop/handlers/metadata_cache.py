@@ -15,7 +15,7 @@ _LARGEST: Final = 4 * 1024 * 1024
 
 
 class MetadataCache:
-    """Answers without size and correlation id, of one version of the catalogue and of the brokers."""
+    """Answers without size and correlation id, of one version of the topics and of the brokers."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
@@ -23,7 +23,7 @@ class MetadataCache:
         self._bytes = 0
 
     def get(self, version: tuple[int, int], key: tuple[Any, ...]) -> bytes | None:
-        """The answer kept for `key` while catalogue and brokers are at `version`."""
+        """The answer kept for `key` while topics and brokers are at `version`."""
         if version != self._version:
             self._answers.clear()
             self._version, self._bytes = version, 0

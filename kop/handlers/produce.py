@@ -133,7 +133,7 @@ def produce(gw: Gateway, ctx: Context, call: ProduceCall) -> Frame | asyncio.Fut
             row.append(PartitionAnswer(part.partition, code))
             if topic is None:
                 continue
-            partition_log = gw.catalog.log(topic.topic_id, part.partition)
+            partition_log = gw.topics.log(topic.topic_id, part.partition)
             if partition_log is None:
                 row[index] = PartitionAnswer(
                     part.partition,
@@ -168,11 +168,11 @@ def _refuse_whole(ctx: Context, call: ProduceCall) -> ErrorCode | None:
 
 def _find(gw: Gateway, asked: str | UUID) -> tuple[TopicInfo | None, ErrorCode]:
     if isinstance(asked, UUID):
-        topic = gw.catalog.by_id(asked)
+        topic = gw.topics.by_id(asked)
         missing = ErrorCode.UNKNOWN_TOPIC_ID
     else:
-        topic = gw.catalog.get(asked)
-        missing = ErrorCode.NONE if topic is not None else gw.catalog.missing(asked)
+        topic = gw.topics.get(asked)
+        missing = ErrorCode.NONE if topic is not None else gw.topics.missing(asked)
     if topic is None:
         return None, missing
     if topic.internal:

@@ -21,7 +21,7 @@ groups are spread by their number of partitions (Kafka lets that happen, and los
 DeleteRecords: -1 is the high watermark; beyond it OFFSET_OUT_OF_RANGE. Internal topics are INVALID_TOPIC_EXCEPTION,
 topics that are only compacted POLICY_VIOLATION.
 
-Two names of one topic (`kop.cluster.catalog`) in one request are the same name twice: INVALID_REQUEST for both.
+Two names of one topic (`kop.cluster.client_topics`) in one request are the same name twice: INVALID_REQUEST for both.
 
 Each topic of a request stands for itself: one that fails does not keep the others. Everything is durable when answered;
 the requests' timeouts are therefore not used.
@@ -37,7 +37,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from kop.cluster.catalog import RESERVED
+from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
@@ -74,7 +74,7 @@ class _Plan:
 
 async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Check each topic, make those that are right, and answer in the order of the request."""
-    counts = Counter(gw.catalog.own_name(topic.name) for topic in request.topics)
+    counts = Counter(gw.topics.own_name(topic.name) for topic in request.topics)
     names = _Names(gw)
     plans: dict[str, _Plan] = {}
     room = _Room(gw)
@@ -83,7 +83,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
             continue
         plan = plans[asked.name] = _Plan(asked.name)
         try:
-            if counts[gw.catalog.own_name(asked.name)] > 1:
+            if counts[gw.topics.own_name(asked.name)] > 1:
                 raise PeerError("Duplicate topic name.")
             names.check(asked.name)
             plan.configs = gw.topic_configs.check({config.name: config.value for config in asked.configs})
@@ -109,25 +109,25 @@ class _Names:
         """Raise where no topic of that name may be made."""
         if name == _METADATA_TOPIC:
             raise PeerError(f"Creation of internal topic {name} is prohibited.")
-        if self._gw.catalog.get(name) is not None:
+        if self._gw.topics.get(name) is not None:
             raise PeerError(f"Topic '{name}' already exists.", ErrorCode.TOPIC_ALREADY_EXISTS)
-        self._gw.catalog.check_name(name)
+        self._gw.topics.check_name(name)
         if name in RESERVED:
             raise PeerError(f"Creation of internal topic {name} is prohibited.", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        own = self._gw.catalog.own_name(name)
+        own = self._gw.topics.own_name(name)
         other = self._known().get(_folded(own)) if _folds(own) else None
         if other is not None:
             raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
     def take(self, name: str) -> None:
         """Count a topic that is about to be made."""
-        own = self._gw.catalog.own_name(name)
+        own = self._gw.topics.own_name(name)
         if _folds(own):
             self._known()[_folded(own)] = name
 
     def _known(self) -> dict[str, str]:
         if self._alike is None:
-            self._alike = {_folded(topic.name): topic.name for topic in self._gw.catalog.all() if _folds(topic.name)}
+            self._alike = {_folded(topic.name): topic.name for topic in self._gw.topics.all() if _folds(topic.name)}
         return self._alike
 
 
@@ -166,7 +166,7 @@ def _partitions_of(gw: Gateway, asked: Any) -> int:
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
     if asked.num_partitions == -1:
-        return gw.brokers.num_partitions
+        return gw.broker_configs.num_partitions
     if asked.num_partitions < 1:
         raise PeerError("Number of partitions was set to an invalid non-positive value.", ErrorCode.INVALID_PARTITIONS)
     return int(asked.num_partitions)
@@ -177,7 +177,7 @@ def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
     reason = ""
     if not brokers:
         reason = "an empty replica list."
-    elif unknown := [broker for broker in brokers if broker not in gw.membership.ids]:
+    elif unknown := [broker for broker in brokers if broker not in gw.live_brokers.ids]:
         reason = f"broker {unknown[0]}, but no such broker is registered."
     elif twice := [broker for broker in brokers if brokers.count(broker) > 1]:
         reason = f"the broker {twice[0]} more than once."
@@ -190,7 +190,7 @@ class _Room:
 
     def __init__(self, gw: Gateway) -> None:
         self._limit = gw.config.kop_max_partitions
-        self._in_all = self._limit - sum(topic.partitions for topic in gw.catalog.all())
+        self._in_all = self._limit - sum(topic.partitions for topic in gw.topics.all())
         self._in_request = _MOST_PARTITIONS
 
     def take(self, wanted: int) -> None:
@@ -205,7 +205,7 @@ class _Room:
 
 async def _create(gw: Gateway, plan: _Plan) -> None:
     try:
-        plan.topic = await gw.engine.topics.create(gw.catalog.own_name(plan.name), plan.partitions, plan.configs)
+        plan.topic = await gw.engine.topics.create(gw.topics.own_name(plan.name), plan.partitions, plan.configs)
     except KopError as error:
         plan.error = error
     else:
@@ -230,7 +230,7 @@ def _created(gw: Gateway, ctx: Context, plan: _Plan) -> Any:
     return row(
         version=ctx.version,
         name=plan.name,
-        topic_id=gw.catalog.id_of(replace(plan.topic, name=plan.name)) if plan.topic is not None else None,
+        topic_id=gw.topics.id_of(replace(plan.topic, name=plan.name)) if plan.topic is not None else None,
         error_code=0,
         error_message=None,
         topic_config_error_code=0,
@@ -301,7 +301,7 @@ async def _resolve(gw: Gateway, rows: list[_Doomed]) -> list[_Doomed]:
             if ids[row.topic_id] > 1:
                 row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
                 continue
-            found = gw.catalog.by_id(row.topic_id)
+            found = gw.topics.by_id(row.topic_id)
             if found is None:
                 row.refuse(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
             else:
@@ -311,12 +311,12 @@ async def _resolve(gw: Gateway, rows: list[_Doomed]) -> list[_Doomed]:
             row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
         else:
             assert row.name is not None
-            found = gw.catalog.get(row.name)
+            found = gw.topics.get(row.name)
             if row.name not in RESERVED and found is None:
-                row.refuse(gw.catalog.missing(row.name), "This server does not host this topic-partition.")
+                row.refuse(gw.topics.missing(row.name), "This server does not host this topic-partition.")
                 continue
             row.topic = found
-            row.topic_id = gw.catalog.id_of(found) if found is not None else None
+            row.topic_id = gw.topics.id_of(found) if found is not None else None
             _refuse_reserved(row)
     return _without_both(list(answer.values()))
 
@@ -358,14 +358,14 @@ async def _delete(gw: Gateway, row: _Doomed) -> None:
 
 async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Raise the number of partitions of each topic."""
-    counts = Counter(gw.catalog.own_name(topic.name) for topic in request.topics)
+    counts = Counter(gw.topics.own_name(topic.name) for topic in request.topics)
     asked = {topic.name: topic for topic in request.topics}
     room = _Room(gw)
     answers: dict[str, KopError | None] = {}
     grown: list[tuple[TopicInfo, int]] = []
     async for name, wanted in in_turns(asked.items()):
         try:
-            if counts[gw.catalog.own_name(name)] > 1:
+            if counts[gw.topics.own_name(name)] > 1:
                 raise PeerError("Duplicate topic name.")
             topic = _check_growth(gw, wanted)
             room.take(wanted.count - topic.partitions)
@@ -392,9 +392,9 @@ async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Mess
 
 
 def _check_growth(gw: Gateway, wanted: Any) -> TopicInfo:
-    topic = gw.catalog.get(wanted.name)
+    topic = gw.topics.get(wanted.name)
     if topic is None:
-        raise PeerError("This server does not host this topic-partition.", gw.catalog.missing(wanted.name))
+        raise PeerError("This server does not host this topic-partition.", gw.topics.missing(wanted.name))
     if topic.internal:
         raise PeerError(
             f"The number of partitions of internal topic {topic.name} is fixed.", ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -455,10 +455,10 @@ async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Message
 
 async def _truncate(gw: Gateway, name: str, index: int, offset: int) -> tuple[ErrorCode, int]:
     """The error and the low watermark, -1 with an error."""
-    topic = gw.catalog.get(name)
-    log = gw.catalog.log(topic.topic_id, index) if topic is not None else None
+    topic = gw.topics.get(name)
+    log = gw.topics.log(topic.topic_id, index) if topic is not None else None
     if topic is None or log is None:
-        return gw.catalog.missing(name) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
+        return gw.topics.missing(name) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1
     if topic.internal:
         return ErrorCode.INVALID_TOPIC_EXCEPTION, -1
     policy = gw.topic_configs.policy(topic)

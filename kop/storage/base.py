@@ -41,8 +41,8 @@ class TopicInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A live gateway on the same data, and where clients find it."""
+class LiveBroker:
+    """A live broker on the same data, and where clients reach it."""
 
     node_id: int
     host: str
@@ -311,25 +311,25 @@ class SmallValues(Protocol):
         """Call `callback` when another process may have changed a value."""
 
 
-class Members(Protocol):
-    """The live gateways on the same data."""
+class Brokers(Protocol):
+    """The live brokers on the same data."""
 
     @property
-    def members(self) -> Sequence[Member]:
+    def brokers(self) -> Sequence[LiveBroker]:
         """All of them; this one, too, once it has joined. Empty where there can be no other."""
 
     @property
-    def members_fresh(self) -> bool:
-        """False where `members` may be out of date: then another gateway may have taken over what this one leads."""
+    def brokers_fresh(self) -> bool:
+        """False where `brokers` may be out of date: then another broker may have taken over what this one leads."""
 
-    def on_members(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of `members`, and after a time in which there may have been some."""
+    def on_brokers(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change of `brokers`, and after a time in which there may have been some."""
 
-    async def join(self, member: Member) -> None:
-        """Become one of `members`, until `close`. BROKER_ID_NOT_REGISTERED where its id is another live one's."""
+    async def join(self, broker: LiveBroker) -> None:
+        """Become one of `brokers`, until `close`. BROKER_ID_NOT_REGISTERED where its id is another live one's."""
 
 
-class Engine(SmallValues, Members, Protocol):
+class Engine(SmallValues, Brokers, Protocol):
     """A storage engine. Made by its `open_engine`; one for the process."""
 
     @property

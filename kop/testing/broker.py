@@ -73,9 +73,9 @@ class Broker:
         own = {key: str(value) for key, value in (configs or {}).items()}
 
         async def create() -> None:
-            gateway.catalog.check_name(name)
+            gateway.topics.check_name(name)
             checked = gateway.topic_configs.check(own)
-            count = gateway.brokers.num_partitions if partitions is None else partitions
+            count = gateway.broker_configs.num_partitions if partitions is None else partitions
             await gateway.engine.topics.create(name, count, checked)
 
         self._call(create())

@@ -9,14 +9,14 @@ from pathlib import Path
 from support.gateway import gateway, run
 
 from kop.cluster.liveness import answers
-from kop.storage.base import Member
+from kop.storage.base import LiveBroker
 
 
 def test_a_gateway_that_serves_answers(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             host, port = serving.listeners[0]
-            assert await answers(Member(1, host, port), 10)
+            assert await answers(LiveBroker(1, host, port), 10)
 
     run(main())
 
@@ -25,16 +25,16 @@ def test_one_that_is_dead_stopped_or_something_else_does_not() -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:  # connections are accepted, nobody reads
             stopped = listener.getsockname()[1]
-            assert not await answers(Member(1, "127.0.0.1", stopped), 0.1)
-        assert not await answers(Member(1, "127.0.0.1", stopped))
-        assert not await answers(Member(1, "no.such.host.invalid", 9092))
+            assert not await answers(LiveBroker(1, "127.0.0.1", stopped), 0.1)
+        assert not await answers(LiveBroker(1, "127.0.0.1", stopped))
+        assert not await answers(LiveBroker(1, "no.such.host.invalid", 9092))
 
         async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             writer.close()
 
         server = await asyncio.start_server(other, "127.0.0.1", 0)
-        assert not await answers(Member(1, "127.0.0.1", server.sockets[0].getsockname()[1]))
+        assert not await answers(LiveBroker(1, "127.0.0.1", server.sockets[0].getsockname()[1]))
         server.close()
 
     run(main())

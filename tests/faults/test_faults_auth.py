@@ -189,7 +189,7 @@ def test_a_token_that_runs_out_is_retriable_and_a_new_one_heals_all(
     serving.start()
 
     async def fresh() -> bool:
-        return serving.engine.members_fresh
+        return serving.engine.brokers_fresh
 
     try:
         client = Client(serving.bootstrap, 120)

@@ -28,7 +28,7 @@ from fuzz_seeds import GROUPS, TOPICS, Seed, batches, corpus, filled, java
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
 
 from kop.app import Serving
-from kop.cluster.catalog import Catalog
+from kop.cluster.client_topics import ClientTopics
 from kop.errors import FrameError
 from kop.handlers.registry import build as registry
 from kop.wire import codec, produce
@@ -174,7 +174,7 @@ async def clear(serving: Serving, client: RawClient) -> None:
     """Delete the topics that frames have made, so that there is room for more, and make the known ones anew."""
     names = [
         topic.name
-        for topic in serving.gateway.catalog.all()
+        for topic in serving.gateway.topics.all()
         if not topic.internal and topic.name not in (VICTIM, *TOPICS)
     ]
     if names:
@@ -190,7 +190,7 @@ def produces(rng: random.Random, serving: Serving) -> list[Seed]:
     for records in batches():
         name = rng.choice(TOPICS)
         version = rng.choice([3, 7, 8, 9, 13])
-        topic = serving.gateway.catalog.get(name)
+        topic = serving.gateway.topics.get(name)
         assert topic is not None
         fields = produce_fields(topic.topic_id if version >= 13 else name, records, version=version)
         seeds.append(Seed(0, version, codec.encode_body(REQUESTS[0](version=version, **fields))))
@@ -200,7 +200,7 @@ def produces(rng: random.Random, serving: Serving) -> list[Seed]:
 def cases(seed: int, serving: Serving, count: int) -> list[bytes]:
     """Frames to send, most of them damaged."""
     rng = random.Random(seed)
-    ids = [topic.topic_id for name in TOPICS if (topic := serving.gateway.catalog.get(name)) is not None]
+    ids = [topic.topic_id for name in TOPICS if (topic := serving.gateway.topics.get(name)) is not None]
     seeds = filled(rng, ids) * 2 + java() + produces(rng, serving) * 4
     files = [data for data in corpus().values() if len(data) < 2000]
     rng.shuffle(seeds)
@@ -416,14 +416,14 @@ def test_what_the_corpus_says_is_refused_as_it_says(tmp_path: Path) -> None:
 
 
 def test_a_fault_is_seen(tmp_path: Path, errors: Errors, monkeypatch: pytest.MonkeyPatch) -> None:
-    get = Catalog.get
+    get = ClientTopics.get
 
-    def faulty(catalog: Catalog, name: str) -> Any:
+    def faulty(topics: ClientTopics, name: str) -> Any:
         if name not in (*TOPICS, VICTIM):
             raise RuntimeError("a fault of our own")
-        return get(catalog, name)
+        return get(topics, name)
 
-    monkeypatch.setattr(Catalog, "get", faulty)
+    monkeypatch.setattr(ClientTopics, "get", faulty)
     with pytest.raises(AssertionError, match="a fault of our own"):
         run(fuzz(tmp_path, errors, [1], 300))
 

@@ -161,7 +161,7 @@ async def test_while_the_other_gateways_cannot_be_seen_a_lead_that_storage_confi
     monkeypatch.setattr(coordinator, "_CONFIRM_SECONDS", 0.001)
     world = await World().start()
     member_id = await world.stable()
-    world.engine.members_fresh = False
+    world.engine.brokers_fresh = False
     world.log.no_answer = not answers
     for _ in range(5):
         world.log.doubtful = True  # it was confirmed too long ago
@@ -189,7 +189,7 @@ async def test_one_partition_whose_broker_hangs_leaves_the_others_confirmed(monk
         await asyncio.Event().wait()
 
     monkeypatch.setattr(world.logs[1], "verify_lead", hangs)
-    world.engine.members_fresh = False
+    world.engine.brokers_fresh = False
     groups = {world.groups._log.partition_of(name): name for name in map(str, range(100))}
     for _ in range(5):
         for log in world.logs:

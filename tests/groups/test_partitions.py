@@ -18,15 +18,13 @@ NONE, LOADING, ELSEWHERE = ErrorCode.NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRES
 
 
 class World:
-    """Four partitions; `mine` says which membership gives to us."""
+    """Four partitions; `mine` says which of them this broker is given."""
 
     topic_id = UUID(int=1000)
-    node_id = 1
     partitions = 4
 
     def __init__(self) -> None:
         self.mine: set[int] = set()
-        self.ids = [1, 2]
         self.changed: Callable[[], None] = lambda: None
         self.led: dict[int, Callable[[], None]] = {}
         self.story: list[tuple[str, int]] = []
@@ -39,11 +37,11 @@ class World:
         self.installed: list[int] = []
         self.under_test = Partitions[int](self, self, self.load, self.install, self.unload)  # type: ignore[arg-type]
 
-    # membership
+    # the live brokers
 
-    def leader(self, topic_id: UUID, partition: int) -> int:
+    def is_leader(self, topic_id: UUID, partition: int) -> bool:
         assert topic_id == self.topic_id
-        return 1 if partition in self.mine else 2
+        return partition in self.mine
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self.changed = callback
@@ -165,7 +163,7 @@ def test_a_partition_that_goes_to_another_broker_is_unloaded_before_it_is_resign
 
 def test_alone_the_start_ends_when_all_is_served() -> None:
     async def test(world: World) -> None:
-        world.ids, world.mine = [1], {0, 1, 2, 3}
+        world.mine = {0, 1, 2, 3}
         await world.under_test.start()
         assert world.states == [NONE] * 4
 
@@ -178,7 +176,7 @@ def test_a_partition_that_cannot_be_had_keeps_neither_the_start_nor_the_others(
     monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
 
     async def test(world: World) -> None:
-        world.ids, world.mine, world.refuse = [1], {0, 1, 2, 3}, {2}
+        world.mine, world.refuse = {0, 1, 2, 3}, {2}
         await world.under_test.start()
         assert world.states == [NONE, NONE, ELSEWHERE, NONE]
         assert world.under_test.loading, "a list of all groups would lack some"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
-from kop.cluster.brokers import BrokerConfigs
-from kop.cluster.catalog import Catalog
-from kop.cluster.membership import Membership
+from kop.cluster.broker_configs import BrokerConfigs
+from kop.cluster.client_topics import ClientTopics
+from kop.cluster.live_brokers import LiveBrokers
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
 from kop.handlers import cluster, configs, topics
@@ -45,21 +45,21 @@ class Admin:
 
     async def _open(self) -> Gateway:
         config = Config.load(None, self.settings, {})
-        brokers = BrokerConfigs(config)
-        topic_configs = TopicConfigs(brokers)
+        broker_configs = BrokerConfigs(config)
+        topic_configs = TopicConfigs(broker_configs)
         engine = self.engine = await self._open_engine(topic_configs)
-        await brokers.load(engine)
-        brokers.on_change(engine.policies_changed)
+        await broker_configs.load(engine)
+        broker_configs.on_change(engine.policies_changed)
         engine.policies_changed()
         unused: Any = None
         return Gateway(
             config=config,
             engine=engine,
-            catalog=Catalog(engine),
-            brokers=brokers,
+            topics=ClientTopics(engine),
+            broker_configs=broker_configs,
             topic_configs=topic_configs,
             groups=unused,
-            membership=Membership(engine, config.node_id),
+            live_brokers=LiveBrokers(engine, config.node_id),
             metrics=unused,
             metadata_cache=unused,
             fetch_sessions=unused,

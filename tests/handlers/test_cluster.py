@@ -162,7 +162,7 @@ def test_quorum_has_one_voter(admin: Admin, version: int) -> None:
     assert (answer.error_code, part.error_code, part.leader_id, part.leader_epoch) == (0, 0, 5, 0)
     [voter] = part.current_voters
     assert (voter.replica_id, voter.log_end_offset, part.observers) == (5, part.high_watermark, [])
-    assert part.high_watermark == admin.gw.catalog.version > 0
+    assert part.high_watermark == admin.gw.topics.version > 0
     if version >= 1:
         assert voter.last_fetch_timestamp == NOW
     if version >= 2:

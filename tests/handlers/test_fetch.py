@@ -49,7 +49,7 @@ def test_every_version_reads_what_was_written(tmp_path: Path, version: int) -> N
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 3)
-            topic = serving.gateway.catalog.get("t")
+            topic = serving.gateway.topics.get("t")
             assert topic is not None
             part = await fetch(client, 0, name=topic.topic_id if version >= 13 else "t", version=version)
             assert (part.error_code, part.high_watermark, part.last_stable_offset) == (0, 6, 6)
@@ -86,7 +86,7 @@ def test_both_ends_out_of_range_answer_the_log_start(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 3)
-            log = serving.gateway.catalog.log(serving.gateway.catalog.get("t").topic_id, 0)  # type: ignore[union-attr]
+            log = serving.gateway.topics.log(serving.gateway.topics.get("t").topic_id, 0)  # type: ignore[union-attr]
             assert log is not None
             await log.delete_records(2)
             for offset in (-1, 0, 1, 7, 2**62):
@@ -250,7 +250,7 @@ def test_a_session_by_id_tells_a_deleted_topic_from_one_made_anew(tmp_path: Path
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 1)
             topics = serving.gateway.engine.topics
-            old = serving.gateway.catalog.get("t").topic_id
+            old = serving.gateway.topics.get("t").topic_id
 
             async def code(session_id: int, epoch: int, *, ask: bool) -> tuple[int, int]:
                 fields = fetch_fields(old, 0, version=18, session_id=session_id, session_epoch=epoch)

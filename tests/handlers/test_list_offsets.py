@@ -27,7 +27,7 @@ async def with_records(serving: Any) -> RawClient:
     client = await RawClient.connect(serving)
     for timestamp in (1000, 5000, 3000):
         await client.call(0, 12, **produce_fields("t", batch([b"a", b"b"], timestamp=timestamp), version=12))
-    await serving.gateway.catalog.log(topic.topic_id, 0).delete_records(1)
+    await serving.gateway.topics.log(topic.topic_id, 0).delete_records(1)
     return client
 
 
@@ -99,7 +99,7 @@ def test_an_empty_log_answers_its_ends_and_nothing_else(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await with_records(serving)
-            log = serving.gateway.catalog.log(serving.gateway.catalog.get("t").topic_id, 0)  # type: ignore[union-attr]
+            log = serving.gateway.topics.log(serving.gateway.topics.get("t").topic_id, 0)  # type: ignore[union-attr]
             assert log is not None
             assert await log.delete_records(-1) == 6
             answers = {q: await ask(client, q) for q in (LATEST, EARLIEST, MAX_TIMESTAMP, 0)}
@@ -127,7 +127,7 @@ def test_who_asks_for_many_gets_what_is_there_in_time(
         nonlocal slow
         async with gateway(tmp_path) as serving:
             topic = await serving.gateway.engine.topics.create("t", 3, {})
-            slow = serving.gateway.catalog.log(topic.topic_id, 1)
+            slow = serving.gateway.topics.log(topic.topic_id, 1)
             monkeypatch.setattr(type(slow), "attach", attach)
             client = await RawClient.connect(serving)
             topic_class = ListOffsetsRequest.ListOffsetsTopic

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.gateway import RawClient, fetch_fields, gateway, run
 
-from kop.cluster.catalog import Catalog
+from kop.cluster.client_topics import ClientTopics
 from kop.wire import codec
 from kop.wire.messages import REQUESTS
 
@@ -217,9 +217,9 @@ def test_storage_is_not_asked_for_names_that_it_cannot_have() -> None:
     class Engine:
         topics = Topics()
 
-    catalog = Catalog(Engine())  # type: ignore[arg-type]
-    assert list(catalog.unsought(["a/b/" + "c" * 250])) == ["a/b/" + "c" * 250]
-    assert not catalog.unsought(["a/b/" + "c" * 32_000])
+    client_topics = ClientTopics(Engine())  # type: ignore[arg-type]
+    assert list(client_topics.unsought(["a/b/" + "c" * 250])) == ["a/b/" + "c" * 250]
+    assert not client_topics.unsought(["a/b/" + "c" * 32_000])
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_ids_are_accepted_and_an_unknown_one_is_unknown_topic_id(tmp_path: Path,
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await with_topics(serving)
-            topic_id = serving.gateway.catalog.get("two").topic_id  # type: ignore[union-attr]
+            topic_id = serving.gateway.topics.get("two").topic_id  # type: ignore[union-attr]
             found = await client.call(3, version, topics=asked(None, version=version, topic_id=topic_id))
             assert [(t.error_code, t.name, t.topic_id) for t in found.topics] == [(0, "two", topic_id)]
             found = await client.call(3, version, topics=asked("", version=version, topic_id=topic_id))
@@ -126,7 +126,7 @@ def test_an_illegal_name_is_invalid_topic_and_not_made(tmp_path: Path, name: str
         async with gateway(tmp_path) as serving:
             client = await RawClient.connect(serving)
             answer = await client.call(3, 9, topics=asked(name, version=9), allow_auto_topic_creation=True)
-            assert serving.gateway.catalog.get(name) is None
+            assert serving.gateway.topics.get(name) is None
             return answer
 
     assert run(main()).topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION

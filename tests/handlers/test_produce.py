@@ -398,7 +398,7 @@ def test_the_window_survives_a_restart(tmp_path: Path) -> None:
 
     async def once(wanted: tuple[int, int]) -> None:
         async with gateway(tmp_path) as serving:
-            if serving.gateway.catalog.get("t") is None:
+            if serving.gateway.topics.get("t") is None:
                 await topic(serving)
             client = await RawClient.connect(serving)
             answer = await produce(client, sent)

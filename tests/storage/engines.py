@@ -14,7 +14,7 @@ import pytest
 from dense_view import DenseEngine
 
 from kop.storage import memory
-from kop.storage.base import Engine, LogPolicy, Member, Promises, TopicInfo
+from kop.storage.base import Engine, LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.memory import Memory, MemoryEngine
 from kop.storage.pulsar import PulsarEngine, Settings
 from kop.storage.pulsar import open_engine as open_pulsar
@@ -111,7 +111,7 @@ class PulsarStore(EngineStore[PulsarEngine]):
     ) -> None:
         self.urls = service_url, admin_url
         self.policy = policy
-        self.answers: Callable[[Member], Awaitable[bool]] | None = None
+        self.answers: Callable[[LiveBroker], Awaitable[bool]] | None = None
         self.settings = Settings(
             namespace=namespace, metadata_namespace=f"{namespace}-kop", idle_seconds=1.0, offsets=offsets
         )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kop.storage.base import Member
+from kop.storage.base import LiveBroker
 from kop.storage.pulsar.live_members import LiveMembers
 
 
-def member(node_id: int) -> Member:
-    return Member(node_id, f"host-{node_id}", 9000 + node_id)
+def member(node_id: int) -> LiveBroker:
+    return LiveBroker(node_id, f"host-{node_id}", 9000 + node_id)
 
 
-def found(*ids: int) -> dict[int, Member]:
+def found(*ids: int) -> dict[int, LiveBroker]:
     return {node_id: member(node_id) for node_id in ids}
 
 
@@ -122,11 +122,11 @@ def test_one_that_is_known_to_be_dead_is_gone_at_once_and_welcome_when_it_comes_
 
 def test_a_gateway_that_comes_back_at_another_address_is_known_by_that() -> None:
     live = of_three()
-    live.snapshot({**found(1, 3), 2: Member(2, "elsewhere", 1)}, 1.0)
-    assert live.members[1] == Member(2, "elsewhere", 1)
+    live.snapshot({**found(1, 3), 2: LiveBroker(2, "elsewhere", 1)}, 1.0)
+    assert live.members[1] == LiveBroker(2, "elsewhere", 1)
 
 
 def test_our_own_address_is_what_we_say_it_is() -> None:
     live = LiveMembers(member(1))
-    live.snapshot({1: Member(1, "what the broker says", 1)}, 1.0)
+    live.snapshot({1: LiveBroker(1, "what the broker says", 1)}, 1.0)
     assert list(live.members) == [member(1)]

@@ -20,13 +20,13 @@ from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
 
 from kop.cluster import liveness
-from kop.cluster.membership import Membership
+from kop.cluster.live_brokers import LiveBrokers
 from kop.errors import ErrorCode, KopError
 from kop.groups.coordinator import Commit, GroupCoordinator
 from kop.groups.log import GroupLog
 from kop.groups.settings import GroupSettings
 from kop.pulsar_client.admin import Admin
-from kop.storage.base import Member, TopicInfo
+from kop.storage.base import LiveBroker, TopicInfo
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
@@ -48,21 +48,21 @@ def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
 @asynccontextmanager
 async def two(store: PulsarStore) -> AsyncIterator[tuple[PulsarEngine, PulsarEngine]]:
     async with store.opened() as one, store.opened() as other:
-        await one.join(Member(1, "host-1", 9001))
-        await other.join(Member(2, "host-2", 9002))
+        await one.join(LiveBroker(1, "host-1", 9001))
+        await other.join(LiveBroker(2, "host-2", 9002))
         yield one, other
 
 
 async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> None:
     async with pulsar_store.opened() as one:
         heard: list[list[int]] = []
-        one.on_members(lambda: heard.append([member.node_id for member in one.members]))
-        await one.join(Member(1, "host-1", 9001))
+        one.on_brokers(lambda: heard.append([broker.node_id for broker in one.brokers]))
+        await one.join(LiveBroker(1, "host-1", 9001))
         async with pulsar_store.opened() as other:
-            await other.join(Member(2, "host-2", 9002))
-            assert list(other.members) == [Member(1, "host-1", 9001), Member(2, "host-2", 9002)]
-            await until(lambda: list(one.members) == list(other.members))
-        await until(lambda: [member.node_id for member in one.members] == [1])
+            await other.join(LiveBroker(2, "host-2", 9002))
+            assert list(other.brokers) == [LiveBroker(1, "host-1", 9001), LiveBroker(2, "host-2", 9002)]
+            await until(lambda: list(one.brokers) == list(other.brokers))
+        await until(lambda: [broker.node_id for broker in one.brokers] == [1])
         assert heard == [[1], [1, 2], [1]]
 
 
@@ -71,11 +71,11 @@ async def test_a_gateway_that_stops_says_so_and_nobody_waits_for_it(
 ) -> None:
     monkeypatch.setattr("kop.storage.pulsar.live_members.ABSENT_SECONDS", 1e6)
     async with pulsar_store.opened() as one:
-        await one.join(Member(1, "host-1", 9001))
+        await one.join(LiveBroker(1, "host-1", 9001))
         async with pulsar_store.opened() as other:
-            await other.join(Member(2, "host-2", 9002))
-            await until(lambda: [member.node_id for member in one.members] == [1, 2])
-        await until(lambda: [member.node_id for member in one.members] == [1], 30)
+            await other.join(LiveBroker(2, "host-2", 9002))
+            await until(lambda: [broker.node_id for broker in one.brokers] == [1, 2])
+        await until(lambda: [broker.node_id for broker in one.brokers] == [1], 30)
 
 
 async def test_both_have_one_cluster_id_and_never_the_same_producer_ids(pulsar_store: PulsarStore) -> None:
@@ -274,17 +274,14 @@ async def test_a_new_leader_fences_the_old_one_and_reads_all_that_it_wrote(pulsa
 
 
 class Given:
-    """A membership that gives all partitions of `__offsets` to this gateway, or none."""
-
-    node_id = 1
-    ids = (1, 2)
+    """Live brokers of which this one coordinates all partitions of `__offsets`, or none."""
 
     def __init__(self) -> None:
         self.mine = True
         self.changed: Callable[[], None] = lambda: None
 
-    def leader(self, topic_id: UUID, partition: int) -> int:
-        return 1 if self.mine else 2
+    def is_leader(self, topic_id: UUID, partition: int) -> bool:
+        return self.mine
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self.changed = callback
@@ -304,7 +301,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         await until(lambda: other.topics.get("t"))
         commits = [Commit("t", topic.topic_id, 0, 5)]
         here, there = Given(), Given()
-        first = GroupCoordinator(one, settings, membership=here)  # type: ignore[arg-type]
+        first = GroupCoordinator(one, settings, live_brokers=here)  # type: ignore[arg-type]
         await first.start()
         await until(lambda: not first.refusal_of("kept"))
         assert not await first.commit("deleted", commits)
@@ -312,7 +309,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         await first.stop()
 
         replayed, go_on = asyncio.Event(), asyncio.Event()
-        again = GroupCoordinator(one, settings, membership=here)  # type: ignore[arg-type]
+        again = GroupCoordinator(one, settings, live_brokers=here)  # type: ignore[arg-type]
         read = again._log.read
 
         async def held(partition: int) -> Mapping[bytes, bytes | None]:
@@ -326,7 +323,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         starting = asyncio.create_task(again.start())
         async with asyncio.timeout(30):
             await replayed.wait()
-        second = GroupCoordinator(other, settings, membership=there)  # type: ignore[arg-type]
+        second = GroupCoordinator(other, settings, live_brokers=there)  # type: ignore[arg-type]
         await second.start()
         await until(lambda: not second.refusal_of("kept"))
         deleted = second.delete("deleted")
@@ -362,15 +359,15 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
         kop_pulsar_metadata_namespace=namespaces[1],
     )
 
-    async def answers(member: Member) -> bool:
+    async def answers(broker: LiveBroker) -> bool:
         """Engines alone listen nowhere: those of this process are alive."""
-        return member.node_id in {1, 2} or await liveness.answers(member)
+        return broker.node_id in {1, 2} or await liveness.answers(broker)
 
     pulsar_store.answers = answers
     try:
         await asyncio.to_thread(third.start)
         async with two(pulsar_store) as engines:
-            views = [Membership(engine, number) for number, engine in enumerate(engines, 1)]
+            views = [LiveBrokers(engine, number) for number, engine in enumerate(engines, 1)]
             await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views), 60)
             before = [view.version for view in views]
             admin, topic = engines[0].admin, engines[0].full_name(MEMBERS_TOPIC, True)
@@ -400,10 +397,10 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
     async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
         pulsar_store.urls = pulsar_store.urls[0], f"http://127.0.0.1:{rest.port}"
         async with pulsar_store.opened() as engine:
-            await engine.join(Member(1, "host-1", 9001))
+            await engine.join(LiveBroker(1, "host-1", 9001))
             topic = await engine.topics.create("t", 1, {})
             groups = GroupCoordinator(
-                engine, GroupSettings(offsets_topic_num_partitions=2), membership=Membership(engine, 1)
+                engine, GroupSettings(offsets_topic_num_partitions=2), live_brokers=LiveBrokers(engine, 1)
             )
             await groups.start()
             assert groups.waiting_for is None
@@ -412,7 +409,7 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
                 rest.cut()
             else:
                 rest.stall()
-            await until(lambda: not engine.members_fresh)
+            await until(lambda: not engine.brokers_fresh)
             await until(lambda: not groups.refusal_of("a") and not groups.refusal_of("b"))
             began, offset = time.monotonic(), 0
             while time.monotonic() - began < 4 * (fresh + sure):
@@ -422,10 +419,10 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
                     assert not await groups.commit(group, [Commit("t", topic.topic_id, 0, offset)])
                     assert not groups.refusal_of(group, surely=True), "what is read is answered from memory"
                 await asyncio.sleep(0.05)  # at the pace of a client: what matters is how much time passes
-            assert not engine.members_fresh
+            assert not engine.brokers_fresh
             rest.refuse = False
             rest.go_on()
-            await until(lambda: engine.members_fresh, 30)
+            await until(lambda: engine.brokers_fresh, 30)
             assert not groups.refusal_of("a")
             await groups.stop()
 
@@ -450,16 +447,16 @@ async def test_a_gateway_that_dies_while_rest_does_not_answer_is_found_by_its_na
         async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
             pulsar_store.urls = pulsar_store.urls[0], f"http://127.0.0.1:{rest.port}"
             async with pulsar_store.opened() as one:
-                await one.join(Member(1, "host-1", 9001))
-                await until(lambda: [member.node_id for member in one.members] == [1, 2], 30)
+                await one.join(LiveBroker(1, "host-1", 9001))
+                await until(lambda: [broker.node_id for broker in one.brokers] == [1, 2], 30)
                 rest.refuse = True
                 rest.cut()
-                await until(lambda: not one.members_fresh)
+                await until(lambda: not one.brokers_fresh)
                 await asyncio.sleep(1)  # some questions for its name, which it holds
-                assert [member.node_id for member in one.members] == [1, 2]
+                assert [broker.node_id for broker in one.brokers] == [1, 2]
                 other.signal(signal.SIGKILL)
-                await until(lambda: [member.node_id for member in one.members] == [1], 60)
-                assert not one.members_fresh
+                await until(lambda: [broker.node_id for broker in one.brokers] == [1], 60)
+                assert not one.brokers_fresh
                 assert one.counts["gateways that did not answer"] == 1
                 rest.refuse = False
     finally:
@@ -475,9 +472,9 @@ async def publishers(engine: PulsarEngine, topic: str) -> set[int]:
 async def test_an_id_is_taken_once(pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kop.storage.pulsar.members._BUSY_SECONDS", 1.0)
     async with pulsar_store.opened() as one, pulsar_store.opened() as other:
-        await one.join(Member(1, "host-1", 9001))
+        await one.join(LiveBroker(1, "host-1", 9001))
         with refused(ErrorCode.BROKER_ID_NOT_REGISTERED):
-            await other.join(Member(1, "host-2", 9002))
+            await other.join(LiveBroker(1, "host-2", 9002))
 
 
 async def test_an_offset_that_one_gave_out_is_never_out_of_range_to_the_other(pulsar_store: PulsarStore) -> None:
@@ -547,12 +544,12 @@ async def test_a_gateway_that_does_not_answer_is_seen_within_seconds(
     )
 
     def ids() -> list[int]:
-        return [member.node_id for member in one.members]
+        return [broker.node_id for broker in one.brokers]
 
     try:
         await asyncio.to_thread(other.start)
         async with pulsar_store.opened() as one:
-            await one.join(Member(1, "host-1", 9001))
+            await one.join(LiveBroker(1, "host-1", 9001))
             await until(lambda: ids() == [1, 2])
             await asyncio.sleep(2.5)
             assert ids() == [1, 2], "one that answers stays, however often it is asked"

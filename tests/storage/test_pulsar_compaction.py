@@ -13,7 +13,7 @@ from support.pulsar import Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import until
 
-from kop.cluster.catalog import OFFSETS_TOPIC
+from kop.cluster.client_topics import OFFSETS_TOPIC
 from kop.errors import ErrorCode
 from kop.groups.log import GroupLog
 from kop.groups.settings import GroupSettings

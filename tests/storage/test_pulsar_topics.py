@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from fake_pulsar_admin import HOME, FakePulsar, full
 
-from kop.cluster.catalog import Catalog
+from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
@@ -289,13 +289,13 @@ async def test_a_topic_that_cannot_be_read_keeps_no_gateway_from_starting(
     pulsar.add("good")
     pulsar.failures[full("bad")] = PulsarError("ServerFailure", "ledger 7 is gone")
     async with loaded(pulsar) as engine:
-        catalog = Catalog(engine)
+        client_topics = ClientTopics(engine)
         assert engine.topics.get("good") is not None
         assert engine.topics.get("bad") is None
-        assert catalog.missing("bad") is ErrorCode.LEADER_NOT_AVAILABLE  # clients ask again
-        assert catalog.is_unsure("bad")  # commits on it are kept
-        assert catalog.missing("none") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert not catalog.is_unsure("none")
+        assert client_topics.missing("bad") is ErrorCode.LEADER_NOT_AVAILABLE  # clients ask again
+        assert client_topics.is_unsure("bad")  # commits on it are kept
+        assert client_topics.missing("none") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert not client_topics.is_unsure("none")
         with pytest.raises(Exception, match="could not be read") as caught:
             await engine.topics.create("bad", 1, {})
         assert getattr(caught.value, "code", None) is ErrorCode.LEADER_NOT_AVAILABLE
@@ -305,7 +305,7 @@ async def test_a_topic_that_cannot_be_read_keeps_no_gateway_from_starting(
         del pulsar.failures[full("bad")]
         await until(lambda: engine.topics.get("bad") is not None)
         assert engine.topics.version > version
-        assert catalog.missing("bad") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert client_topics.missing("bad") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_a_fault_of_our_own_with_one_topic_keeps_no_other_away(
@@ -342,10 +342,10 @@ async def test_a_topic_without_an_answer_holds_up_neither_the_start_nor_others(
     pulsar.add("good")
     pulsar.silent.update(full(f"silent-{number_}") for number_ in range(10))
     async with loaded(pulsar) as engine:
-        catalog = Catalog(engine)
+        client_topics = ClientTopics(engine)
         assert engine.topics.get("good") is not None
-        assert catalog.missing("silent-3") is ErrorCode.LEADER_NOT_AVAILABLE
-        assert catalog.is_unsure("silent-3")
+        assert client_topics.missing("silent-3") is ErrorCode.LEADER_NOT_AVAILABLE
+        assert client_topics.is_unsure("silent-3")
         assert "10 of 11 topics have not been read" in caplog.text
         pulsar.add("later")
         engine.topics.watched(None, [full("later")], ())

@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 
 from kop.background import repeat
 from kop.errors import BackendError
-from kop.storage.base import LogPolicy, Member, Promises, TopicInfo
+from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
 from kop.storage.memory.topics import MemoryTopics
@@ -66,8 +66,8 @@ class MemoryEngine:
         orders_producers=True,
     )
     directory = None
-    members: Sequence[Member] = ()
-    members_fresh = True
+    brokers: Sequence[LiveBroker] = ()
+    brokers_fresh = True
 
     def __init__(self, memory: Memory, policy: Callable[[TopicInfo], LogPolicy], settings: Settings) -> None:
         self._memory = memory
@@ -134,10 +134,10 @@ class MemoryEngine:
     def on_state(self, callback: Callable[[], None]) -> None:
         """Nothing to tell: one process changes values."""
 
-    def on_members(self, callback: Callable[[], None]) -> None:
+    def on_brokers(self, callback: Callable[[], None]) -> None:
         """Nothing to tell: there are no others."""
 
-    async def join(self, member: Member) -> None:
+    async def join(self, broker: LiveBroker) -> None:
         """Nothing to do: there is nobody to join."""
 
     async def maintain(self, now_ms: int) -> None:

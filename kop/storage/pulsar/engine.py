@@ -29,7 +29,7 @@ from kop.errors import BackendError, KopError
 from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
-from kop.storage.base import AppendResult, LogPolicy, Member, Promises, TopicInfo
+from kop.storage.base import AppendResult, LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.compaction import Compactions
@@ -215,28 +215,28 @@ class PulsarEngine:
         self._state_listeners.append(callback)
 
     @property
-    def members(self) -> Sequence[Member]:
-        """The live gateways, as `members.py` sees them."""
-        return self._gateways.members
+    def brokers(self) -> Sequence[LiveBroker]:
+        """The live brokers, as `members.py` sees them."""
+        return self._gateways.brokers
 
     def names(self, full_name: str) -> bool:
         """Whether this gateway is the one to give somebody else's topic an id."""
-        members, own = self._gateways.members, self._gateways.own
-        return own is None or not members or members[crc32(full_name.encode()) % len(members)].node_id == own.node_id
+        brokers, own = self._gateways.brokers, self._gateways.own
+        return own is None or not brokers or brokers[crc32(full_name.encode()) % len(brokers)].node_id == own.node_id
 
     @property
-    def members_fresh(self) -> bool:
-        """Whether `members` is of these last seconds."""
+    def brokers_fresh(self) -> bool:
+        """Whether `brokers` is of these last seconds."""
         return self._gateways.fresh
 
-    def on_members(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of `members`."""
+    def on_brokers(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change of `brokers`."""
         self._gateways.on_change(callback)
 
-    async def join(self, member: Member) -> None:
+    async def join(self, broker: LiveBroker) -> None:
         """Become one of the gateways; BROKER_ID_NOT_REGISTERED where the id is taken."""
         try:
-            await self._tried("join the gateways", lambda: self._gateways.join(member))
+            await self._tried("join the gateways", lambda: self._gateways.join(broker))
         except PulsarError as error:
             raise self.troubles.refused(error, "requests", "cannot join the gateways") from error
 

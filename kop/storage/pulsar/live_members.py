@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kop.storage.base import Member
+from kop.storage.base import LiveBroker
 
 ABSENT_SNAPSHOTS: Final = 3
 ABSENT_SECONDS: Final = 3.0
@@ -54,19 +54,19 @@ class _Absence:
 class LiveMembers:
     """The gateways that one of them, `own`, takes for live."""
 
-    def __init__(self, own: Member) -> None:
+    def __init__(self, own: LiveBroker) -> None:
         self.own = own
-        self.members: Sequence[Member] = (own,)
+        self.members: Sequence[LiveBroker] = (own,)
         """Ordered by id, `own` among them."""
         self._absences: dict[int, _Absence] = {}
         self._leaving: dict[int, float] = {}
 
     @property
-    def absent(self) -> Iterable[Member]:
+    def absent(self) -> Iterable[LiveBroker]:
         """Those that still count and were not in the last snapshot: whether they answer decides how long they do."""
         return [member for member in self.members if member.node_id in self._absences]
 
-    def snapshot(self, found: Mapping[int, Member], now: float) -> bool:
+    def snapshot(self, found: Mapping[int, LiveBroker], now: float) -> bool:
         """Take what a broker says of who is attached; False where that tells nothing."""
         if self.own.node_id not in found:
             return False

@@ -32,7 +32,7 @@ from kop.pulsar_client.admin import Admin
 from kop.records import transcode
 from kop.records.batch import build, iter_records, read_header
 from kop.records.record import Record
-from kop.storage.base import Member
+from kop.storage.base import LiveBroker
 from kop.storage.pulsar.live_members import LiveMembers
 from kop.storage.pulsar.troubles import Troubles
 
@@ -55,13 +55,13 @@ _ASKED_AT_ONCE: Final = 8
 _ANSWER_SECONDS: Final = 3.0
 _LEAVES: Final = b"leaves:"
 
-Answers: TypeAlias = Callable[[Member], Awaitable[bool]]
+Answers: TypeAlias = Callable[[LiveBroker], Awaitable[bool]]
 """Whether a gateway answers Kafka clients at its address, within two or three seconds."""
 
 log = logging.getLogger(__name__)
 
 
-async def _nobody_asks(member: Member) -> bool:
+async def _nobody_asks(member: LiveBroker) -> bool:
     return False
 
 
@@ -78,7 +78,7 @@ class Gateways:
         answers: Answers | None = None,
     ) -> None:
         """`answers` is asked about gateways that are missing: without it they are gone sooner."""
-        self.members: Sequence[Member] = ()
+        self.brokers: Sequence[LiveBroker] = ()
         self._client = client
         self._admin = admin
         self._topic = topic
@@ -95,7 +95,7 @@ class Gateways:
         self._listeners: list[Callable[[], None]] = []
 
     @property
-    def own(self) -> Member | None:
+    def own(self) -> LiveBroker | None:
         """This gateway; None before it joins."""
         return None if self._live is None else self._live.own
 
@@ -105,10 +105,10 @@ class Gateways:
         return self._live is None or asyncio.get_running_loop().time() - self._seen < _FRESH_SECONDS
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after each change of `members`."""
+        """Call `callback` after each change of `brokers`."""
         self._listeners.append(callback)
 
-    async def join(self, member: Member) -> None:
+    async def join(self, member: LiveBroker) -> None:
         """Take the id. BROKER_ID_NOT_REGISTERED where a live gateway has it."""
         try:
             await self._admin.create_partitioned(self._topic, 1, {})
@@ -153,7 +153,7 @@ class Gateways:
             loop.create_task(repeat("the look after the next gateway", self._probe_next, every=_PROBE_SECONDS)),
         ]
 
-    async def _take_place(self, member: Member) -> None:
+    async def _take_place(self, member: LiveBroker) -> None:
         """Hold the producer of our id. PulsarError ProducerBusy where another has it."""
         self._producer = await self._client.open_producer(
             self._partition,
@@ -258,10 +258,10 @@ class Gateways:
         else:
             tell("membership", error)
 
-    async def _ask(self, member: Member) -> None:
+    async def _ask(self, member: LiveBroker) -> None:
         self._answered(member, await self._answers(member))
 
-    def _answered(self, member: Member, answers: bool) -> None:
+    def _answered(self, member: LiveBroker, answers: bool) -> None:
         if self._live is not None:
             self._live.answered(member.node_id, answers)
 
@@ -287,11 +287,11 @@ class Gateways:
         self._live.is_dead(next_one.node_id)
         self._members_are(self._live)
 
-    def _next_one(self) -> Member | None:
+    def _next_one(self) -> LiveBroker | None:
         """The gateway after this one, in a ring by id: each is looked after by one other."""
         assert self._live is not None
         own, absent = self._live.own.node_id, {member.node_id for member in self._live.absent}
-        others = [one for one in self.members if one.node_id != own and (not self.fresh or one.node_id not in absent)]
+        others = [one for one in self.brokers if one.node_id != own and (not self.fresh or one.node_id not in absent)]
         return next((one for one in others if one.node_id > own), others[0] if others else None)
 
     async def _look(self, live: LiveMembers) -> bool:
@@ -308,8 +308,8 @@ class Gateways:
     def _members_are(self, live: LiveMembers, *, tell_anyway: bool = False) -> None:
         """Take over who counts, and tell those who listen of a change."""
         self._live = live
-        if live.members != self.members:
-            self.members = live.members
+        if live.members != self.brokers:
+            self.brokers = live.members
             log.info("gateways: %s", ", ".join(f"{one.node_id} at {one.host}:{one.port}" for one in live.members))
         elif not tell_anyway:
             return
@@ -322,8 +322,8 @@ def _announced(sent: asyncio.Future[Position]) -> None:
         log.warning("the other gateways could not be told of a change, they find it within a minute: %s", error)
 
 
-def _member(publisher: dict[str, Any]) -> Member | None:
+def _member(publisher: dict[str, Any]) -> LiveBroker | None:
     name, told = publisher.get("producerName", ""), publisher.get("metadata", {})
     if not name.startswith(_NAME) or "host" not in told:
         return None
-    return Member(int(name.removeprefix(_NAME)), told["host"], int(told["port"]))
+    return LiveBroker(int(name.removeprefix(_NAME)), told["host"], int(told["port"]))

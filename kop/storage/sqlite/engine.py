@@ -24,7 +24,7 @@ from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
 from kop.records.batch import read_header
-from kop.storage.base import LogPolicy, Member, Promises, TopicInfo
+from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.idempotence import ProducerStates
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
@@ -130,16 +130,16 @@ class SqliteEngine:
             await self.writer.execute("REPLACE INTO state (key, value) VALUES (?, ?)", (key, value))
 
     @property
-    def members(self) -> Sequence[Member]:
+    def brokers(self) -> Sequence[LiveBroker]:
         """None: the file has one process."""
         return ()
 
-    members_fresh = True
+    brokers_fresh = True
 
-    def on_members(self, callback: Callable[[], None]) -> None:
+    def on_brokers(self, callback: Callable[[], None]) -> None:
         """They never change."""
 
-    async def join(self, member: Member) -> None:
+    async def join(self, broker: LiveBroker) -> None:
         """There is nobody to join."""
 
     @property

@@ -120,7 +120,7 @@ class BrokerConfigs:
         return self._config.num_partitions
 
     @property
-    def node(self) -> str:
+    def broker_id(self) -> str:
         """This broker's resource name: its id."""
         return str(self._config.node_id)
 
@@ -138,7 +138,7 @@ class BrokerConfigs:
         if row is None:
             return ()
         found = []
-        for resource, source in ((self.node, Source.DYNAMIC_BROKER), ("", Source.DYNAMIC_DEFAULT_BROKER)):
+        for resource, source in ((self.broker_id, Source.DYNAMIC_BROKER), ("", Source.DYNAMIC_DEFAULT_BROKER)):
             text = self.altered(resource).get(name)
             if text is not None:
                 found.append(Origin(name, text, source))
@@ -178,11 +178,11 @@ class BrokerConfigs:
 
     def check_resource(self, resource: str) -> None:
         """Raise INVALID_REQUEST unless `resource` is "" or this broker's id."""
-        if resource in {"", self.node}:
+        if resource in {"", self.broker_id}:
             return
         if not resource.lstrip("+-").isdecimal():
             raise PeerError(f"Node id must be an integer, but it is: {resource}")
-        raise PeerError(f"Unexpected broker id, expected {self.node}, but received {resource}")
+        raise PeerError(f"Unexpected broker id, expected {self.broker_id}, but received {resource}")
 
     async def alter(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.waiting import until
 
-from kop.cluster.brokers import DYNAMIC, BrokerConfigs
+from kop.cluster.broker_configs import DYNAMIC, BrokerConfigs
 from kop.cluster.topic_configs import Source
 from kop.config import Config
 from kop.errors import ErrorCode, KopError

@@ -46,7 +46,7 @@ def check_name(name: str) -> None:
         )
 
 
-class Catalog:
+class ClientTopics:
     """Look-ups by the client's name or id. Values are the engine's, with the name that clients use."""
 
     def __init__(self, engine: Engine) -> None:

@@ -1,0 +1,76 @@
+"""Which brokers serve together, and which of them leads a partition or coordinates a group.
+
+Owns: the choice among the live brokers (rendezvous hashing: when a broker comes or goes, only its share moves).
+Must not know: how brokers learn of one another; the engine tells.
+
+Leadership of a topic's partition is a preference: every broker can serve it, and its leader has it in its cache. To
+coordinate a partition of a state topic is a duty, which the engine fences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from uuid import UUID
+
+from kop.storage.base import Brokers, LiveBroker
+
+
+class LiveBrokers:
+    """The live brokers, this one always among them."""
+
+    def __init__(self, brokers: Brokers, broker_id: int) -> None:
+        self.broker_id = broker_id
+        self.version = 0
+        """Grows with every change: a key for cached answers."""
+        self._brokers = brokers
+        self._listeners: list[Callable[[], None]] = []
+        self._leaders: dict[tuple[UUID, int], int] = {}
+        self._ids: list[int] = [broker_id]
+        self._others: dict[int, LiveBroker] = {}
+        brokers.on_brokers(self._changed)
+        self._changed()
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Ids of the live brokers, ascending."""
+        return self._ids
+
+    def endpoints(self, own: tuple[str, int]) -> list[tuple[int, str, int]]:
+        """Id, host and port of each broker; `own` is this broker's address as the asking client knows it."""
+        return [(broker_id, *self.address(broker_id, own)) for broker_id in self._ids]
+
+    def address(self, broker_id: int, own: tuple[str, int]) -> tuple[str, int]:
+        """Host and port of a broker."""
+        other = self._others.get(broker_id)
+        return own if other is None else (other.host, other.port)
+
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        """The id of the broker that leads a partition, or coordinates it where it is one of a state topic."""
+        if not self._others:
+            return self.broker_id
+        leader = self._leaders.get((topic_id, partition))
+        if leader is None:
+            key = topic_id.bytes + partition.to_bytes(4, "big")
+            leader = self._leaders[topic_id, partition] = max(
+                self._ids, key=lambda broker_id: blake2b(broker_id.to_bytes(4, "big") + key, digest_size=8).digest()
+            )
+        return leader
+
+    def is_leader(self, topic_id: UUID, partition: int) -> bool:
+        """Whether this broker is the one that leads or coordinates a partition."""
+        return self.leader(topic_id, partition) == self.broker_id
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change, and when for some seconds nobody could tell whether there was one."""
+        self._listeners.append(callback)
+
+    def _changed(self) -> None:
+        others = {broker.node_id: broker for broker in self._brokers.brokers if broker.node_id != self.broker_id}
+        if others != self._others:
+            self._others = others
+            self._ids = sorted({self.broker_id, *others})
+            self._leaders.clear()
+            self.version += 1
+        for callback in self._listeners:
+            callback()

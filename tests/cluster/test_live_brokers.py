@@ -1,0 +1,71 @@
+"""Which broker a partition is given to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+from kop.cluster.live_brokers import LiveBrokers
+from kop.storage.base import LiveBroker
+
+
+class FakeBrokers:
+    """The `Brokers` of storage, as the test says."""
+
+    brokers_fresh = True
+
+    def __init__(self, *ids: int) -> None:
+        self.brokers = [LiveBroker(node, f"host-{node}", 9000 + node) for node in ids]
+        self._callbacks: list[Callable[[], None]] = []
+
+    def on_brokers(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    async def join(self, broker: LiveBroker) -> None:
+        self.brokers.append(broker)
+
+    def change(self, *ids: int) -> None:
+        self.brokers = [LiveBroker(node, f"host-{node}", 9000 + node) for node in ids]
+        for callback in self._callbacks:
+            callback()
+
+
+def places(live_brokers: LiveBrokers, topic: UUID, count: int = 200) -> list[int]:
+    return [live_brokers.leader(topic, index) for index in range(count)]
+
+
+def test_alone_it_leads_everything() -> None:
+    live_brokers = LiveBrokers(FakeBrokers(), 7)
+    assert live_brokers.ids == [7]
+    assert live_brokers.endpoints(("me", 1)) == [(7, "me", 1)]
+    assert set(places(live_brokers, uuid4())) == {7}
+
+
+def test_every_broker_sees_the_same_leaders() -> None:
+    topic = uuid4()
+    views = [places(LiveBrokers(FakeBrokers(1, 2, 3), node), topic) for node in (1, 2, 3)]
+    assert views[0] == views[1] == views[2]
+    assert min(Counter(views[0]).values()) > 30
+
+
+def test_a_broker_that_goes_moves_its_own_share_only() -> None:
+    brokers, topic = FakeBrokers(1, 2, 3, 4), uuid4()
+    live_brokers = LiveBrokers(brokers, 1)
+    before = places(live_brokers, topic)
+    heard = []
+    live_brokers.on_change(lambda: heard.append(live_brokers.version))
+    brokers.change(1, 2, 4)
+    after = places(live_brokers, topic)
+    assert all(old == new for old, new in zip(before, after, strict=True) if old != 3)
+    assert 3 not in after
+    brokers.change(1, 2, 4)
+    assert heard == [2, 2], "the same ones, after a time in which nobody looked: some may have been away"
+    brokers.change(1, 2, 3, 4)
+    assert places(live_brokers, topic) == before
+
+
+def test_addresses_are_those_the_others_told_and_our_own_as_the_client_knows_it() -> None:
+    live_brokers = LiveBrokers(FakeBrokers(1, 2), 2)
+    assert live_brokers.endpoints(("seen", 5)) == [(1, "host-1", 9001), (2, "seen", 5)]
+    assert live_brokers.address(1, ("seen", 5)) == ("host-1", 9001)
