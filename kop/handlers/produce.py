@@ -1,7 +1,7 @@
 """Produce (0), versions 3 to 13; 0 to 2 are answered UNSUPPORTED_VERSION (see api_versions.py).
 
 - One record batch of magic 2 a partition. CRC, sizes, counts, codec, timestamps and every record are checked as Kafka
-  checks them, either here or by the log, which says so (`checks_records`).
+  checks them, either here or by the engine, which says so (`Promises.checks_records`).
 - acks -1 and 1 are both answered when the batch is durable; acks 0 is not answered at all, and an error on it closes
   the connection; other values are INVALID_REQUIRED_ACKS.
 - From version 13 topics go by id: UNKNOWN_TOPIC_ID. Internal topics are INVALID_TOPIC_EXCEPTION.
@@ -188,7 +188,7 @@ def _append(
     records = part.records if part.records is not None else memoryview(b"")
     header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
     stored: Buffer = records
-    if partition_log.checks_records:
+    if gw.engine.promises.checks_records:
         rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
         body = None
     else:

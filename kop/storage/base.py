@@ -124,8 +124,11 @@ class ProducerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
-    """What an engine does beyond what the protocols ask of every engine. Tests of all engines go by it."""
+    """What an engine does beyond what the protocols ask of every engine. Callers and tests of all engines go by it."""
 
+    checks_records: bool
+    """`append` walks the records and refuses what is malformed or, on a compacted topic, has no key (errors as of
+    `kop.records.validation.check_records`); else its caller has to."""
     durable: bool
     """What was acknowledged is there after the process was killed."""
     upkeep_on_request: bool
@@ -173,9 +176,6 @@ class PartitionLog(LeaderOfLog, Protocol):
     topic: TopicInfo
     """The newest value: configs changed a moment ago are in it."""
     index: int
-    checks_records: bool
-    """`append` walks the records and refuses what is malformed or, on a compacted topic, has no key (errors as of
-    `kop.records.validation.check_records`); else its caller has to."""
 
     @property
     def log_start_offset(self) -> int:

@@ -58,6 +58,7 @@ class MemoryEngine:
     """An `Engine` whose data is in the process. Made by `open_engine`."""
 
     promises = Promises(
+        checks_records=False,
         durable=False,
         upkeep_on_request=True,
         remembers_producers=True,

@@ -47,7 +47,6 @@ class MemoryLog(Partition):
 
     attached = True
     leads = True
-    checks_records = False
 
     def __init__(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> None:
         super().__init__(topic, index, policy)

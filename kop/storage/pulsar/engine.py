@@ -105,6 +105,7 @@ class PulsarEngine:
     """An `Engine` over a Pulsar cluster. Made by `open_engine`."""
 
     promises = Promises(
+        checks_records=True,
         durable=True,
         upkeep_on_request=False,
         remembers_producers=False,

@@ -63,8 +63,6 @@ _log = logging.getLogger(__name__)
 class PulsarLog:
     """A `PartitionLog`. Light until it is attached."""
 
-    checks_records = True
-
     def __init__(self, engine: PulsarEngine, topic: TopicInfo, index: int, partition_name: str, policy: LogPolicy):
         self.engine = engine
         self.loop = engine.loop

@@ -50,6 +50,7 @@ class SqliteEngine:
     """An `Engine` on one SQLite file. Made by `open_engine`."""
 
     promises = Promises(
+        checks_records=False,
         durable=True,
         upkeep_on_request=True,
         remembers_producers=True,

@@ -62,7 +62,6 @@ class SqliteLog(Partition):
 
     attached = True
     leads = True
-    checks_records = False
 
     def __init__(self, context: LogContext, topic: TopicInfo, index: int, log_id: int, policy: LogPolicy) -> None:
         super().__init__(topic, index, policy)
