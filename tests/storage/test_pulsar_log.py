@@ -544,8 +544,9 @@ async def test_a_retry_through_another_gateway_is_confirmed_by_pulsar() -> None:
     ],
 )
 async def test_a_producer_goes_on_behind_what_an_earlier_version_stored_under_its_own_name(
-    former: int, sequence: int, expected: int | ErrorCode
+    former: int, sequence: int, expected: int | ErrorCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sender_module, "_DOUBTS", ())
     play = Play(41)
     play.broker.sequences["former-pid-41"] = former
     play.append(sequence)
@@ -602,6 +603,24 @@ async def test_what_pulsar_stored_and_forgot_is_found_in_the_log(monkeypatch: py
     await play.run("SR")
     assert play.outcomes == [9]
     assert play.counts == {"sequences ahead of what Pulsar knows": 2, "sequences_that_pulsar_forgot": 1}
+    await play.log.close()
+
+
+async def test_a_pulsar_that_knows_nothing_of_a_producer_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_DOUBTS", (0.01, 0.01))
+    play = Play(41)
+    opened = play.broker.open_producer
+
+    async def open_producer(*args: Any, **named: Any) -> Any:
+        if len(play.broker.producers) == 2:  # the first, and the former name of it
+            play.broker.sequences["pid-41"] = 9
+        return await opened(*args, **named)
+
+    play.broker.open_producer = open_producer  # type: ignore[method-assign]
+    play.append(10)
+    await until(lambda: play.broker.sent)
+    await play.run("SR")
+    assert play.outcomes == [3]
     await play.log.close()
 
 

@@ -138,8 +138,9 @@ class Sender:
         try:
             async with asyncio.timeout(_OPEN_SECONDS):
                 producer = await self._opened()
+                goes_on = self.idempotent and await self._continues_former_name(producer)
                 for pause in _DOUBTS:
-                    if not self._is_behind(producer):
+                    if goes_on or not self._is_behind(producer):
                         break
                     await producer.close()
                     await asyncio.sleep(pause)
@@ -195,7 +196,7 @@ class Sender:
     def _misfit(self, sequences: Sequences) -> PeerError | None:
         """Why the first batch that waits does not fit to what Pulsar says is stored."""
         error = sequences.check(self._queue[0].header).error if self._queue else None
-        return error if error is not None and error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER else None
+        return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
 
     def _is_behind(self, producer: Producer) -> bool:
         """Whether a client knows of more than Pulsar says is stored: so says a broker that comes back from a crash."""
