@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -174,7 +175,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
             config.http.host, config.http.port, metrics.registry, readiness.not_ready, readiness.waiting_for
         )
         stack.push_async_callback(runner.cleanup)
-    engine = await _open_engine(config, topic_configs, readiness.waits)
+    engine = await _open_engine(config, broker_configs, topic_configs, readiness.waits)
     stack.push_async_callback(engine.close)
     await broker_configs.load(engine)
     broker_configs.on_change(engine.policies_changed)
@@ -206,6 +207,16 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
             counter_value("kop_bytes_out", "Bytes handed to clients' sockets.", server.bytes_out),
         )
     )
+
+    def limit_connections() -> None:
+        server.limits = replace(
+            server.limits,
+            max_connections=int(broker_configs.text("max.connections")),
+            max_connections_per_ip=int(broker_configs.text("max.connections.per.ip")),
+        )
+
+    broker_configs.on_change(limit_connections)
+    limit_connections()  # what was altered before the last stop
     # The others are told where this one listens, so it listens first; until the groups are loaded clients are told to
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
     listeners = await _listen(config, server, worker)
@@ -217,7 +228,9 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     return Serving(gateway, server, listeners, http_port)
 
 
-async def _open_engine(config: Config, topic_configs: TopicConfigs, waits: Callable[[str], None]) -> Engine:
+async def _open_engine(
+    config: Config, broker_configs: BrokerConfigs, topic_configs: TopicConfigs, waits: Callable[[str], None]
+) -> Engine:
     # An engine is imported where it is chosen: Pulsar's client and the HTTP server are half of all that there is to
     # import, and a broker for a test needs neither.
     if config.store.startswith("pulsar"):
@@ -263,7 +276,7 @@ async def _open_engine(config: Config, topic_configs: TopicConfigs, waits: Calla
             wal_bytes=config.kop_wal_bytes,
             min_free_bytes=config.kop_min_free_bytes,
             retention_check_interval_ms=config.log_retention_check_interval_ms,
-            cleaner_interval_ms=config.log_cleaner_backoff_ms,
+            cleaner_interval_ms=lambda: int(broker_configs.text("log.cleaner.backoff.ms")),
             producer_id_expiration_ms=config.producer_id_expiration_ms,
         ),
     )

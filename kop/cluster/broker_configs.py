@@ -4,8 +4,8 @@ Owns: which broker settings may be altered at run time, at which level, their ch
 Must not know: the wire, what a setting does.
 
 Two levels may be altered, as in Kafka: the whole cluster (resource name "") and this broker (its id); the broker's
-wins. Only settings that take effect at once may be: the defaults of topics. Everything else is refused as Kafka refuses
-its static settings.
+wins. What Kafka takes at run time is taken: the defaults of topics, limits of connections, the cleaner's settings,
+thread pools. What takes effect here takes it at once. Everything else is refused as Kafka refuses its static settings.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import difflib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
-from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
+from kop.cluster.topic_configs import LONG_MAX, TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
 from kop.config import Config, ConfigError
 from kop.errors import ErrorCode, InternalError, KopError, PeerError
 from kop.storage.base import SmallValues
@@ -25,10 +26,47 @@ from kop.storage.base import SmallValues
 _STATE_KEY: Final = "broker.configs"
 _log = logging.getLogger(__name__)
 
+_NOTHING_HERE: Final = "Taken at run time as in Kafka, kept and read back; there is nothing here that it changes."
+
+
+def _other_settings() -> Iterable[ConfigSpec]:
+    """What Kafka takes at run time besides the defaults of topics."""
+    integer, long, double = ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE
+    for name, kind, default, lowest, acts in (
+        ("log.cleaner.backoff.ms", long, "15000", 0, True),
+        ("log.cleaner.threads", integer, "1", 0, False),
+        ("log.cleaner.dedupe.buffer.size", long, "134217728", None, False),
+        ("log.cleaner.io.buffer.size", integer, "524288", 0, False),
+        ("log.cleaner.io.buffer.load.factor", double, "0.9", None, False),
+        ("log.cleaner.io.max.bytes.per.second", double, str(float(2**63)), None, False),
+        ("log.segment.bytes", integer, "1073741824", 1 << 20, False),
+        ("log.segment.delete.delay.ms", long, "60000", 0, False),
+        ("log.index.interval.bytes", integer, "4096", 0, False),
+        ("log.flush.interval.messages", long, str(LONG_MAX), 1, False),
+        ("num.io.threads", integer, "8", 1, False),
+        ("num.network.threads", integer, "3", 1, False),
+        ("num.replica.fetchers", integer, "1", None, False),
+        ("num.recovery.threads.per.data.dir", integer, "2", 1, False),
+        ("background.threads", integer, "10", 1, False),
+        ("max.connections", integer, "2147483647", 0, True),
+        ("max.connections.per.ip", integer, "2147483647", 0, True),
+        ("max.connection.creation.rate", integer, "2147483647", 0, False),
+    ):
+        check = None if lowest is None else partial(_at_least, lowest)
+        yield ConfigSpec(name, kind, default, "" if acts else _NOTHING_HERE, name, acts, check)
+
+
+def _at_least(lowest: float, value: float) -> str | None:
+    return None if value >= lowest else f"Value must be at least {lowest}"
+
+
 DYNAMIC: Final[Mapping[str, ConfigSpec]] = {
-    spec.broker: spec for spec in TOPIC_CONFIGS.values() if spec.acts and spec.broker and spec.refused is None
+    spec.broker: spec
+    for spec in (*TOPIC_CONFIGS.values(), *_other_settings())
+    if spec.broker is not None and spec.refused is None
 }
-"""Broker settings that may be altered at run time, with the topic config whose type and limits are theirs."""
+"""Broker settings that may be altered at run time, with their type and limits. Those of Kafka that change nothing here
+(`ConfigSpec.acts` is false) are kept and read back, but not listed before somebody alters them."""
 
 
 class BrokerConfigs:
@@ -135,13 +173,16 @@ class BrokerConfigs:
     def origins(self, name: str) -> tuple[Origin, ...]:
         """Every place that sets `name`, the winner first: altered here, altered for all, configured, the default."""
         row = self._rows.get(name)
-        if row is None:
+        if row is None and name not in DYNAMIC:
             return ()
         found = []
         for resource, source in ((self.broker_id, Source.DYNAMIC_BROKER), ("", Source.DYNAMIC_DEFAULT_BROKER)):
             text = self.altered(resource).get(name)
             if text is not None:
                 found.append(Origin(name, text, source))
+        if row is None:
+            found.append(Origin(name, DYNAMIC[name].default, Source.DEFAULT))
+            return tuple(found)
         if row.origin != "default":
             found.append(Origin(name, self._null(name, row.current), Source.STATIC_BROKER))
         found.append(Origin(name, self._null(name, row.default), Source.DEFAULT))
@@ -170,11 +211,16 @@ class BrokerConfigs:
                 row.name, origins[0].value, row.name not in DYNAMIC, origins[0].source, kind, row.doc, synonyms
             )
 
+        for name in sorted({*self.altered(""), *self.altered(self.broker_id)} - set(self._rows)):
+            origins, spec = self.origins(name), DYNAMIC[name]
+            yield ConfigRow(name, origins[0].value, False, origins[0].source, spec.type, spec.doc, origins)
+
     def cluster_rows(self) -> Iterable[ConfigRow]:
         """The settings that were altered for the whole cluster."""
         for name, text in sorted(self.altered("").items()):
             origin = Origin(name, text, Source.DYNAMIC_DEFAULT_BROKER)
-            yield ConfigRow(name, text, False, origin.source, DYNAMIC[name].type, self._rows[name].doc, (origin,))
+            doc = self._rows[name].doc if name in self._rows else DYNAMIC[name].doc
+            yield ConfigRow(name, text, False, origin.source, DYNAMIC[name].type, doc, (origin,))
 
     def check_resource(self, resource: str) -> None:
         """Raise INVALID_REQUEST unless `resource` is "" or this broker's id."""

@@ -4,9 +4,8 @@
 Resources
 - TOPIC: every config of `kop.cluster.topic_configs`, with its source and synonyms.
 - BROKER: "1" (this broker's id) shows every setting (a secret is sensitive and null, as Kafka's passwords are), ""
-  what was altered for the whole cluster. Only the defaults of topics can be altered at run time
-  (`kop.cluster.broker_configs`); the rest is INVALID_REQUEST "Cannot update these configs dynamically", as Kafka's
-  static settings are.
+  what was altered for the whole cluster. What Kafka takes at run time can be altered (`kop.cluster.broker_configs`);
+  the rest is INVALID_REQUEST "Cannot update these configs dynamically", as Kafka's static settings are.
 - BROKER_LOGGER: the levels of this process's loggers, until it ends; only with IncrementalAlterConfigs, as in Kafka.
   "root" is Python's root logger. Kafka's level names; OFF is above every level.
 - CLIENT_METRICS and GROUP: there are no such configs here. Described they are empty; every name to be altered is

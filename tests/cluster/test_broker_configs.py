@@ -51,14 +51,39 @@ def setting(**values: str) -> Any:
     return change
 
 
-def test_what_may_be_altered_are_the_defaults_of_topics() -> None:
-    assert set(DYNAMIC) == {
-        "compression.type", "kop.entry.format", "log.cleaner.delete.retention.ms", "log.cleaner.max.compaction.lag.ms",
+def test_what_may_be_altered_is_what_kafka_takes_at_run_time() -> None:
+    assert {name for name, spec in DYNAMIC.items() if spec.acts} == {
+        "compression.type", "kop.entry.format", "log.cleaner.backoff.ms", "log.cleaner.delete.retention.ms",
+        "log.cleaner.max.compaction.lag.ms",
         "log.cleaner.min.cleanable.ratio", "log.cleaner.min.compaction.lag.ms", "log.cleanup.policy",
         "log.message.timestamp.after.max.ms", "log.message.timestamp.before.max.ms", "log.message.timestamp.type",
-        "log.retention.bytes", "log.retention.ms", "message.max.bytes",
+        "log.retention.bytes", "log.retention.ms", "max.connections",
+        "max.connections.per.ip", "message.max.bytes",
     }  # fmt: skip
-    assert set(DYNAMIC) <= {row.name for row in Config.load(None, {}, {}).table()}
+    kept = {name for name, spec in DYNAMIC.items() if not spec.acts}
+    assert {"log.cleaner.threads", "log.segment.bytes", "num.io.threads"} <= kept
+    assert "min.insync.replicas" not in DYNAMIC
+
+
+def test_what_changes_nothing_here_is_kept_and_read_back() -> None:
+    async def run() -> None:
+        values = Values()
+        brokers = await opened(values)
+        listed = {row.name for row in brokers.rows()}
+        assert "log.cleaner.threads" not in listed
+        await brokers.alter("", setting(log_cleaner_threads="2", log_segment_bytes="1048576"))
+        await brokers.alter("1", setting(log_cleaner_threads="3"))
+        found = {row.name: row for row in (await opened(values)).rows()}
+        threads = found["log.cleaner.threads"]
+        assert (threads.value, threads.source, threads.read_only) == ("3", Source.DYNAMIC_BROKER, False)
+        assert [origin.value for origin in threads.synonyms] == ["3", "2", "1"]
+        assert found["log.segment.bytes"].source is Source.DYNAMIC_DEFAULT_BROKER
+        assert [row.name for row in brokers.cluster_rows()] == ["log.cleaner.threads", "log.segment.bytes"]
+        with pytest.raises(KopError) as refused:
+            await brokers.alter("", setting(log_cleaner_threads="many"))
+        assert refused.value.code == ErrorCode.INVALID_REQUEST
+
+    asyncio.run(run())
 
 
 def test_brokers_of_one_cluster_share_what_was_altered() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -171,7 +172,7 @@ class Maintenance:
 
     async def _rounds(self) -> None:
         settings = self._settings
-        retention = cleaner = time.monotonic()
+        retention, cleaned = time.monotonic(), -math.inf
         while True:
             try:
                 await asyncio.wait_for(self._wake.wait(), TICK_SECONDS)
@@ -192,8 +193,8 @@ class Maintenance:
                     await self._guarded("the expiry of producers", self._expire_producers(now_ms))
                     await self._guarded("retention", self._retain(now_ms))
                     await self._guarded("vacuum", self._vacuum())
-                if now >= cleaner:
-                    cleaner = now + settings.cleaner_interval_ms / 1000
+                if now >= cleaned + settings.cleaner_interval_ms() / 1000:
+                    cleaned = now
                     await self._guarded("compaction", self._compact(now_ms))
                 if self._batches >= SNAPSHOT_BATCHES:
                     await self._guarded("snapshots", self._snapshot_all())

@@ -6,7 +6,12 @@ Must not know: who reads them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+
+def _fifteen_seconds() -> int:
+    return 15_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +30,8 @@ class Settings:
     """Room on the disk that appends leave to deletes, commits of offsets and checkpoints; an eighth of a small disk."""
     reader_threads: int = 3
     retention_check_interval_ms: int = 300_000
-    cleaner_interval_ms: int = 15_000
-    """Time between looks for logs to compact."""
+    cleaner_interval_ms: Callable[[], int] = _fifteen_seconds
+    """Tells the time between looks for logs to compact, which may change while the engine runs."""
     cleaner_keys: int = 200_000
     """Keys that one pass of the cleaner holds in memory, some 150 bytes each."""
     producer_id_expiration_ms: int = 86_400_000
