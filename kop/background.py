@@ -169,7 +169,7 @@ def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str
             _log.exception("a failure of %s could not be reported", what)
         else:
             return
-    _counts[kind or what] += 1
+    _counts[label_of(kind or what)] += 1
     expected = isinstance(error, KopError | TimeoutError)
     kept = _repeats.say((what, type(error), str(error) if expected else None), time.monotonic())
     if kept is None:
@@ -179,6 +179,11 @@ def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str
         _log.warning("%s failed: %s; trying again%s", what, error if str(error) else "it took too long", more)
     else:
         _log.error("%s failed: %r; trying again%s", what, error, more, exc_info=error)
+
+
+def label_of(what: str) -> str:
+    """What the metric calls a kind of work: "the listing of topics" is `listing_of_topics`."""
+    return what.removeprefix("the ").replace(" ", "_")
 
 
 def failures() -> Mapping[str, int]:

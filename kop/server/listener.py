@@ -98,13 +98,18 @@ class Server:
         host = connection.info.client_host
         if self._draining:
             return False
-        for limit, used, name in (
-            (self.limits.max_connections, len(self._connections), "max.connections"),
-            (self.limits.max_connections_per_ip, self._by_host[host], "max.connections.per.ip"),
-            (self._most_files, len(self._connections), "the system's limit of open files"),
+        for limit, used, label, name in (
+            (self.limits.max_connections, len(self._connections), "max_connections", "max.connections"),
+            (
+                self.limits.max_connections_per_ip,
+                self._by_host[host],
+                "max_connections_per_ip",
+                "max.connections.per.ip",
+            ),
+            (self._most_files, len(self._connections), "open_files", "the system's limit of open files"),
         ):
             if used >= limit:
-                self._metrics.connections_refused.labels(name).inc()
+                self._metrics.connections_refused.labels(label).inc()
                 self.log_line("closing a connection of %s: %s (%d) is reached", host, name, limit)
                 return False
         self._connections.add(connection)
@@ -125,7 +130,7 @@ class Server:
 
     def bad_frame(self, connection: Connection, reason: str) -> None:
         """Log and count a connection that is closed for what it sent."""
-        self._metrics.bad_frames.labels("foreign protocol" if reason.startswith("this is ") else "bad frame").inc()
+        self._metrics.bad_frames.labels("foreign_protocol" if reason.startswith("this is ") else "bad_frame").inc()
         self.log_line("closing the connection of %s: %s", describe(connection.info), reason)
 
     def log_line(self, text: str, *values: object) -> None:

@@ -98,7 +98,7 @@ def test_one_order_while_both_write_at_once(interop: Interop) -> None:
         assert [value for value in native_view if value[:1] == kind] == [b"%c%d" % (kind[0], i) for i in range(300)]
     by_offset = {record.offset: record.value for record in records}
     assert [by_offset[offset] for offset in told] == [b"k%d" % i for i in range(300)]  # what producers were told
-    assert interop.gateway.engine.counts.get("offsets that the chain got wrong", 0) == 0
+    assert interop.gateway.engine.counts.get("offsets_told_wrong", 0) == 0
 
 
 # --- the long poll

@@ -48,7 +48,7 @@ def test_commits_outlive_configs_that_do_not_parse_and_a_client_mends_them(inter
     full = interop.full(topic)
     for text in ("{oops", "[]"):
         interop.admin(lambda client, text=text: client.set_properties(full, {CONFIGS_PROPERTY: text}))
-        looked_at(interop, topic, "properties that do not parse")
+        looked_at(interop, topic, "properties_not_parsed")
         assert committed(interop, group, topic) == 2
         described = admin.describe_configs([resource])[resource].result(SECONDS)
         assert described["flush.ms"].value == "60000"

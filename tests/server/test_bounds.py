@@ -504,7 +504,7 @@ def test_a_flood_of_bad_connections_does_not_flood_the_log(caplog: pytest.LogCap
         assert caplog.records[-1].getMessage() == "490 more lines like these in the last second were left out"
         Peer(server).send(b"GET / HTTP/1.1\r\n\r\n")
         assert len(caplog.records) == 12
-        bad = server._metrics.bad_frames.labels("foreign protocol")
+        bad = server._metrics.bad_frames.labels("foreign_protocol")
         assert bad._value.get() == 501
 
     play(main)

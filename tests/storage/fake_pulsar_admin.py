@@ -13,7 +13,8 @@ from engines import policy_of
 
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import PartitionedMetadata
-from kop.storage.pulsar.engine import PulsarEngine, Settings
+from kop.storage.pulsar.engine import PulsarEngine
+from kop.storage.pulsar.settings import Settings
 
 HOME = "public/default"
 METADATA = "public/kafka"

@@ -18,9 +18,9 @@ from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import numbering
 from kop.storage.pulsar.entry_sizes import EntrySizeLimit
+from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.read_ahead import ReadAhead
-from kop.storage.pulsar.troubles import Troubles
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns
 
@@ -280,9 +280,9 @@ class FakeEngine:
         self.cache = TailCache(1 << 20)
         self.read_ahead = ReadAhead(1 << 30)
         self.attaching = Turns(64)
-        self.troubles = Troubles(self.loop.time)
-        self.counts = self.troubles.counts
-        self.numbering = numbering.make(offsets, self.troubles)
+        self.faults = Faults(self.loop.time)
+        self.counts = self.faults.counts
+        self.numbering = numbering.make(offsets, self.faults)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
         self.presence = self
@@ -290,7 +290,7 @@ class FakeEngine:
         self.raw_marked = False
 
     def count(self, what: str) -> None:
-        self.troubles.count(what)
+        self.faults.count(what)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self.loop.create_task(work)

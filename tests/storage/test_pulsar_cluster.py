@@ -377,7 +377,7 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
                     while await publishers(engines[0], topic) != {1, 2, 3}:  # noqa: ASYNC110 - they come back
                         await asyncio.sleep(0.05)
             assert [view.version for view in views] == before
-            assert not any(engine.counts.get("gateways that did not answer") for engine in engines)
+            assert not any(engine.counts.get("brokers_that_did_not_answer") for engine in engines)
             third.signal(signal.SIGKILL)
             await until(lambda: all(list(view.ids) == [1, 2] for view in views), 60)
     finally:
@@ -457,7 +457,7 @@ async def test_a_gateway_that_dies_while_rest_does_not_answer_is_found_by_its_na
                 other.signal(signal.SIGKILL)
                 await until(lambda: [broker.node_id for broker in one.brokers] == [1], 60)
                 assert not one.brokers_fresh
-                assert one.counts["gateways that did not answer"] == 1
+                assert one.counts["brokers_that_did_not_answer"] == 1
                 rest.refuse = False
     finally:
         other.kill()
@@ -556,7 +556,7 @@ async def test_a_gateway_that_does_not_answer_is_seen_within_seconds(
             assert not one.counts
             other.signal(signal.SIGSTOP)
             await until(lambda: ids() == [1])
-            assert one.counts == {"gateways that did not answer": 1}
+            assert one.counts == {"brokers_that_did_not_answer": 1}
             other.signal(signal.SIGCONT)
             await until(lambda: ids() == [1, 2])
     finally:

@@ -19,8 +19,8 @@ from kop.records.record import Record
 from kop.records.validation import RecordsRejectedError
 from kop.storage.base import LogPolicy
 
-KEYLESS = "messages without a key on a compacted topic"
-RAW = "batches in Kafka's format on a compacted topic"
+KEYLESS = "keyless_messages_on_compacted_topic"
+RAW = "raw_batches_on_compacted_topic"
 
 
 def formats(play: Play) -> list[tuple[bool, int]]:

@@ -25,7 +25,7 @@ from kop.storage.base import PartitionLog
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.log import PulsarLog
 
-MOVED = "readers that Pulsar moved past entries"
+MOVED = "readers_moved_past_entries"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.storage.pulsar import appends
 from kop.storage.pulsar.log import PulsarLog
 
-OLDER = "partitions with entries older than the index"
+OLDER = "partitions_with_entries_older_than_index"
 NAMESPACE = "public/older"
 
 

@@ -28,11 +28,11 @@ from kop.storage.base import PartitionLog
 from kop.storage.pulsar import PulsarEngine, numbering
 from kop.storage.pulsar import log as log_module
 from kop.storage.pulsar.catchup import Converter
+from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.troubles import Troubles
 
 TOO_LARGE = ErrorCode.MESSAGE_TOO_LARGE
-REFUSED = "batches that packed offsets cannot hold"
+REFUSED = "batches_beyond_packed_offsets"
 
 
 # --- without a broker
@@ -77,7 +77,7 @@ SCRIPTS = {
     "an entry that nobody sees": ("aG SRT", [(7, 2)], {}),
     "how far an index would have moved is of no matter": ("aL sRT aSR", [(8, 0), (8, 1)], {}),
     "a lost receipt, the tail brings it": ("aS D T", [(7, 1)], {}),
-    "the tail is lost with a batch under way": ("a! SR", [(7, 1)], {"tails lost": 1}),
+    "the tail is lost with a batch under way": ("a! SR", [(7, 1)], {"tails_lost": 1}),
 }
 
 
@@ -195,7 +195,7 @@ async def test_a_ledger_that_cannot_be_closed_is_told_of(caplog: pytest.LogCaptu
     assert play.counts == {}
     play.log.numbering.passed(play.log, Position(7, numbering.CLOSE_AT - numbering.CLOSE_AT % (1 << 14) + (1 << 14)))
     await settle()
-    assert play.counts["ledgers that could not be closed"] == 1
+    assert play.counts["ledgers_not_closed"] == 1
     assert "pulsar-admin topics unload" in caplog.text
     await play.log.close()
 
@@ -210,7 +210,7 @@ async def test_behind_the_last_entry_that_has_offsets_nothing_is_told_wrong(monk
     await play.run("T")
     assert play.outcomes == [AGAIN] * 3
     assert play.log.high_watermark == pack(Position(8, 0))
-    assert play.counts["entries that packed offsets cannot hold"] == 1
+    assert play.counts["entries_beyond_packed_offsets"] == 1
     await play.run("L aSRT")
     assert play.places[-1] == (8, 0)
     await play.log.close()
@@ -225,10 +225,10 @@ def entry(position: Position, count: int = 3) -> Entry:
 
 
 def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
-    troubles = Troubles(time.monotonic)
-    packed = numbering.make("packed", troubles)
+    faults = Faults(time.monotonic)
+    packed = numbering.make("packed", faults)
     converter = Converter(
-        "t-0", pack(Position(7, 4)), packed, append_time=False, count=troubles.count, max_message_bytes=1 << 20
+        "t-0", pack(Position(7, 4)), packed, append_time=False, count=faults.count, max_message_bytes=1 << 20
     )
     (good,) = converter.feed(packed.place(entry(Position(7, 4))))
     (bad,) = converter.feed(packed.place(entry(Position(7, 5), MOST_MESSAGES + 1)))
@@ -237,11 +237,11 @@ def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
     assert bad.error is not None
     assert bad.error.code is ErrorCode.CORRUPT_MESSAGE
     assert (bad.base, bad.last + 1, after.base) == (pack(Position(7, 5)), pack(Position(7, 6)), pack(Position(7, 6)))
-    assert troubles.counts["entries that packed offsets cannot hold"] == 1
+    assert faults.counts["entries_beyond_packed_offsets"] == 1
 
 
 def test_a_cluster_with_larger_ledger_ids_is_refused() -> None:
-    packed = numbering.make("packed", Troubles(time.monotonic))
+    packed = numbering.make("packed", Faults(time.monotonic))
     position = Position(MOST_LEDGERS, 0)
     for attempt in (lambda: packed.place(entry(position)), lambda: packed.first_id(position, 1000)):
         with pytest.raises(KopError, match=r"kop\.pulsar\.offsets=index"):
@@ -375,7 +375,7 @@ async def test_where_retention_took_ledgers_older_offsets_go_on_with_what_is_the
         for offset in (old, end, 0):
             found = await log.read(offset, LIMIT, min_one=True)
             assert [record.value for record in records(found.buffers)] == [b"c", b"d"]
-        assert engine.counts == {"reads from before the log start": 3}
+        assert engine.counts == {"reads_before_log_start": 3}
         await log.delete_records(new + 1)
         with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
             await log.read(end, LIMIT, min_one=True)
@@ -414,7 +414,7 @@ async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
             while len({unpack(base)[0].ledger for base in bases}) < 2:
                 bases.append(await put(log, str(len(bases))))
         assert await read_values(log) == [str(number) for number in range(len(bases))]
-        assert engine.counts["ledgers closed for packed offsets"] >= 1
+        assert engine.counts["ledgers_closed_for_packed_offsets"] >= 1
 
 
 async def test_two_gateways_have_the_same_offsets_and_other_ids(packed: PulsarStore) -> None:

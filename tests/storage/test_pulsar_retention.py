@@ -19,13 +19,13 @@ from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Admin, Retention
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import PulsarEngine, write_checks
+from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.properties import CONFIGS_PROPERTY
-from kop.storage.pulsar.troubles import Troubles
 from kop.storage.pulsar.write_checks import OncePerTopic, WriteChecks
 
 WEEK = Retention(7 * 24 * 60, -1)
-SET = "topics without retention"
-REFUSED = "writes refused: no retention"
+SET = "topics_without_retention"
+REFUSED = "writes_refused_without_retention"
 
 
 def kafka_policy(topic: TopicInfo) -> LogPolicy:
@@ -190,13 +190,13 @@ def checks(admin: FakeAdmin, *, internal: bool = False, **properties: str) -> An
     """The checks of an engine that knows one topic; time stands still until the test moves `loop.now`."""
     loop = asyncio.get_running_loop()
     clock = SimpleNamespace(now=1000.0)
-    troubles = Troubles(lambda: clock.now)
+    faults = Faults(lambda: clock.now)
     topic = TopicInfo("t", TOPIC, 1, {}, internal)
     engine: Any = SimpleNamespace(
         loop=SimpleNamespace(time=lambda: clock.now, create_task=loop.create_task),
         admin=admin,
-        troubles=troubles,
-        count=troubles.count,
+        faults=faults,
+        count=faults.count,
         policy=kafka_policy,
         topics=SimpleNamespace(
             by_id={TOPIC: topic}.get,
@@ -204,7 +204,7 @@ def checks(admin: FakeAdmin, *, internal: bool = False, **properties: str) -> An
         ),
     )
     made = WriteChecks(engine)
-    return SimpleNamespace(retains=made.retains, look_again=made.look_again, counts=troubles.counts, clock=clock)
+    return SimpleNamespace(retains=made.retains, look_again=made.look_again, counts=faults.counts, clock=clock)
 
 
 async def test_retention_is_asked_once_in_half_a_minute_and_seen_when_it_changes() -> None:

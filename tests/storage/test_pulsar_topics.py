@@ -32,9 +32,9 @@ BROKEN = {
     "null in it": '{"retention.ms": null}',
     "deep": "[" * 100_000,
 }
-UNPARSED = "properties that do not parse"
-COPIED = "topic ids that were copied"
-NOT_READ = "topics not read"
+UNPARSED = "properties_not_parsed"
+COPIED = "topic_ids_copied"
+NOT_READ = "topics_not_read"
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,9 @@ from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records.batch import read_header
 from kop.storage.pulsar import numbering
 from kop.storage.pulsar.catchup import Converter, UnreadableEntryError
-from kop.storage.pulsar.troubles import Troubles
+from kop.storage.pulsar.faults import Faults
 
-UNREADABLE = "entries that cannot be read"
+UNREADABLE = "unreadable_entries"
 MIB = 1 << 20
 
 
@@ -112,13 +112,13 @@ class Chunked:
     """Chunks of messages, fed to a converter."""
 
     def __init__(self, largest: int) -> None:
-        self.troubles = Troubles(lambda: 0.0)
+        self.faults = Faults(lambda: 0.0)
         self.converter = Converter(
             "t-0",
             0,
-            numbering.make("index", self.troubles),
+            numbering.make("index", self.faults),
             append_time=False,
-            count=self.troubles.count,
+            count=self.faults.count,
             max_message_bytes=largest,
         )
         self.index = -1
@@ -152,7 +152,7 @@ def test_a_chunked_message_beyond_the_limit_is_not_put_together() -> None:
         tracemalloc.stop()
     assert errors == [(79, 79)]
     assert peak < 8 * MIB, f"{peak / MIB:.0f} MiB"
-    assert chunked.troubles.counts[UNREADABLE] == 1
+    assert chunked.faults.counts[UNREADABLE] == 1
     assert chunked.feed(2, 1000) == [], "the log goes on"
 
 

@@ -15,7 +15,7 @@ from kop.pulsar_client import PulsarError
 from kop.storage.base import LogPolicy
 from kop.storage.pulsar import compaction, upkeep
 from kop.storage.pulsar.compaction import CURSOR, Compactions
-from kop.storage.pulsar.troubles import Troubles
+from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.upkeep import Upkeep
 
 HANGS = 3
@@ -53,7 +53,7 @@ class StandInEngine:
     def __init__(self, hangs: str = "") -> None:
         self.loop = asyncio.get_running_loop()
         self.stand_ins = [StandIn(index) for index in range(20)]
-        self.troubles = Troubles(self.loop.time)
+        self.faults = Faults(self.loop.time)
         self.settings = SimpleNamespace(idle_seconds=0.01, list_seconds=0.02)
         self.hangs = hangs
         self.errors: dict[str, Exception] = {}
@@ -75,7 +75,7 @@ class StandInEngine:
         return self.stand_ins[index]
 
     def count(self, what: str) -> None:
-        self.troubles.count(what)
+        self.faults.count(what)
 
     async def own_properties(self) -> None:
         await self.round("rest")
@@ -126,7 +126,7 @@ async def test_one_partition_that_never_answers_keeps_the_ends_of_no_other_from_
     for rounds in (1, 2):
         await looked_after.look_at_ends()
         assert [one.looks for one in engine.stand_ins] == [rounds] * 20
-    assert engine.troubles.counts == {"upkeep failed": 4}
+    assert engine.faults.counts == {"upkeep_failed": 4}
     assert "__offsets-3 failed: it took too long" in caplog.text
     assert "__offsets-7 failed: ValueError" in caplog.text
 
@@ -141,7 +141,7 @@ async def test_one_partition_that_never_answers_keeps_no_other_from_the_look_at_
     with caplog.at_level(logging.WARNING):
         await compactions.look()
     assert sorted(index for _, index in compactions.found) == [index for index in range(20) if index != HANGS]
-    assert engine.troubles.counts == {"compactions not looked at": 1}
+    assert engine.faults.counts == {"compactions_not_checked": 1}
     assert "cannot look after the compaction of __offsets-3: no answer in time" in caplog.text
 
 
@@ -152,7 +152,7 @@ async def test_the_gateway_is_healthy_while_rest_is_silent_and_not_where_it_refu
     engine.errors["rest"] = PulsarError("Timeout", "no answer", retriable=True)
     await until(lambda: engine.times.get("rest", 0) > 3 and engine.times.get("broker", 0) > 3)
     assert looked_after.failure is None
-    assert engine.troubles.counts["upkeep failed"] >= 3
+    assert engine.faults.counts["upkeep_failed"] >= 3
 
     engine.errors["rest"] = PulsarError("Unauthorized", "expired", retriable=False)
     await until(lambda: looked_after.failure is not None)

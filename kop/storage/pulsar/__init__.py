@@ -1,6 +1,7 @@
 """The engine over Apache Pulsar: topics live there, Kafka and Pulsar clients share them."""
 
 from kop.storage.pulsar.access import Access
-from kop.storage.pulsar.engine import PulsarEngine, Settings, open_engine
+from kop.storage.pulsar.engine import PulsarEngine, open_engine
+from kop.storage.pulsar.settings import Settings
 
 __all__ = ["Access", "PulsarEngine", "Settings", "open_engine"]

@@ -367,7 +367,7 @@ class Appends:
         """The tail brought an entry that the chain had placed."""
         while self._unverified and self._unverified[0][0] < placed.position:
             self._unverified.popleft()
-            self._count("entries that the tail passed over")
+            self._count("entries_passed_over_by_tail")
         if self._unverified and self._unverified[0][0] == placed.position:
             _, last = self._unverified.popleft()
             self._compare(placed, last)
@@ -381,7 +381,7 @@ class Appends:
     def _compare(self, placed: Placed, last: int) -> None:
         if last == placed.last:
             return
-        self._count("offsets that the chain got wrong")
+        self._count("offsets_told_wrong")
         _log.error(
             "%s: entry %d:%d has offset %d, %d had been told to its producer; attaching again",
             self._log.title, placed.position.ledger, placed.position.entry, placed.last, last,
@@ -523,7 +523,7 @@ class Appends:
         except Exception as error:  # the question is asked again until nobody waits
             known = isinstance(error, PulsarError | KopError | TimeoutError)
             level = logging.DEBUG if known else logging.ERROR
-            self._count("offset_questions_failed")
+            self._count("offset_requests_failed")
             _log.log(level, "%s: where entry %d:%d lies cannot be asked: %r", self._log.title, *position, error)
             return False
         if self._stored.get(position) is not entry:

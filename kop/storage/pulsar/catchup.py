@@ -17,7 +17,7 @@ from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import Position, PulsarError
 from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
-from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.gaps import Gap
 from kop.storage.pulsar.read_ahead import Share
 from kop.storage.pulsar.stream import Chunks, ChunksMissingError, MessageTooLargeError, Placed, Stream
@@ -111,7 +111,7 @@ class Converter:
                 filler = self.numbering.filler(expected, base - 1)
                 found.append(Batch(expected, base - 1, filler, missing=True, gap=gap))
         elif base < expected and self.next_offset is not None and not within:
-            self._count("offsets that cannot hold the records")
+            self._count("miscounted_entries")
             text = (
                 f"{self._name}: the entry at {placed.position.ledger}:{placed.position.entry} has "
                 f"{placed.info.num_messages} messages, the index moved by {last - expected + 1}: a producer counted "
@@ -144,7 +144,7 @@ class Converter:
     def _unreadable(self, placed: Placed, first: int, why: str) -> Batch:
         """What stands for an entry that cannot be read, from offset `first` on. It is counted and told."""
         text = f"{self._name}: entry {placed.position.ledger}:{placed.position.entry}: {why}"
-        self._count("entries that cannot be read")
+        self._count("unreadable_entries")
         log.error("%s; consumers stop there until it is skipped or trimmed", text)
         return Batch(first, placed.last, b"", UnreadableEntryError(text, placed.last + 1))
 

@@ -128,18 +128,18 @@ class Compactions:
             log.warning("cannot look after the compaction of %s: %s", one.title, str(error) or "no answer in time")
         else:
             tell(f"the look at the compaction of {one.title}", error)
-        self._engine.count("compactions not looked at")
+        self._engine.count("compactions_not_checked")
 
     async def _look_at(self, one: PulsarLog) -> Uncompacted | None:
         stats = await self._engine.admin.stats(one.partition_name, backlogs=True)
         seen, key = uncompacted(stats, int(time.time() * 1000)), (one.topic.name, one.index)
         if seen is None:
-            self._engine.count("compactions without a cursor")
+            self._engine.count("compactions_without_cursor")
             return None
         if not seen.late:
             self._late.discard(key)
             return seen
-        self._engine.count("compactions that are late")
+        self._engine.count("compactions_late")
         if key not in self._late:
             self._late.add(key)
             status = await self._engine.admin.compaction_status(one.partition_name)
@@ -171,7 +171,7 @@ class Compactions:
                 "one (pulsar-admin topics compact)",
                 full_name, CURSOR,
             )  # fmt: skip
-            self._engine.count("compactions without a cursor")
+            self._engine.count("compactions_without_cursor")
         else:
             log.info("%s is compacted: what was is kept for %d minutes from now on", full_name, wanted.minutes)
         await policies.set_retention(admin, full_name, wanted)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
-from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.faults import kafka_error
 
 if TYPE_CHECKING:
     from kop.pulsar_client.watch import Watch
@@ -122,7 +122,7 @@ class Elsewhere:
         if not may_be_named(name) or self._engine.kafka_name(full_name) != (name, False):
             return False
         log.warning("%s", kafka_error(error, f"cannot read topic {name!r}").message)
-        self._engine.count("topics of other namespaces not read")
+        self._engine.count("foreign_topics_not_read")
         return True
 
     async def close(self) -> None:
@@ -142,7 +142,7 @@ class Elsewhere:
 
     def _failed(self, name: str, error: KopError, *, refused: bool) -> None:
         log.warning("%s", error.message)
-        self._engine.count("topics of other namespaces refused")
+        self._engine.count("foreign_topics_refused")
         final = {ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if not refused and error.code not in final:
             error = KopError(error.message, ErrorCode.LEADER_NOT_AVAILABLE)  # every client asks again

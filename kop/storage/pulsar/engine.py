@@ -16,7 +16,6 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -35,7 +34,7 @@ from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.compaction import Compactions
 from kop.storage.pulsar.elsewhere import Elsewhere, may_be_named
 from kop.storage.pulsar.entry_sizes import EntrySizeLimit
-from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.faults import Faults, kafka_error
 from kop.storage.pulsar.log import PulsarLog
 from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
 from kop.storage.pulsar.members import Answers, Gateways
@@ -53,8 +52,8 @@ from kop.storage.pulsar.properties import (
     remembered,
 )
 from kop.storage.pulsar.read_ahead import ReadAhead
+from kop.storage.pulsar.settings import Settings
 from kop.storage.pulsar.topics import PulsarTopic, PulsarTopics
-from kop.storage.pulsar.troubles import Troubles
 from kop.storage.pulsar.upkeep import Upkeep
 from kop.storage.pulsar.write_checks import WriteChecks
 from kop.storage.tail_cache import TailCache
@@ -77,28 +76,6 @@ log = logging.getLogger(__name__)
 _ATTACH_AT_ONCE: Final = 64
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What can be set of the engine over Pulsar. Sizes in bytes, times in seconds."""
-
-    namespace: str = "public/default"
-    """`tenant/namespace` whose topics Kafka clients see."""
-    metadata_namespace: str = "public/kafka"
-    """Where `__offsets` and the gateway's own topic lie."""
-    cache_bytes: int = 64 << 20
-    max_queued_bytes: int = 256 << 20
-    read_ahead_bytes: int = 256 << 20
-    """What all readers behind the tails may hold together."""
-    tail_seconds: float = 300.0
-    """After it a partition that nobody asks for has no reader any more; the next who asks attaches it again."""
-    idle_seconds: float = 10.0
-    """After it a producer of an idempotent producer id is closed, so that another gateway may have its name."""
-    list_seconds: float = 60.0
-    """Time between full listings, which find what the watcher missed."""
-    offsets: str = "index"
-    """What offsets are made of: index, or packed from the message id; see `numbering.py`."""
 
 
 class PulsarEngine:
@@ -137,8 +114,8 @@ class PulsarEngine:
         self.read_ahead = ReadAhead(settings.read_ahead_bytes)
         self.attaching = Turns(_ATTACH_AT_ONCE)
         """Of the partitions that wait for it, so many attach at a time."""
-        self.troubles = Troubles(self.loop.time)
-        self.numbering = numbering.make(settings.offsets, self.troubles)
+        self.faults = Faults(self.loop.time)
+        self.numbering = numbering.make(settings.offsets, self.faults)
         self.topics = PulsarTopics(self)
         self.elsewhere = Elsewhere(self)
         self.compactions = Compactions(self)
@@ -167,7 +144,7 @@ class PulsarEngine:
             admin,
             f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}",
             self._announced,
-            self.troubles,
+            self.faults,
             answers,
         )
         self._ids = ProducerIds(client, self.numbering, f"{self.own_name}-partition-0", f"kop-ids-{self._instance}")
@@ -187,7 +164,7 @@ class PulsarEngine:
         try:
             return await self._ids.take(count)
         except PulsarError as error:
-            raise self.troubles.refused(error, "requests", "cannot reserve producer ids") from error
+            raise self.faults.refused(error, "requests", "cannot reserve producer ids") from error
 
     async def get_state(self, key: str) -> str | None:
         """A small durable value, or None."""
@@ -198,7 +175,7 @@ class PulsarEngine:
                 properties = await self.own_properties()
             return properties.get(_STATE + key)
         except PulsarError as error:
-            raise self.troubles.refused(error, "requests", "cannot read a setting") from error
+            raise self.faults.refused(error, "requests", "cannot read a setting") from error
 
     async def put_state(self, key: str, value: str | None) -> None:
         """Set or remove such a value."""
@@ -208,7 +185,7 @@ class PulsarEngine:
             else:
                 await self.admin.set_properties(self.own_name, {_STATE + key: value})
         except PulsarError as error:
-            raise self.troubles.refused(error, "requests", "cannot keep a setting") from error
+            raise self.faults.refused(error, "requests", "cannot keep a setting") from error
         self.announce(self.own_name)
 
     def on_state(self, callback: Callable[[], None]) -> None:
@@ -239,7 +216,7 @@ class PulsarEngine:
         try:
             await self._tried("join the gateways", lambda: self._gateways.join(broker))
         except PulsarError as error:
-            raise self.troubles.refused(error, "requests", "cannot join the gateways") from error
+            raise self.faults.refused(error, "requests", "cannot join the gateways") from error
 
     @property
     def healthy(self) -> str | None:
@@ -347,19 +324,19 @@ class PulsarEngine:
 
     def collect(self) -> Iterable[Metric]:
         """What went wrong between gateway and Pulsar, and what no compaction has seen."""
-        troubles = counter_family("kop_pulsar_troubles", "What went wrong between gateway and Pulsar.", ["what"])
+        faults = counter_family("kop_pulsar_faults", "What went wrong between gateway and Pulsar.", ["fault"])
         for what, times in self.counts.items():
-            troubles.add_metric([what], times)
-        return troubles, *self.compactions.collect()
+            faults.add_metric([what], times)
+        return faults, *self.compactions.collect()
 
     @property
     def counts(self) -> Mapping[str, int]:
         """What went wrong and how often, for the metrics."""
-        return self.troubles.counts
+        return self.faults.counts
 
     def count(self, what: str) -> None:
         """One more of something that went wrong."""
-        self.troubles.count(what)
+        self.faults.count(what)
 
     def refusal(self, size: int) -> KopError | None:
         """Why a batch cannot be taken now."""
@@ -500,7 +477,7 @@ class PulsarEngine:
             if largest >= value:
                 break
         else:
-            self.count("numbers that Pulsar did not keep")
+            self.count("properties_not_kept")
             raise BackendError(f"Pulsar does not keep the property {name} of {one.topic.name}: clients try again")
         # Also what this gateway wrote, where another one has kept a larger number meanwhile.
         old = outdated(kept, what, one.index, largest)

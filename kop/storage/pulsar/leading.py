@@ -61,7 +61,7 @@ class Leading:
         try:
             await sender.verify()
         except PulsarError as error:
-            self._log.engine.troubles.refused(error, "leads", f"cannot tell who leads {self._log.title}")
+            self._log.engine.faults.refused(error, "leads", f"cannot tell who leads {self._log.title}")
         finally:
             self._asking = None
 

@@ -80,7 +80,7 @@ class Limits:
             log.spawn(self._ask())
         if not self._held.now(now):
             return False
-        log.engine.count("batches held back by a publish rate")
+        log.engine.count("batches_throttled_by_publish_rate")
         return True
 
     async def _ask(self) -> None:
@@ -90,7 +90,7 @@ class Limits:
         except PulsarError:
             return  # then there is worse, and others tell of it
         if self._held.counted(count, log.loop.time()):
-            log.engine.troubles.tell(
+            log.engine.faults.tell(
                 ("publish rate", log.title),
                 f"{log.title} is written to faster than its publish rate allows: Pulsar holds batches back, clients "
                 "are told to wait (throttle_time_ms); all topics behind the same broker wait with it. Raise the rate "

@@ -89,7 +89,7 @@ class PulsarLog:
             ask_place=self._ask_place,
             search=StoredBatches(engine.client, engine.admin, partition_name, engine.numbering, self.guard).find,
             tail_is_late=TailDelays(
-                engine.admin, partition_name, self.title, engine.troubles, engine.spawn, self.loop.time
+                engine.admin, partition_name, self.title, engine.faults, engine.spawn, self.loop.time
             ).late,
         )
         self.entry_size_limit = engine.entry_size_limit(topic.topic_id)
@@ -157,7 +157,7 @@ class PulsarLog:
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
         """Pulsar does not let us read: the error for the client; it is counted and told."""
-        return self.engine.troubles.refused(error, "reads", doing)
+        return self.engine.faults.refused(error, "reads", doing)
 
     # --- attach
 
@@ -264,8 +264,8 @@ class PulsarLog:
             raise BackendError(f"the tail of {self.title} ended while it began")
 
     def _tell_of_older_entries(self) -> None:
-        self.engine.count("partitions with entries older than the index")
-        self.engine.troubles.tell(
+        self.engine.count("partitions_with_entries_older_than_index")
+        self.engine.faults.tell(
             ("older", self.topic.topic_id),
             f"{self.title} has entries from before the brokers gave them an index: they have no offsets, its log "
             f"starts behind them, at {self.log_start_offset}. Pulsar clients can read them, or copy them to a new "
@@ -306,8 +306,8 @@ class PulsarLog:
             self.detach(self._gone())
             return
         text = f"the tail of {self.title} ended: {error}; attaching again"
-        self.engine.troubles.tell(("tail", self.title), text, "tail")
-        self.engine.count("tails lost")
+        self.engine.faults.tell(("tail", self.title), text, "tail")
+        self.engine.count("tails_lost")
         self.detach(BackendError(f"the tail of {self.title} ended: {error}"))
 
     def detach(self, error: KopError) -> None:

@@ -220,7 +220,7 @@ async def until_end(log: PulsarLog, tail: Stream) -> None:
             while log.last_position < last and log.attached:
                 if not await _set_within(moved, _STANDS_SECONDS):
                     # Truncating a topic, or message TTL, moves readers' cursors, too: they wait for what comes next.
-                    log.engine.count("tails that Pulsar moved past entries")
+                    log.engine.count("tails_moved_past_entries")
                     log.tail_lost(BackendError("it does not come to the last entry"))
                 moved.clear()
     except TimeoutError:

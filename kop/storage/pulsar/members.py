@@ -33,8 +33,8 @@ from kop.records import transcode
 from kop.records.batch import build, iter_records, read_header
 from kop.records.record import Record
 from kop.storage.base import LiveBroker
+from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.live_members import LiveMembers
-from kop.storage.pulsar.troubles import Troubles
 
 TOPIC: Final = "__gateways"
 _NAME: Final = "kop-broker-"
@@ -74,7 +74,7 @@ class Gateways:
         admin: Admin,
         topic: str,
         on_announced: Callable[[Sequence[str]], None],
-        troubles: Troubles,
+        faults: Faults,
         answers: Answers | None = None,
     ) -> None:
         """`answers` is asked about gateways that are missing: without it they are gone sooner."""
@@ -84,7 +84,7 @@ class Gateways:
         self._topic = topic
         self._partition = f"{topic}-partition-0"
         self._on_announced = on_announced
-        self._troubles = troubles
+        self._faults = faults
         self._reader: Reader | None = None
         self._sequence = 0
         self._answers = answers or _nobody_asks
@@ -254,7 +254,7 @@ class Gateways:
 
     def _cannot_see(self, error: Exception) -> None:
         if isinstance(error, PulsarError):
-            self._troubles.refused(error, "membership", "cannot see the other gateways, trying again")
+            self._faults.refused(error, "membership", "cannot see the other gateways, trying again")
         else:
             tell("membership", error)
 
@@ -282,7 +282,7 @@ class Gateways:
             return  # its place was empty, as behind an unload: what snapshots show decides
         if await self._answers(next_one):
             return  # it lives, and comes back to its place
-        self._troubles.count("gateways that did not answer")
+        self._faults.count("brokers_that_did_not_answer")
         log.warning("gateway %d left or does not answer Pulsar: others take over what it led", next_one.node_id)
         self._live.is_dead(next_one.node_id)
         self._members_are(self._live)

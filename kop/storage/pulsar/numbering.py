@@ -36,8 +36,8 @@ from kop.pulsar_client.packed import (
 )
 from kop.records import transcode
 from kop.storage.pulsar import lookup
+from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.stream import INDEX_HELP, Placed, place, view_of
-from kop.storage.pulsar.troubles import Troubles
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.log import PulsarLog
@@ -172,15 +172,15 @@ class _ByIndex:
 
 
 class _Packed:
-    """Offsets are packed from message ids; `troubles` is told what went wrong."""
+    """Offsets are packed from message ids; `faults` is told what went wrong."""
 
     claim: str = f"packed-{LEDGER_BITS}-{ENTRY_BITS}-{PLACE_BITS}"
     dense: bool = False
     last_entry: int = LAST_ENTRY - 1
 
-    def __init__(self, troubles: Troubles) -> None:
-        self._troubles = troubles
-        self._count = troubles.count
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._count = faults.count
 
     def place(self, entry: Entry) -> Placed:
         position = entry.position
@@ -231,7 +231,7 @@ class _Packed:
             )
         else:
             return
-        self._count("entries that packed offsets cannot hold")
+        self._count("entries_beyond_packed_offsets")
         raise PeerError(text, ErrorCode.CORRUPT_MESSAGE)
 
     append_time = staticmethod(append_time)
@@ -242,8 +242,8 @@ class _Packed:
     async def locate(self, log: PulsarLog, offset: int, back: int) -> Position:
         start = log.log_start_offset
         if offset < start:
-            self._count("reads from before the log start")
-            self._troubles.tell(
+            self._count("reads_before_log_start")
+            self._faults.tell(
                 ("before the start", log.title),
                 f"{log.title}: offset {offset} is older than the log start {start}, the oldest records answer: "
                 "retention took a ledger since, whether with records behind that offset is not known",
@@ -285,8 +285,8 @@ class _Packed:
             )
         else:
             return
-        self._count("batches that packed offsets cannot hold")
-        self._troubles.tell(("refused", error.code), f"a batch is refused: {error.message}")
+        self._count("batches_beyond_packed_offsets")
+        self._faults.tell(("refused", error.code), f"a batch is refused: {error.message}")
         raise error
 
     def first_id(self, position: Position, count: int) -> int | None:
@@ -306,12 +306,12 @@ class _Packed:
             stats = await log.engine.admin.internal_stats(log.partition_name)
             if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
                 return  # it is closed already: another gateway was faster
-            self._count("ledgers closed for packed offsets")
+            self._count("ledgers_closed_for_packed_offsets")
             _log.info("%s: ledger %d is closed before its offsets are used up, by an unload", log.title, ledger)
             await log.engine.admin.unload(log.partition_name)
         except PulsarError as error:
-            self._count("ledgers that could not be closed")
-            self._troubles.tell(
+            self._count("ledgers_not_closed")
+            self._faults.tell(
                 ("close", log.title),
                 f"{log.title}: ledger {ledger} comes to the end of its offsets and cannot be closed: {error}; "
                 "unload it (pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes",
@@ -327,6 +327,6 @@ def _refuse_ledger(position: Position) -> None:
         )
 
 
-def make(name: str, troubles: Troubles) -> Numbering:
+def make(name: str, faults: Faults) -> Numbering:
     """The numbering of that name: index or packed."""
-    return _Packed(troubles) if name == "packed" else _ByIndex()
+    return _Packed(faults) if name == "packed" else _ByIndex()

@@ -91,7 +91,7 @@ class Presence:
             self._missing.clear()
         if now - self._missing.setdefault(one.partition_name, now) > _MISSING_SECONDS:
             text = f"{one.partition_name} is missing, its topic is not: pulsar-admin topics create-missed-partitions"
-            self._engine.troubles.tell(("missing", one.title), text, "missing")
+            self._engine.faults.tell(("missing", one.title), text, "missing")
         self._engine.spawn(self._engine.topics.refresh(one.topic.topic_id))
 
     async def still_there(self, one: PulsarLog, since: float | None = None) -> bool:
@@ -206,7 +206,7 @@ class Presence:
             log.warning("%s came back when it was deleted, and is in use: it is left as it is", name)
             return True
         await self._engine.admin.delete_plain(name, force=False)
-        self._engine.count("deleted topics that came back")
+        self._engine.count("deleted_topics_that_came_back")
         log.info("%s, which a producer had brought back, is deleted again", name)
         if base != name:
             await self.complete(base)
@@ -217,7 +217,7 @@ class Presence:
         found = await self._id_or_none(full_name)
         if found is not None:
             await self._engine.admin.create_missed_partitions(full_name)
-            self._engine.count("partitions made again")
+            self._engine.count("partitions_recreated")
             log.warning("%s was made while what its predecessor had left was deleted: it is whole again", full_name)
 
     async def _id_or_none(self, full_name: str) -> str | None:
@@ -255,7 +255,7 @@ class Presence:
                 if not _unused(await admin.internal_stats(name)):
                     return False
                 await admin.delete_plain(name, force=False)
-                self._engine.count("deleted topics that came back")
+                self._engine.count("deleted_topics_that_came_back")
                 return True
             except PulsarError as error:
                 if error.code in _NOT_THERE:

@@ -84,8 +84,8 @@ class Readers:
             await reader.wait(_SECONDS)
         if reader.gap is None or reader.gap.last < gap.last:
             engine = self._log.engine
-            engine.count("readers that Pulsar moved past entries")
-            engine.troubles.tell(
+            engine.count("readers_moved_past_entries")
+            engine.faults.tell(
                 ("moved", self._log.title),
                 f"Pulsar moved a reader of {self._log.title} past entries that are there, now they are read again: see "
                 "message TTL (pulsar-admin topics get-message-ttl --applied); Kafka topics keep records by retention",

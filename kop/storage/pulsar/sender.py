@@ -205,8 +205,8 @@ class Sender:
         error = self._misfit(self._sequences(producer))
         if error is None:
             return False
-        self._log.engine.count("sequences ahead of what Pulsar knows")
-        self._log.engine.troubles.tell(
+        self._log.engine.count("sequences_ahead_of_pulsar")
+        self._log.engine.faults.tell(
             (self._log.title, self.name),
             f"{self._log.title}: Pulsar knows {self.name} up to {producer.last_sequence_id}, the client goes on "
             f"elsewhere: {error.message}",
@@ -263,7 +263,7 @@ class Sender:
 
     def _refusal(self, error: PulsarError) -> KopError:
         """The error for the client; it is counted and logged."""
-        return self._log.engine.troubles.refused(error, "writes", f"cannot write to {self._log.title}")
+        return self._log.engine.faults.refused(error, "writes", f"cannot write to {self._log.title}")
 
     def _send(self, append: Append) -> None:
         try:

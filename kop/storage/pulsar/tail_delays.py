@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Admin
-from kop.storage.pulsar.troubles import Troubles
+from kop.storage.pulsar.faults import Faults
 
 _ASK_SECONDS: Final = 30.0
 
@@ -49,14 +49,14 @@ class TailDelays:
         admin: Admin,
         partition: str,
         title: str,
-        troubles: Troubles,
+        faults: Faults,
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
         clock: Callable[[], float],
     ) -> None:
         self._admin = admin
         self._partition = partition
         self._title = title
-        self._troubles = troubles
+        self._faults = faults
         self._spawn = spawn
         self._clock = clock
         self._asked = float("-inf")
@@ -80,9 +80,9 @@ class TailDelays:
         except PulsarError:
             return  # there is worse, and others tell of it
         why = reason(stats, buffer)
-        self._troubles.count(why)
+        self._faults.count(why)
         if why != "tail_late":  # a busy machine is late now and then
-            self._troubles.tell(
+            self._faults.tell(
                 (why, self._title),
                 f"{self._title}: Pulsar stores records that it does not give to readers: {_TEXTS[why]}. Producers are "
                 "answered meanwhile, by asking Pulsar for each offset",

@@ -31,7 +31,7 @@ from kop.pulsar_client.backoff import Backoff
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.elsewhere import topic_of
-from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.properties import (
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
@@ -204,7 +204,7 @@ class PulsarTopics(TopicTable):
         try:
             return await call
         except PulsarError as error:
-            raise self._engine.troubles.refused(error, "topic changes", doing) from error
+            raise self._engine.faults.refused(error, "topic_changes", doing) from error
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
         self._check_new(topic)
@@ -300,7 +300,7 @@ class PulsarTopics(TopicTable):
                     with suppress(PulsarError):  # it is obeyed for a minute only
                         await admin.remove_property(known.full_name, DELETING_PROPERTY)
                 doing = f"cannot delete topic {topic.name!r}"
-                raise self._engine.troubles.refused(error, "topic changes", doing) from error
+                raise self._engine.faults.refused(error, "topic_changes", doing) from error
         self._remove(topic)
         self._engine.announce(known.full_name)
 
@@ -381,7 +381,7 @@ class PulsarTopics(TopicTable):
             await looks
             await self._finish_abandoned()
         else:
-            self._engine.count("topics read late")
+            self._engine.count("topics_read_late")
             log.warning(
                 "%d of %d topics have not been read from Pulsar within %.0f s: the gateway begins without them, and "
                 "clients are told to try again. See whether all brokers answer",
@@ -439,7 +439,7 @@ class PulsarTopics(TopicTable):
         if topic_id in self._pulsar:
             failed = await self.look_for({self._name_of(topic_id)})
             for error in failed.values():
-                raise self._engine.troubles.refused(error, "requests", "cannot read a topic") from error
+                raise self._engine.faults.refused(error, "requests", "cannot read a topic") from error
 
     def watched(
         self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str], *, namespace: str = ""
@@ -525,10 +525,10 @@ class PulsarTopics(TopicTable):
     def _not_read(self, name: str, error: Exception) -> None:
         """A topic cannot be read: what is known of it stays, and it is tried again."""
         if not self._engine.elsewhere.unreadable(name, error):
-            self._engine.count("topics not read")
+            self._engine.count("topics_not_read")
             if isinstance(error, PulsarError):
                 text = kafka_error(error, f"cannot read topic {name}").message
-                self._engine.troubles.tell(("not read", name), f"{text}; trying again", "not read")
+                self._engine.faults.tell(("not read", name), f"{text}; trying again", "not read")
             else:
                 background.tell(f"reading topic {name}", error, kind="reading a topic")
         wait = self._unread.get(name)
@@ -575,8 +575,8 @@ class PulsarTopics(TopicTable):
         self._look_again(rival.full_name)
 
     def _tell_of_copy(self, full_name: str, original: str) -> None:
-        self._engine.count("topic ids that were copied")
-        self._engine.troubles.tell(
+        self._engine.count("topic_ids_copied")
+        self._engine.faults.tell(
             ("copied", full_name),
             f"{full_name} carries the {ID_PROPERTY} of {original}, from where its properties were copied: it gets an "
             "id of its own. Leave the properties that begin with kop. out when topics are cloned",
@@ -618,8 +618,8 @@ class PulsarTopics(TopicTable):
                 _, raw = await self._ids.metadata(full_name)
         good, wrong = repaired(raw, before)
         for key in wrong:
-            self._engine.count("properties that do not parse")
-            self._engine.troubles.tell(
+            self._engine.count("properties_not_parsed")
+            self._engine.faults.tell(
                 ("property", full_name, key),
                 f"the property {key} of topic {full_name} does not parse: {raw[key]!r:.100}; "
                 + ("its last good value is used" if key in good else "the topic is used as if it were not there")

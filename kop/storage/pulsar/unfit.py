@@ -24,7 +24,7 @@ class Unfit:
         """An entry has messages without a key."""
         if self._log.policy.compact:
             self._tell(
-                "messages without a key on a compacted topic",
+                "keyless_messages_on_compacted_topic",
                 f"a Pulsar client writes messages without a key ({messages} in this entry): compaction will drop them. "
                 "Let it set a key, or topicCompactionRetainNullKey=true in Pulsar's broker.conf",
             )
@@ -33,7 +33,7 @@ class Unfit:
         """An entry has Kafka's batches as they came."""
         if self._log.policy.compact:
             self._tell(
-                "batches in Kafka's format on a compacted topic",
+                "raw_batches_on_compacted_topic",
                 "somebody writes batches in KoP's kafka entry format, on which Pulsar's compaction fails: "
                 "nothing of the topic will be compacted. Write with kop.entry.format=pulsar",
             )
@@ -41,4 +41,4 @@ class Unfit:
     def _tell(self, what: str, text: str) -> None:
         engine, topic = self._log.engine, self._log.topic
         engine.count(what)
-        engine.troubles.tell((topic.topic_id, what), f"topic {topic.name}: {text}")
+        engine.faults.tell((topic.topic_id, what), f"topic {topic.name}: {text}")

@@ -97,10 +97,10 @@ class Upkeep:
         self._tasks.append(self._engine.loop.create_task(repeat(what, work, every=every, limit=limit, failed=heard)))
 
     def _failed(self, what: str, error: Exception) -> None:
-        self._engine.count("upkeep failed")
+        self._engine.count("upkeep_failed")
         if isinstance(error, PulsarError | KopError | TimeoutError):
             why = str(error) or "it took too long"
-            self._engine.troubles.tell(("upkeep", what), f"{what} failed: {why}; trying again")
+            self._engine.faults.tell(("upkeep", what), f"{what} failed: {why}; trying again")
         else:
             tell(what, error, kind="upkeep")
 

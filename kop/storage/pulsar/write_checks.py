@@ -21,7 +21,7 @@ from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
 from kop.storage.pulsar import policies
-from kop.storage.pulsar.errors import kafka_error
+from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.properties import CONFIGS_PROPERTY
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ class WriteChecks:
                 return  # it was on; a broker that comes back from a crash cannot tell for a while
             raise
         if ours:
-            engine.count("deduplication was turned off")
+            engine.count("deduplication_turned_off")
             text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"
-            engine.troubles.tell(("deduplication", name), text)
+            engine.faults.tell(("deduplication", name), text)
         else:
             log.info("deduplication is turned on for %s: an idempotent producer writes to it", name)
         await engine.admin.set_deduplication(name, True)
@@ -147,8 +147,8 @@ class WriteChecks:
         if policies.keeps(found):
             return
         wanted = policies.retention_of(engine.policy(topic))
-        engine.count("topics without retention")
-        engine.troubles.tell(
+        engine.count("topics_without_retention")
+        engine.faults.tell(
             ("retention", name),
             f"{name} keeps nothing that its subscriptions have read (retention {found.minutes} minutes, "
             f"{found.megabytes} MB), and a Kafka client writes to it: the topic gets the retention of its Kafka "
@@ -189,8 +189,8 @@ class WriteChecks:
         )
         if error.code in _NOT_PERMITTED:
             found = BackendError(f"{found.message}; {_HELP}", ErrorCode.POLICY_VIOLATION)
-        engine.count("writes refused: no retention")
-        engine.troubles.tell(("no retention", name), found.message, "no retention")
+        engine.count("writes_refused_without_retention")
+        engine.faults.tell(("no retention", name), found.message, "no retention")
         return found
 
 

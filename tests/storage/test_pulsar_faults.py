@@ -10,9 +10,9 @@ from kop.errors import BackendError, ErrorCode, PeerError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.errors import server_error
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.storage.pulsar.errors import kafka_error
+from kop.repeats import Repeats
+from kop.storage.pulsar.faults import Faults, kafka_error
 from kop.storage.pulsar.limits import Held, still_to_wait
-from kop.storage.pulsar.troubles import Repeats, Troubles
 
 RETRIED = {
     ErrorCode.KAFKA_STORAGE_ERROR,
@@ -95,31 +95,31 @@ def test_what_is_remembered_of_troubles_is_bounded() -> None:
 
 def test_of_thousands_that_are_alike_a_few_are_named(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    troubles = Troubles(lambda: now)
+    faults = Faults(lambda: now)
     with caplog.at_level(logging.WARNING):
         for number in range(5000):
-            troubles.refused(PulsarError("Timeout", "x"), "reads", f"cannot attach t-{number}")
-        troubles.refused(PulsarError("ServiceNotReady", "x"), "reads", "cannot attach t-0")
+            faults.refused(PulsarError("Timeout", "x"), "reads", f"cannot attach t-{number}")
+        faults.refused(PulsarError("ServiceNotReady", "x"), "reads", "cannot attach t-0")
         lines = [record.getMessage() for record in caplog.records]
         assert len(lines) == 11, "ten of the one kind, one of the other"
-        assert ["kop_pulsar_troubles_total" in line for line in lines] == [False] * 9 + [True, False]
+        assert ["kop_pulsar_faults_total" in line for line in lines] == [False] * 9 + [True, False]
         now = 61.0
-        troubles.refused(PulsarError("Timeout", "x"), "reads", "cannot attach t-7777")
+        faults.refused(PulsarError("Timeout", "x"), "reads", "cannot attach t-7777")
         assert "t-7777" in caplog.records[-1].getMessage()
-    assert troubles.counts["reads refused: Timeout"] == 5001
+    assert faults.counts["reads_refused_timeout"] == 5001
 
 
 def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_is_no_trouble(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    troubles = Troubles(lambda: 7.0)
+    faults = Faults(lambda: 7.0)
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
             assert isinstance(
-                troubles.refused(PulsarError("Timeout", "x"), "writes", "cannot write to t-0"), BackendError
+                faults.refused(PulsarError("Timeout", "x"), "writes", "cannot write to t-0"), BackendError
             )
-        assert isinstance(troubles.refused(PulsarError("NotFound", "x"), "reads", "cannot read t-0"), PeerError)
-    assert troubles.counts == {"writes refused: Timeout": 50, "reads refused: NotFound": 1}
+        assert isinstance(faults.refused(PulsarError("NotFound", "x"), "reads", "cannot read t-0"), PeerError)
+    assert faults.counts == {"writes_refused_timeout": 50, "reads_refused_not_found": 1}
     assert len(caplog.records) == 1
 
 

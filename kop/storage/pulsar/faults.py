@@ -1,21 +1,35 @@
-"""From what Pulsar says went wrong to what a Kafka client is told.
+"""What goes wrong between the gateway and Pulsar: the Kafka error for the client, the count, the log line.
 
-Owns: that table, and what the log says is to be done.
-Must not know: who asked.
+Owns: the table from Pulsar's errors to Kafka's with what the log says is to be done, the counts for the metrics, which
+line is new and which was said a moment ago.
+Must not know: who asked, what is done about it.
 
 Which of them a client tries again is Kafka's own rule for the code. Final are those that the same request meets again
 until somebody changes a setting of the topic; whatever is wrong between this gateway and Pulsar, credentials that have
 run out among it, is no fault of the client and retriable.
+
+Clients try again many times a second. A line is logged when a fault begins, then every few minutes while it lasts; one
+that was quiet for a minute begins again. Of faults that differ by the partition alone, a few are named in each minute:
+a cluster that is overloaded has thousands. The counts miss nothing. The names that are counted are snake_case and
+stable: they are label values of a metric, and docs/operations.md lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
+from kop.repeats import Repeats
+
+_MOST_ALIKE: Final = 10
+_ALIKE_SECONDS: Final = 60.0
+
+log = logging.getLogger(__name__)
 
 _CODES: Final[Mapping[str, ErrorCode]] = MappingProxyType(
     {
@@ -131,3 +145,57 @@ def kafka_error(error: PulsarError, doing: str) -> KopError:
     if help_text:
         text += f": {help_text}"
     return PeerError(text, code) if code in _FINAL else BackendError(text, code)
+
+
+def refusal_name(what: str, code: str) -> str:
+    """What the metric calls a refusal with one of Pulsar's error codes: `writes_refused_producer_busy`."""
+    return f"{what}_refused_{re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', code).lower()}"
+
+
+class Alike:
+    """How many lines of a kind were said lately. A pure machine as well."""
+
+    def __init__(self) -> None:
+        self._since: dict[object, tuple[float, int]] = {}
+
+    def left(self, kind: object, now: float) -> int:
+        """How many may be said, this one among them; 0: not this one."""
+        since, times = self._since.get(kind, (now, 0))
+        if now - since > _ALIKE_SECONDS:
+            since, times = now, 0
+        self._since[kind] = (since, times + 1)
+        return max(_MOST_ALIKE - times, 0)
+
+
+class Faults:
+    """One engine's. `clock` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.counts: dict[str, int] = {}
+        self._clock = clock
+        self._repeats = Repeats()
+        self._alike = Alike()
+
+    def count(self, what: str) -> None:
+        """One more."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def tell(self, key: object, text: str, kind: object = None) -> None:
+        """Log a warning, unless that fault was told of a moment ago, or many of its kind (None: the only one)."""
+        now = self._clock()
+        kept = self._repeats.say(key, now)
+        left = 1 if kept is None or kind is None else self._alike.left(kind, now)
+        if kept is None or not left:
+            return
+        more = f" ({kept} more since it was last said)" if kept else ""
+        if left == 1 and kind is not None:
+            more += "; others like it are counted in kop_pulsar_faults_total, not logged, for a minute"
+        log.warning("%s%s", text, more)
+
+    def refused(self, error: PulsarError, what: str, doing: str) -> KopError:
+        """Count and tell of a refusal by Pulsar; the error for the client. `what` was refused, such as "writes"."""
+        found = kafka_error(error, doing)
+        self.count(refusal_name(what, error.code))
+        if isinstance(found, BackendError):  # else the client asked for what cannot be
+            self.tell((doing, error.code), found.message, (what, error.code))
+        return found

@@ -1,0 +1,31 @@
+"""What can be set of the engine over Pulsar.
+
+Owns: the settings and their defaults.
+Must not know: who reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What can be set of the engine over Pulsar. Sizes in bytes, times in seconds."""
+
+    namespace: str = "public/default"
+    """`tenant/namespace` whose topics Kafka clients see."""
+    metadata_namespace: str = "public/kafka"
+    """Where `__offsets` and the gateway's own topic lie."""
+    cache_bytes: int = 64 << 20
+    max_queued_bytes: int = 256 << 20
+    read_ahead_bytes: int = 256 << 20
+    """What all readers behind the tails may hold together."""
+    tail_seconds: float = 300.0
+    """After it a partition that nobody asks for has no reader any more; the next who asks attaches it again."""
+    idle_seconds: float = 10.0
+    """After it a producer of an idempotent producer id is closed, so that another gateway may have its name."""
+    list_seconds: float = 60.0
+    """Time between full listings, which find what the watcher missed."""
+    offsets: str = "index"
+    """What offsets are made of: index, or packed from the message id; see `numbering.py`."""
