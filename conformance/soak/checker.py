@@ -18,6 +18,7 @@ Must not know: clients, servers, where a history comes from.
 | silent | a writer without any acknowledgement |
 | view | a reader saw something else than what the entries of the partition hold |
 
+A size limit that was lowered meanwhile excuses a changed order, see docs/operations.md on batches that Pulsar refuses.
 What Pulsar's own producers waited for at the same time is not counted as slow: the machine or the broker was busy.
 """
 
@@ -118,6 +119,9 @@ def _records(history: History) -> Iterator[Anomaly]:
 
 
 def _order(history: History) -> Iterator[Anomaly]:
+    """A size limit that is lowered meets batches under way: Pulsar refuses one and stores those behind it."""
+    sent = {write.record: write for write in history.writes}
+    lowered = [one for one in history.disturbances if one.kind == "size_limit"]
     highest: dict[tuple[str, str, int], int] = {}
     seen: set[tuple[str, int]] = set()
     for stored in sorted(history.stored, key=lambda one: (one.topic, one.partition, one.offset)):
@@ -126,7 +130,8 @@ def _order(history: History) -> Iterator[Anomaly]:
         seen.add(stored.record)
         place = (stored.writer, stored.topic, stored.partition)
         before = highest.get(place, -1)
-        if stored.number < before:
+        write = sent.get(stored.record)
+        if stored.number < before and not (write and _during(lowered, write)):
             yield _stored_as("reordered", stored, f"behind number {before}")
         highest[place] = max(before, stored.number)
 

@@ -194,6 +194,15 @@ def test_what_pulsars_own_producers_waited_for_is_not_slow() -> None:
     assert check(history) == []
 
 
+def test_a_size_limit_that_was_lowered_excuses_the_order_of_what_was_under_way_then() -> None:
+    history = clean()
+    reordered(history)
+    history.disturbances.append(Disturbance("size_limit", TOPIC, 1002.0, 1009.0))
+    assert check(same_views(history)) == []
+    history.disturbances[0] = Disturbance("size_limit", TOPIC, 1006.0, 1009.0)
+    assert [found.kind for found in check(same_views(history))] == ["reordered"]
+
+
 def test_a_plain_writer_that_was_told_either_copy_was_told_right() -> None:
     history = clean()
     history.stored.append(stored(2, 20, writer="plain"))
