@@ -449,7 +449,15 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     (folder / "plan.json").write_text(json.dumps([*soak.faults, *history.disturbances], indent=1))
     print_report(history, anomalies, soak)
     failed = bool(anomalies or soak.problems or soak.executor.failures)
-    print(f"seed {options.seed}, {options.seconds:g} s; histories, anomalies.jsonl and both gateways' logs: {folder}")
+    kept: Path | None = folder
+    if not failed and options.folder is None:
+        shutil.rmtree(folder)
+        kept = None
+    print(
+        f"{sum(not write.error for write in history.writes)} acknowledgements compared, {len(anomalies)} anomalies; "
+        f"seed {options.seed}, {options.seconds:g} s"
+        + (f"; histories and logs of both gateways: {kept}" if kept else "")
+    )
     return int(failed)
 
 
@@ -464,7 +472,7 @@ def main() -> int:
     parser.add_argument("--spacing", type=float, metavar="S", help="between faults")
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="repeats the plan of a run")
     parser.add_argument("--kill-broker", action="store_true", help="kill -9 the broker too, where it is our own")
-    parser.add_argument("--folder", type=Path, metavar="PATH", help="for histories and logs (one below /tmp)")
+    parser.add_argument("--folder", type=Path, metavar="PATH", help="for histories and logs (a new one in /tmp)")
     options = parser.parse_args()
     options.seconds = options.seconds or (FAST_SECONDS if options.fast else SECONDS)
     options.spacing = options.spacing or (FAST_SPACING if options.fast else USUAL_SPACING)
