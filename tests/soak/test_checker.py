@@ -132,6 +132,7 @@ def slow_under_a_dispatch_rate(history: History) -> None:
 
 
 def silent(history: History) -> None:
+    history.tells_offsets.add("mute")
     history.writes.append(write(0, writer="mute", error="_MSG_TIMED_OUT"))
 
 
@@ -180,6 +181,7 @@ def test_what_is_allowed_is_no_anomaly() -> None:
         write(31, error="_MSG_TIMED_OUT"),  # and not
         write(32, error="MSG_SIZE_TOO_LARGE"),  # the topic has a limit
         write(33, error="KafkaStorageError"),
+        write(0, writer="transactions", error="Execution"),  # Pulsar's own have no gateway before them
     ]
     history.writes[4] = write(4, seconds=20)
     history.disturbances.append(Disturbance("kill_gateway", "", 1010.0, 1012.0))
