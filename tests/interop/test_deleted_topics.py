@@ -18,7 +18,7 @@ from kop.errors import ErrorCode
 from kop.pulsar_client import Client, PulsarError
 from kop.records.batch import build
 from kop.records.record import Record
-from kop.storage.pulsar.properties import DELETING_PROPERTY
+from kop.storage.pulsar.layout import DELETING_PROPERTY
 
 GONE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.KAFKA_STORAGE_ERROR}
 """The tail may be the first to find out: then the client is told to try again."""

@@ -8,7 +8,7 @@ from interop_kit import SECONDS, Interop, fetch
 from support.waiting import wait_until
 
 from kop.pulsar_client.admin import FOREVER
-from kop.storage.pulsar.properties import CONFIGS_PROPERTY, ID_PROPERTY, NAME_PROPERTY
+from kop.storage.pulsar.layout import CONFIGS_PROPERTY, ID_PROPERTY, NAME_PROPERTY
 
 
 def produce(interop: Interop, topic: str, *values: bytes) -> None:

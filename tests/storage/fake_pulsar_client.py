@@ -338,10 +338,20 @@ class FakeEngine:
     async def remember(self, log: PulsarLog, what: str, value: int) -> None:
         pass
 
-    def producer_name(self, producer_id: int) -> str:
+    @property
+    def producer_naming(self) -> FakeProducerNaming:
+        return FakeProducerNaming()
+
+
+class FakeProducerNaming:
+    """Short names."""
+
+    leader = "leader"
+
+    def of(self, producer_id: int) -> str:
         return f"pid-{producer_id}" if producer_id >= 0 else "gateway"
 
-    def former_producer_name(self, producer_id: int) -> str:
+    def former(self, producer_id: int) -> str:
         return f"former-pid-{producer_id}"
 
 

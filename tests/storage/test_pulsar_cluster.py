@@ -28,14 +28,15 @@ from kop.groups.settings import GroupSettings
 from kop.pulsar_client.admin import Admin
 from kop.storage.base import LiveBroker, TopicInfo
 from kop.storage.pulsar import PulsarEngine
-from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
-from kop.storage.pulsar.properties import (
+from kop.storage.pulsar.layout import (
+    BROKERS_TOPIC,
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
     ID_PROPERTY,
     UNFINISHED_PROPERTY,
+    ProducerNaming,
 )
+from kop.storage.pulsar.log import PulsarLog
 from kop.storage.topic_table import new_uuid
 
 
@@ -114,7 +115,7 @@ async def test_a_producer_goes_on_after_an_upgrade_from_the_former_names(
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as former:
-        former.setattr(PulsarEngine, "producer_name", lambda _, number: PulsarEngine.former_producer_name(number))
+        former.setattr(ProducerNaming, "of", lambda _, number: ProducerNaming.former(number))
         async with pulsar_store.opened() as old:
             log = await make(old)
             for number in range(3):
@@ -370,7 +371,7 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
             views = [LiveBrokers(engine, number) for number, engine in enumerate(engines, 1)]
             await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views), 60)
             before = [view.version for view in views]
-            admin, topic = engines[0].admin, engines[0].full_name(MEMBERS_TOPIC, True)
+            admin, topic = engines[0].admin, engines[0].full_name(BROKERS_TOPIC, True)
             for _ in range(10):
                 await admin.unload(topic)
                 async with asyncio.timeout(60):

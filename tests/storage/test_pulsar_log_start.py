@@ -14,8 +14,8 @@ from support.waiting import until
 from kop.errors import ErrorCode
 from kop.storage.base import ReadResult, TimestampOffset
 from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.layout import largest_remembered, remembered
 from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.properties import largest_remembered, remembered
 
 pytestmark = pytest.mark.pulsar
 

@@ -31,8 +31,8 @@ from kop.records import transcode
 from kop.records.batch import Codec, iter_batches, read_header
 from kop.storage.base import LogPolicy, PartitionLog, TimestampOffset, TopicInfo
 from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.layout import RAW_PROPERTY
 from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.properties import RAW_PROPERTY
 
 KAFKA = {"kop.entry.format": "kafka"}
 

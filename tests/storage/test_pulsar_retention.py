@@ -20,7 +20,7 @@ from kop.pulsar_client.admin import Admin, Retention
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import PulsarEngine, write_checks
 from kop.storage.pulsar.faults import Faults
-from kop.storage.pulsar.properties import CONFIGS_PROPERTY
+from kop.storage.pulsar.layout import CONFIGS_PROPERTY
 from kop.storage.pulsar.write_checks import OncePerTopic, WriteChecks
 
 WEEK = Retention(7 * 24 * 60, -1)

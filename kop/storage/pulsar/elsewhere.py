@@ -11,7 +11,6 @@ know the same ones, also after a restart: clients come with ids and commits then
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -20,34 +19,17 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.faults import kafka_error
+from kop.storage.pulsar.layout import NAMED_PREFIX, PERSISTENT, may_be_named, topic_of
 
 if TYPE_CHECKING:
     from kop.pulsar_client.watch import Watch
     from kop.storage.pulsar.engine import PulsarEngine
 
-NAMED: Final = "kop.named."
-_PERSISTENT: Final = "persistent://"
-_PARTITION: Final = re.compile(r"(.+)-partition-(\d+)\Z")
-_NAME: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", re.ASCII)
-_SYSTEM: Final = "pulsar"
-"""Pulsar's own tenant."""
 _MISSING_SECONDS: Final = 5.0
 """How long nobody looks again for what was not there, or tries again to make what was refused."""
 _MOST_MISSING: Final = 10_000
 
 log = logging.getLogger(__name__)
-
-
-def topic_of(name: str) -> str:
-    """The topic that a partition belongs to; any other name as it is."""
-    match = _PARTITION.match(name)
-    return match[1] if match else name
-
-
-def may_be_named(name: str) -> bool:
-    """Whether clients may use `tenant/namespace/topic`: not Pulsar's own topics, and not a partition by its name."""
-    match = _NAME.match(name)
-    return match is not None and match[1] != _SYSTEM and topic_of(name) == name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +56,22 @@ class Elsewhere:
     async def named(self) -> set[str]:
         """Pulsar's names of what was named, here or at another gateway. PulsarError."""
         properties = await self._engine.own_properties()
-        self._kept = {key.removeprefix(NAMED) for key in properties if key.startswith(NAMED)}
+        self._kept = {key.removeprefix(NAMED_PREFIX) for key in properties if key.startswith(NAMED_PREFIX)}
         for names in self._known.values():
             for name in names - self._kept:
                 self._engine.spawn(self._keep(name))
-        return {_PERSISTENT + name for name in self._kept}
+        return {PERSISTENT + name for name in self._kept}
 
     async def find(self, names: Collection[str]) -> None:
         """Look for topics that are not known; `missing` says why one is not known afterwards."""
-        good = [name for name in names if may_be_named(name) and self._engine.kafka_name(_PERSISTENT + name)]
+        good = [name for name in names if may_be_named(name) and self._engine.kafka_name(PERSISTENT + name)]
         for name in set(names).difference(good):
             error = PeerError(f"topic {name!r} is not for Kafka clients", ErrorCode.INVALID_TOPIC_EXCEPTION)
             self._note(name, error, refused=True)
         topics = self._engine.topics
-        failed = await topics.look_for({_PERSISTENT + name for name in good if self._unsought(name)})
+        failed = await topics.look_for({PERSISTENT + name for name in good if self._unsought(name)})
         for name in good:
-            found = failed.get(_PERSISTENT + name)
+            found = failed.get(PERSISTENT + name)
             if found is not None:
                 self._failed(name, kafka_error(found, f"cannot look for topic {name!r}"), refused=False)
             elif self._unsought(name):
@@ -103,7 +85,7 @@ class Elsewhere:
 
     def check(self, name: str) -> None:
         """Before a topic is made. KopError where that was refused a moment ago, or no client may have that name."""
-        if not may_be_named(name) or self._engine.kafka_name(_PERSISTENT + name) != (name, False):
+        if not may_be_named(name) or self._engine.kafka_name(PERSISTENT + name) != (name, False):
             raise PeerError(f"topic {name!r} is not for Kafka clients", ErrorCode.INVALID_TOPIC_EXCEPTION)
         found = self._fresh(name)
         if found is not None and found.refused:
@@ -118,7 +100,7 @@ class Elsewhere:
         """A topic cannot be read. True where that is told here: Pulsar refuses one of another namespace."""
         if not isinstance(error, PulsarError):
             return False
-        name = full_name.removeprefix(_PERSISTENT)
+        name = full_name.removeprefix(PERSISTENT)
         if not may_be_named(name) or self._engine.kafka_name(full_name) != (name, False):
             return False
         log.warning("%s", kafka_error(error, f"cannot read topic {name!r}").message)
@@ -174,7 +156,7 @@ class Elsewhere:
         if known and namespace not in self._watches:
             self._watches[namespace] = self._engine.client.watch(
                 namespace,
-                f"{_PERSISTENT}{namespace}/.*",
+                f"{PERSISTENT}{namespace}/.*",
                 lambda snapshot, added, removed: self._watched(namespace, snapshot, added, removed),
             )
         elif not known:
@@ -186,10 +168,10 @@ class Elsewhere:
         self, namespace: str, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]
     ) -> None:
         """The watcher's callback: only what was named matters."""
-        known = {_PERSISTENT + name for name in self._known.get(namespace, ())}
+        known = {PERSISTENT + name for name in self._known.get(namespace, ())}
         there = {topic_of(name) for name in (*(snapshot or ()), *added)}
         for name in there:
-            self._missing.pop(name.removeprefix(_PERSISTENT), None)
+            self._missing.pop(name.removeprefix(PERSISTENT), None)
         changed = there & known
         if snapshot is not None:
             changed |= known - there
@@ -197,9 +179,9 @@ class Elsewhere:
 
     async def _keep(self, name: str) -> None:
         try:
-            await self._engine.admin.set_properties(self._engine.own_name, {NAMED + name: "1"})
+            await self._engine.admin.set_properties(self._engine.own_name, {NAMED_PREFIX + name: "1"})
             self._kept.add(name)
-            self._engine.announce(_PERSISTENT + name)
+            self._engine.announce(PERSISTENT + name)
         except PulsarError as error:
             log.warning("other gateways are not told for now that topic %s is in use: %s", name, error)
 
@@ -207,7 +189,7 @@ class Elsewhere:
         if self._engine.topics.get(name) is not None:
             return
         try:
-            await self._engine.admin.remove_property(self._engine.own_name, NAMED + name)
+            await self._engine.admin.remove_property(self._engine.own_name, NAMED_PREFIX + name)
             self._kept.discard(name)
         except PulsarError as error:
             log.warning("cannot forget that topic %s was in use: %s", name, error)

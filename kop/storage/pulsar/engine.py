@@ -32,18 +32,18 @@ from kop.storage.base import AppendResult, LiveBroker, LogPolicy, Promises, Topi
 from kop.storage.pulsar import numbering, policies
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.compaction import Compactions
-from kop.storage.pulsar.elsewhere import Elsewhere, may_be_named
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.elsewhere import Elsewhere
 from kop.storage.pulsar.entry_sizes import EntrySizeLimit
-from kop.storage.pulsar.faults import Faults, kafka_error
-from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.members import TOPIC as MEMBERS_TOPIC
-from kop.storage.pulsar.members import Answers, Gateways
-from kop.storage.pulsar.presence import Presence
-from kop.storage.pulsar.producer_ids import ProducerIds
-from kop.storage.pulsar.properties import (
+from kop.storage.pulsar.faults import kafka_error
+from kop.storage.pulsar.layout import (
     CREATED_PROPERTY,
     ID_PROPERTY,
+    OFFSETS_PROPERTY,
+    PERSISTENT,
     RAW_PROPERTY,
+    STATE_PREFIX,
+    ProducerNaming,
     all_remembered,
     id_of,
     largest_remembered,
@@ -51,6 +51,10 @@ from kop.storage.pulsar.properties import (
     outdated,
     remembered,
 )
+from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.members import Answers, Gateways
+from kop.storage.pulsar.presence import Presence
+from kop.storage.pulsar.producer_ids import ProducerIds
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.settings import Settings
 from kop.storage.pulsar.topics import PulsarTopic, PulsarTopics
@@ -60,9 +64,6 @@ from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_uuid
 from kop.turns import Turns
 
-_OWN_TOPIC: Final = "__kop"
-_STATE: Final = "kop.state."
-_OFFSETS_PROPERTY: Final = "kop.offsets"
 _REMEMBER_TRIES: Final = 5
 """How often a number is written until it is read back."""
 _START_SECONDS: Final = 60.0
@@ -70,7 +71,6 @@ _START_SECONDS: Final = 60.0
 _NOBODY_ANSWERS: Final = frozenset({"ConnectionLost", "Timeout"})
 _CLOSE_SECONDS: Final = 10.0
 _YOUNG_SECONDS: Final = 3600.0
-_PREFIX: Final = "persistent://"
 
 log = logging.getLogger(__name__)
 _ATTACH_AT_ONCE: Final = 64
@@ -103,7 +103,8 @@ class PulsarEngine:
         answers: Answers | None = None,
         waiting: Callable[[str], None] | None = None,
     ) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.context = context = PulsarContext(client, admin, settings)
+        self.loop = context.loop
         self.client = client
         self.waiting = waiting
         """Called with what the start waits for, where it has to."""
@@ -114,7 +115,7 @@ class PulsarEngine:
         self.read_ahead = ReadAhead(settings.read_ahead_bytes)
         self.attaching = Turns(_ATTACH_AT_ONCE)
         """Of the partitions that wait for it, so many attach at a time."""
-        self.faults = Faults(self.loop.time)
+        self.faults = context.faults
         self.numbering = numbering.make(settings.offsets, self.faults)
         self.topics = PulsarTopics(self)
         self.elsewhere = Elsewhere(self)
@@ -124,13 +125,11 @@ class PulsarEngine:
         self.policy = policy
         """What the gateway makes of a topic's configs."""
         self._logs: dict[UUID, list[PulsarLog]] = {}
-        self._closed = False
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._queued = 0
         self._nothing_queued = asyncio.Event()
         self._nothing_queued.set()
         self._instance = secrets.token_hex(8)
-        self.own_name = f"{_PREFIX}{settings.metadata_namespace}/{_OWN_TOPIC}"
+        self.own_name = context.naming.own_topic
         self._state_listeners: list[Callable[[], None]] = []
         self.presence = Presence(self)
         self._following: asyncio.Task[None] | None = None
@@ -142,7 +141,7 @@ class PulsarEngine:
         self._gateways = Gateways(
             client,
             admin,
-            f"{_PREFIX}{settings.metadata_namespace}/{MEMBERS_TOPIC}",
+            context.naming.brokers_topic,
             self._announced,
             self.faults,
             answers,
@@ -159,7 +158,7 @@ class PulsarEngine:
 
     async def allocate_producer_ids(self, count: int) -> int:
         """Reserve `count` producer ids; returns the first."""
-        if self._closed:
+        if self.context.closed:
             raise BackendError("the storage engine is closed")
         try:
             return await self._ids.take(count)
@@ -173,7 +172,7 @@ class PulsarEngine:
                 properties = await self._tried("read a setting", self.own_properties)
             else:
                 properties = await self.own_properties()
-            return properties.get(_STATE + key)
+            return properties.get(STATE_PREFIX + key)
         except PulsarError as error:
             raise self.faults.refused(error, "requests", "cannot read a setting") from error
 
@@ -181,9 +180,9 @@ class PulsarEngine:
         """Set or remove such a value."""
         try:
             if value is None:
-                await self.admin.remove_property(self.own_name, _STATE + key)
+                await self.admin.remove_property(self.own_name, STATE_PREFIX + key)
             else:
-                await self.admin.set_properties(self.own_name, {_STATE + key: value})
+                await self.admin.set_properties(self.own_name, {STATE_PREFIX + key: value})
         except PulsarError as error:
             raise self.faults.refused(error, "requests", "cannot keep a setting") from error
         self.announce(self.own_name)
@@ -221,7 +220,7 @@ class PulsarEngine:
     @property
     def healthy(self) -> str | None:
         """None while Pulsar answers, else what it last said."""
-        return "the storage engine is closed" if self._closed else self.upkeep.failure
+        return "the storage engine is closed" if self.context.closed else self.upkeep.failure
 
     def entry_size_limit(self, topic_id: UUID) -> EntrySizeLimit:
         """How large an entry a topic takes; one object for all of its partitions."""
@@ -241,9 +240,9 @@ class PulsarEngine:
 
     async def close(self) -> None:
         """Wait for what was taken, let go of everything. Appends after it fail."""
-        if self._closed:
+        if self.context.closed:
             return
-        self._closed = True
+        self.context.closed = True
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._nothing_queued.wait()
@@ -260,54 +259,28 @@ class PulsarEngine:
             await watch.close()
         await asyncio.gather(*(one.close() for one in self.logs()), return_exceptions=True)
         await self.presence.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.context.wait_for_work()
         await self.client.close()
         await self.admin.close()
 
     # --- for the rooms of this engine
 
     def full_name(self, name: str, internal: bool) -> str:
-        """Pulsar's name of a topic; one of another namespace has that in its name."""
-        if "/" in name:
-            return _PREFIX + name
-        namespace = self.settings.metadata_namespace if internal else self.settings.namespace
-        return f"{_PREFIX}{namespace}/{name}"
+        """Pulsar's name of a topic; see `TopicNaming.full_name`."""
+        return self.context.naming.full_name(name, internal)
 
     def kafka_name(self, full_name: str) -> tuple[str, bool] | None:
-        """Name and whether it is internal; None for what Kafka clients do not see."""
-        namespace, _, local = full_name.removeprefix(_PREFIX).rpartition("/")
-        if not full_name.startswith(_PREFIX) or not local:
-            return None
-        if namespace == self.settings.metadata_namespace:
-            return None if local in {_OWN_TOPIC, MEMBERS_TOPIC} else (local, True)
-        if namespace == self.settings.namespace:
-            return None if local.startswith("__") else (local, False)
-        name = f"{namespace}/{local}"
-        return (name, False) if may_be_named(name) else None
+        """Name and whether it is internal; see `TopicNaming.kafka_name`."""
+        return self.context.naming.kafka_name(full_name)
 
     async def own_properties(self) -> Mapping[str, str]:
         """Of the gateway's own topic. PulsarError."""
         return (await self.admin.partitioned_metadata(self.own_name)).properties
 
-    def producer_name(self, producer_id: int) -> str:
-        """Of the Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches.
-
-        Pulsar deduplicates by this name alone. It holds the cluster id, because the gateways of another cluster, or of
-        a metadata namespace that was made again, hand out the same producer ids.
-        """
-        own = f"pid-{producer_id}" if producer_id >= 0 else f"gateway-{self._instance}"
-        return f"kop-{self.cluster_id}-{own}"
-
-    @staticmethod
-    def former_producer_name(producer_id: int) -> str:
-        """What earlier versions called the Pulsar producer of a Kafka producer id."""
-        return f"kop-pid-{producer_id}"
-
     @property
-    def leader_name(self) -> str:
-        """Of the Pulsar producer that leads a log."""
-        return f"kop-{self.cluster_id}-leader-{self._instance}"
+    def producer_naming(self) -> ProducerNaming:
+        """Names of the Pulsar producers of this gateway. For use after the start, which reads the cluster id."""
+        return ProducerNaming(self.cluster_id, self._instance)
 
     def announce(self, full_name: str) -> None:
         """A topic's properties changed: the other gateways have to look."""
@@ -340,7 +313,7 @@ class PulsarEngine:
 
     def refusal(self, size: int) -> KopError | None:
         """Why a batch cannot be taken now."""
-        if self._closed:
+        if self.context.closed:
             return BackendError("the storage engine is closed")
         if self._queued + size > self.settings.max_queued_bytes:
             return BackendError("more is waiting for Pulsar than memory is given for")
@@ -359,30 +332,12 @@ class PulsarEngine:
         future.add_done_callback(gone)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run on the side."""
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._spawned)
-
-    def _spawned(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            level = logging.DEBUG if isinstance(error, PulsarError | KopError) else logging.ERROR
-            log.log(level, "work on the side failed: %r", error, exc_info=error)
+        """Run on the side; see `PulsarContext.spawn`."""
+        self.context.spawn(work)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to its end even where the caller goes away."""
-        if self._closed:
-            work.close()
-            raise BackendError("the storage engine is closed")
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(self._spawned)  # the caller is gone: nobody else hears of a failure
-            raise
+        """Run to its end even where the caller goes away; see `PulsarContext.finish`."""
+        return await self.context.finish(work)
 
     async def apply_policies(self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None) -> None:
         """Bring Pulsar's policies to what the topic's configs say."""
@@ -501,7 +456,7 @@ class PulsarEngine:
         await self._tried("list the topics", self.topics.load)
         for namespace in self.namespaces:
             watched = partial(self.topics.watched, namespace=namespace)
-            self._watches.append(self.client.watch(namespace, f"{_PREFIX}{namespace}/.*", watched))
+            self._watches.append(self.client.watch(namespace, f"{PERSISTENT}{namespace}/.*", watched))
         self._following = self.loop.create_task(self.topics.follow())
         self.upkeep.start()
 
@@ -558,10 +513,10 @@ class PulsarEngine:
         """All gateways on the same data give the same offsets: the first one says which, for good."""
         ours = self.numbering.claim
         properties = await self.own_properties()
-        if _OFFSETS_PROPERTY not in properties:
-            await self.admin.set_properties(self.own_name, {_OFFSETS_PROPERTY: ours})
+        if OFFSETS_PROPERTY not in properties:
+            await self.admin.set_properties(self.own_name, {OFFSETS_PROPERTY: ours})
             properties = (await self.admin.partitioned_metadata(self.own_name)).properties
-        if (theirs := properties[_OFFSETS_PROPERTY]) != ours:
+        if (theirs := properties[OFFSETS_PROPERTY]) != ours:
             raise BackendError(
                 f"offsets here are by {theirs}, as the first gateway on {self.settings.metadata_namespace} had it; "
                 f"{ours} would give the same records others, and committed offsets would mean nothing. Set "

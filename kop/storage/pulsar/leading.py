@@ -35,7 +35,7 @@ class Leading:
         """Fence whoever was it before, by the topic's epoch in Pulsar, then read what it wrote."""
         await self.end()
         await self._log.attach()
-        sender = Sender(self._log, self._log.engine.leader_name, idempotent=False, exclusive=True)
+        sender = Sender(self._log, self._log.engine.producer_naming.leader, idempotent=False, exclusive=True)
         await sender.open()
         self.sender, self._lost = sender, lost
         try:

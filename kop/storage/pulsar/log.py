@@ -24,6 +24,7 @@ from kop.storage.pulsar import lookup
 from kop.storage.pulsar.appends import Append, Appends, EntryPlace
 from kop.storage.pulsar.catchup import Batch, Converter
 from kop.storage.pulsar.gaps import MOST_AT_ONCE, Gap, Gaps
+from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START
 from kop.storage.pulsar.leading import Leading
 from kop.storage.pulsar.limits import Limits
 from kop.storage.pulsar.listeners import Listeners
@@ -41,8 +42,6 @@ from kop.storage.tail_cache import Tail
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
 
-LOG_START: Final = "log_start"
-CLOCK_AHEAD: Final = "clock_ahead"
 _CLOCK_TOLERANCE: Final = 1024
 TAIL_BUDGET: Final = 1 << 20
 ATTACH_SECONDS: Final = 25.0

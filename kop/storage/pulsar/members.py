@@ -34,10 +34,9 @@ from kop.records.batch import build, iter_records, read_header
 from kop.records.record import Record
 from kop.storage.base import LiveBroker
 from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.layout import BROKER_PRODUCER
 from kop.storage.pulsar.live_members import LiveMembers
 
-TOPIC: Final = "__gateways"
-_NAME: Final = "kop-broker-"
 _POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
 _PROBE_SECONDS: Final = 10.0
@@ -157,7 +156,7 @@ class Gateways:
         """Hold the producer of our id. PulsarError ProducerBusy where another has it."""
         self._producer = await self._client.open_producer(
             self._partition,
-            name=f"{_NAME}{member.node_id}",
+            name=f"{BROKER_PRODUCER}{member.node_id}",
             lane="members",
             properties={"host": member.host, "port": str(member.port)},
             on_lost=self._out,
@@ -273,7 +272,9 @@ class Gateways:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         try:
-            probe = await self._client.open_producer(self._partition, name=f"{_NAME}{next_one.node_id}", lane="members")
+            probe = await self._client.open_producer(
+                self._partition, name=f"{BROKER_PRODUCER}{next_one.node_id}", lane="members"
+            )
         except PulsarError:
             return  # ProducerBusy: it is alive. Of all else `_look_again` tells.
         took = loop.time() - asked
@@ -324,6 +325,6 @@ def _announced(sent: asyncio.Future[Position]) -> None:
 
 def _member(publisher: dict[str, Any]) -> LiveBroker | None:
     name, told = publisher.get("producerName", ""), publisher.get("metadata", {})
-    if not name.startswith(_NAME) or "host" not in told:
+    if not name.startswith(BROKER_PRODUCER) or "host" not in told:
         return None
-    return LiveBroker(int(name.removeprefix(_NAME)), told["host"], int(told["port"]))
+    return LiveBroker(int(name.removeprefix(BROKER_PRODUCER)), told["host"], int(told["port"]))

@@ -25,7 +25,7 @@ from uuid import UUID
 from kop import background
 from kop.errors import ErrorCode, PeerError
 from kop.pulsar_client import Producer, PulsarError
-from kop.storage.pulsar.properties import DELETING_PROPERTY, ID_PROPERTY, number
+from kop.storage.pulsar.layout import DELETING_PROPERTY, ID_PROPERTY, namespace_of, number
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
@@ -241,7 +241,7 @@ class Presence:
             if error.code not in _NOT_THERE:
                 raise
         prefix = f"{full_name}-partition-"
-        strays = [name for name in await admin.list_topics(_namespace(full_name)) if name.startswith(prefix)]
+        strays = [name for name in await admin.list_topics(namespace_of(full_name)) if name.startswith(prefix)]
         for name in strays:
             if not await self._clear(name):
                 log.warning("%s stands in the way of a topic %s: delete it in Pulsar", name, full_name)
@@ -259,7 +259,7 @@ class Presence:
                 return True
             except PulsarError as error:
                 if error.code in _NOT_THERE:
-                    if name not in await admin.list_topics(_namespace(name)):
+                    if name not in await admin.list_topics(namespace_of(name)):
                         return True
                     # Listed, and not there: so a topic may end that was deleted while a producer attached. Loaded once
                     # more it can be deleted.
@@ -269,10 +269,6 @@ class Presence:
                 else:
                     raise
         return False
-
-
-def _namespace(full_name: str) -> str:
-    return full_name.removeprefix("persistent://").rpartition("/")[0]
 
 
 def _base(one: PulsarLog) -> str:

@@ -228,7 +228,7 @@ class Sender:
         header = self._queue[0].header
         if header.base_sequence == 0:
             return False
-        former = await self._opened(self._log.engine.former_producer_name(header.producer_id))
+        former = await self._opened(self._log.engine.producer_naming.former(header.producer_id))
         await former.close()
         return former.last_sequence_id >= 0 and Sequences(former.last_sequence_id).comes_next(header)
 

@@ -43,7 +43,7 @@ class Senders:
         producer_id = max(header.producer_id, -1)
         sender = self._senders.get(producer_id)
         if sender is None:
-            name = self._log.engine.producer_name(producer_id)
+            name = self._log.engine.producer_naming.of(producer_id)
             sender = self._senders[producer_id] = Sender(self._log, name, idempotent=producer_id >= 0)
         return sender
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from kop.pulsar_client import PulsarError
-from kop.storage.pulsar.properties import ID_PROPERTY, NAME_PROPERTY, id_of, is_copied, of_the_original
+from kop.storage.pulsar.layout import ID_PROPERTY, NAME_PROPERTY, id_of, is_copied, of_the_original
 from kop.storage.topic_table import is_usable, new_uuid
 
 if TYPE_CHECKING:

@@ -30,9 +30,8 @@ from kop.pulsar_client import PulsarError
 from kop.pulsar_client.backoff import Backoff
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar import policies
-from kop.storage.pulsar.elsewhere import topic_of
 from kop.storage.pulsar.faults import kafka_error
-from kop.storage.pulsar.properties import (
+from kop.storage.pulsar.layout import (
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
     DELETING_PROPERTY,
@@ -45,6 +44,7 @@ from kop.storage.pulsar.properties import (
     is_copied,
     number,
     repaired,
+    topic_of,
 )
 from kop.storage.pulsar.topic_ids import TopicIds
 from kop.storage.topic_table import TopicTable, new_uuid

@@ -22,7 +22,7 @@ from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
 from kop.storage.pulsar import policies
 from kop.storage.pulsar.faults import kafka_error
-from kop.storage.pulsar.properties import CONFIGS_PROPERTY
+from kop.storage.pulsar.layout import CONFIGS_PROPERTY, namespace_of
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
@@ -171,7 +171,7 @@ class WriteChecks:
             if error.code != "NotAllowed":
                 raise
         # Brokers without policies of topics: the namespace's holds, or their own.
-        found = await admin.get_namespace_retention(name.removeprefix("persistent://").rpartition("/")[0])
+        found = await admin.get_namespace_retention(namespace_of(name))
         if found is not None:
             return found
         settings = await admin.broker_config()

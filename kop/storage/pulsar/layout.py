@@ -1,7 +1,14 @@
-"""The properties that gateways keep beside topics in Pulsar: their names, and what may stand in each.
+"""Everything of the gateways that lasts in Pulsar: names of topics, of producers and of properties, and their values.
 
-Owns: reading them, and what is used instead of a value that does not parse.
+Owns: those names and formats; reading them, and what is used instead of a value that does not parse. Whoever changes
+one of them changes what gateways of other versions find.
 Must not know: who reads or writes them, and when.
+
+- Kafka's topics are `persistent://NAMESPACE/TOPIC`, partitioned, in the home namespace or in any other one that a
+  client names. What belongs to a topic lies in its properties.
+- The gateways' own topics lie in the metadata namespace. `__kop` has the cluster's id, its small values and its
+  producer ids, `__gateways` the live brokers, `__offsets` the committed offsets of groups.
+- Pulsar deduplicates by a producer's name alone, so each name holds the cluster's id.
 
 Everybody who may change a topic's properties may also spoil them, or copy all of one topic's to another. A value that
 does not parse is no news of the topic: the last good one is used, or the default where none is known. An id belongs to
@@ -13,10 +20,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
 from kop.storage.topic_table import is_usable
+
+PERSISTENT: Final = "persistent://"
+OWN_TOPIC: Final = "__kop"
+"""The gateways' own topic: its id is the cluster's, its properties are small values, its entries are blocks of producer
+ids."""
+BROKERS_TOPIC: Final = "__gateways"
+"""Each live broker holds a producer of it."""
+BROKER_PRODUCER: Final = "kop-broker-"
+"""Begins the name of that producer; the broker's id follows."""
+STATE_PREFIX: Final = "kop.state."
+"""Begins the property of a small value, on the own topic."""
+NAMED_PREFIX: Final = "kop.named."
+"""Begins the property of a topic of another namespace that some client has named, on the own topic."""
+OFFSETS_PROPERTY: Final = "kop.offsets"
+"""What offsets are made of, on the own topic."""
 
 ID_PROPERTY: Final = "kop.topic_id"
 NAME_PROPERTY: Final = "kop.topic_name"
@@ -31,9 +54,100 @@ UNFINISHED_PROPERTY: Final = "kop.unfinished"
 DELETING_PROPERTY: Final = "kop.deleting"
 """When a gateway began to delete the topic, in ms since 1970: no producer may come back from then on."""
 
+LOG_START: Final = "log_start"
+"""Kept of a partition: the first offset that may be read, where DeleteRecords moved it."""
+CLOCK_AHEAD: Final = "clock_ahead"
+"""Kept of a partition: by how many ms a record's timestamp was ahead of the gateway's clock."""
+
+_PARTITION: Final = re.compile(r"(.+)-partition-(\d+)\Z")
+_FOREIGN: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", re.ASCII)
+_SYSTEM: Final = "pulsar"
+"""Pulsar's own tenant."""
 _OF_PARTITION: Final = re.compile(r"kop\.([a-z_]+)\.(\d{1,9})(?:\.\d+)?\Z")
 """A number that a gateway remembers of one partition; see `remembered`."""
 _LARGEST: Final = 2**63 - 1
+
+
+def topic_of(name: str) -> str:
+    """The topic that a partition belongs to; any other name as it is."""
+    match = _PARTITION.match(name)
+    return match[1] if match else name
+
+
+def namespace_of(full_name: str) -> str:
+    """`tenant/namespace` of a topic's full name."""
+    return full_name.removeprefix(PERSISTENT).rpartition("/")[0]
+
+
+def may_be_named(name: str) -> bool:
+    """Whether clients may use `tenant/namespace/topic`: not Pulsar's own topics, and not a partition by its name."""
+    match = _FOREIGN.match(name)
+    return match is not None and match[1] != _SYSTEM and topic_of(name) == name
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNaming:
+    """From names as Kafka clients use them to Pulsar's full names, and back."""
+
+    namespace: str
+    """`tenant/namespace` whose topics Kafka clients see."""
+    metadata_namespace: str
+    """Where internal topics and the gateways' own lie."""
+
+    @property
+    def own_topic(self) -> str:
+        """The full name of `OWN_TOPIC`."""
+        return f"{PERSISTENT}{self.metadata_namespace}/{OWN_TOPIC}"
+
+    @property
+    def brokers_topic(self) -> str:
+        """The full name of `BROKERS_TOPIC`."""
+        return f"{PERSISTENT}{self.metadata_namespace}/{BROKERS_TOPIC}"
+
+    def full_name(self, name: str, internal: bool) -> str:
+        """Pulsar's name of a topic; one of another namespace has that in its name."""
+        if "/" in name:
+            return PERSISTENT + name
+        return f"{PERSISTENT}{self.metadata_namespace if internal else self.namespace}/{name}"
+
+    def kafka_name(self, full_name: str) -> tuple[str, bool] | None:
+        """Name and whether it is internal; None for what Kafka clients do not see."""
+        namespace, _, local = full_name.removeprefix(PERSISTENT).rpartition("/")
+        if not full_name.startswith(PERSISTENT) or not local:
+            return None
+        if namespace == self.metadata_namespace:
+            return None if local in {OWN_TOPIC, BROKERS_TOPIC} else (local, True)
+        if namespace == self.namespace:
+            return None if local.startswith("__") else (local, False)
+        name = f"{namespace}/{local}"
+        return (name, False) if may_be_named(name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerNaming:
+    """Names of Pulsar producers. `instance` tells gateways of one cluster apart."""
+
+    cluster_id: str
+    instance: str
+
+    def of(self, producer_id: int) -> str:
+        """The Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches.
+
+        It holds the cluster id, because the gateways of another cluster, or of a metadata namespace that was made
+        again, hand out the same producer ids.
+        """
+        own = f"pid-{producer_id}" if producer_id >= 0 else f"gateway-{self.instance}"
+        return f"kop-{self.cluster_id}-{own}"
+
+    @staticmethod
+    def former(producer_id: int) -> str:
+        """What earlier versions called the Pulsar producer of a Kafka producer id."""
+        return f"kop-pid-{producer_id}"
+
+    @property
+    def leader(self) -> str:
+        """The Pulsar producer that is the only writer of a log."""
+        return f"kop-{self.cluster_id}-leader-{self.instance}"
 
 
 def remembered(what: str, partition: int, value: int | None = None) -> str:

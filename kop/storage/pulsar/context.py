@@ -1,0 +1,73 @@
+"""What the parts of the engine over Pulsar are given, in place of the engine.
+
+Owns: work that runs on the side, and that it ends before the engine does.
+Must not know: topics, logs, what the work is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from kop.errors import BackendError, KopError
+from kop.pulsar_client import Client, PulsarError
+from kop.pulsar_client.admin import Admin
+from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.layout import TopicNaming
+from kop.storage.pulsar.settings import Settings
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class PulsarContext:
+    """Clients, settings, names and faults of one engine."""
+
+    def __init__(self, client: Client, admin: Admin, settings: Settings) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.client = client
+        self.admin = admin
+        self.settings = settings
+        self.naming = TopicNaming(settings.namespace, settings.metadata_namespace)
+        self.faults = Faults(self.loop.time)
+        self.closed = False
+        """The engine is being closed: nothing new is taken."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def count(self, fault: str) -> None:
+        """One more of a fault; see `Faults.count`."""
+        self.faults.count(fault)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run on the side. A failure that nobody foresaw is logged."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            level = logging.DEBUG if isinstance(error, PulsarError | KopError) else logging.ERROR
+            log.log(level, "work on the side failed: %r", error, exc_info=error)
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to its end even where the caller goes away. BackendError where the engine is closed."""
+        if self.closed:
+            work.close()
+            raise BackendError("the storage engine is closed")
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._spawned)  # the caller is gone: nobody else hears of a failure
+            raise
+
+    async def wait_for_work(self) -> None:
+        """Until nothing runs on the side any more."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
