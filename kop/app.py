@@ -31,7 +31,7 @@ from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
 from kop.errors import KopError
-from kop.groups.coordinator import GroupCoordinator
+from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.handlers import registry
 from kop.handlers.fetch_sessions import FetchSessions
@@ -183,7 +183,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
 
     topics = ClientTopics(engine)
     live_brokers = LiveBrokers(engine, config.node_id)
-    groups = GroupCoordinator(engine, _group_settings(config), live_brokers=live_brokers)
+    groups = GroupCoordinator(engine, _group_settings(config), leader_choice=live_brokers)
     gateway = Gateway(
         config=config,
         engine=engine,

@@ -67,7 +67,7 @@ class ClientTopics:
             return None
         if "/" not in name:
             return self._engine.topics.get(name)
-        own = self.own_name(name)
+        own = self.canonical_name(name)
         found = None if own in RESERVED else self._engine.topics.get(own)
         return found if found is None or own == name else replace(found, name=name)
 
@@ -85,11 +85,11 @@ class ClientTopics:
 
     def id_of(self, topic: TopicInfo) -> UUID:
         """The id that clients are told for a topic under the name that it has here."""
-        if "/" not in topic.name or topic.name == self.own_name(topic.name):
+        if "/" not in topic.name or topic.name == self.canonical_name(topic.name):
             return topic.topic_id
         return UUID(int=topic.topic_id.int ^ _FORMS[topic.name.startswith(_PERSISTENT)])
 
-    def own_name(self, name: str) -> str:
+    def canonical_name(self, name: str) -> str:
         """The one of a topic's names that things are kept under; a name that can be no topic's comes back as it is."""
         if "/" not in name or self._home is None or (found := _FULL.match(name)) is None:
             return name
@@ -124,7 +124,7 @@ class ClientTopics:
         if self._home is None:
             return ()
         topics = self._engine.topics
-        owns = {self.own_name(name) for name in names if name is not None and "/" in name}
+        owns = {self.canonical_name(name) for name in names if name is not None and "/" in name}
         return [
             own
             for own in owns
@@ -138,9 +138,9 @@ class ClientTopics:
 
     def missing(self, name: str) -> ErrorCode:
         """What to answer where `get` knows no topic of that name."""
-        return self._engine.topics.missing(self.own_name(name)) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return self._engine.topics.missing(self.canonical_name(name)) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    def is_unsure(self, name: str) -> bool:
+    def may_exist(self, name: str) -> bool:
         """Whether a topic that `get` does not know may be there all the same: nobody could or did look."""
         missing = self._engine.topics.missing(name)
         if "/" in name:

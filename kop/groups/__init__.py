@@ -1,6 +1,8 @@
 """The group coordinator: who consumes together, and how far they are.
 
-- `coordinator`: all groups, their timer, what is asked of them. `log`: their records in the `__offsets` topic.
-- `classic`: one group as a pure machine; `roster`: its members; `states`: its states. `offsets`: what it committed.
-- `messages`: questions and answers. `settings`: what can be set. `subscription`: what consumers subscribe to.
+- `runtime`: all groups, what is asked of them, and carrying out what their state machines decide.
+- `offsets`: what groups committed, its records, its expiry. `settings`: what can be set.
+- `classic`: groups of the classic protocol as pure state machines.
+
+Their records are in the topic `__offsets`, by way of `kop.coordination`.
 """

@@ -23,7 +23,7 @@ class GroupSettings:
     group_min_session_timeout_ms: int = 6000
     group_max_session_timeout_ms: int = 1_800_000
     group_max_size: int = 2_147_483_647
-    own_name: Callable[[str], str] = str
+    canonical_name: Callable[[str], str] = str
     """From any name of a topic to the one that offsets are kept under; set by the coordinator."""
     new_member_join_timeout_ms: int = 300_000
     """How long a JoinGroup of a member that never had an id waits; fixed in Kafka (KIP-394)."""

@@ -16,7 +16,7 @@ from kop.cluster.live_brokers import LiveBrokers
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
-from kop.groups.coordinator import GroupCoordinator
+from kop.groups.runtime import GroupCoordinator
 from kop.handlers.api import Api
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata_cache import MetadataCache

@@ -23,7 +23,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from kop.errors import ErrorCode
-from kop.groups.coordinator import Commit
+from kop.groups.offsets import Commit
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
 from kop.storage.base import TopicInfo
@@ -70,7 +70,7 @@ def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[An
         else:
             codes[row][column] = ErrorCode.NONE
             epoch = partition.committed_leader_epoch if version >= 6 else -1
-            own, index = gw.topics.own_name(topic.name), partition.partition_index
+            own, index = gw.topics.canonical_name(topic.name), partition.partition_index
             commits.append(Commit(own, topic.topic_id, index, partition.committed_offset, epoch, metadata))
     if not commits:
         return _committed(version, request, codes)
@@ -182,7 +182,7 @@ def _fetched(
         return topics
     for one in asked:
         if version < 10:
-            own = gw.topics.own_name(one.name)
+            own = gw.topics.canonical_name(one.name)
             rows = [
                 row(partition, None if offsets is None else offsets.get(own, partition), error)
                 for partition in one.partition_indexes
@@ -194,7 +194,7 @@ def _fetched(
         for partition in one.partition_indexes:
             value = None
             if topic is not None and offsets is not None:
-                value = offsets.get(gw.topics.own_name(topic.name), partition)
+                value = offsets.get(gw.topics.canonical_name(topic.name), partition)
                 if value is not None and value.topic_id not in (None, topic.topic_id):
                     value = None  # committed for a topic of that name which is gone
             rows.append(row(partition, value, ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE))
@@ -211,7 +211,7 @@ async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Any:
         for topic in request.topics
         for partition in topic.partitions
     }
-    owns = {key: (gw.topics.own_name(key[0]), key[1]) for key in asked if _exists(gw, *key)}
+    owns = {key: (gw.topics.canonical_name(key[0]), key[1]) for key in asked if _exists(gw, *key)}
     answer = gw.groups.delete_offsets(request.group_id, list(dict.fromkeys(owns.values())))
     code, codes = await answer if isinstance(answer, asyncio.Future) else answer
     if code:

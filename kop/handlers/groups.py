@@ -22,7 +22,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from kop.errors import ErrorCode
-from kop.groups.messages import Description, JoinRequest, JoinResult, Leaving, Left, SyncRequest, SyncResult
+from kop.groups.classic.messages import Description, JoinRequest, JoinResult, Leaving, Left, SyncRequest, SyncResult
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
 from kop.wire.messages import (

@@ -93,7 +93,7 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any) -> Any:
     failed: dict[str, ErrorCode] = {}
     for name in _to_create(gw, ctx, request):
         try:
-            await gw.engine.topics.create(gw.topics.own_name(name), gw.broker_configs.num_partitions, {})
+            await gw.engine.topics.create(gw.topics.canonical_name(name), gw.broker_configs.num_partitions, {})
         except KopError as error:
             if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
                 failed[name] = error.code

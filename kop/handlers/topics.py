@@ -74,7 +74,7 @@ class _Plan:
 
 async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Check each topic, make those that are right, and answer in the order of the request."""
-    counts = Counter(gw.topics.own_name(topic.name) for topic in request.topics)
+    counts = Counter(gw.topics.canonical_name(topic.name) for topic in request.topics)
     names = _Names(gw)
     plans: dict[str, _Plan] = {}
     room = _Room(gw)
@@ -83,7 +83,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
             continue
         plan = plans[asked.name] = _Plan(asked.name)
         try:
-            if counts[gw.topics.own_name(asked.name)] > 1:
+            if counts[gw.topics.canonical_name(asked.name)] > 1:
                 raise PeerError("Duplicate topic name.")
             names.check(asked.name)
             plan.configs = gw.topic_configs.check({config.name: config.value for config in asked.configs})
@@ -114,14 +114,14 @@ class _Names:
         self._gw.topics.check_name(name)
         if name in RESERVED:
             raise PeerError(f"Creation of internal topic {name} is prohibited.", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        own = self._gw.topics.own_name(name)
+        own = self._gw.topics.canonical_name(name)
         other = self._known().get(_folded(own)) if _folds(own) else None
         if other is not None:
             raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
     def take(self, name: str) -> None:
         """Count a topic that is about to be made."""
-        own = self._gw.topics.own_name(name)
+        own = self._gw.topics.canonical_name(name)
         if _folds(own):
             self._known()[_folded(own)] = name
 
@@ -205,7 +205,7 @@ class _Room:
 
 async def _create(gw: Gateway, plan: _Plan) -> None:
     try:
-        plan.topic = await gw.engine.topics.create(gw.topics.own_name(plan.name), plan.partitions, plan.configs)
+        plan.topic = await gw.engine.topics.create(gw.topics.canonical_name(plan.name), plan.partitions, plan.configs)
     except KopError as error:
         plan.error = error
     else:
@@ -358,14 +358,14 @@ async def _delete(gw: Gateway, row: _Doomed) -> None:
 
 async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Raise the number of partitions of each topic."""
-    counts = Counter(gw.topics.own_name(topic.name) for topic in request.topics)
+    counts = Counter(gw.topics.canonical_name(topic.name) for topic in request.topics)
     asked = {topic.name: topic for topic in request.topics}
     room = _Room(gw)
     answers: dict[str, KopError | None] = {}
     grown: list[tuple[TopicInfo, int]] = []
     async for name, wanted in in_turns(asked.items()):
         try:
-            if counts[gw.topics.own_name(name)] > 1:
+            if counts[gw.topics.canonical_name(name)] > 1:
                 raise PeerError("Duplicate topic name.")
             topic = _check_growth(gw, wanted)
             room.take(wanted.count - topic.partitions)

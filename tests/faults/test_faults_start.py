@@ -20,7 +20,7 @@ from support.waiting import until
 from kop.app import Serving, start
 from kop.config import Config
 from kop.errors import ErrorCode, KopError
-from kop.groups.coordinator import Commit
+from kop.groups.offsets import Commit
 from kop.values import Address
 
 
@@ -71,7 +71,7 @@ def test_each_request_of_the_start_may_fail_once_but_the_first(
                 assert len(proxy.failed) > 8
                 assert (await ready(serving))[0] == 200
 
-    monkeypatch.setattr("kop.groups.partitions._FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("kop.coordination.ownership.FIRST_PAUSE_SECONDS", 0.05)
     run(main())
     assert "; trying again" in caplog.text
 
@@ -81,7 +81,7 @@ def test_one_partition_of_the_offsets_topic_that_cannot_be_had_keeps_the_rest_fr
     fresh: Pulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kop.pulsar_client.rest.ATTEMPTS", 1)
-    monkeypatch.setattr("kop.groups.partitions._FIRST_PAUSE", 0.1)
+    monkeypatch.setattr("kop.coordination.ownership.FIRST_PAUSE_SECONDS", 0.1)
 
     async def main() -> None:
         async with rest_proxy(fresh.admin_url) as proxy:
@@ -89,7 +89,7 @@ def test_one_partition_of_the_offsets_topic_that_cannot_be_had_keeps_the_rest_fr
             async with started(fresh, proxy) as serving:
                 groups, engine = serving.gateway.groups, serving.gateway.engine
                 topic = await engine.topics.create("t", 1, {})
-                of = {groups._log.partition_of(name): name for name in map(str, range(100))}
+                of = {groups.state_log.partition_of(name): name for name in map(str, range(100))}
                 for index in (0, 1, 3):
                     assert await groups.commit(of[index], [Commit("t", topic.topic_id, 0, 1)]) == ErrorCode.NONE
                 assert groups.refusal_of(of[2])
@@ -97,7 +97,7 @@ def test_one_partition_of_the_offsets_topic_that_cannot_be_had_keeps_the_rest_fr
                 assert status == 200
                 first, second, _ = text.split("\n")
                 assert first == "ready"
-                assert second.startswith("1 of 4 partitions of the offsets topic are not served: 2: ")
+                assert second.startswith("1 of 4 partitions of __offsets are not served: 2: ")
                 proxy.fault = lambda method, path: 0
                 await until(lambda: not groups.refusal_of(of[2]))
                 assert await groups.commit(of[2], [Commit("t", topic.topic_id, 0, 1)]) == ErrorCode.NONE

@@ -7,10 +7,10 @@ import struct
 from typing import Any
 
 from kop.errors import ErrorCode
-from kop.groups.classic import ClassicGroup
-from kop.groups.messages import JoinRequest, JoinResult, Leaving, Persist, SyncRequest, SyncResult
+from kop.groups.classic.group import ClassicGroup
+from kop.groups.classic.messages import JoinRequest, JoinResult, Leaving, Persist, SyncRequest, SyncResult
+from kop.groups.classic.states import State
 from kop.groups.settings import GroupSettings
-from kop.groups.states import State
 from kop.wire.state import GroupMetadataValue
 
 SESSION = 10_000

@@ -3,11 +3,11 @@
 import pytest
 from group_machine import REBALANCE, SESSION, Machine, subscription
 
+from kop.coordination.deadlines import NEVER
 from kop.errors import ErrorCode, InternalError
-from kop.groups.classic import ClassicGroup
-from kop.groups.messages import Leaving
-from kop.groups.roster import NEVER
-from kop.groups.states import State, answer_for
+from kop.groups.classic.group import ClassicGroup
+from kop.groups.classic.messages import Leaving
+from kop.groups.classic.states import State, answer_for
 from kop.wire.state import GroupMetadataValue
 
 E = ErrorCode

@@ -6,9 +6,9 @@ import pytest
 from group_machine import Machine, subscription
 
 from kop.errors import ErrorCode
-from kop.groups.classic import ClassicGroup
-from kop.groups.messages import JoinResult, Leaving, SyncResult
-from kop.groups.states import State
+from kop.groups.classic.group import ClassicGroup
+from kop.groups.classic.messages import JoinResult, Leaving, SyncResult
+from kop.groups.classic.states import State
 
 E = ErrorCode
 HEARTBEAT_ERRORS = {

@@ -8,10 +8,12 @@ from group_machine import subscription
 from support.faulty_engine import FaultyStore
 from support.waiting import until
 
+from kop.coordination.state_log import java_hash
 from kop.errors import ErrorCode
-from kop.groups.coordinator import Commit, GroupCoordinator
-from kop.groups.log import java_hash
-from kop.groups.messages import Description, JoinRequest, Leaving, SyncRequest
+from kop.groups.classic.group import ClassicGroup
+from kop.groups.classic.messages import Description, JoinRequest, Leaving, SyncRequest
+from kop.groups.offsets import Commit
+from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.wire.state import (
     GroupMetadataKey,
@@ -278,14 +280,12 @@ async def test_failed_leave_is_told():
 async def test_heartbeats_make_no_timers():
     async with World() as world:
         members = [await world.stable(f"g{n}") for n in range(50)]
-        entries = len(world.groups._heap)
-        timer = world.groups._timer
+        deadlines = len(world.groups.deadlines)
         for _ in range(20):
             world.now += 10
             for n, member_id in enumerate(members):
                 assert world.groups.heartbeat(f"g{n}", member_id, None, 1) == E.NONE
-        assert len(world.groups._heap) == entries
-        assert world.groups._timer is timer
+        assert len(world.groups.deadlines) == deadlines
 
 
 async def test_sessions_end_in_many_groups():
@@ -344,7 +344,8 @@ async def test_a_fault_in_one_group_does_not_stop_the_others(caplog, monkeypatch
     async with World() as world:
         for name in ("bad", "good"):
             await world.stable(name)
-        monkeypatch.setattr(world.groups._entries["bad"].group, "tick", lambda now: 1 / 0)
+        tick = ClassicGroup.tick
+        monkeypatch.setattr(ClassicGroup, "tick", lambda group, now: tick(group, now // (group.group_id != "bad")))
         world.now += 10_000
         world.groups.tick()
         assert world.groups.describe("good").state == "Empty"
@@ -353,7 +354,7 @@ async def test_a_fault_in_one_group_does_not_stop_the_others(caplog, monkeypatch
 
 async def test_a_fault_after_a_write_does_not_keep_the_others_waiting(caplog):
     async with World() as world:
-        world.groups._log.write(0, [(encode_key(GroupMetadataKey("x")), None)], lambda code: 1 / 0)
+        world.groups.state_log.write(0, [(encode_key(GroupMetadataKey("x")), None)], lambda code: 1 / 0)
         assert await world.commit(1) == E.NONE
         assert "what followed failed" in caplog.text
 
@@ -584,7 +585,9 @@ async def test_a_deleted_prefix_of_the_log_is_not_read():
 
 async def test_records_of_unknown_kind_are_left_alone(caplog):
     world = await World().start()
-    world.groups._log.write(0, [(b"\0\x09later", b"x"), (encode_key(GroupMetadataKey("g")), None)], lambda code: None)
+    world.groups.state_log.write(
+        0, [(b"\0\x09later", b"x"), (encode_key(GroupMetadataKey("g")), None)], lambda code: None
+    )
     await settle()
     with caplog.at_level(logging.WARNING):
         await world.restart()
@@ -596,7 +599,7 @@ async def test_records_of_unknown_kind_are_left_alone(caplog):
 async def test_damaged_records_keep_their_partition_from_being_served():
     """Kafka's own coordinator does not serve it either: a group that is there must not look like one that is not."""
     world = await World().start()
-    world.groups._log.write(0, [(encode_key(GroupMetadataKey("g")), b"\0\x03rubbish")], lambda code: None)
+    world.groups.state_log.write(0, [(encode_key(GroupMetadataKey("g")), b"\0\x03rubbish")], lambda code: None)
     await settle()
     await world.restart()
     assert world.groups.refusal_of("g") == E.NOT_COORDINATOR

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from test_coordinator import MINUTE, World, settle
 
+from kop.coordination import ownership
 from kop.errors import ErrorCode as E
-from kop.groups import coordinator, partitions
-from kop.groups.messages import Leaving
+from kop.groups.classic.messages import Leaving
 from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.wire.state import GroupMetadataKey, OffsetCommitKey, encode_key
@@ -17,7 +17,7 @@ from kop.wire.state import GroupMetadataKey, OffsetCommitKey, encode_key
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(ownership, "FIRST_PAUSE_SECONDS", 0.001)
 
 
 async def until(true) -> None:
@@ -158,7 +158,7 @@ async def test_while_the_other_gateways_cannot_be_seen_a_lead_that_storage_confi
     answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody but the broker of the partition has to answer; where that is silent, too, nothing is told from memory."""
-    monkeypatch.setattr(coordinator, "_CONFIRM_SECONDS", 0.001)
+    monkeypatch.setattr(ownership, "CONFIRM_SECONDS", 0.001)
     world = await World().start()
     member_id = await world.stable()
     world.engine.brokers_fresh = False
@@ -179,7 +179,7 @@ async def test_while_the_other_gateways_cannot_be_seen_a_lead_that_storage_confi
 
 
 async def test_one_partition_whose_broker_hangs_leaves_the_others_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "_CONFIRM_SECONDS", 0.001)
+    monkeypatch.setattr(ownership, "CONFIRM_SECONDS", 0.001)
     world = await World(offsets_topic_num_partitions=3).start()
     asked = 0
 
@@ -190,7 +190,7 @@ async def test_one_partition_whose_broker_hangs_leaves_the_others_confirmed(monk
 
     monkeypatch.setattr(world.logs[1], "verify_lead", hangs)
     world.engine.brokers_fresh = False
-    groups = {world.groups._log.partition_of(name): name for name in map(str, range(100))}
+    groups = {world.groups.state_log.partition_of(name): name for name in map(str, range(100))}
     for _ in range(5):
         for log in world.logs:
             log.doubtful = True

@@ -12,6 +12,7 @@ from support.gateway import RawClient, gateway, run
 from support.waiting import until
 
 from kop.errors import ErrorCode
+from kop.groups.runtime import GroupCoordinator
 from kop.handlers import group_offsets, groups
 from kop.wire.messages import REQUESTS
 
@@ -122,7 +123,9 @@ def test_every_api_says_that_groups_are_not_there_yet(tmp_path, refusal):
     async def main():
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
-            serving.gateway.groups._refusal = refusal
+            serving.gateway.groups = GroupCoordinator(serving.gateway.engine)
+            if refusal == E.COORDINATOR_NOT_AVAILABLE:
+                await serving.gateway.groups.stop()
             for version in (0, 5, 9):
                 assert (await s.join("", "g", version)).error_code == refusal
             assert (await s.sync("", "g", 1, "m")).error_code == refusal

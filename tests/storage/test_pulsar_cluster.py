@@ -20,10 +20,12 @@ from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
 
 from kop.cluster import liveness
+from kop.cluster.client_topics import OFFSETS_TOPIC
 from kop.cluster.live_brokers import LiveBrokers
+from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode, KopError
-from kop.groups.coordinator import Commit, GroupCoordinator
-from kop.groups.log import GroupLog
+from kop.groups.offsets import Commit
+from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.pulsar_client.admin import Admin
 from kop.storage.base import LiveBroker, TopicInfo
@@ -201,7 +203,8 @@ async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_anoth
 
 async def test_gateways_that_start_at_once_share_the_offsets_topic(pulsar_store: PulsarStore) -> None:
     async with two(pulsar_store) as (one, other):
-        logs = [GroupLog(engine, GroupSettings(offsets_topic_num_partitions=2), lambda: 0) for engine in (one, other)]
+        topic = StateTopic(OFFSETS_TOPIC, 2, {"cleanup.policy": "compact"})
+        logs = [StateLog(engine, topic, lambda: 0) for engine in (one, other)]
         await asyncio.gather(*(log.open() for log in logs))
         assert [log.partitions for log in logs] == [2, 2]
         assert logs[0].topic_id == logs[1].topic_id
@@ -295,14 +298,14 @@ class Given:
 async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another_gateway_deleted(
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.groups.partitions._FIRST_PAUSE", 0.1)
+    monkeypatch.setattr("kop.coordination.ownership.FIRST_PAUSE_SECONDS", 0.1)
     settings = GroupSettings(offsets_topic_num_partitions=1)
     async with two(pulsar_store) as (one, other):
         topic = await one.topics.create("t", 1, {})
         await until(lambda: other.topics.get("t"))
         commits = [Commit("t", topic.topic_id, 0, 5)]
         here, there = Given(), Given()
-        first = GroupCoordinator(one, settings, live_brokers=here)  # type: ignore[arg-type]
+        first = GroupCoordinator(one, settings, leader_choice=here)  # type: ignore[arg-type]
         await first.start()
         await until(lambda: not first.refusal_of("kept"))
         assert not await first.commit("deleted", commits)
@@ -310,8 +313,8 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         await first.stop()
 
         replayed, go_on = asyncio.Event(), asyncio.Event()
-        again = GroupCoordinator(one, settings, live_brokers=here)  # type: ignore[arg-type]
-        read = again._log.read
+        again = GroupCoordinator(one, settings, leader_choice=here)  # type: ignore[arg-type]
+        read = again.state_log.read
 
         async def held(partition: int) -> Mapping[bytes, bytes | None]:
             found = await read(partition)
@@ -320,11 +323,11 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
                 await go_on.wait()
             return found
 
-        monkeypatch.setattr(again._log, "read", held)
+        monkeypatch.setattr(again.state_log, "read", held)
         starting = asyncio.create_task(again.start())
         async with asyncio.timeout(30):
             await replayed.wait()
-        second = GroupCoordinator(other, settings, live_brokers=there)  # type: ignore[arg-type]
+        second = GroupCoordinator(other, settings, leader_choice=there)  # type: ignore[arg-type]
         await second.start()
         await until(lambda: not second.refusal_of("kept"))
         deleted = second.delete("deleted")
@@ -333,7 +336,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         assert not await second.commit("kept", [Commit("t", topic.topic_id, 0, 7)])
         there.give(False)
         await until(lambda: second.refusal_of("kept"))
-        await until(lambda: not again._log.leads(0))  # it takes its own word for some seconds
+        await until(lambda: not again.state_log.leads(0))  # it takes its own word for some seconds
         await again.verify([0])
         go_on.set()
         await starting
@@ -394,14 +397,14 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
     monkeypatch.setattr("kop.storage.pulsar.members._FRESH_SECONDS", fresh)
     monkeypatch.setattr("kop.storage.pulsar.members._POLL_SECONDS", 0.1)
     monkeypatch.setattr("kop.storage.pulsar.leading._SURE_SECONDS", sure)
-    monkeypatch.setattr("kop.groups.coordinator._CONFIRM_SECONDS", 0.1)
+    monkeypatch.setattr("kop.coordination.ownership.CONFIRM_SECONDS", 0.1)
     async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
         pulsar_store.urls = pulsar_store.urls[0], f"http://127.0.0.1:{rest.port}"
         async with pulsar_store.opened() as engine:
             await engine.join(LiveBroker(1, "host-1", 9001))
             topic = await engine.topics.create("t", 1, {})
             groups = GroupCoordinator(
-                engine, GroupSettings(offsets_topic_num_partitions=2), live_brokers=LiveBrokers(engine, 1)
+                engine, GroupSettings(offsets_topic_num_partitions=2), leader_choice=LiveBrokers(engine, 1)
             )
             await groups.start()
             assert groups.waiting_for is None

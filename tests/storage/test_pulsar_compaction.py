@@ -14,9 +14,8 @@ from support.pulsar_gateway import PulsarGateway
 from support.waiting import until
 
 from kop.cluster.client_topics import OFFSETS_TOPIC
+from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode
-from kop.groups.log import GroupLog
-from kop.groups.settings import GroupSettings
 from kop.pulsar_client.admin import FOREVER, Retention
 from kop.storage.pulsar import PulsarEngine, compaction
 from kop.storage.pulsar.compaction import AFTERWARDS, LATE_BYTES, LATE_SECONDS, Uncompacted, retention_of, uncompacted
@@ -32,9 +31,9 @@ def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
         yield PulsarStore(found.service_url, found.admin_url, found.namespace)
 
 
-async def opened(engine: PulsarEngine, partitions: int = 1) -> GroupLog:
+async def opened(engine: PulsarEngine, partitions: int = 1) -> StateLog:
     """The offsets topic, every partition led by this engine."""
-    found = GroupLog(engine, GroupSettings(offsets_topic_num_partitions=partitions), lambda: NOW)
+    found = StateLog(engine, StateTopic(OFFSETS_TOPIC, partitions, {"cleanup.policy": "compact"}), lambda: NOW)
     await found.open()
     for partition in range(partitions):
         await found.lead(partition, lambda: None)
@@ -49,13 +48,13 @@ def partition_of(engine: PulsarEngine, index: int = 0) -> PulsarLog:
     return log
 
 
-async def write(groups: GroupLog, records: Mapping[bytes, bytes | None], partition: int = 0) -> None:
+async def write(log: StateLog, records: Mapping[bytes, bytes | None], partition: int = 0) -> None:
     """Each record in a batch of its own."""
     waiting = []
     for record in records.items():
         future: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        groups.write(partition, [record], future.set_result)
-        groups.flush()
+        log.write(partition, [record], future.set_result)
+        log.flush()
         waiting.append(future)
     assert set(await asyncio.gather(*waiting)) <= {ErrorCode.NONE}
 

@@ -293,9 +293,9 @@ async def test_a_topic_that_cannot_be_read_keeps_no_gateway_from_starting(
         assert engine.topics.get("good") is not None
         assert engine.topics.get("bad") is None
         assert client_topics.missing("bad") is ErrorCode.LEADER_NOT_AVAILABLE  # clients ask again
-        assert client_topics.is_unsure("bad")  # commits on it are kept
+        assert client_topics.may_exist("bad")  # commits on it are kept
         assert client_topics.missing("none") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert not client_topics.is_unsure("none")
+        assert not client_topics.may_exist("none")
         with pytest.raises(Exception, match="could not be read") as caught:
             await engine.topics.create("bad", 1, {})
         assert getattr(caught.value, "code", None) is ErrorCode.LEADER_NOT_AVAILABLE
@@ -345,7 +345,7 @@ async def test_a_topic_without_an_answer_holds_up_neither_the_start_nor_others(
         client_topics = ClientTopics(engine)
         assert engine.topics.get("good") is not None
         assert client_topics.missing("silent-3") is ErrorCode.LEADER_NOT_AVAILABLE
-        assert client_topics.is_unsure("silent-3")
+        assert client_topics.may_exist("silent-3")
         assert "10 of 11 topics have not been read" in caplog.text
         pulsar.add("later")
         engine.topics.watched(None, [full("later")], ())

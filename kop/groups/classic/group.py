@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from kop.coordination.deadlines import NEVER
 from kop.errors import ErrorCode
-from kop.groups.messages import (
+from kop.groups.classic.messages import (
     Description,
     Effect,
     JoinRequest,
@@ -30,9 +31,10 @@ from kop.groups.messages import (
     SyncResult,
     Token,
 )
-from kop.groups.roster import NEVER, Member, Roster, new_member_id
+from kop.groups.classic.roster import Member, Roster, new_member_id
+from kop.groups.classic.states import State, answer_for, check_step
+from kop.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE
 from kop.groups.settings import GroupSettings
-from kop.groups.states import State, answer_for, check_step
 from kop.wire.state import GroupMetadataValue
 
 
@@ -48,7 +50,7 @@ class ClassicGroup:
         """When the state was entered; -1 where an old record did not say."""
         self.generation = 0
         self.protocol: str | None = None
-        self.roster = Roster(own_name=settings.own_name)
+        self.roster = Roster(canonical_name=settings.canonical_name)
         self.next_deadline = NEVER
         self._joined_meanwhile = False  # a member joined during the initial delay
         self._join_deadline = NEVER
@@ -87,7 +89,32 @@ class ClassicGroup:
     @property
     def untouched(self) -> bool:
         """True while nothing of the group is worth keeping: no generation, no member, none expected."""
-        return self.state is State.EMPTY and not self.generation and not self.roster.pending
+        return self.is_vacant and not self.generation
+
+    @property
+    def is_vacant(self) -> bool:
+        """True while the group has no member and expects none."""
+        return self.state is State.EMPTY and not self.roster.pending
+
+    @property
+    def offsets_age_since(self) -> int | None:
+        """From when on committed offsets grow old, those apart whose topics are consumed (KIP-211).
+
+        - A group that only stores offsets, and a consumer group that is stable and whose subscriptions are known: -1,
+          each from its commit.
+        - A group without members: when it became empty, in milliseconds since the epoch; -1 where that is not known.
+        - Any other group that is at work: None, its offsets do not grow old.
+        """
+        if self.protocol_type is None:
+            return -1
+        if self.state is State.EMPTY:
+            return self.state_since
+        known = self.state is State.STABLE and self.roster.subscribed is not None
+        return -1 if known and self.protocol_type == CONSUMER_PROTOCOL_TYPE else None
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """True when members consume `topic`, or may do so as far as can be known."""
+        return self.roster.is_subscribed_to(topic)
 
     def describe(self) -> Description:
         """The group as DescribeGroups shows it: metadata and protocol only while it is stable."""

@@ -10,15 +10,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
+from kop.coordination.deadlines import NEVER
 from kop.errors import ErrorCode, InternalError
-from kop.groups.messages import DescribedMember, JoinedMember, JoinRequest, Protocols, Token
-from kop.groups.subscription import CONSUMER_PROTOCOL_TYPE, topics_of
+from kop.groups.classic.messages import DescribedMember, JoinedMember, JoinRequest, Protocols, Token
+from kop.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE, topics_of
 from kop.wire.state import MemberMetadata
-
-NEVER: Final = 2**63 - 1
-"""A deadline that does not come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +110,7 @@ class Roster:
     """Members whose JoinGroup waits."""
     subscribed: frozenset[str] | None = None
     """The topics that consumers subscribe to; None where that is not known."""
-    own_name: Callable[[str], str] = str
+    canonical_name: Callable[[str], str] = str
     """From any name of a topic to the one that offsets are kept under."""
     _support: Counter[str] = field(default_factory=Counter)
 
@@ -254,7 +251,7 @@ class Roster:
             found = topics_of(member.metadata(protocol or ""))
             if found is None:
                 return
-            topics.update(map(self.own_name, found))
+            topics.update(map(self.canonical_name, found))
         self.subscribed = frozenset(topics)
 
     def is_subscribed_to(self, topic: str) -> bool:

@@ -1,7 +1,7 @@
-"""The group coordinator: groups and their committed offsets, kept in memory and in the `__offsets` topic.
+"""The group coordinator: groups and their committed offsets, kept in memory and in the topic `__offsets`.
 
-Owns: which groups there are, carrying out the machines' effects, one timer for all groups, expiry of offsets.
-Must not know: the wire, versions of requests, sockets.
+Owns: which groups there are, carrying out the effects of their state machines, and what is asked of all groups.
+Must not know: the wire, versions of requests, sockets, how a state machine decides.
 
 - Nothing is answered before the records that the answer stands for are durable.
 - Methods are called on the event loop's thread. They return a result, or a future of one where something has to happen
@@ -12,8 +12,6 @@ Must not know: the wire, versions of requests, sockets.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 import time
 from collections import Counter
@@ -22,13 +20,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
-from kop.background import repeat, retried
-from kop.cluster.client_topics import ClientTopics
-from kop.cluster.live_brokers import LiveBrokers
-from kop.errors import ErrorCode, InternalError, KopError
-from kop.groups.classic import ClassicGroup
-from kop.groups.log import Done, GroupLog, KeyValue
-from kop.groups.messages import (
+from kop.background import repeat
+from kop.cluster.client_topics import OFFSETS_TOPIC, ClientTopics
+from kop.coordination.deadlines import Deadlines
+from kop.coordination.ownership import LeaderChoice, Ownership
+from kop.coordination.state_log import StateLog, StateTopic, Written
+from kop.errors import ErrorCode, InternalError
+from kop.groups.classic.group import ClassicGroup
+from kop.groups.classic.messages import (
     Description,
     Effect,
     JoinRequest,
@@ -39,17 +38,14 @@ from kop.groups.messages import (
     SyncRequest,
     SyncResult,
 )
-from kop.groups.offsets import GroupOffsets, Key
-from kop.groups.partitions import Partitions
-from kop.groups.roster import NEVER
+from kop.groups.classic.states import State, answer_for
+from kop.groups.offsets import Commit, GroupOffsets, Key, OffsetStore, tombstones
 from kop.groups.settings import GroupSettings
-from kop.groups.states import State, answer_for
 from kop.storage.base import Engine, TopicInfo
 from kop.wire.state import (
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
-    OffsetCommitValue,
     StateRecordError,
     UnknownKey,
     decode_group_value,
@@ -57,39 +53,32 @@ from kop.wire.state import (
     decode_offset_value,
     encode_group_value,
     encode_key,
-    encode_offset_value,
 )
 
 T = TypeVar("T")
 Later: TypeAlias = T | asyncio.Future[T]
 """A result, or the future of one."""
+Loaded: TypeAlias = dict[str, tuple[ClassicGroup, GroupOffsets]]
+"""The groups of a partition by their ids, as its records say."""
 
-_OPEN_SECONDS: Final = 60.0
-_PASSING: Final = frozenset(
-    {
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.REQUEST_TIMED_OUT,
-    }
-)
-_CONFIRM_SECONDS: Final = 0.5
 _EXPIRY_SLICE: Final = 200
-"""Groups that are looked at before others get a turn."""
+"""Groups whose offsets are looked at before other work of the event loop gets its turn."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Entry:
-    """A group with what belongs to it. `armed` is the deadline that stands in the heap for it."""
+    """A group with what belongs to it."""
 
     group: ClassicGroup
     partition: int
     term: int
-    """Of the partition, see `Partitions.term`: in another one this entry is void."""
+    """Of the partition (`Ownership.term`): in another one this entry is void."""
     offsets: GroupOffsets = field(default_factory=GroupOffsets)
-    armed: int = NEVER
     logged: State = State.EMPTY
+
+    def __repr__(self) -> str:
+        return f"group {self.group.group_id!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +91,6 @@ class Listed:
     group_type: str = "classic"
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One partition's offset to be committed."""
-
-    topic: str
-    topic_id: UUID | None
-    partition: int
-    offset: int
-    leader_epoch: int = -1
-    metadata: str = ""
-
-
 class GroupCoordinator:
     """All groups of the classic protocol. Call `start` once; until it has ended everything is being loaded."""
 
@@ -124,66 +101,66 @@ class GroupCoordinator:
         *,
         clock: Callable[[], int] | None = None,
         wall: Callable[[], int] | None = None,
-        live_brokers: LiveBrokers | None = None,
+        leader_choice: LeaderChoice | None = None,
     ) -> None:
-        """`clock` and `wall` give milliseconds since the epoch; the former never goes back."""
+        """`clock` and `wall` give milliseconds since the epoch; the former never goes back.
+
+        Without a `leader_choice` this broker coordinates all groups.
+        """
         offset = time.time_ns() - time.monotonic_ns()
         self._wall = wall or clock or (lambda: time.time_ns() // 1_000_000)
         self._clock = clock or (lambda: (time.monotonic_ns() + offset) // 1_000_000)
         self._engine = engine
         self._topics = ClientTopics(engine)
-        self.settings = replace(settings or GroupSettings(), own_name=self._topics.own_name)
-        self._log = GroupLog(engine, self.settings, self._wall)
-        self._partitions = Partitions(self._log, live_brokers, self._load, self._install, self._unload)
+        self.settings = replace(settings or GroupSettings(), canonical_name=self._topics.canonical_name)
+        self.state_log = StateLog(engine, _state_topic(self.settings), self._wall)
+        """The topic `__offsets`."""
+        self._ownership = Ownership[Loaded](
+            self.state_log, engine, leader_choice, self._load, self._install, self._unload
+        )
+        self._offset_store = OffsetStore(self.state_log, self._topics, self._wall)
+        self.deadlines = Deadlines[_Entry](self._clock, self._due)
+        """When each group has something to do by itself."""
         self._entries: dict[str, _Entry] = {}
-        self._refusal = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         self._keys_read = 0
-        self._heap: list[tuple[int, int, _Entry]] = []
-        self._serial = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = NEVER
-        self._loops: list[asyncio.Task[None]] = []
+        self._expiry: asyncio.Task[None] | None = None
 
     # -- life
 
     async def start(self) -> None:
-        """Make or open the topic and rebuild all groups from it.
+        """Make or open the topic and rebuild the groups of the partitions that this broker coordinates.
 
-        KopError where there can be no such topic. A failure that passes is tried again for a minute; afterwards each
-        partition is tried by itself, behind this call where that takes long.
+        Errors and time limits as of `Ownership.start`.
         """
-        await retried("open the offsets topic", self._log.open, passes=_passes, seconds=_OPEN_SECONDS)
-        self._engine.topics.on_change(self._topic_changed)
-        interval = self.settings.offsets_retention_check_interval_ms / 1000
-        self._loops = [
-            asyncio.get_running_loop().create_task(repeat("the expiry of offsets", self.expire, every=interval)),
-            asyncio.get_running_loop().create_task(repeat("who leads", self._confirm, every=_CONFIRM_SECONDS)),
-        ]
         began = time.monotonic()
-        self._refusal = ErrorCode.NONE  # from now on each partition says whether it is served
-        await self._partitions.start()
+        self._engine.topics.on_change(self._topic_changed)
+        await self._ownership.start()
         elapsed = (time.monotonic() - began) * 1000
         _log.info("%d groups loaded from %d keys in %.0f ms", len(self._entries), self._keys_read, elapsed)
+        interval = self.settings.offsets_retention_check_interval_ms / 1000
+        self._expiry = asyncio.get_running_loop().create_task(
+            repeat("the expiry of offsets", self.expire, every=interval)
+        )
 
-    async def _load(self, partition: int) -> dict[str, tuple[ClassicGroup, GroupOffsets]]:
+    async def _load(self, partition: int) -> Loaded:
         """The groups of a partition, from its log."""
         values: dict[str, GroupMetadataValue] = {}
         offsets: dict[str, GroupOffsets] = {}
-        for raw_key, raw_value in (await self._log.read(partition)).items():
+        for raw_key, raw_value in (await self.state_log.read(partition)).items():
             self._keys_read += 1
             if raw_value is None:
                 continue
             key = decode_key(raw_key)
             if isinstance(key, OffsetCommitKey):
-                found = offsets.setdefault(key.group, GroupOffsets())
-                found.put(key.topic, key.partition, decode_offset_value(raw_value))
+                of_group = offsets.setdefault(key.group, GroupOffsets())
+                of_group.put(key.topic, key.partition, decode_offset_value(raw_value))
             elif isinstance(key, GroupMetadataKey):
                 values[key.group] = decode_group_value(raw_value)
             else:
                 _warn_of(key)
-        await self._topics.find({topic for found in offsets.values() for topic in found.by_topic})
+        await self._topics.find({topic for of_group in offsets.values() for topic in of_group.by_topic})
         now = self._clock()
-        groups: dict[str, tuple[ClassicGroup, GroupOffsets]] = {}
+        groups: Loaded = {}
         for group_id in values.keys() | offsets.keys():
             value = values.get(group_id)
             if value is None:
@@ -193,76 +170,65 @@ class GroupCoordinator:
             groups[group_id] = group, offsets.get(group_id) or GroupOffsets()
         return groups
 
-    def _install(self, partition: int, groups: dict[str, tuple[ClassicGroup, GroupOffsets]]) -> None:
+    def _install(self, partition: int, groups: Loaded) -> None:
         """Serve the groups of a partition that was read: these and no others."""
-        term, now = self._partitions.term(partition), self._clock()
+        term, now = self._ownership.term(partition), self._clock()
         entries = [_Entry(group, partition, term, offsets) for group, offsets in groups.values()]
         for entry in entries:
             self._entries[entry.group.group_id] = entry
             self._carry_out(entry, entry.group.resume(now))
-        self._forget_missing_topics(entries)
+        for entry in entries:
+            if missing := self._offset_store.of_missing_topics(entry.offsets):
+                self._delete_offsets(entry, missing, _ignore)
 
     def _unload(self, partition: int) -> None:
         """Another broker coordinates the partition: who waits is sent there, and nothing of its groups stays here."""
         for group_id, entry in list(self._entries.items()):
             if entry.partition == partition:
                 del self._entries[group_id]
-                entry.armed = NEVER
+                self.deadlines.disarm(entry)
                 for effect in entry.group.unload():
                     if isinstance(effect, Reply):
                         _answer(effect.token, effect.result)
 
     async def stop(self) -> None:
         """Answer what waits, hand over what is queued, take nothing more."""
-        self._refusal = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._ownership.close()
+        self.deadlines.stop()
         for entry in self._entries.values():
             self._carry_out(entry, entry.group.unload())
-        self._log.flush()
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
-        await self._partitions.stop()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            await asyncio.gather(self._expiry, return_exceptions=True)
+        await self._ownership.stop()
+
+    # -- who coordinates
 
     @property
     def refusal(self) -> ErrorCode:
-        """NONE when requests are served, else what to answer all of them."""
-        if not self._refusal and self._partitions.loading:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        return self._refusal
+        """NONE where a request about all groups is served, else what to answer."""
+        return self._ownership.refusal_of_all
 
     @property
     def waiting_for(self) -> str | None:
         """Which groups are not served yet, and why, in one line for an operator; None where all of ours are."""
-        if self._refusal == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            return "the offsets topic is being opened"
-        return self._partitions.waiting_for
+        return self._ownership.waiting_for
 
     def refusal_of(self, group_id: str, *, surely: bool = False) -> ErrorCode:
-        """NONE when requests for the group are served here, else what to answer. `surely`: from memory alone.
-
-        Where `members` are not fresh everything is answered as from memory alone: `_confirm` sees to it that it can be.
-        """
-        if self._refusal:
-            return self._refusal
-        # Who was stopped for a while may have been replaced. Not where storage said since that it still leads.
-        surely = surely or not self._engine.brokers_fresh
-        return self._partitions.refusal(self._log.partition_of(group_id), surely=surely)
+        """NONE when requests for the group are served here, else what to answer; see `Ownership.refusal`."""
+        return self._ownership.refusal(group_id, surely=surely)
 
     def in_doubt(self, group_ids: Iterable[str]) -> set[int]:
         """Partitions of these groups that `verify` has to ask about before anything is answered from memory."""
-        partitions = () if self._refusal else map(self._log.partition_of, group_ids)
-        return set(filter(self._partitions.in_doubt, partitions))
+        return self._ownership.in_doubt(group_ids)
 
     async def verify(self, partitions: Collection[int]) -> None:
         """Ask storage who coordinates; what is still in doubt then, or gone, is refused by `refusal_of`."""
-        await asyncio.gather(*map(self._partitions.verify, partitions))
+        await self._ownership.verify(partitions)
 
     def coordinator_of(self, group_id: str) -> tuple[UUID, int] | None:
         """The partition of `__offsets` that keeps the group; None before the topic is known."""
-        return (self._log.topic_id, self._log.partition_of(group_id)) if self._log.partitions else None
+        return (self.state_log.topic_id, self.state_log.partition_of(group_id)) if self.state_log.partitions else None
 
     # -- members
 
@@ -312,7 +278,7 @@ class GroupCoordinator:
         if entry is None:
             if error != ErrorCode.UNKNOWN_MEMBER_ID:
                 return error, ()
-            return ErrorCode.NONE, tuple(Left(one.member_id, one.instance_id, error) for one in leaving)
+            return ErrorCode.NONE, tuple(Left(member.member_id, member.instance_id, error) for member in leaving)
         left, effects = entry.group.leave(leaving, self._clock())
         if all(isinstance(effect, Reply) for effect in effects):
             self._carry_out(entry, effects)
@@ -340,31 +306,21 @@ class GroupCoordinator:
     def commit(self, group_id: str, commits: Iterable[Commit], retention_ms: int = -1) -> asyncio.Future[ErrorCode]:
         """Commit offsets after `check_commit`, all of them or none. Ends when they are durable.
 
-        `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
+        `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting. StateRecordError
+        where a record cannot hold them.
         """
-        now = self._wall()
-        expire = now + retention_ms if retention_ms >= 0 else -1
-        items: list[tuple[Key, OffsetCommitValue]] = []
-        records: list[KeyValue] = []
-        for one in commits:
-            value = OffsetCommitValue(one.offset, max(one.leader_epoch, -1), one.metadata, now, expire, one.topic_id)
-            items.append(((one.topic, one.partition), value))
-            raw_key = encode_key(OffsetCommitKey(group_id, one.topic, one.partition))
-            records.append((raw_key, encode_offset_value(value)))
         entry = self._entries.get(group_id) or self._add(group_id)
-        for key, _ in items:
-            entry.offsets.begin(key)
         answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
 
-        def done(code: ErrorCode) -> None:
-            for key, value in items:
-                entry.offsets.end(key)
-                if not code:
-                    entry.offsets.put(*key, value)
+        def written(code: ErrorCode) -> None:
             self._drop_untouched(entry)
             _answer(answer, answer_for(code))
 
-        self._log.write(entry.partition, records, done)
+        try:
+            self._offset_store.commit(entry.partition, group_id, entry.offsets, commits, retention_ms, written)
+        except StateRecordError:
+            self._drop_untouched(entry)
+            raise
         return answer
 
     def offsets(self, group_id: str) -> GroupOffsets | None:
@@ -380,16 +336,16 @@ class GroupCoordinator:
         group = entry.group
         if group.state is not State.EMPTY and group.protocol_type != "consumer":
             return ErrorCode.NON_EMPTY_GROUP, {}
-        there = set(entry.offsets.keys())
+        known = set(entry.offsets.keys())
         errors = {
-            key: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.roster.is_subscribed_to(key[0]) else ErrorCode.NONE
+            key: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed_to(key[0]) else ErrorCode.NONE
             for key in keys
         }
-        gone = [key for key, code in errors.items() if not code and key in there]
+        gone = [key for key, code in errors.items() if not code and key in known]
         if not gone:
             return ErrorCode.NONE, errors
         answer: asyncio.Future[tuple[ErrorCode, dict[Key, ErrorCode]]] = asyncio.get_running_loop().create_future()
-        self._delete(entry, gone, lambda code: _answer(answer, (answer_for(code), {} if code else errors)))
+        self._delete_offsets(entry, gone, lambda code: _answer(answer, (answer_for(code), {} if code else errors)))
         return answer
 
     # -- administration
@@ -437,22 +393,14 @@ class GroupCoordinator:
     # -- time
 
     def tick(self) -> None:
-        """Do what is due in every group. Called by the timer."""
-        self._timer_at = NEVER
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        now = self._clock()
-        while self._heap and self._heap[0][0] <= now:
-            deadline, _, entry = heapq.heappop(self._heap)
-            if entry.armed == deadline:
-                entry.armed = NEVER
-                try:
-                    self._carry_out(entry, entry.group.tick(now))
-                except Exception:  # a fault in one group must not stop the clock of all
-                    _log.exception("group %r could not do what was due", entry.group.group_id)
-                self._drop_untouched(entry)
-        self._set_timer()
+        """Do what is due in every group. The timer calls it."""
+        self.deadlines.tick()
+
+    def _due(self, entry: _Entry, now: int) -> None:
+        try:
+            self._carry_out(entry, entry.group.tick(now))
+        finally:
+            self._drop_untouched(entry)
 
     async def expire(self) -> None:
         """Delete expired offsets, and groups that have neither members nor offsets."""
@@ -461,21 +409,16 @@ class GroupCoordinator:
             if index % _EXPIRY_SLICE == _EXPIRY_SLICE - 1:
                 await asyncio.sleep(0)
             group = entry.group
-            if self._refusal or self._entries.get(group.group_id) is not entry:
+            if self._ownership.closed or self._entries.get(group.group_id) is not entry:
                 continue
-            gone = entry.offsets.expired(group, self._wall(), retention_ms)
-            left = len(entry.offsets.keys()) - len(gone)
-            if not left and group.state is State.EMPTY and not group.roster.pending:
+            expired = entry.offsets.expired(group, self._wall(), retention_ms)
+            left = len(entry.offsets.keys()) - len(expired)
+            if not left and group.is_vacant:
                 _log.info("group %r has no members and no offsets left: deleted", group.group_id)
                 self._delete_group(entry, _ignore)
-            elif gone:
-                _log.info("%d offsets of group %r expired", len(gone), group.group_id)
-                self._delete(entry, gone, _ignore)
-
-    async def _confirm(self) -> None:
-        """Nobody can tell who the other brokers are: storage says whether each partition is still led here."""
-        if not self._engine.brokers_fresh:
-            self._partitions.confirm()
+            elif expired:
+                _log.info("%d offsets of group %r expired", len(expired), group.group_id)
+                self._delete_offsets(entry, expired, _ignore)
 
     # -- inside
 
@@ -490,15 +433,15 @@ class GroupCoordinator:
         return (None, missing) if entry is None else (entry, ErrorCode.NONE)
 
     def _add(self, group_id: str) -> _Entry:
-        partition = self._log.partition_of(group_id)
+        partition = self.state_log.partition_of(group_id)
         group = ClassicGroup(group_id, self.settings, self._clock())
-        entry = _Entry(group, partition, self._partitions.term(partition))
+        entry = _Entry(group, partition, self._ownership.term(partition))
         self._entries[group_id] = entry
         return entry
 
     def _is_current(self, entry: _Entry) -> bool:
         """Whether the entry is of the term in which its partition is led now."""
-        return entry.term == self._partitions.term(entry.partition)
+        return entry.term == self._ownership.term(entry.partition)
 
     def _drop_untouched(self, entry: _Entry) -> None:
         """Forget a group that was made for a request that then failed."""
@@ -506,13 +449,13 @@ class GroupCoordinator:
         if group.untouched and not entry.offsets and self._entries.get(group.group_id) is entry:
             del self._entries[group.group_id]
 
-    def _carry_out(self, entry: _Entry, effects: Sequence[Effect], done: Done | None = None) -> None:
-        """Answer and write as the machine said; `done` hears of the last write."""
+    def _carry_out(self, entry: _Entry, effects: Sequence[Effect], written: Written | None = None) -> None:
+        """Answer and write as the machine said; `written` hears of each write."""
         for effect in effects:
             if isinstance(effect, Reply):
                 _answer(effect.token, effect.result)
             else:
-                self._write_group(entry, effect.ticket, effect.value, done)
+                self._write_group(entry, effect.ticket, effect.value, written)
         group = entry.group
         if group.state is not entry.logged:
             entry.logged = group.state
@@ -525,54 +468,42 @@ class GroupCoordinator:
                 group.generation,
                 len(group.roster),
             )
-        deadline = group.next_deadline
-        if deadline < entry.armed:
-            entry.armed = deadline
-            heapq.heappush(self._heap, (deadline, next(self._serial), entry))
-            self._set_timer()
+        self.deadlines.arm(entry, group.next_deadline)
 
-    def _write_group(self, entry: _Entry, ticket: int, value: GroupMetadataValue, done: Done | None) -> None:
+    def _write_group(self, entry: _Entry, ticket: int, value: GroupMetadataValue, written: Written | None) -> None:
         key = encode_key(GroupMetadataKey(entry.group.group_id))
 
-        def written(code: ErrorCode) -> None:
+        def persisted(code: ErrorCode) -> None:
             if self._is_current(entry):
                 self._carry_out(entry, entry.group.persisted(ticket, code, self._clock()))
-            if done is not None:
-                done(code)
+            if written is not None:
+                written(code)
 
         try:
             record = encode_group_value(value)
         except StateRecordError as error:
             _log.warning("group %r cannot be stored: %s", entry.group.group_id, error)
-            asyncio.get_running_loop().call_soon(written, error.code)
+            asyncio.get_running_loop().call_soon(persisted, error.code)
         else:
-            self._log.write(entry.partition, [(key, record)], written)
+            self.state_log.write(entry.partition, [(key, record)], persisted)
 
-    def _delete(self, entry: _Entry, keys: Sequence[Key], done: Done) -> None:
-        """Write tombstones for offsets."""
+    def _delete_offsets(self, entry: _Entry, keys: Sequence[Key], written: Written) -> None:
+        self._offset_store.delete(entry.partition, entry.group.group_id, entry.offsets, keys, written)
 
-        def written(code: ErrorCode) -> None:
-            if not code:
-                for key in keys:
-                    entry.offsets.put(*key, None)
-            done(code)
-
-        self._log.write(entry.partition, _tombstones(entry.group.group_id, keys), written)
-
-    def _delete_group(self, entry: _Entry, done: Done) -> None:
+    def _delete_group(self, entry: _Entry, written: Written) -> None:
         """Write tombstones for an empty group and all that it committed. Nobody finds it meanwhile."""
         group = entry.group
         group.kill()
         del self._entries[group.group_id]
 
-        def written(code: ErrorCode) -> None:
+        def deleted(code: ErrorCode) -> None:
             if code:
                 self._restore(entry)
-            done(code)
+            written(code)
 
-        records = _tombstones(group.group_id, entry.offsets.keys())
+        records = tombstones(group.group_id, entry.offsets.keys())
         records.append((encode_key(GroupMetadataKey(group.group_id)), None))
-        self._log.write(entry.partition, records, written)
+        self.state_log.write(entry.partition, records, deleted)
 
     def _restore(self, entry: _Entry) -> None:
         """A group's deletion failed: it is back, or what it committed goes to the one that took its name.
@@ -591,33 +522,20 @@ class GroupCoordinator:
                 newer.offsets.put(topic, partition, value)
 
     def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        if old is not None and new is None and not self._refusal:
+        if old is not None and new is None and not self._ownership.closed:
             for entry in self._entries.values():
                 keys = entry.offsets.keys(old.name)
                 if keys:
-                    self._delete(entry, keys, _ignore)
+                    self._delete_offsets(entry, keys, _ignore)
 
-    def _forget_missing_topics(self, entries: Iterable[_Entry]) -> None:
-        """Topics that were deleted just before a crash, whose tombstones were not written any more."""
-        for entry in entries:
-            gone: list[Key] = []
-            for topic, partition, value in entry.offsets:
-                found = self._topics.get(topic)
-                if found is None and self._topics.is_unsure(topic):
-                    continue
-                if found is None or (value.topic_id is not None and found.topic_id != value.topic_id):
-                    gone.append((topic, partition))
-            if gone:
-                self._delete(entry, gone, _ignore)
 
-    def _set_timer(self) -> None:
-        if not self._heap or self._heap[0][0] >= self._timer_at or self._refusal:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = self._heap[0][0]
-        delay = max(self._timer_at - self._clock(), 0) / 1000
-        self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
+def _state_topic(settings: GroupSettings) -> StateTopic:
+    configs = {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": str(settings.offsets_topic_segment_bytes),
+    }
+    return StateTopic(OFFSETS_TOPIC, settings.offsets_topic_num_partitions, configs)
 
 
 def _answer(token: Any, result: Any) -> None:
@@ -628,18 +546,9 @@ def _answer(token: Any, result: Any) -> None:
         token.set_result(result)
 
 
-def _tombstones(group_id: str, keys: Iterable[Key]) -> list[KeyValue]:
-    return [(encode_key(OffsetCommitKey(group_id, topic, partition)), None) for topic, partition in keys]
-
-
-def _passes(error: BaseException) -> bool:
-    """Whether the same request may succeed later: as clients see it."""
-    return isinstance(error, KopError) and error.code in _PASSING
-
-
 def _ignore(code: ErrorCode) -> None:
-    """Nobody waits for it; a failure was logged and it is tried again at the next occasion."""
+    """Nobody waits for the write; a failure was logged, and what was to be written is written at the next occasion."""
 
 
 def _warn_of(key: UnknownKey) -> None:
-    _log.warning("a record of kind %d in the offsets topic is not known here: left as it is", key.kind)
+    _log.warning("a record of kind %d in the topic %s is not known here: left as it is", key.kind, OFFSETS_TOPIC)

@@ -1,10 +1,11 @@
-"""The `__offsets` topic: where the group coordinator's records are kept.
+"""A state topic: the compacted topic in which a coordinator keeps its records.
 
-Owns: the topic, which partition a group belongs to, reading it back, and writing with one batch a partition and turn.
-Must not know: what the records mean.
+Owns: making and finding the topic, which partition a key belongs to, replaying a partition, writing to it in batches.
+Must not know: what the records mean, who coordinates a partition.
 
-Records that arrive for one partition in the same turn of the event loop share a batch. Callbacks of a partition are
-called in the order of its log.
+The records of one `write` are in one batch: all of them become durable, or none. Writes that arrive for a partition in
+the same turn of the event loop share a batch as far as its size allows. Callbacks of a partition are called in the
+order of its log.
 """
 
 from __future__ import annotations
@@ -17,28 +18,40 @@ from functools import partial
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from kop.cluster.client_topics import OFFSETS_TOPIC
 from kop.errors import ErrorCode, InternalError, KopError
-from kop.groups.settings import GroupSettings
 from kop.records.batch import build, iter_batches, iter_records, read_header
 from kop.records.record import Record
 from kop.storage.base import AppendResult, Engine, PartitionLog
 
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
 """A record; without a value it is a tombstone."""
-Done: TypeAlias = Callable[[ErrorCode], None]
-"""Called once with NONE when the records are durable, else with what went wrong."""
+Written: TypeAlias = Callable[[ErrorCode], None]
+"""Called once with NONE when the records are durable, else with the error that kept them from it."""
 
 _READ_BYTES: Final = 4 * 1024 * 1024
 _BATCH_BYTES: Final = 1024 * 1024
+"""A shared batch holds no more than this; what one write brings is in one batch whatever its size."""
 _LARGEST_BATCH: Final = 256 * 1024 * 1024
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StateTopic:
+    """The topic that a coordinator keeps its records in. `partitions` and `configs` are for one that has to be made."""
+
+    name: str
+    partitions: int
+    configs: Mapping[str, str]
 
 
 @dataclass(slots=True)
 class _Write:
     records: Sequence[KeyValue]
-    done: Done
+    written: Written
+
+    @property
+    def size(self) -> int:
+        return sum(len(key) + len(value or b"") for key, value in self.records)
 
 
 def java_hash(text: str) -> int:
@@ -50,53 +63,56 @@ def java_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
-class GroupLog:
-    """The partitions of `__offsets`. Call `open` before anything else."""
+class StateLog:
+    """The partitions of a state topic. Call `open` before anything else."""
 
-    def __init__(self, engine: Engine, settings: GroupSettings, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, engine: Engine, topic: StateTopic, wall_ms: Callable[[], int]) -> None:
+        """`wall_ms` gives the timestamps of records, in milliseconds since the epoch."""
         self._engine = engine
-        self._settings = settings
+        self._topic = topic
         self._wall_ms = wall_ms
         self._logs: list[PartitionLog] = []
         self.topic_id = UUID(int=0)
         self._queued: dict[int, list[_Write]] = {}
         self._failing = False
-        self._lost = 0
-        """Writes refused since the log began to fail: one line tells of all."""
+        self._refused_writes = 0
+        """Since the log began to fail: one line in the log tells of all of them."""
 
     async def open(self) -> None:
-        """Find the topic, or make it; the partitions of one that is there stay as they are."""
+        """Find the topic, or make it; one that is there keeps its partitions and configs as they are.
+
+        KopError of `Topics.create` where the topic cannot be made, InternalError where a partition is missing.
+        """
         topics = self._engine.topics
-        topic = topics.get(OFFSETS_TOPIC)
+        topic = topics.get(self.name)
         if topic is None:
-            configs = {
-                "cleanup.policy": "compact",
-                "compression.type": "producer",
-                "segment.bytes": str(self._settings.offsets_topic_segment_bytes),
-            }
-            count = self._settings.offsets_topic_num_partitions
             try:
-                topic = await topics.create(OFFSETS_TOPIC, count, configs, internal=True)
+                topic = await topics.create(self.name, self._topic.partitions, self._topic.configs, internal=True)
             except KopError as error:
-                topic = topics.get(OFFSETS_TOPIC)  # of gateways that start at once, one makes it
+                topic = topics.get(self.name)  # of brokers that start at once, one makes it
                 if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS or topic is None:
                     raise
         self._logs.clear()
         for index in range(topic.partitions):
-            found = self._engine.log(topic.topic_id, index)
-            if found is None:
-                raise InternalError(f"partition {index} of {OFFSETS_TOPIC} is missing")
-            self._logs.append(found)
+            partition_log = self._engine.log(topic.topic_id, index)
+            if partition_log is None:
+                raise InternalError(f"partition {index} of {self.name} is missing")
+            self._logs.append(partition_log)
         self.topic_id = topic.topic_id
+
+    @property
+    def name(self) -> str:
+        """The topic's name in storage."""
+        return self._topic.name
 
     @property
     def partitions(self) -> int:
         """How many partitions there are; 0 before `open`."""
         return len(self._logs)
 
-    def partition_of(self, group_id: str) -> int:
-        """The partition that keeps the group's records, by Kafka's rule."""
-        value = java_hash(group_id)
+    def partition_of(self, key: str) -> int:
+        """The partition that keeps the records of `key`, by the rule of Kafka's coordinators."""
+        value = java_hash(key)
         return (0 if value == -(1 << 31) else abs(value)) % len(self._logs)
 
     async def lead(self, partition: int, lost: Callable[[], None]) -> None:
@@ -108,24 +124,24 @@ class GroupLog:
         return self._logs[partition].leads
 
     async def verify_lead(self, partition: int) -> None:
-        """Ask who leads a partition; see `PartitionLog.verify_lead`."""
+        """Ask storage who leads a partition; see `PartitionLog.verify_lead`."""
         await self._logs[partition].verify_lead()
 
     async def resign(self, partition: int) -> None:
-        """Write to a partition no more."""
+        """Give the lead of a partition back; see `PartitionLog.resign`."""
         await self._logs[partition].resign()
 
     async def read(self, partition: int) -> Mapping[bytes, bytes | None]:
-        """The newest record of every key of a partition, tombstones included."""
+        """Replay a partition: the newest value of every key, None for a tombstone."""
         log = self._logs[partition]
         newest: dict[bytes, bytes | None] = {}
         await log.attach()
         offset = start = log.log_start_offset
         while offset < log.high_watermark:
-            found = await log.read(offset, _READ_BYTES, min_one=True)
-            if not found.size:
+            result = await log.read(offset, _READ_BYTES, min_one=True)
+            if not result.size:
                 break  # compaction took the last batches
-            for buffer in found.buffers:
+            for buffer in result.buffers:
                 view = memoryview(buffer)
                 for pos, header in iter_batches(view):
                     offset = header.next_offset
@@ -137,27 +153,27 @@ class GroupLog:
                             newest[record.key] = record.value
         return newest
 
-    def write(self, partition: int, records: Sequence[KeyValue], done: Done) -> None:
-        """Append records to a partition, all of them or none, and call `done` when that has ended."""
+    def write(self, partition: int, records: Sequence[KeyValue], written: Written) -> None:
+        """Append records to a partition, all of them or none, and call `written` when that has ended."""
         if not self._queued:
             asyncio.get_running_loop().call_soon(self.flush)
-        self._queued.setdefault(partition, []).append(_Write(records, done))
+        self._queued.setdefault(partition, []).append(_Write(records, written))
 
     def flush(self) -> None:
-        """Hand over what is queued. Called by itself at the end of the turn."""
+        """Hand what is queued to storage. It is called at the end of each turn in which something was queued."""
         queued, self._queued = self._queued, {}
         now = self._wall_ms()
         for partition, writes in queued.items():
-            share: list[_Write] = []
-            size = 0
+            shared: list[_Write] = []
+            shared_size = 0
             for write in writes:
-                share.append(write)
-                size += sum(len(key) + len(value or b"") for key, value in write.records)
-                if size >= _BATCH_BYTES:
-                    self._append(self._logs[partition], share, now)
-                    share, size = [], 0
-            if share:
-                self._append(self._logs[partition], share, now)
+                size = write.size
+                if shared and shared_size + size > _BATCH_BYTES:  # one that is too large fails alone
+                    self._append(self._logs[partition], shared, now)
+                    shared, shared_size = [], 0
+                shared.append(write)
+                shared_size += size
+            self._append(self._logs[partition], shared, now)
 
     def _append(self, log: PartitionLog, writes: list[_Write], now: int) -> None:
         records = [key_value for write in writes for key_value in write.records]
@@ -176,16 +192,16 @@ class GroupLog:
         if error is not None:
             code = error.code if isinstance(error, KopError) else ErrorCode.UNKNOWN_SERVER_ERROR
             code = code or ErrorCode.UNKNOWN_SERVER_ERROR
-            self._lost += len(writes)
+            self._refused_writes += len(writes)
             if not self._failing:
                 self._failing = True
-                _log.warning("cannot write to %s-%d, groups and commits fail: %s", OFFSETS_TOPIC, log.index, error)
+                _log.warning("cannot write to %s-%d, what needs it fails: %s", self.name, log.index, error)
         elif self._failing:
             self._failing = False
-            _log.warning("%s can be written again; %d writes were refused meanwhile", OFFSETS_TOPIC, self._lost)
-            self._lost = 0
+            _log.warning("%s can be written again; %d writes were refused meanwhile", self.name, self._refused_writes)
+            self._refused_writes = 0
         for write in writes:
             try:
-                write.done(code)
+                write.written(code)
             except Exception:  # the others have to hear of it all the same
-                _log.exception("a write to %s-%d has ended, and what followed failed", OFFSETS_TOPIC, log.index)
+                _log.exception("a write to %s-%d has ended, and what followed failed", self.name, log.index)

@@ -1,4 +1,4 @@
-"""Taking partitions of `__offsets` over and letting them go, against a log that obeys the test."""
+"""Taking partitions of a state topic over and letting them go, against a log that obeys the test."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 from support.waiting import SECONDS, until
 
+from kop.coordination import ownership as module
+from kop.coordination.ownership import Ownership
 from kop.errors import BackendError, ErrorCode
-from kop.groups import partitions as module
-from kop.groups.partitions import Partitions
 
 NONE, LOADING, ELSEWHERE = ErrorCode.NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR
 
@@ -20,8 +20,10 @@ NONE, LOADING, ELSEWHERE = ErrorCode.NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRES
 class World:
     """Four partitions; `mine` says which of them this broker is given."""
 
+    name = "__state"
     topic_id = UUID(int=1000)
     partitions = 4
+    brokers_fresh = True
 
     def __init__(self) -> None:
         self.mine: set[int] = set()
@@ -35,7 +37,7 @@ class World:
         self.gate = asyncio.Event()
         self.gate.set()
         self.installed: list[int] = []
-        self.under_test = Partitions[int](self, self, self.load, self.install, self.unload)  # type: ignore[arg-type]
+        self.under_test = Ownership[int](self, self, self, self.load, self.install, self.unload)  # type: ignore[arg-type]
 
     # the live brokers
 
@@ -47,6 +49,15 @@ class World:
         self.changed = callback
 
     # the log
+
+    async def open(self) -> None:
+        """It is there."""
+
+    def partition_of(self, key: str) -> int:
+        return int(key)
+
+    def flush(self) -> None:
+        """Nothing is queued."""
 
     def leads(self, partition: int) -> bool:
         return partition in self.led and partition not in self.doubtful
@@ -94,7 +105,7 @@ class World:
 
     @property
     def states(self) -> list[ErrorCode]:
-        return [self.under_test.refusal(index) for index in range(self.partitions)]
+        return [self.under_test.refusal(str(index)) for index in range(self.partitions)]
 
 
 def run(test: Callable[[World], Any]) -> None:
@@ -113,7 +124,7 @@ def test_what_is_ours_is_led_loaded_and_served_and_the_rest_is_elsewhere() -> No
         assert world.states[1] == world.states[3] == ELSEWHERE
         await world.settle(0, 2)
         assert world.states == [NONE, ELSEWHERE, NONE, ELSEWHERE]
-        assert not world.under_test.loading
+        assert not world.under_test.refusal_of_all
         assert [step for step in world.story if step[1] == 0] == [("lead", 0), ("load", 0)]
 
     run(test)
@@ -125,15 +136,15 @@ def test_who_may_have_been_replaced_answers_nothing_from_memory() -> None:
         await world.under_test.start()
         await world.settle(0, 1)
         world.doubtful = {1}
-        assert [world.under_test.refusal(index, surely=True) for index in range(3)] == [NONE, LOADING, ELSEWHERE]
+        assert [world.under_test.refusal(str(index), surely=True) for index in range(3)] == [NONE, LOADING, ELSEWHERE]
         assert world.states[1] == NONE, "a write finds out by itself"
-        await world.under_test.verify(1)
-        assert world.under_test.refusal(1, surely=True) == NONE
+        await world.under_test.verify([1])
+        assert world.under_test.refusal("1", surely=True) == NONE
 
     run(test)
 
 
-def test_each_change_of_the_members_asks_whether_what_was_in_doubt_is_still_held() -> None:
+def test_each_change_of_the_live_brokers_asks_whether_what_was_in_doubt_is_still_held() -> None:
     async def test(world: World) -> None:
         world.mine = {0, 1, 2}
         await world.under_test.start()
@@ -173,26 +184,26 @@ def test_alone_the_start_ends_when_all_is_served() -> None:
 def test_a_partition_that_cannot_be_had_keeps_neither_the_start_nor_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.02)
 
     async def test(world: World) -> None:
         world.mine, world.refuse = {0, 1, 2, 3}, {2}
         await world.under_test.start()
         assert world.states == [NONE, NONE, ELSEWHERE, NONE]
-        assert world.under_test.loading, "a list of all groups would lack some"
-        said = "1 of 4 partitions of the offsets topic are not served: 2: KAFKA_STORAGE_ERROR: another one holds it"
+        assert world.under_test.refusal_of_all == LOADING, "a list of everything would lack some"
+        said = "1 of 4 partitions of __state are not served: 2: KAFKA_STORAGE_ERROR: another one holds it"
         assert world.under_test.waiting_for == said
-        assert f"{said}; trying again, all other groups are served" in caplog.text
+        assert f"{said}; trying again, all other partitions are served" in caplog.text
         world.refuse = set()
         await until(lambda: world.states == [NONE] * 4)
         assert world.under_test.waiting_for is None
-        assert not world.under_test.loading
+        assert not world.under_test.refusal_of_all
 
     run(test)
 
 
 def test_a_partition_that_never_answers_keeps_the_start_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_LOAD_SECONDS", 0.05)
+    monkeypatch.setattr(module, "FIRST_LOAD_SECONDS", 0.05)
 
     async def test(world: World) -> None:
         world.mine = {0}
@@ -207,7 +218,7 @@ def test_a_partition_that_never_answers_keeps_the_start_for_a_bounded_time(monke
 
 
 def test_a_load_that_fails_for_a_reason_nobody_thought_of_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.02)
 
     async def test(world: World) -> None:
         world.mine, world.broken = {0, 1}, {1}
@@ -223,7 +234,7 @@ def test_a_load_that_fails_for_a_reason_nobody_thought_of_is_tried_again(monkeyp
 def test_a_lead_that_is_lost_while_it_loads_serves_nothing_and_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.02)
 
     async def test(world: World) -> None:
         world.gate.clear()
@@ -245,7 +256,7 @@ def test_a_lead_that_is_lost_while_it_loads_serves_nothing_and_is_asked_for_agai
 
 
 def test_a_loss_that_an_earlier_term_tells_of_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
 
     async def test(world: World) -> None:
         world.mine = {0}
@@ -261,7 +272,7 @@ def test_a_loss_that_an_earlier_term_tells_of_ends_nothing(monkeypatch: pytest.M
 
 
 def test_one_that_was_taken_away_is_asked_for_again_only_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.5)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.5)
 
     async def test(world: World) -> None:
         await world.under_test.start()
@@ -279,7 +290,7 @@ def test_one_that_was_taken_away_is_asked_for_again_only_after_a_pause(monkeypat
 
 
 def test_one_that_was_taken_away_and_is_not_ours_any_more_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.02)
 
     async def test(world: World) -> None:
         await world.under_test.start()
@@ -294,7 +305,7 @@ def test_one_that_was_taken_away_and_is_not_ours_any_more_is_left_alone(monkeypa
 
 
 def test_a_refusal_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.02)
 
     async def test(world: World) -> None:
         await world.under_test.start()

@@ -1,0 +1,89 @@
+"""One timer of the event loop for the deadlines of many items.
+
+Owns: a heap of deadlines, and the timer for the earliest of them.
+Must not know: what is due.
+
+Deadlines are milliseconds of the clock that `Deadlines` is given, which must never go back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+NEVER: Final = 2**63 - 1
+"""A deadline that does not come."""
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T", bound=Hashable)
+
+
+class Deadlines(Generic[T]):
+    """Calls `due(item, now)` once the earliest deadline that an item was armed with has come; then it is not armed."""
+
+    def __init__(self, clock_ms: Callable[[], int], due: Callable[[T, int], None]) -> None:
+        self._clock_ms = clock_ms
+        self._due = due
+        self._armed: dict[T, int] = {}
+        self._heap: list[tuple[int, int, T]] = []
+        """Deadline, serial number, item. An entry whose deadline is not the one in `_armed` is void."""
+        self._serial = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = NEVER
+        self._stopped = False
+
+    def __len__(self) -> int:
+        """How many deadlines are kept, void ones among them."""
+        return len(self._heap)
+
+    def arm(self, item: T, deadline: int) -> None:
+        """Have the item due at `deadline`, unless it is due earlier already."""
+        if deadline < self._armed.get(item, NEVER):
+            self._armed[item] = deadline
+            heapq.heappush(self._heap, (deadline, next(self._serial), item))
+            self._set_timer()
+
+    def disarm(self, item: T) -> None:
+        """Forget the item's deadline."""
+        self._armed.pop(item, None)
+
+    def tick(self) -> None:
+        """Call `due` for every item whose deadline has come. The timer calls it; to call it early does no harm.
+
+        An exception of `due` is logged and keeps no other item from its turn.
+        """
+        self._cancel_timer()
+        now = self._clock_ms()
+        while self._heap and self._heap[0][0] <= now:
+            deadline, _, item = heapq.heappop(self._heap)
+            if self._armed.get(item) == deadline:
+                del self._armed[item]
+                try:
+                    self._due(item, now)
+                except Exception:  # a fault in one item must not stop the clock of all
+                    _log.exception("%r could not do what was due", item)
+        self._set_timer()
+
+    def stop(self) -> None:
+        """Call `due` for nothing more by itself."""
+        self._stopped = True
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
+        self._timer_at = NEVER
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        if not self._heap or self._heap[0][0] >= self._timer_at or self._stopped:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = self._heap[0][0]
+        delay = max(self._timer_at - self._clock_ms(), 0) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay, self.tick)

@@ -1,0 +1,309 @@
+"""Which partitions of a state topic this broker coordinates: taking them over, serving them, letting them go.
+
+Owns: the state of each partition, what to answer for a partition that is not served, terms, doubt, and when a partition
+that was lost or refused is tried again.
+Must not know: what the partitions hold. Its user loads a partition, puts what it loaded in force, and unloads it.
+
+A partition is taken over when the live brokers' choice falls on this one: it becomes the only writer of the log, by
+which it has fenced whoever was it before, and reads the log to its end. What the former one had not finished has failed
+then. A broker that has lost a partition to another asks for it again only after a pause that grows: two brokers that
+see different live brokers must not take it from each other in turns.
+
+Each take-over is a term of its own. What was read or begun in one term means nothing in the next: another broker may
+have written in between.
+
+A partition is in doubt while storage has not said for some seconds that this broker still leads it. What is written
+then finds out by itself; what is answered from memory needs `verify` first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Final, Generic, Protocol, TypeVar
+from uuid import UUID
+
+from kop.background import repeat, retried
+from kop.coordination.state_log import StateLog
+from kop.errors import ErrorCode, KopError
+from kop.storage.base import Brokers
+
+FIRST_PAUSE_SECONDS = 1.0
+"""Before a partition that was lost or refused is tried again; each further pause is twice as long ..."""
+LONGEST_PAUSE_SECONDS = 30.0
+"""... up to this."""
+FIRST_LOAD_SECONDS = 15.0
+"""So long `start` waits for what this broker coordinates; what is not loaded then is loaded behind it."""
+CONFIRM_SECONDS = 0.5
+"""While the live brokers are not known, storage is asked so often whether it is still led here what is served."""
+_OPEN_SECONDS: Final = 60.0
+_MOST_NAMED: Final = 5
+_PASSING: Final = frozenset(
+    {
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class LeaderChoice(Protocol):
+    """Which of the live brokers a partition is given to (`kop.cluster.live_brokers`)."""
+
+    def is_leader(self, topic_id: UUID, partition: int) -> bool:
+        """Whether it is given to this broker."""
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change, and when for some seconds nobody could tell whether there was one."""
+
+
+class Ownership(Generic[T]):
+    """The state of every partition of a state topic. Call `start` once, and `stop` at the end.
+
+    `load` reads a partition and keeps nothing of it itself; `install` puts what was read in force, unless the lead was
+    lost meanwhile; `unload` ends what is in force.
+    """
+
+    def __init__(
+        self,
+        log: StateLog,
+        brokers: Brokers,
+        leader_choice: LeaderChoice | None,
+        load: Callable[[int], Awaitable[T]],
+        install: Callable[[int, T], None],
+        unload: Callable[[int], None],
+    ) -> None:
+        """Without a `leader_choice` this broker is alone and coordinates every partition."""
+        self._log = log
+        self._brokers = brokers
+        self._leader_choice = leader_choice
+        self._load = load
+        self._install = install
+        self._unload = unload
+        self._closed = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        """What to answer for every partition: before the topic is open, and after `close`."""
+        self._states: list[ErrorCode] = []
+        """What to answer for each partition; NONE for one that is served."""
+        self._terms: list[int] = []
+        self._failures: dict[int, str] = {}
+        """Why a partition of ours is not served, from the last try."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._pauses: dict[int, float] = {}
+        self._verifying: dict[int, asyncio.Task[None]] = {}
+        self._confirming: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    # -- what to answer
+
+    @property
+    def closed(self) -> ErrorCode:
+        """NONE while partitions are looked at one by one, else what to answer for all of them."""
+        return self._closed
+
+    @property
+    def refusal_of_all(self) -> ErrorCode:
+        """NONE where every partition of ours is served, else what to answer a request about all of them."""
+        if not self._closed and any(state and self._is_ours(partition) for partition, state in enumerate(self._states)):
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return self._closed
+
+    def refusal(self, key: str, *, surely: bool = False) -> ErrorCode:
+        """NONE where the partition of `key` is served here, else what to answer.
+
+        `surely`: for an answer from memory, which nobody else may have overtaken; COORDINATOR_LOAD_IN_PROGRESS where
+        that is in doubt. While the live brokers are not known every answer is taken for such a one: a broker that was
+        stopped for a while may have been replaced.
+        """
+        if self._closed:
+            return self._closed
+        partition = self._log.partition_of(key)
+        if (surely or not self._brokers.brokers_fresh) and self._is_in_doubt(partition):
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return self._states[partition]
+
+    def in_doubt(self, keys: Iterable[str]) -> set[int]:
+        """Partitions of these keys that are served, and that another broker may have taken over meanwhile."""
+        partitions = () if self._closed else map(self._log.partition_of, keys)
+        return set(filter(self._is_in_doubt, partitions))
+
+    async def verify(self, partitions: Collection[int]) -> None:
+        """Ask storage who coordinates them. What another broker coordinates is unloaded afterwards."""
+        await asyncio.gather(*map(self._log.verify_lead, partitions))
+
+    def term(self, partition: int) -> int:
+        """Grows when a partition is taken over and when it is lost: what was begun in another term is void."""
+        return self._terms[partition]
+
+    @property
+    def waiting_for(self) -> str | None:
+        """The partitions of ours that are not served, and why, in one line for an operator; None where all are."""
+        if self._closed == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            return f"the topic {self._log.name} is being opened"
+        missing = [index for index, state in enumerate(self._states) if state and self._is_ours(index)]
+        if not missing:
+            return None
+        named = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
+        why = next((self._failures[index] for index in missing if index in self._failures), "they are being read")
+        return f"{len(missing)} of {len(self._states)} partitions of {self._log.name} are not served: {named}: {why}"
+
+    # -- life
+
+    async def start(self) -> None:
+        """Open the topic and take over what is ours. Ends when each partition of ours is served or was refused once.
+
+        What is not served after some seconds is tried again behind this call until it is. KopError where there can be
+        no such topic; a failure that passes is tried again for a minute.
+        """
+        await retried(f"open the topic {self._log.name}", self._log.open, passes=_passes, seconds=_OPEN_SECONDS)
+        self._states = [ErrorCode.NOT_COORDINATOR] * self._log.partitions
+        self._terms = [0] * self._log.partitions
+        self._closed = ErrorCode.NONE
+        self._confirming = asyncio.get_running_loop().create_task(
+            repeat(f"who leads {self._log.name}", self._confirm, every=CONFIRM_SECONDS)
+        )
+        if self._leader_choice is not None:
+            self._leader_choice.on_change(self._settle)
+        self._settle()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=FIRST_LOAD_SECONDS)
+        if waiting_for := self.waiting_for:
+            _log.warning("%s; trying again, all other partitions are served", waiting_for)
+
+    def close(self) -> None:
+        """Serve nothing more: every request is COORDINATOR_NOT_AVAILABLE from now on."""
+        self._closed = ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+    async def stop(self) -> None:
+        """`close`, hand over what is queued to be written, and let every partition go."""
+        self.close()
+        self._stopped = True
+        self._log.flush()
+        tasks = [*self._tasks.values(), *self._verifying.values()]
+        if self._confirming is not None:
+            tasks.append(self._confirming)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(self._log.resign(partition) for partition in range(len(self._states))))
+
+    # -- doubt
+
+    def _is_in_doubt(self, partition: int) -> bool:
+        return not self._states[partition] and not self._log.leads(partition)
+
+    async def _confirm(self) -> None:
+        """While the live brokers are not known, ask storage about every partition that is served, side by side.
+
+        So none is in doubt while storage answers. One that does not answer keeps no other from being asked again.
+        """
+        if self._brokers.brokers_fresh:
+            return
+        for partition, state in enumerate(self._states):
+            if not state:
+                self._ask_who_leads(partition)
+
+    def _ask_who_leads(self, partition: int) -> None:
+        if partition not in self._verifying and not self._stopped:
+            task = asyncio.get_running_loop().create_task(self._log.verify_lead(partition))
+            self._verifying[partition] = task
+            task.add_done_callback(lambda done: self._asked(partition, done))
+
+    def _asked(self, partition: int, task: asyncio.Task[None]) -> None:
+        del self._verifying[partition]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("cannot tell who leads %s-%d", self._log.name, partition, exc_info=error)
+
+    # -- taking over and letting go
+
+    def _is_ours(self, partition: int) -> bool:
+        return self._leader_choice is None or self._leader_choice.is_leader(self._log.topic_id, partition)
+
+    def _settle(self) -> None:
+        """Bring each partition to what the live brokers say, and ask whether what is led is still led."""
+        for partition in range(len(self._states)):
+            self._settle_one(partition)
+            if self._is_in_doubt(partition):
+                self._ask_who_leads(partition)
+
+    def _settle_one(self, partition: int) -> None:
+        if self._stopped or partition in self._tasks:
+            return
+        held = self._states[partition] != ErrorCode.NOT_COORDINATOR
+        if self._is_ours(partition) == held:
+            return
+        task = asyncio.get_running_loop().create_task(self._give_up(partition) if held else self._try(partition))
+        self._tasks[partition] = task
+        task.add_done_callback(lambda _: self._settled(partition))
+
+    def _settled(self, partition: int) -> None:
+        del self._tasks[partition]
+        self._settle_one(partition)
+
+    async def _try(self, partition: int) -> None:
+        pause = self._pauses.get(partition, 0.0)
+        if pause:
+            await asyncio.sleep(pause)
+        self._pauses[partition] = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+        if not self._is_ours(partition):
+            return
+        try:
+            await self._take_over(partition)
+        except Exception as error:
+            self._failures[partition] = str(error) if isinstance(error, KopError) else repr(error)
+            if not isinstance(error, KopError):
+                _log.exception("cannot coordinate %s-%d; trying again", self._log.name, partition)
+            else:
+                level = logging.WARNING if pause <= FIRST_PAUSE_SECONDS else logging.DEBUG  # once, not at each try
+                _log.log(level, "cannot coordinate %s-%d: %s; trying again", self._log.name, partition, error)
+            await self._log.resign(partition)
+        else:
+            self._failures.pop(partition, None)
+
+    async def _take_over(self, partition: int) -> None:
+        self._states[partition] = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        self._terms[partition] += 1
+        term = self._terms[partition]
+        try:
+            await self._log.lead(partition, lambda: self._lost(partition, term))
+            loaded = await self._load(partition)
+            if not self._log.leads(partition):  # reading took long: another broker may lead since
+                await self._log.verify_lead(partition)
+        except BaseException:
+            if self._terms[partition] == term:
+                self._end(partition)
+            raise
+        if self._terms[partition] == term:
+            self._install(partition, loaded)
+            self._states[partition] = ErrorCode.NONE
+            asyncio.get_running_loop().call_later(LONGEST_PAUSE_SECONDS, self._pauses.pop, partition, None)
+
+    async def _give_up(self, partition: int) -> None:
+        self._end(partition)
+        await self._log.resign(partition)
+
+    def _lost(self, partition: int, term: int) -> None:
+        """Another broker is the writer now, or the log is gone."""
+        if self._stopped or self._terms[partition] != term:
+            return
+        _log.warning("%s-%d went to another broker, or its log was lost", self._log.name, partition)
+        self._end(partition)
+        self._pauses.setdefault(partition, FIRST_PAUSE_SECONDS)
+        if (task := self._tasks.get(partition)) is not None:
+            task.cancel()  # it reads for a term that is over
+        self._settle_one(partition)
+
+    def _end(self, partition: int) -> None:
+        if self._states[partition] != ErrorCode.NOT_COORDINATOR:
+            self._states[partition] = ErrorCode.NOT_COORDINATOR
+            self._terms[partition] += 1
+            self._unload(partition)
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether the same request may succeed later: as clients see it."""
+    return isinstance(error, KopError) and error.code in _PASSING

@@ -1,0 +1,88 @@
+"""A state topic: what shares a batch, what fails alone, what a replay gives."""
+
+from __future__ import annotations
+
+from support.faulty_engine import FaultyLog, FaultyStore
+from support.waiting import until
+
+from kop.coordination.state_log import StateLog, StateTopic
+from kop.errors import ErrorCode as E
+from kop.records.batch import iter_batches
+
+MIB = 1 << 20
+
+
+class Writer:
+    """A state log with one partition, and what became of each write."""
+
+    def __init__(self) -> None:
+        self.store = FaultyStore()
+        self.ended: list[tuple[int, E]] = []
+
+    async def open(self) -> StateLog:
+        self.log = StateLog(await self.store.open(), StateTopic("__state", 1, {}), lambda: 1_700_000_000_000)
+        await self.log.open()
+        return self.log
+
+    def write(self, number: int, *records: tuple[bytes, bytes | None]) -> None:
+        self.log.write(0, records, lambda code: self.ended.append((number, code)))
+
+    def partition(self) -> FaultyLog:
+        return self.store.log("__state")
+
+    async def batches(self) -> list[int]:
+        """How many records each batch holds."""
+        log = self.partition()
+        result = await log.read(0, 1 << 30, min_one=True)
+        return [header.record_count for data in result.buffers for _, header in iter_batches(memoryview(data))]
+
+
+async def test_writes_of_one_turn_share_a_batch_and_end_in_their_order() -> None:
+    writer = Writer()
+    await writer.open()
+    writer.write(1, (b"a", b"1"), (b"b", b"1"))
+    writer.write(2, (b"a", b"2"))
+    assert writer.partition().appends == 0
+    await until(lambda: len(writer.ended) == 2)
+    assert writer.ended == [(1, E.NONE), (2, E.NONE)]
+    assert await writer.batches() == [3]
+
+
+async def test_the_records_of_one_write_are_in_one_batch_however_large_it_is() -> None:
+    writer = Writer()
+    await writer.open()
+    writer.write(1, *((b"k%d" % index, bytes(MIB)) for index in range(3)))
+    await until(lambda: writer.ended == [(1, E.NONE)])
+    assert await writer.batches() == [3]
+
+
+async def test_a_write_that_is_too_large_to_share_a_batch_has_one_of_its_own() -> None:
+    writer = Writer()
+    await writer.open()
+    log = writer.partition()
+    log.hold()
+    writer.write(1, (b"a", b"1"))
+    writer.write(2, (b"b", bytes(2 * MIB)))
+    writer.write(3, (b"c", b"1"))
+    await until(lambda: log.waiting == 3)
+    log.release()
+    await until(lambda: len(writer.ended) == 3)
+    assert await writer.batches() == [1, 1, 1]
+
+
+async def test_a_replay_gives_the_newest_value_of_each_key_and_its_tombstone() -> None:
+    writer = Writer()
+    log = await writer.open()
+    writer.write(1, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    await until(lambda: len(writer.ended) == 1)
+    writer.write(2, (b"a", b"2"), (b"b", None))
+    await until(lambda: len(writer.ended) == 2)
+    assert await log.read(0) == {b"a": b"2", b"b": None, b"c": b"1"}
+
+
+async def test_a_fault_after_one_write_keeps_no_other_from_hearing() -> None:
+    writer = Writer()
+    log = await writer.open()
+    log.write(0, [(b"a", b"1")], lambda code: 1 / 0)  # type: ignore[func-returns-value,arg-type,return-value]
+    writer.write(2, (b"b", b"1"))
+    await until(lambda: writer.ended == [(2, E.NONE)])
