@@ -138,7 +138,7 @@ async def test_the_log_start_moves_to_what_compaction_kept(pulsar_store: PulsarS
         await groups.lead(0, lambda: None)
         await write(groups, {b"b": b"1"})
         await drop_originals(engine, log)
-        await log.refresh_start()
+        await log.ask_start()  # `refresh_start` may share an answer from before, for a second
         assert (log.log_start_offset, log.high_watermark) == (1, 4)
         assert await groups.read(0) == {b"rare": b"kept", b"a": b"2", b"b": b"1"}
 
