@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.child import Child
 from support.pulsar import Pulsar
+from support.waiting import SECONDS
 
 PARTITIONS = 2
 PATIENCE = 180.0
@@ -69,7 +70,7 @@ def rest(pulsar: Pulsar, method: str, path: str, body: Any = None) -> Any:
 
 def create(address: str, name: str, partitions: int = PARTITIONS) -> None:
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(SECONDS)
 
 
 def ascending(rows: list[tuple[int, int]]) -> None:
@@ -272,13 +273,13 @@ class Commits:
     def check(self, bootstrap: str) -> None:
         consumer = Consumer(self.settings | {"bootstrap.servers": bootstrap})
         try:
-            found = until(lambda: consumer.committed([TopicPartition(self.topic, 0)], timeout=10)[0].offset, 60)
+            found = until(lambda: consumer.committed([TopicPartition(self.topic, 0)], timeout=10)[0].offset)
         finally:
             consumer.close()
         assert self.kept <= found <= self.tried, f"{found} is committed, {self.kept} of {self.tried} was acknowledged"
 
 
-def until(ask: Callable[[], Any], seconds: float) -> Any:
+def until(ask: Callable[[], Any], seconds: float = SECONDS) -> Any:
     """The first answer of `ask` that is no exception and not False."""
     end = time.monotonic() + seconds
     while True:
@@ -308,11 +309,11 @@ def stored(address: str, topic: str) -> dict[int, list[tuple[int, int]]]:
     try:
         for partition in range(PARTITIONS):
             place = TopicPartition(topic, partition, 0)
-            begin, end = until(lambda place=place: consumer.get_watermark_offsets(place, timeout=10), 60)
+            begin, end = until(lambda place=place: consumer.get_watermark_offsets(place, timeout=10))
             assert begin == 0
             consumer.assign([place])
             rows = found[partition] = []
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + SECONDS
             at_end = begin == end
             while not at_end:
                 assert time.monotonic() < deadline, f"{rows[-1:]} of {end}, partition {partition}"
@@ -351,7 +352,7 @@ class Load:
         self.plain._stop.set()
         self.commits._stop.set()
 
-    def flows(self, seconds: float = 60) -> float:
+    def flows(self, seconds: float = SECONDS) -> float:
         """Until new records are acknowledged and commits kept; the seconds that took."""
         begin = time.monotonic()
         acknowledged, plain, kept = len(self.idempotent.acknowledged), len(self.plain.acknowledged), self.commits.kept

@@ -196,14 +196,14 @@ def test_a_token_that_runs_out_is_retriable_and_a_new_one_heals_all(
         client.send("t", b"0")
         assert client.flush() == [0]
         assert committed(serving.bootstrap, "g", 7) == 7
-        until(lambda: serving.engine.healthy is not None, 60)  # it has run out
+        until(lambda: serving.engine.healthy is not None)  # it has run out
         client.send("t", b"1")
         client.producer.poll(3)
         assert client.results == [], "it goes on trying; nothing is acknowledged"
         assert said(caplog, "see kop.pulsar.auth")
-        refused = [what for what in serving.engine.counts if "Authentication" in what or "Unauthorized" in what]
+        refused = [what for what in serving.engine.counts if "authentication" in what or "unauthorized" in what]
         assert refused, serving.engine.counts
-        until(lambda: not serving.call(fresh()), 30)
+        until(lambda: not serving.call(fresh()))
 
         lines = len(caplog.records)
         client.producer.poll(3)
@@ -212,8 +212,8 @@ def test_a_token_that_runs_out_is_retriable_and_a_new_one_heals_all(
         put(file, token("kop", 600))
         assert client.flush() == [1]
         assert one(serving.bootstrap, "t", b"2") == 2
-        until(lambda: serving.engine.healthy is None and serving.call(fresh()), 40)
-        assert until(lambda: committed(serving.bootstrap, "g") == 7, 60)
+        until(lambda: serving.engine.healthy is None and serving.call(fresh()))
+        assert until(lambda: committed(serving.bootstrap, "g") == 7)
         assert committed(serving.bootstrap, "g", 8) == 8
         create(serving.bootstrap, "after", 1)
         assert one(serving.bootstrap, "after") == 0
@@ -244,13 +244,13 @@ def test_a_permission_that_is_taken_away_is_named(
             assert isinstance(found, int) or found == "TOPIC_AUTHORIZATION_FAILED", found
             return found == "TOPIC_AUTHORIZATION_FAILED"
 
-        until(refused, 60)
+        until(refused)
         assert said(caplog, "grant-permission") or said(caplog, "admin of the tenant")
-        assert [what for what in serving.engine.counts if "AuthorizationError" in what or "Forbidden" in what]
+        assert [what for what in serving.engine.counts if "authorization_error" in what or "forbidden" in what]
         with pytest.raises(Exception, match=r"TOPIC_AUTHORIZATION_FAILED|authorization"):
             create(serving.bootstrap, "another", 1)
         guarded.let(space, ["kop"])
-        until(lambda: isinstance(one(serving.bootstrap, "t"), int), 60)
+        until(lambda: isinstance(one(serving.bootstrap, "t"), int))
         assert isinstance(client.flush(), list)
         create(serving.bootstrap, "another", 1)
         found = one(serving.bootstrap, "another")

@@ -15,6 +15,7 @@ from fault_kit import PATIENCE, create, gateway, rest, until
 from support.child import free_port
 from support.pulsar import OwnBroker, Pulsar, Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
+from support.waiting import SECONDS
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import EARLIEST
@@ -47,7 +48,7 @@ def admin(pulsar: Pulsar, work: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
 class Client:
     """An idempotent producer that gives up only when told so."""
 
-    def __init__(self, bootstrap: str, patience: float = 20, **settings: Any) -> None:
+    def __init__(self, bootstrap: str, patience: float = SECONDS, **settings: Any) -> None:
         self.results: list[KafkaError | int] = []
         self.producer = Producer(
             {
@@ -91,7 +92,6 @@ def said(caplog: pytest.LogCaptureFixture, text: str) -> bool:
 # --- the start
 
 
-@pytest.mark.timeout(90)
 def test_a_start_that_cannot_be_says_what_to_do(space: Pulsar, tmp_path: Path) -> None:
     nobody = free_port()
     absent = space.namespace + "-not-there"
@@ -108,7 +108,7 @@ def test_a_start_that_cannot_be_says_what_to_do(space: Pulsar, tmp_path: Path) -
         for child in children.values():
             child.start(wait=False)
         for what, child in children.items():
-            assert child.wait(60) == 1, what
+            assert child.wait() == 1, what
             for text in wrong[what][-1]:
                 assert text in child.log, f"{what}:\n{child.log}"
             assert "Traceback" not in child.log, what
@@ -118,14 +118,13 @@ def test_a_start_that_cannot_be_says_what_to_do(space: Pulsar, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_broker_without_the_index_is_refused_with_the_settings_to_add(pulsar_urls: Urls, tmp_path: Path) -> None:
     broker = OwnBroker(tmp_path / "broker", index=False)
     try:
         urls = broker.start()
         child = gateway(tmp_path / "kop", Pulsar(*urls, "public/default"))
         child.start(wait=False)
-        assert child.wait(60) == 1
+        assert child.wait() == 1
         assert "brokerEntryMetadataInterceptors=" in child.log
         assert "exposingBrokerEntryMetadataToClientEnabled=true" in child.log
         assert "kop.pulsar.offsets=packed" in child.log
@@ -145,8 +144,8 @@ def test_deduplication_is_turned_on_for_a_native_topic(space: Pulsar, served: Pu
         await client.set_deduplication(name, False)
 
     admin(space, prepare)
-    until(lambda: not admin(space, lambda client: client.get_deduplication(name, applied=True)), 20)
-    until(lambda: served.engine.topics.get("native-without") is not None, 20)
+    until(lambda: not admin(space, lambda client: client.get_deduplication(name, applied=True)))
+    until(lambda: served.engine.topics.get("native-without") is not None)
     assert one(served.bootstrap, "native-without") == 0
     assert admin(space, lambda client: client.get_deduplication(name, applied=True)) is True
 
@@ -159,7 +158,7 @@ def test_deduplication_that_somebody_turns_off_is_turned_on_again(
     name = f"persistent://{space.namespace}/twice"
     assert one(served.bootstrap, "twice") == 0
     admin(space, lambda client: client.set_deduplication(name, False))
-    until(lambda: not admin(space, lambda client: client.get_deduplication(name, applied=True)), 20)
+    until(lambda: not admin(space, lambda client: client.get_deduplication(name, applied=True)))
     assert one(served.bootstrap, "twice") == 1
     assert admin(space, lambda client: client.get_deduplication(name, applied=True)) is True
     assert said(caplog, "was turned off")
@@ -173,27 +172,31 @@ def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
     name = f"persistent://{space.namespace}/throttled"
     assert one(served.bootstrap, "throttled") == 0
     admin(space, lambda client: client.set_publish_rate(name, messages=100))
-    time.sleep(0.5)
     throttles: list[float] = []
     client = Client(
         served.bootstrap,
-        50,
         **{"batch.num.messages": 20, "throttle_cb": lambda event: throttles.append(event.throttle_time)},
     )
+
+    def told() -> bool:
+        client.send("throttled", *[b"v"] * 20)
+        client.producer.poll(0.1)
+        return bool(throttles)
+
+    until(told)
+    sent = len(client.flush())
     begin = time.monotonic()
     for _ in range(30):
         client.send("throttled", *[b"v"] * 20)
-    assert client.flush() == list(range(1, 601))
+    assert client.flush() == list(range(1 + sent, 601 + sent))
     took = time.monotonic() - begin
     assert took > 3
-    client.producer.poll(0.1)
-    assert throttles, "the client was told"
     assert max(throttles) <= 1.0
     assert served.engine.counts["batches_throttled_by_publish_rate"] >= 1
     assert served.serving is not None
     assert served.serving.gateway.metrics.throttled._value.get() >= 1
     assert sum("publish rate" in record.getMessage() for record in caplog.records) == 1, "said once"
-    assert not [what for what in served.engine.counts if "Timeout" in what]
+    assert not [what for what in served.engine.counts if "timeout" in what or "timed_out" in what]
 
 
 def test_a_limit_of_the_topic_on_sizes(space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture) -> None:
@@ -201,7 +204,7 @@ def test_a_limit_of_the_topic_on_sizes(space: Pulsar, served: PulsarGateway, cap
     name = f"persistent://{space.namespace}/small"
     assert one(served.bootstrap, "small") == 0
     admin(space, lambda client: client.set_max_message_size(name, 2000))
-    until(lambda: one(served.bootstrap, "small", b"x" * 5000) == "MSG_SIZE_TOO_LARGE", 20)
+    until(lambda: one(served.bootstrap, "small", b"x" * 5000) == "MSG_SIZE_TOO_LARGE")
     assert said(caplog, "pulsar-admin topics get-max-message-size")
     assert isinstance(one(served.bootstrap, "small"), int)
     client = Client(served.bootstrap, **{"linger.ms": 200})
@@ -227,7 +230,6 @@ def test_a_record_that_no_entry_can_hold(served: PulsarGateway) -> None:
     assert client.flush() == [0]
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
 def test_a_backlog_quota_is_retriable_and_heals(
     policy: str, space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture
@@ -241,7 +243,7 @@ def test_a_backlog_quota_is_retriable_and_heals(
     assert client.flush() == list(range(10))
     quota = {"limitSize": 1000, "limitTime": -1, "policy": policy}
     rest(space, "POST", f"{path}/backlogQuota?backlogQuotaType=destination_storage", quota)
-    blocked = Client(served.bootstrap, 60)
+    blocked = Client(served.bootstrap)
     count = "writes_refused_producer_blocked_quota_exceeded_error"
     before = served.engine.counts.get(count, 0)
 
@@ -251,7 +253,7 @@ def test_a_backlog_quota_is_retriable_and_heals(
             time.sleep(0.3)  # Pulsar applies quotas now and then, by its own clock
         return served.engine.counts.get(count, 0) > before
 
-    until(refused, 30)
+    until(refused)
     assert said(caplog, "raise the quota")
     stored = len(blocked.results)
     blocked.producer.poll(1)
@@ -284,7 +286,7 @@ def test_a_schema_required_of_producers(pulsar_urls: Urls, caplog: pytest.LogCap
             assert one(gateway.bootstrap, "typed") == 0, "a schema alone asks nothing of producers without one"
             rest(strict, "POST", f"namespaces/{strict.namespace}/schemaValidationEnforced", True)
             rest(strict, "PUT", f"persistent/{strict.namespace}/typed/unload")
-            until(lambda: one(gateway.bootstrap, "typed") == "POLICY_VIOLATION", 20)
+            until(lambda: one(gateway.bootstrap, "typed") == "POLICY_VIOLATION")
             for _ in range(5):
                 assert one(gateway.bootstrap, "typed") == "POLICY_VIOLATION"
             assert said(caplog, "pulsar-admin schemas delete")
@@ -292,7 +294,7 @@ def test_a_schema_required_of_producers(pulsar_urls: Urls, caplog: pytest.LogCap
             lines = [record for record in caplog.records if "schemas delete" in record.getMessage()]
             assert len(lines) == 1, "once, not at each request"
             rest(strict, "POST", f"namespaces/{strict.namespace}/schemaValidationEnforced", False)
-            until(lambda: isinstance(one(gateway.bootstrap, "typed"), int), 20)
+            until(lambda: isinstance(one(gateway.bootstrap, "typed"), int))
         finally:
             gateway.stop()
 
@@ -312,13 +314,13 @@ def test_encryption_required_of_producers(pulsar_urls: Urls, caplog: pytest.LogC
                 (found,) = client.flush()
                 return isinstance(found, KafkaError) and found.name() == "POLICY_VIOLATION"
 
-            until(refused, 20)
+            until(refused)
             assert one(gateway.bootstrap, "secret") == "POLICY_VIOLATION"
             assert said(caplog, "set-encryption-required --disable")
             assert gateway.engine.counts["writes_refused_encryption_required"] >= 1
             assert gateway.log("secret").high_watermark >= 1, "what is there can be read"
             rest(strict, "POST", f"namespaces/{strict.namespace}/encryptionRequired", False)
-            until(lambda: isinstance(one(gateway.bootstrap, "secret"), int), 20)
+            until(lambda: isinstance(one(gateway.bootstrap, "secret"), int))
         finally:
             gateway.stop()
 
@@ -330,7 +332,7 @@ def test_a_limit_on_producers_is_retriable_and_heals(
     assert one(served.bootstrap, "crowded") == 0  # its producer is there for ten seconds
     limit = f"persistent/{space.namespace}/crowded/maxProducers"
     rest(space, "POST", limit, 1)
-    client = Client(served.bootstrap, 40)
+    client = Client(served.bootstrap)
 
     def refused() -> bool:
         if "writes_refused_producer_busy" not in served.engine.counts:
@@ -338,7 +340,7 @@ def test_a_limit_on_producers_is_retriable_and_heals(
             client.producer.poll(0.5)
         return "writes_refused_producer_busy" in served.engine.counts
 
-    until(refused, 20)
+    until(refused)
     assert said(caplog, "set-max-producers")
     rest(space, "DELETE", limit)
     found = client.flush()
@@ -354,7 +356,7 @@ def test_a_limit_on_consumers_is_retriable_and_heals(
     served.call(log.attach())
     served.call(log.client.open_reader(log.partition_name, EARLIEST, permits=1, on_entry=lambda _: None))
     rest(space, "POST", limit, 1)
-    until(lambda: rest(space, "GET", f"{limit}?applied=true") == 1, 10)
+    until(lambda: rest(space, "GET", f"{limit}?applied=true") == 1)
 
     async def again() -> None:
         log.detach(BackendError("to attach again"))
@@ -371,7 +373,7 @@ def test_a_limit_on_consumers_is_retriable_and_heals(
         found = one(served.bootstrap, "watched")
         return isinstance(found, int)
 
-    until(heals, 20)
+    until(heals)
 
 
 def test_a_limit_on_topics(pulsar_urls: Urls, caplog: pytest.LogCaptureFixture) -> None:

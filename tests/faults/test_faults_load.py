@@ -38,10 +38,10 @@ def split_bundle(pulsar: Pulsar) -> None:
     path = f"namespaces/{pulsar.namespace}"
     before = rest(pulsar, "GET", f"{path}/bundles")["numBundles"]
     rest(pulsar, "PUT", f"{path}/{bundle}/split?unload=true")
-    until(lambda: rest(pulsar, "GET", f"{path}/bundles")["numBundles"] > before, 30)
+    until(lambda: rest(pulsar, "GET", f"{path}/bundles")["numBundles"] > before)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_unloads_and_a_killed_gateway_under_load(fresh: Pulsar, tmp_path: Path) -> None:
     one = gateway(tmp_path / "one", fresh)
     with running(one), Load(one.address) as load:
@@ -62,46 +62,46 @@ def test_unloads_and_a_killed_gateway_under_load(fresh: Pulsar, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_a_broker_restarted_killed_and_stopped_under_load(own_broker: OwnBroker, tmp_path: Path) -> None:
     with fresh_namespace(own_broker.start()) as pulsar:
         one = gateway(tmp_path / "one", pulsar)
         with running(one), Load(one.address) as load:
             own_broker.stop()
             own_broker.start()
-            say(f"flows {load.flows(120):.1f} s after a broker's restart")
+            say(f"flows {load.flows():.1f} s after a broker's restart")
             own_broker.kill()
             time.sleep(_STOPPED - 20)  # it takes 10 to 20 s to come back
             own_broker.start()
-            say(f"flows {load.flows(120):.1f} s after kill -9 of the broker, which was gone for a minute")
+            say(f"flows {load.flows():.1f} s after kill -9 of the broker, which was gone for a minute")
             os.kill(own_broker.pid, signal.SIGSTOP)
             try:
                 time.sleep(_STOPPED)
             finally:
                 os.kill(own_broker.pid, signal.SIGCONT)
-            say(f"flows {load.flows(120):.1f} s after a broker stood for {_STOPPED:.0f} s")
+            say(f"flows {load.flows():.1f} s after a broker stood for {_STOPPED:.0f} s")
             load.check([one.address])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_clients_switch_between_two_gateways(fresh: Pulsar, tmp_path: Path) -> None:
     one, two = gateway(tmp_path / "one", fresh, 1), gateway(tmp_path / "two", fresh, 2)
     with running(one, two), Load(f"{one.address},{two.address}") as load:
-        until(lambda: load.plain.knows() == {1, 2}, 60)
+        until(lambda: load.plain.knows() == {1, 2})
         one.kill()
-        say(f"flows {load.flows(120):.1f} s after kill -9 of one gateway")
+        say(f"flows {load.flows():.1f} s after kill -9 of one gateway")
         one.start()
-        until(lambda: load.plain.knows() == {1, 2}, 60)
+        until(lambda: load.plain.knows() == {1, 2})
         two.kill()
-        say(f"flows {load.flows(120):.1f} s after kill -9 of the other")
+        say(f"flows {load.flows():.1f} s after kill -9 of the other")
         two.start()
-        until(lambda: load.plain.knows() == {1, 2}, 60)
+        until(lambda: load.plain.knows() == {1, 2})
         one.signal(signal.SIGSTOP)
-        took = load.flows(150)
+        took = load.flows()
         say(f"flows {took:.1f} s after one gateway was stopped")
-        until(lambda: "gateway 1 left or does not answer" in two.log, 30)
+        until(lambda: "gateway 1 left or does not answer" in two.log)
         time.sleep(5)
         one.signal(signal.SIGCONT)
-        say(f"flows {load.flows(120):.1f} s after it went on")
+        say(f"flows {load.flows():.1f} s after it went on")
         load.check([one.address, two.address])

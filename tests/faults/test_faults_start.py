@@ -48,7 +48,6 @@ async def ready(serving: Serving) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("status", [500, 503, 429, -1])
 def test_each_request_of_the_start_may_fail_once_but_the_first(
     fresh: Pulsar, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -76,7 +75,6 @@ def test_each_request_of_the_start_may_fail_once_but_the_first(
     assert "; trying again" in caplog.text
 
 
-@pytest.mark.timeout(120)
 def test_one_partition_of_the_offsets_topic_that_cannot_be_had_keeps_the_rest_from_nothing(
     fresh: Pulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fault_kit import Load, gateway, running, say, until
 from support.child import Child, free_port
 from support.pulsar import Pulsar
+from support.waiting import SECONDS
 
 WORKERS = 2
 PARTITIONS = 8
@@ -41,7 +42,7 @@ def served(fresh: Pulsar, tmp_path: Path) -> Iterator[Child]:
     one = gateway(tmp_path / "workers", fresh, kop_workers=str(WORKERS), http=http, offsets_topic_num_partitions="8")
     one.port = free_ports(1 + WORKERS)
     with running(one):
-        until(lambda: ready(one) and all(len(brokers(own(one, index))) == WORKERS for index in range(WORKERS)), 60)
+        until(lambda: ready(one) and all(len(brokers(own(one, index))) == WORKERS for index in range(WORKERS)))
         yield one
 
 
@@ -85,7 +86,7 @@ def produce(address: str, topic: str, values: range) -> None:
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True})
     for value in values:
         producer.produce(topic, str(value), partition=value % PARTITIONS)
-    assert producer.flush(30) == 0
+    assert producer.flush(SECONDS) == 0
 
 
 def member(address: str, group: str, topic: str) -> Consumer:
@@ -103,14 +104,13 @@ def member(address: str, group: str, topic: str) -> Consumer:
     return consumer
 
 
-@pytest.mark.timeout(120)
 def test_two_workers_serve_one_cluster_and_end_together(served: Child) -> None:
     for address in (served.address, own(served, 0), own(served, 1)):
         assert brokers(address) == {1: ("127.0.0.1", served.port + 1), 2: ("127.0.0.1", served.port + 2)}
     admin = AdminClient({"bootstrap.servers": own(served, 0)})
-    admin.create_topics([NewTopic("t", PARTITIONS, 1)])["t"].result(30)
+    admin.create_topics([NewTopic("t", PARTITIONS, 1)])["t"].result(SECONDS)
     # Whoever is asked knows it: what one worker made the other one serves.
-    until(lambda: "t" in AdminClient({"bootstrap.servers": own(served, 1)}).list_topics(timeout=10).topics, 20)
+    until(lambda: "t" in AdminClient({"bootstrap.servers": own(served, 1)}).list_topics(timeout=10).topics)
     for worker in range(WORKERS):
         produce(own(served, worker), "t", range(100 * worker, 100 * worker + 100))
     members = [member(own(served, worker), "group", "t") for worker in range(WORKERS)]
@@ -126,7 +126,7 @@ def test_two_workers_serve_one_cluster_and_end_together(served: Child) -> None:
             halves = [{partition.partition for partition in each.assignment()} for each in members]
             return set(got) == set(range(200)) and all(halves) and halves[0] | halves[1] == set(range(PARTITIONS))
 
-        until(shared, 60)
+        until(shared)
         for each in members:
             assert not each.commit(asynchronous=False)[0].error
         committed = True
@@ -142,34 +142,32 @@ def test_two_workers_serve_one_cluster_and_end_together(served: Child) -> None:
         lag.close()
     workers = [listens(served.port + 1 + worker) for worker in range(WORKERS)]
     served.signal(signal.SIGTERM)
-    assert served.wait(40) == 0, served.log
+    assert served.wait() == 0, served.log
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
     assert "Traceback" not in served.log
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_clients_go_on_when_a_worker_is_killed_and_it_comes_back(served: Child) -> None:
     with Load(served.address) as load:
         for worker in range(WORKERS):
             pid = listens(served.port + 1 + worker)
             os.kill(pid, signal.SIGKILL)
-            say(f"flows {load.flows(120):.1f} s after kill -9 of worker {worker}")
+            say(f"flows {load.flows():.1f} s after kill -9 of worker {worker}")
 
             def back(worker: int = worker, pid: int = pid) -> bool:
                 return listens(served.port + 1 + worker) != pid and sorted(brokers(own(served, worker))) == [1, 2]
 
-            until(back, 60)
+            until(back)
         load.check([own(served, 0), own(served, 1)])
     served.signal(signal.SIGTERM)
-    assert served.wait(40) == 0, served.log
+    assert served.wait() == 0, served.log
 
 
-@pytest.mark.timeout(90)
 def test_workers_whose_supervisor_is_killed_stop_by_themselves(served: Child) -> None:
     workers = [listens(served.port + 1 + worker) for worker in range(WORKERS)]
     served.kill()
-    end = time.monotonic() + 30
+    end = time.monotonic() + SECONDS
     while left := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < end, f"{left} go on without anybody to stop them"
         time.sleep(0.1)
