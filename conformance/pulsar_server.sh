@@ -113,10 +113,10 @@ start() {
 import os, sys, time
 from urllib.request import Request, urlopen
 headers = {"Authorization": f"Bearer {os.environ['TOKEN']}"} if os.environ.get("TOKEN") else {}
-end = time.monotonic() + 120
+end = time.monotonic() + 300
 while time.monotonic() < end:
     try:
-        for path in ("brokers/health", "namespaces/public"):  # it is healthy before its tenant is made
+        for path in ("brokers/health", "namespaces/public/default"):  # it is healthy before its namespaces are made
             urlopen(Request(f"{sys.argv[2]}/{path}", headers=headers), timeout=10).read()
         sys.exit(0)
     except OSError:

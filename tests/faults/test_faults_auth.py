@@ -24,7 +24,7 @@ from test_faults_errors import Client, one, said
 from kop.pulsar_client.admin import FOREVER, Admin
 from kop.pulsar_client.auth import Token
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 KEY = secrets.token_bytes(32)
 T = TypeVar("T")

@@ -118,6 +118,7 @@ def test_a_start_that_cannot_be_says_what_to_do(space: Pulsar, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_broker_without_the_index_is_refused_with_the_settings_to_add(pulsar_urls: Urls, tmp_path: Path) -> None:
     broker = OwnBroker(tmp_path / "broker", index=False)
     try:

@@ -323,7 +323,7 @@ def test_kop_offsets_packs_and_unpacks(gateway: PackedGateway) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_on_a_broker_that_sends_no_index(pulsar_urls: Urls, tmp_path: Path) -> None:
     broker = OwnBroker(tmp_path / "broker", index=False)
     try:

@@ -295,7 +295,7 @@ def test_compaction_runs_to_its_end(pulsar: Pulsar) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_the_end_of_a_log_survives_a_killed_broker(own_broker: OwnBroker) -> None:
     urls = own_broker.start()
     topic = "persistent://public/default/x"

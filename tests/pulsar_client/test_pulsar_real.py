@@ -329,7 +329,7 @@ async def test_a_watch(pulsar: Pulsar) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_a_broker_that_stops_for_a_while_and_one_that_is_killed(own_broker: OwnBroker) -> None:
     urls = await asyncio.to_thread(own_broker.start)
     pulsar = Pulsar(*urls, "public/default")

@@ -48,7 +48,7 @@ def timeless(pulsar_urls: Urls, tmp_path: Path) -> Iterator[PulsarStore]:
         broker.kill()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_times_on_a_broker_that_does_not_tell_them(
     timeless: PulsarStore, caplog: pytest.LogCaptureFixture
 ) -> None:
