@@ -33,8 +33,8 @@ from rich.table import Table
 
 from conformance.servers import HERE, KopOverPulsar, Pulsar, StartFailed
 from conformance.soak.checker import Anomaly, check, latencies, nearest
-from conformance.soak.faults import BROKER_KINDS, KINDS, USUAL_SPACING, Executor, Rest, plan
-from conformance.soak.history import History, Stored, Write, stored_in, writer_of, writes_in
+from conformance.soak.faults import AFTERMATH_SECONDS, BROKER_KINDS, KINDS, USUAL_SPACING, Executor, Rest, plan
+from conformance.soak.history import Disturbance, History, Stored, Write, stored_in, writer_of, writes_in
 from conformance.soak.sampler import Sampler
 from conformance.soak.workload import SIZE_LIMIT, TOPICS, WRITERS, Topic, Writer, specification
 
@@ -144,6 +144,9 @@ class Soak:
             families.setdefault(writer.family, []).append(writer)
         # All are compiled before the first one writes.
         commands = {family: self._writer_command(family, writers) for family, writers in families.items()}
+        # At first everything attaches at once, while the clients' own processes start.
+        begin = time.time()
+        self.executor.disturbances.append(Disturbance("start", "", begin, begin + AFTERMATH_SECONDS))
         for family, writers in families.items():
             errors = stack.enter_context((self._folder / f"writers-{family}.log").open("w"))
             process = subprocess.Popen(
