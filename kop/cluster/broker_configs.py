@@ -108,10 +108,10 @@ class BrokerConfigs:
         await self._read()
         self.loaded = True
         self._changed()
-        engine.on_state(self._changed_elsewhere)
+        engine.on_state(self._changed_by_another_broker)
 
     async def _read(self) -> bool:
-        """Take over what is kept; whether that is news."""
+        """Take over the altered settings that the engine keeps; True where they are others than before."""
         assert self._engine is not None
         text = await self._engine.get_state(_STATE_KEY)
         kept = _parsed(text or "{}")
@@ -123,7 +123,7 @@ class BrokerConfigs:
                 text,
             )
             return False
-        found: dict[str, dict[str, str]] = {}
+        valid: dict[str, dict[str, str]] = {}
         for resource, configs in kept.items():
             for name, text in configs.items():
                 try:
@@ -131,21 +131,21 @@ class BrokerConfigs:
                 except KopError as error:
                     _log.warning("an altered broker setting is ignored: %s", error.message)
                 else:
-                    found.setdefault(resource, {})[name] = text
-        before, self._altered = self._altered, found
-        return found != before
+                    valid.setdefault(resource, {})[name] = text
+        before, self._altered = self._altered, valid
+        return valid != before
 
-    def _changed_elsewhere(self) -> None:
+    def _changed_by_another_broker(self) -> None:
         """Another broker's client altered settings: they are this broker's, too."""
 
         async def read() -> None:
             async with self._lock:
                 try:
-                    news = await self._read()
+                    changed = await self._read()
                 except KopError as error:
-                    _log.warning("altered broker settings cannot be read anew: %s", error)
+                    _log.warning("altered broker settings cannot be read again: %s", error)
                     return
-            if news:
+            if changed:
                 self._changed()
 
         task = asyncio.get_running_loop().create_task(read())
@@ -175,18 +175,18 @@ class BrokerConfigs:
         row = self._rows.get(name)
         if row is None and name not in DYNAMIC:
             return ()
-        found = []
+        origins = []
         for resource, source in ((self.broker_id, Source.DYNAMIC_BROKER), ("", Source.DYNAMIC_DEFAULT_BROKER)):
             text = self.altered(resource).get(name)
             if text is not None:
-                found.append(Origin(name, text, source))
+                origins.append(Origin(name, text, source))
         if row is None:
-            found.append(Origin(name, DYNAMIC[name].default, Source.DEFAULT))
-            return tuple(found)
+            origins.append(Origin(name, DYNAMIC[name].default, Source.DEFAULT))
+            return tuple(origins)
         if row.origin != "default":
-            found.append(Origin(name, self._null(name, row.current), Source.STATIC_BROKER))
-        found.append(Origin(name, self._null(name, row.default), Source.DEFAULT))
-        return tuple(found)
+            origins.append(Origin(name, self._null(name, row.current), Source.STATIC_BROKER))
+        origins.append(Origin(name, self._null(name, row.default), Source.DEFAULT))
+        return tuple(origins)
 
     def text(self, name: str) -> str:
         """The effective value of a setting that may be altered, as text; "" where there is none."""
@@ -276,15 +276,15 @@ class BrokerConfigs:
 def _parsed(text: str) -> dict[str, dict[str, str]] | None:
     """Altered settings by resource, as they are kept; None where they do not parse."""
     try:
-        found = json.loads(text)
+        altered = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(altered, dict):
         return None
-    for configs in found.values():
+    for configs in altered.values():
         if not isinstance(configs, dict) or not all(isinstance(value, str) for value in configs.values()):
             return None
-    return found
+    return altered
 
 
 def _check(name: str, text: str) -> None:

@@ -5,8 +5,8 @@ Must not know: the wire, sockets, which engine serves.
 
 Where storage has namespaces a topic has several names: `orders` of the home namespace is `public/default/orders` and
 `persistent://public/default/orders`, too; a topic of another namespace has the two long ones. What is kept under a name
-(committed offsets) goes by the shortest, its own name; answers carry the name that was asked. Each name has an id of
-its own, because clients map ids back to names: the topic's id with one of the last two bits turned.
+(committed offsets) goes by the shortest, the canonical name; answers carry the name that was asked. Each name has an id
+of its own, because clients map ids back to names: the topic's id with one of its last two bits flipped.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ KAFKA_OFFSETS_TOPIC = "__consumer_offsets"
 RESERVED = frozenset({OFFSETS_TOPIC, KAFKA_OFFSETS_TOPIC, "__transactions", "__transaction_state"})
 """Names that clients may neither create, delete nor write."""
 
-_LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
-_OF_A_PARTITION = "-partition-"
-"""Pulsar names the partitions of a topic so, and makes no partitioned topic with it in its name."""
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+_PARTITION_MARK = "-partition-"
+"""Pulsar has it in the name of every partition of a topic, and makes no partitioned topic that has it in its name."""
 _LONGEST = 4000
 """Characters of a name beyond which storage is not asked: Pulsar's REST has no room for it in an address."""
 _PERSISTENT = "persistent://"
-_FULL = re.compile(rf"(?:{_PERSISTENT})?([-\w.=:]+/[-\w.=:]+)/([^/]+)\Z", re.ASCII)
+_FULL_NAME = re.compile(rf"(?:{_PERSISTENT})?([-\w.=:]+/[-\w.=:]+)/([^/]+)\Z", re.ASCII)
 _FORMS = (1, 2)
-"""What an id is turned by: for `tenant/namespace/topic` of the home namespace, for `persistent://...` of any."""
+"""Which bit of an id is flipped: for `tenant/namespace/topic` of the home namespace, for `persistent://...` of any."""
 
 
 def check_name(name: str) -> None:
     """Raise INVALID_TOPIC_EXCEPTION where Kafka would (`org.apache.kafka.common.internals.Topic.validate`)."""
-    if name in {".", ".."} or not _LEGAL.match(name):
+    if name in {".", ".."} or not _LEGAL_NAME.match(name):
         raise PeerError(
             f"topic name {name!r} is not legal: 1 to 249 of the characters a-z A-Z 0-9 . _ -, and not '.' or '..'",
             ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -61,26 +61,26 @@ class ClientTopics:
     def get(self, name: str) -> TopicInfo | None:
         """The topic that a client calls `name`, or None."""
         if name == KAFKA_OFFSETS_TOPIC:
-            found = self._engine.topics.get(OFFSETS_TOPIC)
-            return None if found is None else replace(found, name=KAFKA_OFFSETS_TOPIC)
+            topic = self._engine.topics.get(OFFSETS_TOPIC)
+            return None if topic is None else replace(topic, name=KAFKA_OFFSETS_TOPIC)
         if name == OFFSETS_TOPIC:
             return None
         if "/" not in name:
             return self._engine.topics.get(name)
-        own = self.canonical_name(name)
-        found = None if own in RESERVED else self._engine.topics.get(own)
-        return found if found is None or own == name else replace(found, name=name)
+        canonical = self.canonical_name(name)
+        topic = None if canonical in RESERVED else self._engine.topics.get(canonical)
+        return topic if topic is None or canonical == name else replace(topic, name=name)
 
     def by_id(self, topic_id: UUID) -> TopicInfo | None:
         """The topic of that id, with the name that the id stands for, or None."""
-        found = self._engine.topics.by_id(topic_id)
-        if found is not None:
-            return replace(found, name=KAFKA_OFFSETS_TOPIC) if found.name == OFFSETS_TOPIC else found
+        topic = self._engine.topics.by_id(topic_id)
+        if topic is not None:
+            return replace(topic, name=KAFKA_OFFSETS_TOPIC) if topic.name == OFFSETS_TOPIC else topic
         for form in _FORMS if self._home is not None else ():
-            found = self._engine.topics.by_id(UUID(int=topic_id.int ^ form))
-            if found is not None and not found.internal:
-                full = found.name if "/" in found.name else f"{self._home}/{found.name}"
-                return replace(found, name=full if form == _FORMS[0] else _PERSISTENT + full)
+            topic = self._engine.topics.by_id(UUID(int=topic_id.int ^ form))
+            if topic is not None and not topic.internal:
+                full = topic.name if "/" in topic.name else f"{self._home}/{topic.name}"
+                return replace(topic, name=full if form == _FORMS[0] else _PERSISTENT + full)
         return None
 
     def id_of(self, topic: TopicInfo) -> UUID:
@@ -90,20 +90,23 @@ class ClientTopics:
         return UUID(int=topic.topic_id.int ^ _FORMS[topic.name.startswith(_PERSISTENT)])
 
     def canonical_name(self, name: str) -> str:
-        """The one of a topic's names that things are kept under; a name that can be no topic's comes back as it is."""
-        if "/" not in name or self._home is None or (found := _FULL.match(name)) is None:
+        """The shortest of a topic's names: what is kept for the topic is kept under it.
+
+        A name that can be no topic's comes back as it is.
+        """
+        if "/" not in name or self._home is None or (full := _FULL_NAME.match(name)) is None:
             return name
-        namespace, local = found.groups()
+        namespace, local = full.groups()
         return local if namespace == self._home else f"{namespace}/{local}"
 
     def check_name(self, name: str) -> None:
         """Raise INVALID_TOPIC_EXCEPTION where no topic of that name can be made here.
 
-        Over Pulsar one that its own clients made may have such a name all the same: look for it first.
+        Over Pulsar a topic that Pulsar's own clients made may have such a name all the same: look for it first.
         """
-        found = None if self._home is None else _FULL.match(name)
-        if found is not None:
-            check_name(found[2])
+        full = None if self._home is None else _FULL_NAME.match(name)
+        if full is not None:
+            check_name(full[2])
         elif "/" in name and self._home is not None:
             raise PeerError(
                 f"topic name {name!r} is not legal: with slashes it is TENANT/NAMESPACE/TOPIC or "
@@ -112,29 +115,32 @@ class ClientTopics:
             )
         else:
             check_name(name)
-        if self._home is not None and _OF_A_PARTITION in name.rpartition("/")[2]:
+        if self._home is not None and _PARTITION_MARK in name.rpartition("/")[2]:
             raise PeerError(
                 f"topic name {name!r} is not legal: Pulsar names the partitions of its topics NAME-partition-NUMBER, "
-                f"and makes no topic whose name contains {_OF_A_PARTITION!r}",
+                f"and makes no topic whose name contains {_PARTITION_MARK!r}",
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
             )
 
-    def unsought(self, names: Iterable[str | None]) -> Collection[str]:
+    def names_to_find(self, names: Iterable[str | None]) -> Collection[str]:
         """Those of `names` that have to go through `find` before `get` can say that there is no such topic."""
         if self._home is None:
             return ()
         topics = self._engine.topics
-        owns = {self.canonical_name(name) for name in names if name is not None and "/" in name}
+        canonical = {self.canonical_name(name) for name in names if name is not None and "/" in name}
         return [
-            own
-            for own in owns
-            if len(own) <= _LONGEST and _FULL.match(own) and topics.get(own) is None and topics.missing(own) is None
+            name
+            for name in canonical
+            if len(name) <= _LONGEST
+            and _FULL_NAME.match(name)
+            and topics.get(name) is None
+            and topics.missing(name) is None
         ]
 
     async def find(self, names: Iterable[str | None]) -> None:
         """Have storage look for topics of other namespaces among `names`."""
-        if unsought := self.unsought(names):
-            await self._engine.topics.find(unsought)
+        if to_find := self.names_to_find(names):
+            await self._engine.topics.find(to_find)
 
     def missing(self, name: str) -> ErrorCode:
         """What to answer where `get` knows no topic of that name."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from kop.storage.base import LiveBroker
 
-SECONDS: Final = 2.5
+TIMEOUT_SECONDS: Final = 2.5
 """A broker that is stopped by SIGSTOP still accepts connections: only an answer counts."""
 _REQUEST: Final = struct.Struct(">ihhih")
 _ANSWER: Final = struct.Struct(">ii")
@@ -24,7 +24,7 @@ _NO_CLIENT_ID: Final = -1
 _log: Final = logging.getLogger(__name__)
 
 
-async def answers(broker: LiveBroker, seconds: float = SECONDS) -> bool:
+async def answers(broker: LiveBroker, seconds: float = TIMEOUT_SECONDS) -> bool:
     """True where an ApiVersions request, version 0, is answered within `seconds`. Never raises for a failure."""
     try:
         async with asyncio.timeout(seconds):

@@ -1,6 +1,6 @@
 """Producer ids for clients, out of blocks that storage reserves.
 
-Owns: the block that is handed out now. What a stopped gateway had not handed out is lost, never given twice.
+Owns: the block that is handed out now. What a stopped broker had not handed out is lost, never given twice.
 Must not know: the wire, who asks.
 """
 

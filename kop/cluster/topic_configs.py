@@ -453,15 +453,15 @@ _CODECS: Final = {
 class TopicConfigs:
     """Effective configs of topics: their own, then the broker's, then the defaults. Look-ups are cheap."""
 
-    def __init__(self, brokers: BrokerDefaults) -> None:
-        self._brokers = brokers
+    def __init__(self, broker_defaults: BrokerDefaults) -> None:
+        self._broker_defaults = broker_defaults
         self._rules: dict[UUID, tuple[Mapping[str, str], ProduceRules]] = {}
         self._defaults: dict[str, tuple[Origin, ...]] = {}
         self._told: set[tuple[UUID, str, str]] = set()
         """Values of topics' own configs that do not parse, and were logged."""
         self.lock = asyncio.Lock()
         """Held while a topic's own configs are read, changed and written."""
-        brokers.on_change(self._forget)
+        broker_defaults.on_change(self._forget)
 
     def _forget(self) -> None:
         self._rules.clear()
@@ -474,7 +474,7 @@ class TopicConfigs:
         if text is not None:
             try:
                 return spec.parse(text)
-            except PeerError as error:  # clients' values are checked, this one was written past the gateways
+            except PeerError as error:  # what clients set was checked: this was set by other means
                 self._tell(topic, name, error)
         return spec.parse(self._inherited(spec)[0].value or "")
 
@@ -501,7 +501,7 @@ class TopicConfigs:
 
         Until the broker's altered settings are loaded nothing may be deleted: one of them may say so.
         """
-        loaded = self._brokers.loaded
+        loaded = self._broker_defaults.loaded
         cleanup = self.value(topic, "cleanup.policy") if loaded else []
         max_message_bytes = self.value(topic, "max.message.bytes")
         raw = loaded and self.value(topic, ENTRY_FORMAT) == "kafka" and "compact" not in cleanup
@@ -568,14 +568,14 @@ class TopicConfigs:
 
     def _inherited(self, spec: ConfigSpec) -> tuple[Origin, ...]:
         """The broker's values and the default of a config, in its own unit, the winner first; never empty."""
-        found = self._defaults.get(spec.name)
-        if found is None:
+        origins = self._defaults.get(spec.name)
+        if origins is None:
             names = _SYNONYMS.get(spec.name, ((spec.broker, 1),) if spec.broker else ())
-            found = tuple(
+            origins = tuple(
                 origin if unit == 1 else origin._replace(value=str(max(int(origin.value) * unit, -1)))
                 for name, unit in names
-                for origin in self._brokers.origins(name)
+                for origin in self._broker_defaults.origins(name)
                 if origin.value is not None
             )
-            self._defaults[spec.name] = found = found or (Origin(spec.name, spec.default, Source.DEFAULT),)
-        return found
+            self._defaults[spec.name] = origins = origins or (Origin(spec.name, spec.default, Source.DEFAULT),)
+        return origins

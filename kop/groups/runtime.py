@@ -82,7 +82,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedGroup:
     """A group as ListGroups shows it."""
 
     group_id: str
@@ -355,13 +355,13 @@ class GroupCoordinator:
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         return self.refusal_of(group_id, surely=True) or (error if entry is None else entry.group.describe())
 
-    def list(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[Listed]:
+    def list(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
         """Groups in these states and of these types, in whatever case; an empty collection is all of them."""
         wanted = {state.lower() for state in states}
         if types and "classic" not in {name.lower() for name in types}:
             return []
         return [
-            Listed(group_id, entry.group.protocol_type or "", entry.group.state.value)
+            ListedGroup(group_id, entry.group.protocol_type or "", entry.group.state.value)
             for group_id, entry in self._entries.items()
             if not wanted or entry.group.state.value.lower() in wanted
         ]

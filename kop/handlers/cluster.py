@@ -140,7 +140,7 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
         except KopError:
             return None
 
-    found: list[tuple[str, int, int | asyncio.Future[int | None]]] = []
+    measured: list[tuple[str, int, int | asyncio.Future[int | None]]] = []
     for name, indexes in asked.items():
         topic = gw.topics.get(name)
         if topic is None:
@@ -150,13 +150,13 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
             if log is None or not gw.live_brokers.is_leader(topic.topic_id, index):
                 continue
             if log.attached:
-                found.append((name, index, log.size_bytes))
+                measured.append((name, index, log.size_bytes))
             elif to_ask:
                 to_ask -= 1
-                found.append((name, index, asyncio.ensure_future(measure(log))))
+                measured.append((name, index, asyncio.ensure_future(measure(log))))
     sizes: dict[str, list[tuple[int, int]]] = {}
-    for name, index, measured in found:
-        size = measured if isinstance(measured, int) else await measured
+    for name, index, pending in measured:
+        size = pending if isinstance(pending, int) else await pending
         if size is not None:
             sizes.setdefault(name, []).append((index, size))
     return list(sizes.items())

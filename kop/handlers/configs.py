@@ -42,7 +42,7 @@ from kop.wire.messages import (
 )
 
 _MOST_REFRESHED = 16
-"""Topics that are read anew for an answer; tools that ask for all of them get what is in memory."""
+"""Topics that are read from storage again for an answer; tools that ask for all of them get what is in memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
     """Show the configs of each resource, or those that are asked for by name."""
     result = DescribeConfigsResponse.DescribeConfigsResult
     results = []
-    names = [one.resource_name for one in request.resources if one.resource_type == Resource.TOPIC]
+    names = [resource.resource_name for resource in request.resources if resource.resource_type == Resource.TOPIC]
     await _refresh(gw, names)
     held = await _held(gw, names)
     for asked in request.resources:
@@ -102,7 +102,7 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
 
 
 async def _refresh(gw: Gateway, names: list[str]) -> None:
-    """Another gateway may have changed these a moment ago, perhaps for the client that asks now."""
+    """Read topics from storage again: another broker may just have changed them for the client that asks now."""
     if len(gw.live_brokers.ids) == 1 or len(names) > _MOST_REFRESHED:
         return
     topics = [topic for topic in map(gw.topics.get, names) if topic is not None]
@@ -113,16 +113,16 @@ async def _refresh(gw: Gateway, names: list[str]) -> None:
 
 
 async def _held(gw: Gateway, names: list[str]) -> dict[str, Mapping[str, str]]:
-    """What storage does otherwise than the topics' configs say. Not of many topics at once."""
+    """Configs of which storage holds other values than the topics say, by topic; none where there are many topics."""
     topics = {name: topic for name in names if (topic := gw.topics.get(name)) is not None}
     if len(topics) > _MOST_REFRESHED:
         return {}
     try:
-        found = await asyncio.gather(*(gw.engine.topics.held(topic.topic_id) for topic in topics.values()))
+        held = await asyncio.gather(*(gw.engine.topics.held(topic.topic_id) for topic in topics.values()))
     except KopError as error:
         _log.warning("configs are answered from memory: %s", error)
         return {}
-    return dict(zip(topics, found, strict=True))
+    return dict(zip(topics, held, strict=True))
 
 
 def _as_held(row: ConfigRow, value: str) -> ConfigRow:
@@ -341,10 +341,10 @@ _ROOT = "root"
 
 def _loggers() -> dict[str, logging.Logger]:
     """Every logger there is, by Kafka's name."""
-    found = {
+    loggers = {
         name: entry for name, entry in logging.root.manager.loggerDict.items() if isinstance(entry, logging.Logger)
     }
-    return dict(sorted(found.items())) | {_ROOT: logging.root}
+    return dict(sorted(loggers.items())) | {_ROOT: logging.root}
 
 
 def _level_name(logger: logging.Logger) -> str:

@@ -5,7 +5,7 @@
 - Long poll: nothing to give waits up to max_wait_ms and is woken by the logs themselves; an error in any partition
   answers at once. OFFSET_OUT_OF_RANGE at both ends, with the log start in the answer.
 - Sessions (KIP-227) from version 7, topics by id from 13: UNKNOWN_TOPIC_ID; in a session that knew the topic,
-  UNKNOWN_TOPIC_OR_PARTITION once it is deleted, INCONSISTENT_TOPIC_ID once it is made anew.
+  UNKNOWN_TOPIC_OR_PARTITION once it is deleted, INCONSISTENT_TOPIC_ID once another one of its name is made.
 - leader_epoch is 0: a higher one asked for is UNKNOWN_LEADER_EPOCH.
 - Below version 10 a topic whose compression.type is zstd is UNSUPPORTED_COMPRESSION_TYPE (KIP-110). On other topics
   zstd batches go out as they are stored, as in Kafka.

@@ -70,8 +70,8 @@ def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[An
         else:
             codes[row][column] = ErrorCode.NONE
             epoch = partition.committed_leader_epoch if version >= 6 else -1
-            own, index = gw.topics.canonical_name(topic.name), partition.partition_index
-            commits.append(Commit(own, topic.topic_id, index, partition.committed_offset, epoch, metadata))
+            name, index = gw.topics.canonical_name(topic.name), partition.partition_index
+            commits.append(Commit(name, topic.topic_id, index, partition.committed_offset, epoch, metadata))
     if not commits:
         return _committed(version, request, codes)
     retention_ms = request.retention_time_ms if version <= 4 else -1
@@ -159,13 +159,13 @@ def _fetched(
     offsets = None if error else gw.groups.offsets(group_id)
 
     def row(partition: int, value: OffsetCommitValue | None, code: ErrorCode) -> Any:
-        found = value or _NO_OFFSET
+        value = value or _NO_OFFSET
         return partition_class(
             version=version,
             partition_index=partition,
-            committed_offset=found.offset,
-            committed_leader_epoch=found.leader_epoch,
-            metadata=found.metadata,
+            committed_offset=value.offset,
+            committed_leader_epoch=value.leader_epoch,
+            metadata=value.metadata,
             error_code=code,
         )
 
@@ -180,25 +180,25 @@ def _fetched(
             if topic is not None:
                 topics.append(topic_class(version=version, topic_id=topic.topic_id, partitions=rows))
         return topics
-    for one in asked:
+    for wanted in asked:
         if version < 10:
-            own = gw.topics.canonical_name(one.name)
+            canonical = gw.topics.canonical_name(wanted.name)
             rows = [
-                row(partition, None if offsets is None else offsets.get(own, partition), error)
-                for partition in one.partition_indexes
+                row(partition, None if offsets is None else offsets.get(canonical, partition), error)
+                for partition in wanted.partition_indexes
             ]
-            topics.append(topic_class(version=version, name=one.name, partitions=rows))
+            topics.append(topic_class(version=version, name=wanted.name, partitions=rows))
             continue
-        topic = _by_id(gw, one.topic_id)
+        topic = _by_id(gw, wanted.topic_id)
         rows = []
-        for partition in one.partition_indexes:
+        for partition in wanted.partition_indexes:
             value = None
             if topic is not None and offsets is not None:
                 value = offsets.get(gw.topics.canonical_name(topic.name), partition)
                 if value is not None and value.topic_id not in (None, topic.topic_id):
                     value = None  # committed for a topic of that name which is gone
             rows.append(row(partition, value, ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE))
-        topics.append(topic_class(version=version, topic_id=one.topic_id, partitions=rows))
+        topics.append(topic_class(version=version, topic_id=wanted.topic_id, partitions=rows))
     return topics
 
 
@@ -211,12 +211,12 @@ async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Any:
         for topic in request.topics
         for partition in topic.partitions
     }
-    owns = {key: (gw.topics.canonical_name(key[0]), key[1]) for key in asked if _exists(gw, *key)}
-    answer = gw.groups.delete_offsets(request.group_id, list(dict.fromkeys(owns.values())))
+    canonical = {key: (gw.topics.canonical_name(key[0]), key[1]) for key in asked if _exists(gw, *key)}
+    answer = gw.groups.delete_offsets(request.group_id, list(dict.fromkeys(canonical.values())))
     code, codes = await answer if isinstance(answer, asyncio.Future) else answer
     if code:
         return OffsetDeleteResponse(version=ctx.version, error_code=code, topics=[])
-    asked.update({key: codes[own] for key, own in owns.items()})
+    asked.update({key: codes[stored] for key, stored in canonical.items()})
     topic_class = OffsetDeleteResponse.OffsetDeleteResponseTopic
     partition_class = topic_class.OffsetDeleteResponsePartition
     rows: dict[str, list[Any]] = {}

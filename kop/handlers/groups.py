@@ -53,12 +53,12 @@ def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any:
     known = key_type in (_GROUP, _TRANSACTION)
     code = ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST
     if version < 4:
-        node, host, port = _coordinator(gw, ctx, key_type, request.key) if known else (-1, "", -1)
+        broker_id, host, port = _coordinator(gw, ctx, key_type, request.key) if known else (-1, "", -1)
         return FindCoordinatorResponse(
             version=version,
             error_code=code,
             error_message="NONE" if known else _INVALID_REQUEST_TEXT,
-            node_id=node,
+            node_id=broker_id,
             host=host,
             port=port,
         )
@@ -67,18 +67,25 @@ def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any:
     return FindCoordinatorResponse(
         version=version,
         coordinators=[
-            row(version=version, key=key, node_id=node, host=host, port=port, error_code=code, error_message=message)
+            row(
+                version=version,
+                key=key,
+                node_id=broker_id,
+                host=host,
+                port=port,
+                error_code=code,
+                error_message=message,
+            )
             for key in request.coordinator_keys
-            for node, host, port in [_coordinator(gw, ctx, key_type, key) if known else (-1, "", -1)]
+            for broker_id, host, port in [_coordinator(gw, ctx, key_type, key) if known else (-1, "", -1)]
         ],
     )
 
 
 def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int]:
-    own = ctx.conn.broker_address
     place = gw.groups.coordinator_of(key) if key_type == _GROUP else None
-    node = gw.config.node_id if place is None else gw.live_brokers.leader(*place)
-    return (node, *gw.live_brokers.address(node, own))
+    broker_id = gw.config.node_id if place is None else gw.live_brokers.leader(*place)
+    return (broker_id, *gw.live_brokers.address(broker_id, ctx.conn.broker_address))
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
@@ -92,7 +99,7 @@ def join_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
             client_id=ctx.client_id or "",
             client_host="/" + ctx.conn.client_host,
             protocol_type=request.protocol_type,
-            protocols=tuple({one.name: bytes(one.metadata) for one in request.protocols}.items()),
+            protocols=tuple({protocol.name: bytes(protocol.metadata) for protocol in request.protocols}.items()),
             session_timeout_ms=request.session_timeout_ms,
             rebalance_timeout_ms=request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms,
             needs_known_member_id=version >= 4,
@@ -143,7 +150,7 @@ def sync_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
             generation=request.generation_id,
             protocol_type=protocol_type,
             protocol=protocol,
-            assignments=tuple((one.member_id, bytes(one.assignment)) for one in request.assignments),
+            assignments=tuple((given.member_id, bytes(given.assignment)) for given in request.assignments),
         ),
     )
     if isinstance(result, SyncResult):
@@ -166,7 +173,7 @@ def _synced(version: int, result: SyncResult) -> Any:
 
 
 def heartbeat(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """The member lives."""
+    """The member lives: its session goes on, and it hears whether the group rebalances."""
     instance_id = request.group_instance_id if ctx.version >= 3 else None
     code = gw.groups.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
     return HeartbeatResponse(version=ctx.version, error_code=code)
@@ -179,8 +186,8 @@ def leave_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]
         leaving = [Leaving(request.member_id)]
     else:
         leaving = [
-            Leaving(one.member_id, one.group_instance_id, one.reason if version >= 5 else None)
-            for one in request.members
+            Leaving(member.member_id, member.group_instance_id, member.reason if version >= 5 else None)
+            for member in request.members
         ]
     result = gw.groups.leave(request.group_id, leaving)
     return _leave_later(version, result) if isinstance(result, asyncio.Future) else _left(version, *result)
@@ -215,9 +222,9 @@ def describe_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
     )
 
 
-def _described(version: int, group_id: str, found: Description | ErrorCode, operations: set[int] | None) -> Any:
+def _described(version: int, group_id: str, group: Description | ErrorCode, operations: set[int] | None) -> Any:
     group_class = DescribeGroupsResponse.DescribedGroup
-    if isinstance(found, Description):
+    if isinstance(group, Description):
         member = group_class.DescribedGroupMember
         members = [
             member(
@@ -229,20 +236,20 @@ def _described(version: int, group_id: str, found: Description | ErrorCode, oper
                 member_metadata=m.metadata,
                 member_assignment=m.assignment,
             )
-            for m in found.members
+            for m in group.members
         ]
         return group_class(
             version=version,
             error_code=0,
             group_id=group_id,
-            group_state=found.state,
-            protocol_type=found.protocol_type,
-            protocol_data=found.protocol,
+            group_state=group.state,
+            protocol_type=group.protocol_type,
+            protocol_data=group.protocol,
             members=members,
             authorized_operations=operations,
         )
-    code, message, state = found, None, ""
-    if found == ErrorCode.GROUP_ID_NOT_FOUND:
+    code, message, state = group, None, ""
+    if group == ErrorCode.GROUP_ID_NOT_FOUND:
         state = _DEAD
         if version < 6:
             code = ErrorCode.NONE
@@ -265,9 +272,9 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
     """All groups that pass the filters."""
     version = ctx.version
     code = gw.groups.refusal
-    found = []
+    listed = []
     if not code:
-        found = gw.groups.list(
+        listed = gw.groups.list(
             request.states_filter if version >= 4 else (), request.types_filter if version >= 5 else ()
         )
     row = ListGroupsResponse.ListedGroup
@@ -277,12 +284,12 @@ def list_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
         groups=[
             row(
                 version=version,
-                group_id=one.group_id,
-                protocol_type=one.protocol_type,
-                group_state=one.state,
-                group_type=one.group_type,
+                group_id=group.group_id,
+                protocol_type=group.protocol_type,
+                group_state=group.state,
+                group_type=group.group_type,
             )
-            for one in found
+            for group in listed
         ],
     )
 

@@ -38,7 +38,8 @@ _SEARCHES_OF_ONE = 8
 """Look-ups by time that one request has side by side; all requests together have `gateway.SEARCHES_AT_ONCE`."""
 _ANSWER_SECONDS = 20.0
 """Less than clients wait for an answer (30 s), however many partitions have to be attached first."""
-_Found: TypeAlias = tuple[ErrorCode, int, int]
+_Answer: TypeAlias = tuple[ErrorCode, int, int]
+"""Error code, timestamp in milliseconds, offset."""
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +53,14 @@ async def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
         for part in topic.partitions:
             key = (topic.name, part.partition_index)
             seen[key] = seen.get(key, 0) + 1
-    found = await _look_all_up(gw, ctx, [key for key, count in seen.items() if count == 1], request)
+    looked_up = await _look_all_up(gw, ctx, [key for key, count in seen.items() if count == 1], request)
     topics = []
     for topic in request.topics:
         answers = []
         for part in topic.partitions:
             code, timestamp, offset, epoch = ErrorCode.INVALID_REQUEST, -1, -1, -1
-            if (topic.name, part.partition_index) in found:
-                code, timestamp, offset = found[topic.name, part.partition_index]
+            if (topic.name, part.partition_index) in looked_up:
+                code, timestamp, offset = looked_up[topic.name, part.partition_index]
                 epoch = 0 if code == ErrorCode.NONE and offset >= 0 else -1
             answers.append(
                 partition_class(
@@ -77,14 +78,14 @@ async def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 async def _look_all_up(
     gw: Gateway, ctx: Context, wanted: Sequence[tuple[str, int]], request: Any
-) -> dict[tuple[str, int], _Found]:
-    """Side by side: a storage that has to attach a partition first may take some milliseconds for each."""
+) -> dict[tuple[str, int], _Answer]:
+    """Look offsets up side by side: a storage that has to attach a partition first takes some milliseconds for each."""
     parts = {(topic.name, part.partition_index): part for topic in request.topics for part in topic.partitions}
     turns, searches = Turns(_AT_ONCE), Turns(_SEARCHES_OF_ONE, _ANSWER_SECONDS)
     end = asyncio.get_running_loop().time() + _ANSWER_SECONDS
     late = 0
 
-    async def one(key: tuple[str, int]) -> _Found:
+    async def look_up(key: tuple[str, int]) -> _Answer:
         nonlocal late
         try:
             async with asyncio.timeout_at(end), turns.turn():
@@ -93,7 +94,7 @@ async def _look_all_up(
             late += 1
             return ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 5 else ErrorCode.LEADER_NOT_AVAILABLE, -1, -1
 
-    found = await asyncio.gather(*map(one, wanted))
+    answers = await asyncio.gather(*map(look_up, wanted))
     if late:
         log.warning(
             "offsets of %d of %d partitions were not known within %.0f s; clients ask again for these alone. "
@@ -102,11 +103,10 @@ async def _look_all_up(
             len(wanted),
             _ANSWER_SECONDS,
         )
-    return dict(zip(wanted, found, strict=True))
+    return dict(zip(wanted, answers, strict=True))
 
 
-async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any, searches: Turns) -> _Found:
-    """Error code, timestamp, offset."""
+async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any, searches: Turns) -> _Answer:
     topic = gw.topics.get(name)
     partition_log = None if topic is None else gw.topics.log(topic.topic_id, part.partition_index)
     if partition_log is None:
@@ -142,10 +142,10 @@ async def _find(partition_log: PartitionLog, asked: int) -> tuple[int, int]:
 
 async def _search(partition_log: PartitionLog, asked: int) -> tuple[int, int]:
     if asked == _MAX_TIMESTAMP:
-        found = await partition_log.max_timestamp()
+        result = await partition_log.max_timestamp()
     else:
-        found = await partition_log.find_by_time(asked)
-    return (-1, -1) if found is None else (found.timestamp, found.offset)
+        result = await partition_log.find_by_time(asked)
+    return (-1, -1) if result is None else (result.timestamp, result.offset)
 
 
 async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> Any:

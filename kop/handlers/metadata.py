@@ -52,9 +52,9 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     if len(body) > _LARGE:
         return _answer_in_turns(gw, ctx, bytes(body))
     request = codec.decode(MetadataRequest, ctx.version, body, slack=_LIBRDKAFKA_SLACK)
-    unsought = gw.topics.unsought(topic.name for topic in request.topics or ())
+    to_find = gw.topics.names_to_find(topic.name for topic in request.topics or ())
     missing = _to_create(gw, ctx, request)
-    if unsought or missing:
+    if to_find or missing:
         return _find_and_answer(gw, ctx, request)
     answer = codec.encode_response(0, _answer(gw, ctx, request))[8:]
     if all(topic.name is None or "/" not in topic.name or gw.topics.get(topic.name) for topic in request.topics or ()):
@@ -165,9 +165,9 @@ def _topics(
             yield ErrorCode.INVALID_REQUEST, None if version >= 12 else "", None, False, []
             continue
         by_id = asked.topic_id is not None
-        found: TopicInfo | None = gw.topics.by_id(asked.topic_id) if by_id else gw.topics.get(asked.name)
-        if found is not None:
-            yield 0, found.name, gw.topics.id_of(found), found.internal, _partitions(gw, version, found)
+        known: TopicInfo | None = gw.topics.by_id(asked.topic_id) if by_id else gw.topics.get(asked.name)
+        if known is not None:
+            yield 0, known.name, gw.topics.id_of(known), known.internal, _partitions(gw, version, known)
         elif by_id:
             yield ErrorCode.UNKNOWN_TOPIC_ID, None if version >= 12 else "", asked.topic_id, False, []
         else:
@@ -178,13 +178,13 @@ def _topics(
 
 
 def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, ...]]:
-    lead, topic_id = gw.live_brokers.leader, topic.topic_id
-    nodes = [(index, lead(topic_id, index)) for index in range(topic.partitions)]
+    leader_of, topic_id = gw.live_brokers.leader, topic.topic_id
+    leaders = [(index, leader_of(topic_id, index)) for index in range(topic.partitions)]
     if version >= 7:
-        return [(0, index, node, 0, [node], [node], []) for index, node in nodes]
+        return [(0, index, leader, 0, [leader], [leader], []) for index, leader in leaders]
     if version >= 5:
-        return [(0, index, node, [node], [node], []) for index, node in nodes]
-    return [(0, index, node, [node], [node]) for index, node in nodes]
+        return [(0, index, leader, [leader], [leader], []) for index, leader in leaders]
+    return [(0, index, leader, [leader], [leader]) for index, leader in leaders]
 
 
 def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
@@ -220,16 +220,16 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
                         version=0,
                         error_code=0,
                         partition_index=index,
-                        leader_id=node,
+                        leader_id=leader,
                         leader_epoch=0,
-                        replica_nodes=[node],
-                        isr_nodes=[node],
+                        replica_nodes=[leader],
+                        isr_nodes=[leader],
                         eligible_leader_replicas=[],
                         last_known_elr=[],
                         offline_replicas=[],
                     )
                     for index in range(first, stop)
-                    for node in [gw.live_brokers.leader(topic.topic_id, index)]
+                    for leader in [gw.live_brokers.leader(topic.topic_id, index)]
                 ],
                 topic_authorized_operations=_TOPIC_OPERATION_BITS,
             )

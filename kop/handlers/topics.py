@@ -114,16 +114,16 @@ class _Names:
         self._gw.topics.check_name(name)
         if name in RESERVED:
             raise PeerError(f"Creation of internal topic {name} is prohibited.", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        own = self._gw.topics.canonical_name(name)
-        other = self._known().get(_folded(own)) if _folds(own) else None
+        canonical = self._gw.topics.canonical_name(name)
+        other = self._known().get(_folded(canonical)) if _folds(canonical) else None
         if other is not None:
             raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
     def take(self, name: str) -> None:
         """Count a topic that is about to be made."""
-        own = self._gw.topics.canonical_name(name)
-        if _folds(own):
-            self._known()[_folded(own)] = name
+        canonical = self._gw.topics.canonical_name(name)
+        if _folds(canonical):
+            self._known()[_folded(canonical)] = name
 
     def _known(self) -> dict[str, str]:
         if self._alike is None:
@@ -244,7 +244,7 @@ def _created(gw: Gateway, ctx: Context, plan: _Plan) -> Any:
 
 
 @dataclass(slots=True)
-class _Doomed:
+class _Deletion:
     """A topic that is to be deleted, as its row of the answer."""
 
     name: str | None
@@ -261,9 +261,9 @@ class _Doomed:
 async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Delete each topic that is named well, and answer for every one that was named, once."""
     if ctx.version >= 6:
-        rows = [_Doomed(topic.name, topic.topic_id) for topic in request.topics]
+        rows = [_Deletion(topic.name, topic.topic_id) for topic in request.topics]
     else:
-        rows = [_Doomed(name) for name in request.topic_names]
+        rows = [_Deletion(name) for name in request.topic_names]
     if not gw.config.delete_topic_enable:
         code = ErrorCode.INVALID_REQUEST if ctx.version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
         for row in rows:
@@ -287,11 +287,11 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
     )
 
 
-async def _resolve(gw: Gateway, rows: list[_Doomed]) -> list[_Doomed]:
+async def _resolve(gw: Gateway, rows: list[_Deletion]) -> list[_Deletion]:
     """Find the topics; what is named twice is refused, and answered once."""
     names = Counter(row.name for row in rows if row.topic_id is None)
     ids = Counter(row.topic_id for row in rows if row.name is None)
-    answer: dict[tuple[str | None, UUID | None], _Doomed] = {(row.name, row.topic_id): row for row in rows}
+    answer: dict[tuple[str | None, UUID | None], _Deletion] = {(row.name, row.topic_id): row for row in rows}
     async for row in in_turns(answer.values()):
         if row.name is None and row.topic_id is None:
             row.refuse(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
@@ -301,35 +301,35 @@ async def _resolve(gw: Gateway, rows: list[_Doomed]) -> list[_Doomed]:
             if ids[row.topic_id] > 1:
                 row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
                 continue
-            found = gw.topics.by_id(row.topic_id)
-            if found is None:
+            topic = gw.topics.by_id(row.topic_id)
+            if topic is None:
                 row.refuse(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
             else:
-                row.name, row.topic = found.name, found
+                row.name, row.topic = topic.name, topic
                 _refuse_reserved(row)
         elif names[row.name] > 1:
             row.refuse(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
         else:
             assert row.name is not None
-            found = gw.topics.get(row.name)
-            if row.name not in RESERVED and found is None:
+            topic = gw.topics.get(row.name)
+            if row.name not in RESERVED and topic is None:
                 row.refuse(gw.topics.missing(row.name), "This server does not host this topic-partition.")
                 continue
-            row.topic = found
-            row.topic_id = gw.topics.id_of(found) if found is not None else None
+            row.topic = topic
+            row.topic_id = gw.topics.id_of(topic) if topic is not None else None
             _refuse_reserved(row)
     return _without_both(list(answer.values()))
 
 
-def _refuse_reserved(row: _Doomed) -> None:
+def _refuse_reserved(row: _Deletion) -> None:
     if row.name in RESERVED:
         row.refuse(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Deletion of internal topic {row.name} is prohibited.")
 
 
-def _without_both(rows: list[_Doomed]) -> list[_Doomed]:
+def _without_both(rows: list[_Deletion]) -> list[_Deletion]:
     """A topic that was named by its name and by its id is refused once, one that was named by two names twice."""
-    seen: dict[UUID, _Doomed] = {}
-    kept: list[_Doomed] = []
+    seen: dict[UUID, _Deletion] = {}
+    kept: list[_Deletion] = []
     for row in rows:
         if row.code == ErrorCode.NONE and row.topic is not None:
             first = seen.setdefault(row.topic.topic_id, row)
@@ -343,7 +343,7 @@ def _without_both(rows: list[_Doomed]) -> list[_Doomed]:
     return kept
 
 
-async def _delete(gw: Gateway, row: _Doomed) -> None:
+async def _delete(gw: Gateway, row: _Deletion) -> None:
     assert row.topic is not None
     try:
         await gw.engine.topics.delete(row.topic.topic_id)

@@ -140,8 +140,8 @@ class RequestPipeline:
 
     def _handle(self, api: Api, ctx: Context, request: Any) -> Any:
         """Resolve the names in the request, then run the handler."""
-        if api.topics is not None and (unsought := self._gw.topics.unsought(api.topics(request))):
-            return self._after(self._gw.topics.find(unsought), api, ctx, request)
+        if api.topics is not None and (to_find := self._gw.topics.names_to_find(api.topics(request))):
+            return self._after(self._gw.topics.find(to_find), api, ctx, request)
         if api.groups is not None and (in_doubt := self._gw.groups.in_doubt(api.groups(request))):
             return self._after(self._gw.groups.verify(in_doubt), api, ctx, request)
         return api.handler(self._gw, ctx, request)

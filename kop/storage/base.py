@@ -150,7 +150,7 @@ class LeaderOfLog(Protocol):
     """The leadership of a log: whoever keeps state in it has to be its only writer."""
 
     async def lead(self, lost: Callable[[], None]) -> None:
-        """Become the only writer of the log: what another gateway appends from now on fails.
+        """Become the only writer of the log: what another broker appends from now on fails.
 
         `lost` is called once when another one leads, or the log can be written no more. What is read after this has
         ended holds all that was ever acknowledged. An engine of one process has nothing to do.
@@ -158,7 +158,7 @@ class LeaderOfLog(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether this gateway leads the log since `lead`, and surely nobody else has begun to.
+        """Whether this broker leads the log since `lead`, and surely nobody else has begun to.
 
         False some seconds after storage was last asked: what is in memory may be of the past then.
         """
@@ -223,7 +223,7 @@ class PartitionLog(LeaderOfLog, Protocol):
 
         Takes whole batches up to `max_bytes`; with `min_one` the first batch is taken whatever its size. An
         offset at the high watermark gives an empty result, one out of range raises OFFSET_OUT_OF_RANGE; None for one
-        behind the high watermark where another gateway may have moved that.
+        behind the high watermark where another broker may have moved that.
         """
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
@@ -278,7 +278,7 @@ class Topics(Protocol):
         """Configs of which storage holds other values than the topic's configs say: somebody changed them there."""
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Look at a topic anew: another process may have changed it this moment."""
+        """Look at a topic again: another process may have changed it this moment."""
 
     def on_change(self, callback: Callable[[TopicInfo | None, TopicInfo | None], None]) -> None:
         """Call `callback(old, new)` after each change: (None, t) created, (t, None) deleted, (t, t') changed."""
@@ -299,7 +299,7 @@ class Topics(Protocol):
 
 
 class SmallValues(Protocol):
-    """Small durable values of the gateway's own: dynamic broker configs."""
+    """Small durable values that all brokers share: dynamic broker configs."""
 
     async def get_state(self, key: str) -> str | None:
         """The value, or None."""

@@ -218,8 +218,8 @@ def test_storage_is_not_asked_for_names_that_it_cannot_have() -> None:
         topics = Topics()
 
     client_topics = ClientTopics(Engine())  # type: ignore[arg-type]
-    assert list(client_topics.unsought(["a/b/" + "c" * 250])) == ["a/b/" + "c" * 250]
-    assert not client_topics.unsought(["a/b/" + "c" * 32_000])
+    assert list(client_topics.names_to_find(["a/b/" + "c" * 250])) == ["a/b/" + "c" * 250]
+    assert not client_topics.names_to_find(["a/b/" + "c" * 32_000])
 
 
 @pytest.mark.parametrize(

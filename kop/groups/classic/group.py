@@ -189,8 +189,8 @@ class ClassicGroup:
 
     def leave(self, leaving: Iterable[Leaving], now: int) -> tuple[tuple[Left, ...], list[Effect]]:
         """Handle a LeaveGroup request; its answer waits for a Persist among the effects."""
-        left = tuple(Left(one.member_id, one.instance_id, self._leave(one)) for one in leaving)
-        if any(not one.error for one in left):
+        left = tuple(Left(member.member_id, member.instance_id, self._leave(member)) for member in leaving)
+        if any(not member.error for member in left):
             if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
                 self._prepare_rebalance(now)
             else:
@@ -210,7 +210,7 @@ class ClassicGroup:
         return self._take()
 
     def resume(self, now: int) -> list[Effect]:
-        """After `load`: sessions start anew; a group above the size limit rebalances."""
+        """After `load`: every session starts again; a group above the size limit rebalances."""
         for member in self.roster:
             self._beat(member, now)
         if self.state is State.STABLE and len(self.roster) > self.settings.group_max_size:
@@ -489,7 +489,7 @@ class ClassicGroup:
         return ErrorCode.NONE
 
     def _drop(self, member_id: str) -> None:
-        """Take a member out; what it waits for ends with UNKNOWN_MEMBER_ID, so that it joins anew if it is alive."""
+        """Take a member out; what it waits for ends with UNKNOWN_MEMBER_ID, so that it joins again if it is alive."""
         member = self.roster.members.get(member_id)
         if member is not None:
             self._answer_join_of(member, ErrorCode.UNKNOWN_MEMBER_ID, "")

@@ -248,10 +248,10 @@ class Roster:
             return
         topics: set[str] = set()
         for member in self:
-            found = topics_of(member.metadata(protocol or ""))
-            if found is None:
+            subscription = topics_of(member.metadata(protocol or ""))
+            if subscription is None:
                 return
-            topics.update(map(self.canonical_name, found))
+            topics.update(map(self.canonical_name, subscription))
         self.subscribed = frozenset(topics)
 
     def is_subscribed_to(self, topic: str) -> bool:
