@@ -8,6 +8,7 @@ import logging
 import weakref
 
 import pytest
+from support.waiting import SECONDS
 
 from kop.background import every, failures, for_each, label_of, repeat, retried, tell
 from kop.errors import BackendError
@@ -29,7 +30,7 @@ def test_a_loop_outlasts_every_exception_and_says_it_once(error: Exception, capl
             raise error
 
         loop = asyncio.create_task(repeat(what, work, every=lambda: 0.001))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             await enough.wait()
         loop.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -60,7 +61,7 @@ def test_a_round_that_hangs_is_ended_and_reported_also_where_the_report_fails(
         loop = asyncio.create_task(
             repeat("the look", asyncio.Event().wait, every=0.001, limit=0.01, failed=failed)  # type: ignore[arg-type]
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             await enough.wait()
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
@@ -112,7 +113,7 @@ def test_nothing_of_a_failed_round_stays_in_memory() -> None:
             raise BackendError("with the frame of this round")
 
         loop = asyncio.create_task(repeat("the round", work, every=0.001, failed=lambda error: None))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             while len(seen) < 3:  # noqa: ASYNC110 - rounds of the loop
                 await asyncio.sleep(0.001)
         loop.cancel()
@@ -182,7 +183,7 @@ def test_a_timer_outlasts_every_exception_until_it_is_ended(caplog: pytest.LogCa
             raise ValueError("not thought of")
 
         end = every(asyncio.get_running_loop(), 0.001, "the sweep of a test", work)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             await enough.wait()
         end()
         before = rounds

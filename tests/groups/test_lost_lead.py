@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.waiting import SECONDS
 from test_coordinator import MINUTE, World, settle
 
 from kop.coordination import ownership
@@ -21,7 +22,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(true) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         while not true():  # noqa: ASYNC110 - tasks of the coordinator
             await asyncio.sleep(0.001)
 
@@ -69,7 +70,7 @@ async def test_a_lead_that_is_lost_during_the_replay_leaves_no_group_and_no_offs
     if goes_on:
         first.set()
     await until(lambda: world.log.reads > before)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SECONDS):
         await starting
     await until(lambda: not world.groups.refusal_of("g"))
     first.set()
@@ -138,7 +139,7 @@ async def test_a_group_that_was_taken_away_writes_nothing_when_its_timers_run_ou
     for waiting in (joining, leaving):
         if isinstance(waiting, asyncio.Future):
             world.log.release(E.NOT_LEADER_OR_FOLLOWER)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(SECONDS):
                 await waiting
     world.log.release(E.NOT_LEADER_OR_FOLLOWER)
     await another_deletes(world, *ALL)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.gateway import RawClient, batch, gateway, produce_fields, run
-from support.waiting import until
+from support.waiting import SECONDS, until
 
 from kop.errors import ErrorCode
 from kop.handlers import list_offsets
@@ -189,7 +189,7 @@ def test_look_ups_by_time_are_bounded_for_a_request_and_for_all(
             for client in clients[1:]:
                 client.send(2, 11, **question(range(100), 1000))
             await until(lambda: searches.running == SEARCHES_AT_ONCE)
-            answer = await asyncio.wait_for(clients[0].open(*serving.listeners[0]), 5)
+            answer = await asyncio.wait_for(clients[0].open(*serving.listeners[0]), SECONDS)
             assert (await answer.call(2, 11, **question([0, 1], LATEST))).topics[0].partitions[1].offset == 0
             await answer.close()
             searches.go_on.set()

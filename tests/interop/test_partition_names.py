@@ -9,6 +9,7 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from interop_kit import Interop, fetch, raw, run
+from support.waiting import SECONDS
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
@@ -103,8 +104,8 @@ def test_a_topic_that_pulsar_clients_gave_such_a_name_stays_in_use(interop: Inte
     assert create(interop, [name], validate_only=False)[name][0] == ErrorCode.TOPIC_ALREADY_EXISTS
     producer = ck.Producer({"bootstrap.servers": interop.gateway.bootstrap})
     producer.produce(name, b"kafka")
-    assert producer.flush(30) == 0
+    assert producer.flush(SECONDS) == 0
     assert [record.value for record in fetch(interop.gateway, name, 1).records] == [b"kafka"]
     admin = AdminClient({"bootstrap.servers": interop.gateway.bootstrap})
     with pytest.raises(ck.KafkaException, match="already exists"):
-        admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
+        admin.create_topics([NewTopic(name, 1, 1)])[name].result(SECONDS)

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from pulsar_kit import T, client, send
 from support.fake_pulsar import Command, FakePulsar, Session
+from support.waiting import SECONDS
 
 from kop.pulsar_client import Client, PulsarError, TlsOptions
 from kop.pulsar_client.auth import OAuth2, Token
@@ -226,7 +227,7 @@ async def test_a_broker_named_when_a_topic_moves_is_held_to_the_same(folder: Pat
         async with brokers.client() as made:
             await made.open_producer(T, on_lost=lost.set_result)
             brokers.broker.unload(T, assigned=brokers.plain.url)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(SECONDS):
                 assert (await lost).code == "TlsError"
         assert brokers.plain.ever == []
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import pulsar as native
 import pytest
 from support.pulsar import Pulsar
+from support.waiting import SECONDS
 from transcode_kit import MAX_SIZE, produced, read
 
 from kop.pulsar_client import EARLIEST, Client
@@ -30,7 +31,7 @@ def client(pulsar: Pulsar) -> Iterator[native.Client]:
 
 
 async def send(pulsar: Pulsar, topic: str, batches: Sequence[tuple[Sequence[Record], Codec]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SECONDS):
         ours = Client(pulsar.service_url)
         await ours.start()
         producer = await ours.open_producer(topic)
@@ -55,7 +56,7 @@ async def send(pulsar: Pulsar, topic: str, batches: Sequence[tuple[Sequence[Reco
 
 async def stored(pulsar: Pulsar, topic: str, messages: int) -> list[Entry]:
     """The topic's entries, up to that of its `messages`th message."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SECONDS):
         ours = Client(pulsar.service_url)
         await ours.start()
         found: list[Entry] = []

@@ -17,7 +17,7 @@ from engines import PulsarStore
 from support.child import Child
 from support.faulty_link import link
 from support.pulsar import Urls, fresh_namespace
-from support.waiting import until
+from support.waiting import SECONDS, until
 
 from kop.cluster import liveness
 from kop.cluster.client_topics import OFFSETS_TOPIC
@@ -78,7 +78,7 @@ async def test_a_gateway_that_stops_says_so_and_nobody_waits_for_it(
         async with pulsar_store.opened() as other:
             await other.join(LiveBroker(2, "host-2", 9002))
             await until(lambda: [broker.node_id for broker in one.brokers] == [1, 2])
-        await until(lambda: [broker.node_id for broker in one.brokers] == [1], 30)
+        await until(lambda: [broker.node_id for broker in one.brokers] == [1])
 
 
 async def test_both_have_one_cluster_id_and_never_the_same_producer_ids(pulsar_store: PulsarStore) -> None:
@@ -163,7 +163,7 @@ async def test_what_one_changed_is_seen_by_the_other_that_looks_anew_or_is_told(
         told = asyncio.Event()
         other.on_state(told.set)
         await one.put_state("k", "v")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SECONDS):
             await told.wait()
         assert await other.get_state("k") == "v"
 
@@ -325,7 +325,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
 
         monkeypatch.setattr(again.state_log, "read", held)
         starting = asyncio.create_task(again.start())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(SECONDS):
             await replayed.wait()
         second = GroupCoordinator(other, settings, leader_choice=there)  # type: ignore[arg-type]
         await second.start()
@@ -372,18 +372,18 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
         await asyncio.to_thread(third.start)
         async with two(pulsar_store) as engines:
             views = [LiveBrokers(engine, number) for number, engine in enumerate(engines, 1)]
-            await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views), 60)
+            await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views))
             before = [view.version for view in views]
             admin, topic = engines[0].admin, engines[0].full_name(BROKERS_TOPIC, True)
             for _ in range(10):
                 await admin.unload(topic)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(SECONDS):
                     while await publishers(engines[0], topic) != {1, 2, 3}:  # noqa: ASYNC110 - they come back
                         await asyncio.sleep(0.05)
             assert [view.version for view in views] == before
             assert not any(engine.counts.get("brokers_that_did_not_answer") for engine in engines)
             third.signal(signal.SIGKILL)
-            await until(lambda: all(list(view.ids) == [1, 2] for view in views), 60)
+            await until(lambda: all(list(view.ids) == [1, 2] for view in views))
     finally:
         third.kill()
 
@@ -426,7 +426,7 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
             assert not engine.brokers_fresh
             rest.refuse = False
             rest.go_on()
-            await until(lambda: engine.brokers_fresh, 30)
+            await until(lambda: engine.brokers_fresh)
             assert not groups.refusal_of("a")
             await groups.stop()
 
@@ -452,14 +452,14 @@ async def test_a_gateway_that_dies_while_rest_does_not_answer_is_found_by_its_na
             pulsar_store.urls = pulsar_store.urls[0], f"http://127.0.0.1:{rest.port}"
             async with pulsar_store.opened() as one:
                 await one.join(LiveBroker(1, "host-1", 9001))
-                await until(lambda: [broker.node_id for broker in one.brokers] == [1, 2], 30)
+                await until(lambda: [broker.node_id for broker in one.brokers] == [1, 2])
                 rest.refuse = True
                 rest.cut()
                 await until(lambda: not one.brokers_fresh)
                 await asyncio.sleep(1)  # some questions for its name, which it holds
                 assert [broker.node_id for broker in one.brokers] == [1, 2]
                 other.signal(signal.SIGKILL)
-                await until(lambda: [broker.node_id for broker in one.brokers] == [1], 60)
+                await until(lambda: [broker.node_id for broker in one.brokers] == [1])
                 assert not one.brokers_fresh
                 assert one.counts["brokers_that_did_not_answer"] == 1
                 rest.refuse = False

@@ -16,7 +16,7 @@ from batches import LIMIT, NOW, append, attached, batch, first, make, read_all, 
 from engines import PulsarStore
 from fake_pulsar_client import Broker, make_log, settle
 from support.pulsar import Urls, fresh_namespace
-from support.waiting import until
+from support.waiting import SECONDS, until
 from test_pulsar_log import AGAIN, Play
 
 from kop.errors import BackendError, ErrorCode, KopError
@@ -364,7 +364,7 @@ async def test_where_retention_took_ledgers_older_offsets_go_on_with_what_is_the
         await new_ledger(engine, log)
         new = await put(log, "c", "d")
         await engine.admin.truncate(log.partition_name)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(SECONDS):
             while log.log_start_offset == old:
                 await log.refresh_start()
                 await asyncio.sleep(0.1)
@@ -410,7 +410,7 @@ async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
     async with packed.opened() as engine:
         log = await make(engine)
         bases = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(SECONDS):
             while len({unpack(base)[0].ledger for base in bases}) < 2:
                 bases.append(await put(log, str(len(bases))))
         assert await read_values(log) == [str(number) for number in range(len(bases))]
@@ -420,7 +420,7 @@ async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
 async def test_two_gateways_have_the_same_offsets_and_other_ids(packed: PulsarStore) -> None:
     async with packed.opened() as one, packed.opened() as other:
         here = await make(one)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             while other.topics.get("t") is None:  # noqa: ASYNC110 - other people's events
                 await asyncio.sleep(0.02)
         there = await attached(other)

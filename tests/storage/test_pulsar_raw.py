@@ -14,6 +14,7 @@ import pytest
 from batches import NOW, append, attached, batch, first, make, read_all, read_values, records, refused
 from engines import PulsarStore, policy_of
 from support.pulsar import Urls, fresh_namespace
+from support.waiting import SECONDS
 from test_engine_suite import (  # noqa: F401 - run again here, over raw entries
     test_a_duplicate_joins_its_original,
     test_any_buffer_is_taken_and_stamped,
@@ -66,7 +67,7 @@ async def entries(log: PulsarLog) -> list[tuple[Entry, transcode.EntryView]]:
             done.set()
 
     reader = await log.client.open_reader(log.partition_name, EARLIEST, permits=1000, on_entry=on_entry)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SECONDS):
         await done.wait()
     await reader.close()
     return found
@@ -188,7 +189,7 @@ async def test_a_broker_wide_format_is_noted_beside_each_topic_before_its_first_
         engine.policies_changed()
         await append(later, batch(["a"]))
         assert [view.raw for _, view in await entries(later)] == [True]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             for _ in range(200):
                 await append(open_, batch(["b"]))
                 if (await entries(open_))[-1][1].raw:

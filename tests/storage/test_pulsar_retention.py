@@ -13,6 +13,7 @@ import pytest
 from batches import append, attached, batch, read_values, refused
 from engines import PulsarStore, policy_of
 from support.pulsar import Urls, fresh_namespace
+from support.waiting import SECONDS
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
@@ -50,7 +51,7 @@ async def _forget(admin_url: str, namespace: str) -> None:
 
 
 async def known(engine: PulsarEngine, name: str) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(SECONDS):
         while engine.topics.get(name) is None:
             if "/" in name:
                 await engine.topics.find([name])
@@ -115,7 +116,7 @@ async def test_a_retention_that_somebody_chose_stays(forgetful: PulsarStore, lev
         await make_native(admin, full_name, "plain")
         if level == "topic":
             await admin.set_retention(full_name, hour)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(SECONDS):
             while await admin.get_retention(full_name, applied=True) != hour:  # noqa: ASYNC110 - in force a bit later
                 await asyncio.sleep(0.02)
         await known(engine, "native")

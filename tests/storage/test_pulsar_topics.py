@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from fake_pulsar_admin import HOME, FakePulsar, full
+from support.waiting import SECONDS
 
 from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
@@ -67,7 +68,7 @@ async def seen(engine: PulsarEngine, *names: str) -> None:
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SECONDS):
         while not true():  # noqa: ASYNC110 - the engine's own tasks
             await asyncio.sleep(0.001)
 

@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from kop.pulsar_client import Client
 from kop.pulsar_client.proto import pulsar_pb2 as pb
+from support.waiting import SECONDS
 
 COORDINATOR = "persistent://pulsar/system/transaction_coordinator_assign-partition-0"
 _CONNECT, _CONNECTED, _PRODUCER, _SEND, _RECEIPT = 2, 3, 5, 6, 7
@@ -153,7 +154,7 @@ class NativeTransactions:
         future = self._waiting[answer, key] = asyncio.get_running_loop().create_future()
         data = _message({1: command, command: fields})
         self._writer.write(struct.pack(">II", len(data) + 4 + len(entry), len(data)) + data + entry)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(SECONDS):
             return await future
 
     async def _read(self) -> None:

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from support.waiting import SECONDS
 
 from kop.config import ConfigError
 from kop.errors import ErrorCode, KopError
@@ -42,7 +43,7 @@ def with_confluent_kafka(bootstrap: str, values: list[bytes]) -> list[bytes]:
     producer = Producer({"bootstrap.servers": bootstrap})
     for value in values:
         producer.produce("t", value)
-    assert producer.flush(30) == 0
+    assert producer.flush(SECONDS) == 0
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "auto.offset.reset": "earliest"})
     consumer.subscribe(["t"])
     found: list[bytes] = []
