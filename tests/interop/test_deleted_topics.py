@@ -162,7 +162,7 @@ def test_a_partition_that_is_missing_is_not_made_by_a_producer(
     interop: Interop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may be part of a topic that is being deleted this moment; what to do where it is not is said after a while."""
-    monkeypatch.setattr("kop.storage.pulsar.presence._MISSING_SECONDS", 0.2)
+    monkeypatch.setattr("kop.storage.pulsar.topics.deletion._MISSING_SECONDS", 0.2)
     topic = interop.create(interop.name("holes"))
     partition = interop.partition(topic)
     interop.admin(lambda a: a.delete_plain(partition, force=True))

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
-from kop.storage.pulsar.policies import set_retention
+from kop.storage.pulsar.topics.policies import set_retention
 
 DAY = 86_400_000
 

@@ -72,7 +72,7 @@ async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> Non
 async def test_a_gateway_that_stops_says_so_and_nobody_waits_for_it(
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.storage.pulsar.live_members.ABSENT_SECONDS", 1e6)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.live_brokers.ABSENT_SECONDS", 1e6)
     async with pulsar_store.opened() as one:
         await one.join(LiveBroker(1, "host-1", 9001))
         async with pulsar_store.opened() as other:
@@ -353,7 +353,9 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
 async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gateway_is_replaced_in_seconds(
     pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.storage.pulsar.members._POLL_SECONDS", 0.1)  # sees every moment in which some are missing
+    monkeypatch.setattr(
+        "kop.storage.pulsar.cluster.broker_registry._POLL_SECONDS", 0.1
+    )  # sees every moment in which some are missing
     namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
     third = Child(
         tmp_path,
@@ -394,8 +396,8 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
 ) -> None:
     """The times in which members are known, and a lead is sure, are short here: many of them pass."""
     fresh, sure = 0.5, 1.0
-    monkeypatch.setattr("kop.storage.pulsar.members._FRESH_SECONDS", fresh)
-    monkeypatch.setattr("kop.storage.pulsar.members._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._FRESH_SECONDS", fresh)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._POLL_SECONDS", 0.1)
     monkeypatch.setattr("kop.storage.pulsar.leading._SURE_SECONDS", sure)
     monkeypatch.setattr("kop.coordination.ownership.CONFIRM_SECONDS", 0.1)
     async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
@@ -434,9 +436,9 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
 async def test_a_gateway_that_dies_while_rest_does_not_answer_is_found_by_its_name(
     pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.storage.pulsar.members._FRESH_SECONDS", 0.5)
-    monkeypatch.setattr("kop.storage.pulsar.members._POLL_SECONDS", 0.1)
-    monkeypatch.setattr("kop.storage.pulsar.members._PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._FRESH_SECONDS", 0.5)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._PROBE_SECONDS", 0.2)
     pulsar_store.answers = liveness.answers
     namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
     other = Child(
@@ -474,7 +476,7 @@ async def publishers(engine: PulsarEngine, topic: str) -> set[int]:
 
 
 async def test_an_id_is_taken_once(pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kop.storage.pulsar.members._BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._BUSY_SECONDS", 1.0)
     async with pulsar_store.opened() as one, pulsar_store.opened() as other:
         await one.join(LiveBroker(1, "host-1", 9001))
         with refused(ErrorCode.BROKER_ID_NOT_REGISTERED):
@@ -537,7 +539,7 @@ async def test_a_gateway_that_does_not_answer_is_seen_within_seconds(
     pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pulsar itself would see it after 30 to 60 s; asked for its name it looks at once."""
-    monkeypatch.setattr("kop.storage.pulsar.members._PROBE_SECONDS", 1.0)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._PROBE_SECONDS", 1.0)
     namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
     other = Child(
         tmp_path,

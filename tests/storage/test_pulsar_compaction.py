@@ -17,10 +17,18 @@ from kop.cluster.client_topics import OFFSETS_TOPIC
 from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode
 from kop.pulsar_client.admin import FOREVER, Retention
-from kop.storage.pulsar import PulsarEngine, compaction
-from kop.storage.pulsar.compaction import AFTERWARDS, LATE_BYTES, LATE_SECONDS, Uncompacted, retention_of, uncompacted
+from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.cluster import compaction
+from kop.storage.pulsar.cluster.compaction import (
+    AFTERWARDS,
+    LATE_BYTES,
+    LATE_SECONDS,
+    Uncompacted,
+    retention_of,
+    uncompacted,
+)
 from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.policies import OWN_COMPACTION_THRESHOLD
+from kop.storage.pulsar.topics.policies import OWN_COMPACTION_THRESHOLD
 
 NOW = 1_700_000_000_000
 

@@ -19,10 +19,11 @@ from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Admin, Retention
 from kop.storage.base import LogPolicy, TopicInfo
-from kop.storage.pulsar import PulsarEngine, write_checks
+from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY
-from kop.storage.pulsar.write_checks import OncePerTopic, WriteChecks
+from kop.storage.pulsar.topics import write_checks
+from kop.storage.pulsar.topics.write_checks import OncePerTopic, WriteChecks
 
 WEEK = Retention(7 * 24 * 60, -1)
 SET = "topics_without_retention"

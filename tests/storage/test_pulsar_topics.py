@@ -16,9 +16,10 @@ from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
-from kop.storage.pulsar import topic_ids, topics
 from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY, ID_PROPERTY, NAME_PROPERTY, configs_of, number, repaired
+from kop.storage.pulsar.topics import ids as topic_ids
+from kop.storage.pulsar.topics import table as topics
 from kop.storage.topic_table import new_uuid
 
 GOOD = {"flush.ms": "60000"}

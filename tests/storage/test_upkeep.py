@@ -13,8 +13,9 @@ from support.waiting import until
 from kop.errors import BackendError
 from kop.pulsar_client import PulsarError
 from kop.storage.base import LogPolicy
-from kop.storage.pulsar import compaction, upkeep
-from kop.storage.pulsar.compaction import CURSOR, Compactions
+from kop.storage.pulsar import upkeep
+from kop.storage.pulsar.cluster import compaction
+from kop.storage.pulsar.cluster.compaction import CURSOR, Compactions
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.upkeep import Upkeep
 

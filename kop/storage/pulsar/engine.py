@@ -29,11 +29,12 @@ from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
 from kop.storage.base import AppendResult, LiveBroker, LogPolicy, Promises, TopicInfo
-from kop.storage.pulsar import numbering, policies
+from kop.storage.pulsar import numbering
 from kop.storage.pulsar.access import Access
-from kop.storage.pulsar.compaction import Compactions
+from kop.storage.pulsar.cluster.broker_registry import Answers, Gateways
+from kop.storage.pulsar.cluster.compaction import Compactions
+from kop.storage.pulsar.cluster.producer_ids import ProducerIds
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.elsewhere import Elsewhere
 from kop.storage.pulsar.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.layout import (
@@ -52,14 +53,14 @@ from kop.storage.pulsar.layout import (
     remembered,
 )
 from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.members import Answers, Gateways
-from kop.storage.pulsar.presence import Presence
-from kop.storage.pulsar.producer_ids import ProducerIds
 from kop.storage.pulsar.read_ahead import ReadAhead
 from kop.storage.pulsar.settings import Settings
-from kop.storage.pulsar.topics import PulsarTopic, PulsarTopics
+from kop.storage.pulsar.topics import policies
+from kop.storage.pulsar.topics.deletion import Presence
+from kop.storage.pulsar.topics.foreign import Elsewhere
+from kop.storage.pulsar.topics.table import PulsarTopic, PulsarTopics
+from kop.storage.pulsar.topics.write_checks import WriteChecks
 from kop.storage.pulsar.upkeep import Upkeep
-from kop.storage.pulsar.write_checks import WriteChecks
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_uuid
 from kop.turns import Turns

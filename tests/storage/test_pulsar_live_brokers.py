@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kop.storage.base import LiveBroker
-from kop.storage.pulsar.live_members import LiveMembers
+from kop.storage.pulsar.cluster.live_brokers import LiveMembers
 
 
 def member(node_id: int) -> LiveBroker:

@@ -29,7 +29,7 @@ from kop.errors import KopError
 from kop.metrics import gauge_family
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER, Retention
-from kop.storage.pulsar import policies
+from kop.storage.pulsar.topics import policies
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine

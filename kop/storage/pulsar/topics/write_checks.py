@@ -20,9 +20,9 @@ from kop.background import for_each
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
-from kop.storage.pulsar import policies
 from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY, namespace_of
+from kop.storage.pulsar.topics import policies
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine

@@ -29,7 +29,6 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.backoff import Backoff
 from kop.storage.base import TopicInfo
-from kop.storage.pulsar import policies
 from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.layout import (
     CONFIGS_PROPERTY,
@@ -46,7 +45,8 @@ from kop.storage.pulsar.layout import (
     repaired,
     topic_of,
 )
-from kop.storage.pulsar.topic_ids import TopicIds
+from kop.storage.pulsar.topics import policies
+from kop.storage.pulsar.topics.ids import TopicIds
 from kop.storage.topic_table import TopicTable, new_uuid
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ from kop.records import transcode
 from kop.records.batch import build, iter_records, read_header
 from kop.records.record import Record
 from kop.storage.base import LiveBroker
+from kop.storage.pulsar.cluster.live_brokers import LiveMembers
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.layout import BROKER_PRODUCER
-from kop.storage.pulsar.live_members import LiveMembers
 
 _POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
