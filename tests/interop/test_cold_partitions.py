@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
 
-from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.partition.log import PulsarLog
 
 PARTITIONS = 300
 

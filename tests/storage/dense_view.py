@@ -16,7 +16,7 @@ from typing import Any
 from kop.records.batch import BatchHeader, read_header, stamp
 from kop.storage.base import AppendResult, Buffer, ReadResult, TimestampOffset
 from kop.storage.pulsar import PulsarEngine
-from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.partition.log import PulsarLog
 
 
 class Batches:

@@ -16,11 +16,11 @@ from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
-from kop.storage.pulsar import numbering
-from kop.storage.pulsar.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.faults import Faults
-from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.read_ahead import ReadAhead
+from kop.storage.pulsar.offsets import mapping as numbering
+from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
+from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.reading.budget import ReadAhead
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns
 

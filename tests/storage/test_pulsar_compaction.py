@@ -27,7 +27,7 @@ from kop.storage.pulsar.cluster.compaction import (
     retention_of,
     uncompacted,
 )
-from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.topics.policies import OWN_COMPACTION_THRESHOLD
 
 NOW = 1_700_000_000_000

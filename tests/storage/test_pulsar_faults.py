@@ -12,7 +12,7 @@ from kop.pulsar_client.errors import server_error
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.repeats import Repeats
 from kop.storage.pulsar.faults import Faults, kafka_error
-from kop.storage.pulsar.limits import Held, still_to_wait
+from kop.storage.pulsar.partition.throttle import Held, still_to_wait
 
 RETRIED = {
     ErrorCode.KAFKA_STORAGE_ERROR,

@@ -16,8 +16,8 @@ from support.waiting import until
 
 from kop.pulsar_client import Client, Position
 from kop.records.batch import read_header
-from kop.storage.pulsar.gaps import Gap
-from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.reading.gaps import Gap
 
 MARKER = {"X-Pulsar-marker-type": "21"}
 ABORTED = {"X-Pulsar-txn-aborted": "true"}

@@ -16,12 +16,14 @@ from support.waiting import until
 from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import Position, PulsarError
 from kop.records.batch import read_header
-from kop.storage.pulsar import appends, entry_sizes, lookup, stored_batches, tail_delays
-from kop.storage.pulsar import log as log_module
-from kop.storage.pulsar import sender as sender_module
 from kop.storage.pulsar.faults import refusal_name
-from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.stored_batches import Outcome, Stored, Stretch, Wanted
+from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays
+from kop.storage.pulsar.partition import log as log_module
+from kop.storage.pulsar.partition import producer as sender_module
+from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.reading import search as lookup
+from kop.storage.pulsar.reading import stored_batches
+from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Stretch, Wanted
 from kop.turns import Turns
 
 STORED = ErrorCode.DUPLICATE_SEQUENCE_NUMBER

@@ -15,7 +15,7 @@ from kop.errors import ErrorCode
 from kop.storage.base import ReadResult, TimestampOffset
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.layout import largest_remembered, remembered
-from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.partition.log import PulsarLog
 
 pytestmark = pytest.mark.pulsar
 

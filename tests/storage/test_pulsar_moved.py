@@ -23,7 +23,7 @@ from kop.errors import ErrorCode
 from kop.records.batch import read_header
 from kop.storage.base import PartitionLog
 from kop.storage.pulsar import PulsarEngine
-from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.partition.log import PulsarLog
 
 MOVED = "readers_moved_past_entries"
 

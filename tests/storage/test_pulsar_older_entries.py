@@ -17,8 +17,8 @@ from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import Client, Position
 from kop.pulsar_client.admin import FOREVER, Admin, StoredEntry
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.storage.pulsar import appends
-from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.partition import appends
+from kop.storage.pulsar.partition.log import PulsarLog
 
 OLDER = "partitions_with_entries_older_than_index"
 NAMESPACE = "public/older"

@@ -25,11 +25,12 @@ from kop.pulsar_client.packed import LAST_ENTRY, MOST_LEDGERS, MOST_MESSAGES, pa
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import PartitionLog
-from kop.storage.pulsar import PulsarEngine, numbering
-from kop.storage.pulsar import log as log_module
-from kop.storage.pulsar.catchup import Converter
+from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.faults import Faults
-from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.offsets import mapping as numbering
+from kop.storage.pulsar.partition import log as log_module
+from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.reading.batches import Converter
 
 TOO_LARGE = ErrorCode.MESSAGE_TOO_LARGE
 REFUSED = "batches_beyond_packed_offsets"

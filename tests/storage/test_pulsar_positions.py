@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kop.pulsar_client import Position
-from kop.storage.pulsar.positions import MOST_MARKS, NEAR, Ledgers, Marks, next_probe
+from kop.storage.pulsar.offsets.sparse_index import MOST_MARKS, NEAR, Ledgers, Marks, next_probe
 
 P = Position
 

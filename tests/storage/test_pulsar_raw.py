@@ -33,7 +33,7 @@ from kop.records.batch import Codec, iter_batches, read_header
 from kop.storage.base import LogPolicy, PartitionLog, TimestampOffset, TopicInfo
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.layout import RAW_PROPERTY
-from kop.storage.pulsar.log import PulsarLog
+from kop.storage.pulsar.partition.log import PulsarLog
 
 KAFKA = {"kop.entry.format": "kafka"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kop.storage.pulsar.read_ahead import ReadAhead, Share
+from kop.storage.pulsar.reading.budget import ReadAhead, Share
 
 
 class Pool:

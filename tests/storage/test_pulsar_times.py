@@ -16,8 +16,8 @@ from support.pulsar import OwnBroker, Urls, fresh_namespace
 from kop.pulsar_client import Entry, Position
 from kop.records import transcode
 from kop.records.batch import read_header
-from kop.storage.pulsar import numbering
 from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.offsets import mapping as numbering
 
 HOUR = 3_600_000
 INDEX_ALONE = "brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor\n"

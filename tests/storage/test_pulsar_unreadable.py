@@ -17,9 +17,9 @@ from kop.pulsar_client import Entry, Position
 from kop.pulsar_client.packed import pack
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records.batch import read_header
-from kop.storage.pulsar import numbering
-from kop.storage.pulsar.catchup import Converter, UnreadableEntryError
 from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.offsets import mapping as numbering
+from kop.storage.pulsar.reading.batches import Converter, UnreadableEntryError
 
 UNREADABLE = "unreadable_entries"
 MIB = 1 << 20

@@ -29,13 +29,11 @@ from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import FOREVER, Admin
 from kop.storage.base import AppendResult, LiveBroker, LogPolicy, Promises, TopicInfo
-from kop.storage.pulsar import numbering
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.cluster.broker_registry import Answers, Gateways
 from kop.storage.pulsar.cluster.compaction import Compactions
 from kop.storage.pulsar.cluster.producer_ids import ProducerIds
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.layout import (
     CREATED_PROPERTY,
@@ -52,8 +50,10 @@ from kop.storage.pulsar.layout import (
     outdated,
     remembered,
 )
-from kop.storage.pulsar.log import PulsarLog
-from kop.storage.pulsar.read_ahead import ReadAhead
+from kop.storage.pulsar.offsets import mapping as numbering
+from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
+from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.reading.budget import ReadAhead
 from kop.storage.pulsar.settings import Settings
 from kop.storage.pulsar.topics import policies
 from kop.storage.pulsar.topics.deletion import Presence

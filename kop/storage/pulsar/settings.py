@@ -28,4 +28,4 @@ class Settings:
     list_seconds: float = 60.0
     """Time between full listings, which find what the watcher missed."""
     offsets: str = "index"
-    """What offsets are made of: index, or packed from the message id; see `numbering.py`."""
+    """What offsets are made of: index, or packed from the message id; see `offsets/mapping.py`."""

@@ -19,7 +19,7 @@ from kop.pulsar_client import PulsarError
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 _HEALTH_SECONDS: Final = 5.0
 _ENDS_IN_A_ROUND: Final = 200

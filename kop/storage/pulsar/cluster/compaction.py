@@ -33,7 +33,7 @@ from kop.storage.pulsar.topics import policies
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 CURSOR: Final = "__compaction"
 AFTERWARDS: Final = Retention(24 * 60, -1)

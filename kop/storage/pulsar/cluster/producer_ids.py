@@ -16,8 +16,8 @@ from kop.pulsar_client import Client, Entry, Producer, PulsarError
 from kop.records import transcode
 from kop.records.batch import build, read_header
 from kop.records.record import Record
-from kop.storage.pulsar.numbering import Numbering
-from kop.storage.pulsar.stream import INDEX_HELP, NO_TIMES_HELP
+from kop.storage.pulsar.offsets.mapping import Numbering
+from kop.storage.pulsar.reading.stream import INDEX_HELP, NO_TIMES_HELP
 
 _BLOCK: Final = 1000
 """Producer ids that a message stands for."""

@@ -29,7 +29,7 @@ from kop.storage.pulsar.layout import DELETING_PROPERTY, ID_PROPERTY, namespace_
 
 if TYPE_CHECKING:
     from kop.storage.pulsar.engine import PulsarEngine
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 _DELETION_MS: Final = 60_000
 """After it the deletion has failed, whoever tried it."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from kop.errors import BackendError, ErrorCode, PeerError
 from kop.storage.base import ReadResult
-from kop.storage.pulsar.catchup import CatchUp, Converter
-from kop.storage.pulsar.gaps import MOST_AT_ONCE
-from kop.storage.pulsar.read_ahead import Share
-from kop.storage.pulsar.stream import Stream
+from kop.storage.pulsar.reading.batches import CatchUp, Converter
+from kop.storage.pulsar.reading.budget import Share
+from kop.storage.pulsar.reading.gaps import MOST_AT_ONCE
+from kop.storage.pulsar.reading.stream import Stream
 
 if TYPE_CHECKING:
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 _BUDGET: Final = 4 << 20
 """Bytes that a reader reads ahead."""

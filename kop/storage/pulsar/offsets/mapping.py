@@ -35,12 +35,12 @@ from kop.pulsar_client.packed import (
     unpack,
 )
 from kop.records import transcode
-from kop.storage.pulsar import lookup
 from kop.storage.pulsar.faults import Faults
-from kop.storage.pulsar.stream import INDEX_HELP, Placed, place, view_of
+from kop.storage.pulsar.reading import search as lookup
+from kop.storage.pulsar.reading.stream import INDEX_HELP, Placed, place, view_of
 
 if TYPE_CHECKING:
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 CLOSE_AT: Final = LAST_ENTRY // 4 * 3
 """Entries at which a ledger is closed by unloading the partition."""

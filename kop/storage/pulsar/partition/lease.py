@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kop.pulsar_client import PulsarError
-from kop.storage.pulsar.sender import Sender
+from kop.storage.pulsar.partition.producer import Sender
 
 if TYPE_CHECKING:
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 _SURE_SECONDS: Final = 4.0
 """Less than the 5 s that a broker waits for a silent gateway before it lets another one have its place

@@ -1,7 +1,7 @@
 """One partition's log on Pulsar: its offsets, the tail, and what appends and readers meet there.
 
 Owns: log start, high watermark, what the tail brings, listeners.
-Must not know: how topics are made, other partitions, which offset an entry has (`numbering.py`).
+Must not know: how topics are made, other partitions, which offset an entry has (`offsets/mapping.py`).
 
 The tail sees every entry. Our own ones mostly have their offsets before that (`appends.py`); the tail checks each.
 """
@@ -20,23 +20,23 @@ from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EARLIEST, Client, Position, PulsarError
 from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
-from kop.storage.pulsar import lookup
-from kop.storage.pulsar.appends import Append, Appends, EntryPlace
-from kop.storage.pulsar.catchup import Batch, Converter
-from kop.storage.pulsar.gaps import MOST_AT_ONCE, Gap, Gaps
 from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START
-from kop.storage.pulsar.leading import Leading
-from kop.storage.pulsar.limits import Limits
-from kop.storage.pulsar.listeners import Listeners
-from kop.storage.pulsar.numbering import LOOK_EVERY
-from kop.storage.pulsar.positions import Marks
-from kop.storage.pulsar.readers import Readers
-from kop.storage.pulsar.sender import Sender
-from kop.storage.pulsar.senders import Senders
-from kop.storage.pulsar.stored_batches import StoredBatches
-from kop.storage.pulsar.stream import INDEX_HELP, Placed, Stream
-from kop.storage.pulsar.tail_delays import TailDelays
-from kop.storage.pulsar.unfit import Unfit
+from kop.storage.pulsar.offsets.mapping import LOOK_EVERY
+from kop.storage.pulsar.offsets.sparse_index import Marks
+from kop.storage.pulsar.partition.appends import Append, Appends, EntryPlace
+from kop.storage.pulsar.partition.compaction_warnings import Unfit
+from kop.storage.pulsar.partition.lease import Leading
+from kop.storage.pulsar.partition.listeners import Listeners
+from kop.storage.pulsar.partition.producer import Sender
+from kop.storage.pulsar.partition.producers import Senders
+from kop.storage.pulsar.partition.tail_delays import TailDelays
+from kop.storage.pulsar.partition.throttle import Limits
+from kop.storage.pulsar.reading import search as lookup
+from kop.storage.pulsar.reading.batches import Batch, Converter
+from kop.storage.pulsar.reading.cold_readers import Readers
+from kop.storage.pulsar.reading.gaps import MOST_AT_ONCE, Gap, Gaps
+from kop.storage.pulsar.reading.stored_batches import StoredBatches
+from kop.storage.pulsar.reading.stream import INDEX_HELP, Placed, Stream
 from kop.storage.tail_cache import Tail
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple
 from kop.errors import KopError
 from kop.pulsar_client import Client, Position, PulsarError
 from kop.pulsar_client.admin import Admin, EntryHead
-from kop.storage.pulsar.numbering import Numbering
-from kop.storage.pulsar.positions import Ledgers
-from kop.storage.pulsar.stream import Placed, Stream
+from kop.storage.pulsar.offsets.mapping import Numbering
+from kop.storage.pulsar.offsets.sparse_index import Ledgers
+from kop.storage.pulsar.reading.stream import Placed, Stream
 
 SEARCH_SECONDS: Final = 15.0
 """For all of one search."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from kop.pulsar_client import PulsarError
 
 if TYPE_CHECKING:
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 LATE_SECONDS: Final = 0.1
 """A receipt that took so long is a reason to ask."""

@@ -13,7 +13,7 @@ A receipt tells an entry's position (ledger, entry) and not its offset. The firs
    placed: the log ends where readers may read. The chain goes on behind it, so that one question answers many entries.
 
 A receipt that says "duplicate" tells no position: an earlier copy is stored somewhere. The tail brings it, or the last
-entries of the log are searched for it (`stored_batches.py`).
+entries of the log are searched for it (`reading/stored_batches.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from kop.pulsar_client.backoff import Backoff
 from kop.records import transcode
 from kop.records.batch import BatchHeader, stamp, stamp_log_append_time
 from kop.storage.base import AppendResult, Buffer, LogPolicy
-from kop.storage.pulsar.catchup import Batch
-from kop.storage.pulsar.numbering import Numbering
-from kop.storage.pulsar.stored_batches import Outcome, Stored, Wanted
-from kop.storage.pulsar.stream import Placed
+from kop.storage.pulsar.offsets.mapping import Numbering
+from kop.storage.pulsar.reading.batches import Batch
+from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Wanted
+from kop.storage.pulsar.reading.stream import Placed
 
 LATE_TAIL_SECONDS: Final = 0.1
 """How long the tail is waited for before Pulsar is asked where an entry lies."""

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
 from kop.records import transcode
-from kop.storage.pulsar.appends import Append, InFlightEntry, without_frames
-from kop.storage.pulsar.entry_sizes import ENTRY_FRAMING
-from kop.storage.pulsar.limits import LATE_SECONDS, still_to_wait
-from kop.storage.pulsar.sequences import Sequences
+from kop.storage.pulsar.partition.appends import Append, InFlightEntry, without_frames
+from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING
+from kop.storage.pulsar.partition.sequences import Sequences
+from kop.storage.pulsar.partition.throttle import LATE_SECONDS, still_to_wait
 
 if TYPE_CHECKING:
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 _BUSY_SECONDS: Final = 3.0
 """How long a producer that another gateway holds is tried for, before the client is sent to look for a new leader."""

@@ -14,12 +14,12 @@ from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.records.batch import first_at_or_after, iter_batches, max_timestamp_record
 from kop.storage.base import Buffer, TimestampOffset
-from kop.storage.pulsar.catchup import UnreadableEntryError
-from kop.storage.pulsar.positions import Ledgers, next_probe
-from kop.storage.pulsar.stream import Placed, Stream
+from kop.storage.pulsar.offsets.sparse_index import Ledgers, next_probe
+from kop.storage.pulsar.reading.batches import UnreadableEntryError
+from kop.storage.pulsar.reading.stream import Placed, Stream
 
 if TYPE_CHECKING:
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 _PROBE_SECONDS: Final = 10.0
 _TAIL_SECONDS: Final = 20.0

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from kop.errors import KopError
 from kop.records.batch import BatchHeader
 from kop.storage.base import ProducerView
-from kop.storage.pulsar.appends import InFlightEntry
-from kop.storage.pulsar.sender import Sender
+from kop.storage.pulsar.partition.appends import InFlightEntry
+from kop.storage.pulsar.partition.producer import Sender
 
 if TYPE_CHECKING:
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 
 class Senders:

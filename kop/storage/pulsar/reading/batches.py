@@ -18,13 +18,13 @@ from kop.pulsar_client import Position, PulsarError
 from kop.records import transcode
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.faults import kafka_error
-from kop.storage.pulsar.gaps import Gap
-from kop.storage.pulsar.read_ahead import Share
-from kop.storage.pulsar.stream import Chunks, ChunksMissingError, MessageTooLargeError, Placed, Stream
-from kop.storage.pulsar.unfit import Unfit
+from kop.storage.pulsar.partition.compaction_warnings import Unfit
+from kop.storage.pulsar.reading.budget import Share
+from kop.storage.pulsar.reading.gaps import Gap
+from kop.storage.pulsar.reading.stream import Chunks, ChunksMissingError, MessageTooLargeError, Placed, Stream
 
 if TYPE_CHECKING:
-    from kop.storage.pulsar.numbering import Numbering
+    from kop.storage.pulsar.offsets.mapping import Numbering
 
 log = logging.getLogger(__name__)
 

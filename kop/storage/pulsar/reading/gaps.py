@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kop.pulsar_client import Position, PulsarError
 
 if TYPE_CHECKING:
-    from kop.storage.pulsar.log import PulsarLog
+    from kop.storage.pulsar.partition.log import PulsarLog
 
 MOST_AT_ONCE: Final = 256
 """Gaps that are asked about together."""
