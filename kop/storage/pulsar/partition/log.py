@@ -146,6 +146,11 @@ class PulsarLog:
         return bool(self._senders) or self.leading.sender is not None
 
     @property
+    def holds_lease(self) -> bool:
+        """This gateway holds the exclusive producer; see `PartitionView.holds_lease`."""
+        return self.leading.sender is not None
+
+    @property
     def max_entry_bytes(self) -> int:
         """The most that metadata and payload of an entry may have."""
         return self.client.max_message_size

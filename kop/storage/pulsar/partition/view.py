@@ -1,0 +1,43 @@
+"""One partition as the topic table, the cluster and the upkeep see it.
+
+Owns: the protocol that `PulsarLog` fulfils for them.
+Must not know: how the log does what it says.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kop.storage.base import LogPolicy, TopicInfo
+
+
+class PartitionView(Protocol):
+    """One partition of a topic in Pulsar."""
+
+    topic: TopicInfo
+    index: int
+    partition_name: str
+    """Pulsar's full name of the partition; of a topic that is not partitioned, the topic's own."""
+    policy: LogPolicy
+    attached: bool
+    """The log knows its bounds and follows its tail."""
+    deleted: bool
+    """The topic is gone, or about to go: nothing may subscribe or produce, since that would bring it back."""
+
+    @property
+    def title(self) -> str:
+        """The partition as log lines name it: `topic-index`."""
+
+    @property
+    def producing(self) -> bool:
+        """A Pulsar producer of this gateway is attached to the partition, or being opened."""
+
+    @property
+    def holds_lease(self) -> bool:
+        """This gateway holds the partition's exclusive producer, as far as it knows."""
+
+    async def look_at_ends(self) -> None:
+        """Find what nothing tells of: retention moved the log start, or Pulsar moved the tail past entries."""
+
+    def close_idle(self, now: float, seconds: float) -> None:
+        """Let go of producers and readers that nobody used for `seconds`; `now` is the loop's time."""
