@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import Position, PulsarError
 from kop.records import transcode
+from kop.records.batch import read_header
 from kop.storage.base import Buffer, ReadResult
 from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.partition.compaction_warnings import Unfit
@@ -204,6 +205,8 @@ class CatchUp:
         """Entries came."""
         self.taken = False
         """Batches were taken from it."""
+        self.took_records = False
+        """Records were in what was taken last."""
         self.stream: Stream | None = None
         self._budget = budget
         self._batches: deque[Batch] = deque()
@@ -292,11 +295,17 @@ class CatchUp:
             self._batches.append(Batch(begin, end - 1, self.converter.numbering.end_filler(begin, end - 1)))
             self.converter.next_offset = end
 
+    @property
+    def next_is_sure(self) -> bool:
+        """There is something to take, and no gap that nothing explains comes first."""
+        return bool(self._batches) and self.gap is None
+
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
-        """Batches that lie before offset `end`; they are gone from here."""
+        """Batches that lie before offset `end`; they are gone from here. `took_records` tells whether any has one."""
         found: list[Buffer] = []
         size = 0
         self.taken = True
+        self.took_records = False
         while self._batches and not (found and self.gap):  # whoever reads on asks why there is a gap
             batch = self._batches[0]
             if batch.error is not None:
@@ -309,6 +318,7 @@ class CatchUp:
             self._at = batch.last + 1
             if batch.data:  # a gap of packed offsets has none
                 found.append(batch.data)
+                self.took_records = self.took_records or read_header(batch.data).record_count > 0
             size += len(batch.data)
         self._size -= size
         self.share.holds(self._size)

@@ -53,7 +53,7 @@ class Readers:
             if reader.next_offset <= offset and not reader.holds(offset) and not reader.failed:
                 raise BackendError(f"the reader of {self._log.title} lost its place")
             reader = await self._without_doubt(reader, offset)
-            found = reader.take(self._log.high_watermark, max_bytes, min_one)
+            found = await self._with_records(reader, max_bytes, min_one)
         except BaseException:
             self._drop(reader)
             raise
@@ -62,6 +62,29 @@ class Readers:
             reader.used = self._log.loop.time()
             reader.share.idle()
         return found
+
+    async def _with_records(self, reader: CatchUp, max_bytes: int, min_one: bool) -> ReadResult:
+        """What the reader has, together with what follows where that has no record, as the parts of a chunked message.
+
+        librdkafka takes an answer without any record for one that did not fit: it asks for twice as much each time, and
+        gives up at 1 GiB.
+        """
+        taken = reader.take(self._log.high_watermark, max_bytes, min_one)
+        buffers, size = list(taken.buffers), taken.size
+        while buffers and not reader.took_records and reader.next_offset < self._log.high_watermark:
+            if not reader.next_is_sure:
+                try:
+                    await reader.wait(_SOON)
+                except BackendError:
+                    break
+                if not reader.next_is_sure:
+                    break
+            more = reader.take(self._log.high_watermark, max_bytes, True)
+            if not more.buffers:
+                break
+            buffers += more.buffers
+            size += more.size
+        return ReadResult(buffers, size)
 
     async def _without_doubt(self, reader: CatchUp, offset: int) -> CatchUp:
         """The reader itself, or another one where it passed over what is there.
