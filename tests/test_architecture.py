@@ -126,3 +126,9 @@ def test_every_module_says_what_it_owns() -> None:
             assert "Owns" in doc or "Must not know" in doc or path.name in {"errors.py"}, (
                 f"{path}: says not what it owns"
             )
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """Pytest cannot import two files of one name, and leaves the second one out of the run."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in {"conftest.py", "__init__.py"}]
+    assert sorted(set(names)) == sorted(names)

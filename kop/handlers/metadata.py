@@ -105,15 +105,13 @@ async def _answer_in_turns(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     request = await asyncio.to_thread(
         codec.decode, MetadataRequest, ctx.version, memoryview(body), slack=_LIBRDKAFKA_SLACK
     )
-    topics, whole = request.topics or [], None
-    for begin in range(0, len(topics), _PART_TOPICS):
-        request.topics = topics[begin : begin + _PART_TOPICS]
-        answer = await _found_and_made(gw, ctx, request)
-        if whole is None:
-            whole = answer
-        else:
-            whole.topics += answer.topics
+    topics = request.topics or []
+    request.topics = request.topics and topics[:_PART_TOPICS]  # null and an empty list say different things
+    whole = await _found_and_made(gw, ctx, request)
+    for begin in range(_PART_TOPICS, len(topics), _PART_TOPICS):
         await asyncio.sleep(0)
+        request.topics = topics[begin : begin + _PART_TOPICS]
+        whole.topics += (await _found_and_made(gw, ctx, request)).topics
     rest = (await asyncio.to_thread(codec.encode_response, 0, whole))[8:]
     return _framed(ctx.correlation_id, rest)
 

@@ -204,6 +204,28 @@ def test_the_longest_names_are_answered(tmp_path: Path, caplog: pytest.LogCaptur
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.parametrize("topics", [None, []], ids=["null", "empty"])
+def test_a_large_metadata_request_that_names_no_topic_is_answered_as_a_small_one(
+    tmp_path: Path, topics: list[str] | None
+) -> None:
+    fields = dict.fromkeys(("include_topic_authorized_operations", "include_cluster_authorized_operations"), False)
+    body = codec.encode_body(REQUESTS[3](version=9, topics=topics, allow_auto_topic_creation=True, **fields))
+    large = body[:-1] + b"\x01\x64" + b"\xa0\x9c\x01" + bytes(20_000)  # one tagged field that nobody knows
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await serving.gateway.engine.topics.create("t", 1, {})
+            client = await RawClient.connect(serving)
+            client.send_body(3, 9, body)
+            _, small = await client.receive(3, 9)
+            client.send_body(3, 9, large)
+            _, found = await client.receive(3, 9)
+            assert found == small
+            assert ("t" in [topic.name for topic in found.topics]) == (topics is None)
+
+    run(main())
+
+
 def test_storage_is_not_asked_for_names_that_it_cannot_have() -> None:
     class Topics:
         namespace = "public/default"
