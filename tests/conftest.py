@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `from support import ...` 
 settings.register_profile("kop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kop")
 
-pytest_plugins = ("support.pulsar",)
+pytest_plugins = ("support.async_tests", "support.pulsar")
 
 
 @pytest.fixture(autouse=True)

@@ -73,11 +73,11 @@ def test_what_changes_nothing_here_is_kept_and_read_back() -> None:
         assert "log.cleaner.threads" not in listed
         await brokers.alter("", setting(log_cleaner_threads="2", log_segment_bytes="1048576"))
         await brokers.alter("1", setting(log_cleaner_threads="3"))
-        found = {row.name: row for row in (await opened(values)).rows()}
-        threads = found["log.cleaner.threads"]
+        rows = {row.name: row for row in (await opened(values)).rows()}
+        threads = rows["log.cleaner.threads"]
         assert (threads.value, threads.source, threads.read_only) == ("3", Source.DYNAMIC_BROKER, False)
         assert [origin.value for origin in threads.synonyms] == ["3", "2", "1"]
-        assert found["log.segment.bytes"].source is Source.DYNAMIC_DEFAULT_BROKER
+        assert rows["log.segment.bytes"].source is Source.DYNAMIC_DEFAULT_BROKER
         assert [row.name for row in brokers.cluster_rows()] == ["log.cleaner.threads", "log.segment.bytes"]
         with pytest.raises(KopError) as refused:
             await brokers.alter("", setting(log_cleaner_threads="many"))
@@ -89,15 +89,15 @@ def test_what_changes_nothing_here_is_kept_and_read_back() -> None:
 def test_brokers_of_one_cluster_share_what_was_altered() -> None:
     async def run() -> None:
         values = Values()
-        one, other = await opened(values, node_id=1), await opened(values, node_id=2)
+        first, other = await opened(values, node_id=1), await opened(values, node_id=2)
         heard: list[str] = []
         other.on_change(lambda: heard.append(other.text("message.max.bytes")))
-        await one.alter("", setting(message_max_bytes="2"))
+        await first.alter("", setting(message_max_bytes="2"))
         for callback in values.callbacks:
             callback()
         await until(lambda: heard == ["2"])
         # One that has not heard yet writes over nothing.
-        await one.alter("1", setting(message_max_bytes="1"))
+        await first.alter("1", setting(message_max_bytes="1"))
         await other.alter("2", setting(message_max_bytes="3"))
         third = await opened(values, node_id=1)
         assert [third.altered(resource) for resource in ("", "1", "2")] == [
@@ -221,7 +221,7 @@ def test_kept_settings_that_do_not_parse_change_nothing(text: str, caplog: pytes
             callback()
         await until(lambda: "do not parse" in caplog.text)
         assert brokers.altered("") == {"log.retention.ms": "5"}
-        assert (await opened(values)).altered("") == {}  # a gateway that begins goes on without them
+        assert (await opened(values)).altered("") == {}  # a broker that starts goes on without them
         await brokers.alter("", setting(log_retention_bytes="7"))  # which writes them again
         assert (await opened(values)).altered("") == {"log.retention.ms": "5", "log.retention.bytes": "7"}
 

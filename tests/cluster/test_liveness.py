@@ -1,4 +1,4 @@
-"""Whether a gateway is told alive from dead, stopped and something else that listens at its address."""
+"""A broker that answers is told from a dead or stopped one, and from something else that listens at its address."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def test_a_batch_that_cannot_be_decompressed_is_refused() -> None:
     assert caught.value.code == ErrorCode.INVALID_RECORD, "clients send CORRUPT_MESSAGE again"
 
 
-def test_an_own_value_that_was_written_past_the_gateways_and_cannot_be_is_the_default(
+def test_a_value_that_no_client_could_have_set_is_the_default(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     configs = TopicConfigs(Defaults())

@@ -101,7 +101,7 @@ class World:
         self.mine = set(mine)
         self.changed()
         for _ in range(20):
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)  # what is under way is of some turns of the loop; what follows waits in a pause
 
     @property
     def states(self) -> list[ErrorCode]:
@@ -281,7 +281,7 @@ def test_one_that_was_taken_away_is_asked_for_again_only_after_a_pause(monkeypat
         world.led.pop(0)()
         assert world.states[0] == ELSEWHERE
         assert world.story == [("unload", 0)]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # nothing can be waited for: within the pause nothing shall come
         assert ("lead", 0) not in world.story
         await until(lambda: world.states[0] == NONE)
         assert world.story == [("unload", 0), ("lead", 0), ("load", 0)]
@@ -298,7 +298,7 @@ def test_one_that_was_taken_away_and_is_not_ours_any_more_is_left_alone(monkeypa
         world.story.clear()
         world.mine = set()
         world.led.pop(0)()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # nothing can be waited for: after the pause nothing shall come either
         assert world.story == [("unload", 0)]
 
     run(test)

@@ -93,7 +93,7 @@ class Machine:
     def leave(self, *leaving: Leaving) -> list[ErrorCode]:
         left, effects = self.group.leave(leaving, self.now)
         self.apply(effects)
-        return [one.error for one in left]
+        return [member.error for member in left]
 
     def commit(self, member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
         return self.group.check_commit(member_id, instance, generation, self.now)
@@ -148,7 +148,9 @@ class Machine:
 
     def saw_leader(self, result: JoinResult) -> None:
         """Nobody else is told to lead a generation."""
-        leads = [one.instance_id or one.member_id for one in result.members if one.member_id == result.leader]
+        leads = [
+            member.instance_id or member.member_id for member in result.members if member.member_id == result.leader
+        ]
         if result.members:
             assert leads == [self.leaders.setdefault(result.generation, leads[0])]
 
@@ -185,8 +187,8 @@ class Machine:
             member_id = self.joined(self.join(**how), ErrorCode.MEMBER_ID_REQUIRED).member_id
             return member_id, self.join(member_id, **how)
         token = self.join(**how)
-        found = [m.member_id for m in self.group.roster if m.join_token == token]
-        return (found[0] if found else self.answers[token].member_id), token
+        waiting = [m.member_id for m in self.group.roster if m.join_token == token]
+        return (waiting[0] if waiting else self.answers[token].member_id), token
 
     def stable(self, count: int = 1, **how: Any) -> list[str]:
         """A stable group of that many members, the leader first."""

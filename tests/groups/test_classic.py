@@ -113,7 +113,7 @@ def test_leader_alone_sees_the_members():
     m.advance(DELAY * 2)
     leader, follower = m.joined(first), m.joined(second)
     assert leader.leader == follower.leader == a
-    assert [(one.member_id, one.metadata) for one in leader.members] == [(a, b"a"), (b, b"b")]
+    assert [(member.member_id, member.metadata) for member in leader.members] == [(a, b"a"), (b, b"b")]
     assert follower.members == ()
     assert leader.protocol_type == "consumer"
     assert leader.protocol == "range"
@@ -221,7 +221,7 @@ def test_members_that_do_not_rejoin_are_removed_at_the_rebalance_timeout():
     m.advance(1)
     answer = m.joined(token)
     assert answer.leader == b
-    assert [one.member_id for one in answer.members] == [b]
+    assert [member.member_id for member in answer.members] == [b]
     assert m.heartbeat(a, 1) == E.UNKNOWN_MEMBER_ID
 
 
@@ -298,7 +298,7 @@ def test_member_that_lost_its_answer_gets_it_again_while_completing():
     a, _ = m.member()
     b, _ = m.member()
     m.advance(DELAY * 2)
-    assert [one.member_id for one in m.joined(m.join(a)).members] == [a, b]
+    assert [member.member_id for member in m.joined(m.join(a)).members] == [a, b]
     assert m.joined(m.join(b)).members == ()
     assert m.group.state is State.COMPLETING_REBALANCE
 
@@ -334,7 +334,7 @@ def test_assignment_is_answered_only_when_it_is_stored():
     assert set(tokens) <= m.waiting
     assert m.group.state is State.COMPLETING_REBALANCE
     value = m.store()
-    assert [(one.member_id, one.assignment) for one in value.members] == [(a, b"A"), (b, b"B")]
+    assert [(member.member_id, member.assignment) for member in value.members] == [(a, b"A"), (b, b"B")]
     assert (value.generation, value.leader, value.protocol) == (1, a, "range")
     assert [m.synced(token).assignment for token in tokens] == [b"B", b"A"]
     assert m.synced(tokens[0]).protocol_type == "consumer"
@@ -347,7 +347,7 @@ def test_members_without_assignment_get_an_empty_one_and_strangers_none():
     b, _ = m.member()
     m.advance(DELAY * 2)
     follower, _leader = m.sync(b, 1), m.sync(a, 1, {"stranger": b"x"})
-    assert [one.member_id for one in m.store().members] == [a, b]
+    assert [member.member_id for member in m.store().members] == [a, b]
     assert m.synced(follower).assignment == b""
 
 
@@ -618,7 +618,7 @@ def test_kip_345_returning_follower_takes_its_place_without_a_rebalance(version)
     value = m.store()
     answer = m.joined(token)
     assert answer.member_id != b
-    assert [one.member_id for one in value.members] == [a, answer.member_id]
+    assert [member.member_id for member in value.members] == [a, answer.member_id]
     assert (answer.generation, answer.leader, answer.members, answer.skip_assignment) == (1, a, (), False)
     assert m.group.state is State.STABLE
     assert m.synced(m.sync(answer.member_id, 1, instance="b")).assignment == b.encode()
@@ -631,7 +631,7 @@ def test_kip_814_returning_leader_is_told_to_skip_the_assignment():
     answer = m.joined(token)
     assert answer.skip_assignment
     assert answer.leader == answer.member_id != a
-    assert [one.member_id for one in answer.members] == [answer.member_id, b]
+    assert [member.member_id for member in answer.members] == [answer.member_id, b]
 
 
 def test_kip_345_returning_leader_before_kip_814_is_told_its_old_id():
@@ -852,7 +852,7 @@ def test_loaded_group_goes_on():
     assert again.group.state is State.STABLE
     assert again.group.describe() == m.group.describe()
     assert again.group.roster.leader == a
-    again.advance(SESSION - 1)  # sessions begin anew
+    again.advance(SESSION - 1)  # sessions start again
     assert again.heartbeat(a, 1) == E.NONE
     assert again.commit(b, 1) == E.NONE
     again.advance(SESSION)

@@ -86,8 +86,8 @@ class Client:
         assert result.protocol in ("range", "roundrobin")
         assignment = None
         if leads and not result.skip_assignment:
-            assert self.member_id in {one.member_id for one in result.members}
-            assignment = {one.member_id: f"{result.generation}".encode() for one in result.members}
+            assert self.member_id in {member.member_id for member in result.members}
+            assignment = {member.member_id: f"{result.generation}".encode() for member in result.members}
         protocol = result.protocol
         self.token = self.sim.machine.sync(
             self.member_id, self.generation, assignment, instance=self.instance, protocol=protocol

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.waiting import SECONDS
-from test_coordinator import MINUTE, World, settle
+from support.waiting import SECONDS, until
+from test_runtime import MINUTE, World, settle
 
 from kop.coordination import ownership
 from kop.errors import ErrorCode as E
@@ -21,14 +21,8 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "FIRST_PAUSE_SECONDS", 0.001)
 
 
-async def until(true) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not true():  # noqa: ASYNC110 - tasks of the coordinator
-            await asyncio.sleep(0.001)
-
-
 async def another_deletes(world: World, *keys) -> None:
-    """The gateway that leads meanwhile writes tombstones, and leads no more."""
+    """The broker that leads meanwhile writes tombstones, and leads no more."""
     batch = build(Record(index, 0, encode_key(key), None) for index, key in enumerate(keys))
     await world.log.append(batch, read_header(batch), now_ms=0)
     world.log.free_lead()
@@ -81,7 +75,7 @@ async def test_a_lead_that_is_lost_during_the_replay_leaves_no_group_and_no_offs
     await world.groups.stop()
 
 
-async def test_offsets_that_another_gateway_deleted_while_it_led_are_not_there_when_the_lead_comes_back() -> None:
+async def test_offsets_that_another_broker_deleted_while_it_led_are_not_there_when_the_lead_comes_back() -> None:
     world = await stored()
     await world.start()
     assert world.offset() == 10
@@ -155,7 +149,7 @@ async def test_a_group_that_was_taken_away_writes_nothing_when_its_timers_run_ou
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_while_the_other_gateways_cannot_be_seen_a_lead_that_storage_confirms_is_served(
+async def test_while_the_other_brokers_cannot_be_seen_a_lead_that_storage_confirms_is_served(
     answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody but the broker of the partition has to answer; where that is silent, too, nothing is told from memory."""

@@ -1,28 +1,17 @@
-"""Async tests run on uvloop, as the gateway does; `store` is each engine in turn."""
+"""`store` is each engine in turn."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engines import STORES, MemoryStore, PackedStore, PulsarStore, SqliteStore, Store
 from support.pulsar import fresh_namespace
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = pyfuncitem._fixtureinfo.argnames
-    uvloop.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
-    return True
 
 
 @pytest.fixture(params=STORES)

@@ -111,13 +111,13 @@ class World:
         return member_id
 
     def commit(self, offset, *, group="g", topic="t", partition=0, retention=-1):
-        found = self.engine.topics.get(topic)
-        commit = Commit(topic, found.topic_id if found else None, partition, offset, 3, f"m{offset}")
+        info = self.engine.topics.get(topic)
+        commit = Commit(topic, info.topic_id if info else None, partition, offset, 3, f"m{offset}")
         return self.groups.commit(group, [commit], retention)
 
     def offset(self, partition=0, group="g", topic="t"):
-        found = self.groups.offsets(group)
-        value = found and found.get(topic, partition)
+        offsets = self.groups.offsets(group)
+        value = offsets and offsets.get(topic, partition)
         return value.offset if value else None
 
     def keys(self):
@@ -266,8 +266,8 @@ async def test_leave_waits_for_the_record_of_the_emptied_group():
         await settle()
         assert not left.done()
         world.log.release()
-        error, [one] = await left
-        assert (error, one.error) == (E.NONE, E.NONE)
+        error, [member] = await left
+        assert (error, member.error) == (E.NONE, E.NONE)
 
 
 async def test_failed_leave_is_told():
@@ -381,7 +381,7 @@ async def test_failed_commit_changes_nothing():
         assert await world.commit(6) == E.NOT_COORDINATOR
         assert await world.commit(7, group="other") == E.NOT_COORDINATOR
         assert world.offset() == 5
-        assert [one.group_id for one in world.groups.list()] == ["g"]
+        assert [group.group_id for group in world.groups.list()] == ["g"]
 
 
 async def test_commits_of_one_turn_share_a_batch():
@@ -394,8 +394,8 @@ async def test_commits_of_one_turn_share_a_batch():
 
 async def test_large_turns_are_split():
     async with World() as world:
-        found = world.engine.topics.get("t")
-        commits = [Commit("t", found.topic_id, p, 1, 0, "x" * 4000) for p in range(100)]
+        topic = world.engine.topics.get("t")
+        commits = [Commit("t", topic.topic_id, p, 1, 0, "x" * 4000) for p in range(100)]
         answers = [world.groups.commit(f"g{n}", commits) for n in range(10)]
         assert set(await asyncio.gather(*answers)) == {E.NONE}
         assert 3 <= world.log.appends <= 5
@@ -466,7 +466,7 @@ async def test_delete_group():
         assert keys[GroupMetadataKey("h")] is None
         assert keys[OffsetCommitKey("h", "t", 0)] is None
         await world.restart()
-        assert [one.group_id for one in world.groups.list()] == ["g"]
+        assert [group.group_id for group in world.groups.list()] == ["g"]
 
 
 async def test_delete_group_takes_commits_along_that_are_being_written():
@@ -566,7 +566,7 @@ async def test_restart_rebuilds_groups_and_offsets():
         world.now += 9000
         world.groups.tick()
         for name, member_id in members.items():
-            assert world.groups.heartbeat(name, member_id, None, 1) == E.NONE, "sessions began anew"
+            assert world.groups.heartbeat(name, member_id, None, 1) == E.NONE, "sessions started again"
         world.now += 10_000
         world.groups.tick()
         assert isinstance(world.groups.describe("a"), Description)
@@ -710,7 +710,7 @@ async def test_group_that_expects_a_member_stays():
         request = JoinRequest("", None, "c", "/", "x", (("p", b""),), 10_000, 5000)
         assert world.groups.join("g", request).error == E.MEMBER_ID_REQUIRED
         await expire(world, 0)
-        assert [one.state for one in world.groups.list()] == ["Empty"]
+        assert [group.state for group in world.groups.list()] == ["Empty"]
         world.now += 10_000
         world.groups.tick()
         assert world.groups.list() == [], "nobody came"
@@ -755,13 +755,13 @@ async def test_list_filters():
         await world.stable("s")
         await world.emptied("e")
         await world.commit(1, group="o")
-        names = lambda *how: sorted(one.group_id for one in world.groups.list(*how))  # noqa: E731
+        names = lambda *how: sorted(group.group_id for group in world.groups.list(*how))  # noqa: E731
         assert names() == ["e", "o", "s"]
         assert names(["stable"]) == ["s"]
         assert names(["EMPTY", "Stable"]) == ["e", "o", "s"]
         assert names(["nonsense"]) == []
         assert names([], ["Classic"]) == ["e", "o", "s"]
         assert names([], ["consumer"]) == []
-        assert {one.group_id: one.protocol_type for one in world.groups.list()} == {
+        assert {group.group_id: group.protocol_type for group in world.groups.list()} == {
             "e": "consumer", "o": "", "s": "consumer"
         }  # fmt: skip
