@@ -35,13 +35,14 @@ async def repeat(
     every: float | Callable[[], float],
     limit: float | None = None,
     failed: Failed | None = None,
+    kind: str | None = None,
 ) -> None:
     """Do `work` again and again, `every` so many seconds after the last round has ended, until this is cancelled.
 
     No exception ends it. A round takes `limit` seconds at most; then it is cancelled and counts as failed with a
     TimeoutError. `failed` hears of each failure; without it, or where it fails itself, `what` (such as "the listing of
     topics") is logged with the error: a KopError or a TimeoutError as one line, all else, which is a fault of this
-    program, with its traceback.
+    program, with its traceback. `kind` is given where `what` varies; see `tell`.
     """
     while True:
         await asyncio.sleep(every() if callable(every) else every)
@@ -49,7 +50,7 @@ async def repeat(
             async with asyncio.timeout(limit):
                 await work()
         except Exception as error:
-            tell(what, error, failed)
+            tell(what, error, failed, kind=kind)
 
 
 async def for_each(

@@ -56,7 +56,9 @@ class Metrics:
             "kop_bad_frames", "Connections closed because of what the peer sent, by reason.", ["reason"], registry=reg
         )
         self.slow_readers = Counter(
-            "kop_slow_readers_closed", "Connections closed because the peer stopped reading its answers.", registry=reg
+            "kop_slow_readers_closed",
+            "Connections closed for a peer too slow to send or to read, while memory was short.",
+            registry=reg,
         )
         self.internal_errors = Counter(
             "kop_internal_errors",

@@ -164,7 +164,12 @@ class Ownership(Generic[T]):
         self._terms = [0] * self._log.partitions
         self._closed = ErrorCode.NONE
         self._confirming = asyncio.get_running_loop().create_task(
-            repeat(f"who leads {self._log.name}", self._confirm, every=CONFIRM_SECONDS)
+            repeat(
+                f"the question who leads {self._log.name}",
+                self._confirm,
+                every=CONFIRM_SECONDS,
+                kind="the question who leads a partition",
+            )
         )
         if self._leader_choice is not None:
             self._leader_choice.on_change(self._settle)

@@ -127,7 +127,7 @@ class Compactions:
         if isinstance(error, PulsarError | KopError | TimeoutError):
             log.warning("cannot look after the compaction of %s: %s", one.title, str(error) or "no answer in time")
         else:
-            tell(f"the look at the compaction of {one.title}", error)
+            tell(f"the look at the compaction of {one.title}", error, kind="the look at a compaction")
         self._engine.count("compactions_not_checked")
 
     async def _look_at(self, one: PulsarLog) -> Uncompacted | None:

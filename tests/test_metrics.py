@@ -1,0 +1,239 @@
+"""Metrics are an interface: their names are snake_case, and docs/operations.md says what each of them means.
+
+The code is walked: every collector, every fault that a part of the Pulsar engine counts, every kind of work in the
+background. What is counted under a name that cannot be read off the code fails here: give it as a literal.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kop.background import label_of
+from kop.metrics import Metrics
+from kop.storage.pulsar.faults import refusal_name
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "kop"
+PAGE = ROOT / "docs" / "operations.md"
+
+SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+COLLECTORS = {"Counter", "Gauge", "Histogram", "gauge_family", "counter_family", "counter_value"}
+COUNTERS = {"Counter", "counter_family", "counter_value"}
+COUNTS_FAULTS = {"faults", "_faults", "engine", "_engine", "context", "_context"}
+"""What the object is called on which `count(fault)` is a call that counts a fault."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Module:
+    """The syntax tree of one module, and the function that each node stands in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tree = ast.parse(path.read_text())
+        self.inside: dict[ast.AST, Function | None] = {}
+        self._walk(self.tree, None)
+
+    def _walk(self, node: ast.AST, function: Function | None) -> None:
+        for child in ast.iter_child_nodes(node):
+            self.inside[child] = function
+            self._walk(child, child if isinstance(child, Function) else function)
+
+    def calls(self) -> Iterator[ast.Call]:
+        return (node for node in self.inside if isinstance(node, ast.Call))
+
+    def where(self, node: ast.expr) -> str:
+        return f"{self.path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+
+    def texts(self, argument: ast.expr) -> set[str]:
+        """Every string that `argument` can be: a literal, or a name of which the module has every literal."""
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+            return {argument.value}
+        function = self.inside[argument]
+        if isinstance(argument, ast.Name) and function is not None:
+            names = [item.arg for item in function.args.posonlyargs + function.args.args if item.arg != "self"]
+            if argument.id in names:
+                return self._passed(function.name, names.index(argument.id), argument.id)
+            values = [
+                node.value
+                for node, owner in self.inside.items()
+                if owner is function
+                and isinstance(node, ast.Assign)
+                and any(isinstance(target, ast.Name) and target.id == argument.id for target in node.targets)
+            ]
+            if values:
+                return set().union(*(self._results(value) for value in values))
+        pytest.fail(f"{self.where(argument)}: a name that is counted has to be a literal")
+
+    def _passed(self, function: str, index: int, name: str) -> set[str]:
+        """The literals that calls in the module give to a parameter of one of its functions."""
+        passed: set[str] = set()
+        for call in self.calls():
+            if called(call) == function:
+                named = [keyword.value for keyword in call.keywords if keyword.arg == name]
+                passed |= self.texts(named[0] if named else call.args[index])
+        return passed
+
+    def _results(self, value: ast.expr) -> set[str]:
+        """The literals that a function of the module returns, where `value` is a call of it."""
+        if not isinstance(value, ast.Call):
+            return self.texts(value)
+        returned = [
+            node.value
+            for node, owner in self.inside.items()
+            if isinstance(node, ast.Return) and owner is not None and owner.name == called(value) and node.value
+        ]
+        assert returned, f"{self.where(value)}: a name that is counted has to be a literal"
+        return set().union(*(self.texts(result) for result in returned))
+
+
+@cache
+def modules(room: str = "") -> list[Module]:
+    return [Module(path) for path in sorted((PACKAGE / room).rglob("*.py")) if not path.name.endswith("_pb2.py")]
+
+
+def called(call: ast.Call) -> str:
+    """The last part of the name of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def receiver(call: ast.Call) -> str:
+    """The last part of the name of the object whose method is called; nothing for a function."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+
+
+def collectors() -> dict[str, tuple[str, ...]]:
+    """The metrics that the code makes, as a scrape shows them, and their labels."""
+    found: dict[str, tuple[str, ...]] = {}
+    for module in modules():
+        for call in module.calls():
+            if called(call) not in COLLECTORS or not call.args:
+                continue
+            name = call.args[0]
+            if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+                assert module.path == PACKAGE / "metrics.py" or called(call) == "Counter", module.where(call)
+                continue
+            labels: ast.expr | None = call.args[2] if len(call.args) > 2 else None
+            if isinstance(labels, ast.Name):
+                labels = next(
+                    node.value
+                    for node, owner in module.inside.items()
+                    if owner is module.inside[call] and isinstance(node, ast.Assign)
+                    if ast.unparse(node.targets[0]) == ast.unparse(call.args[2])
+                )
+            if called(call) == "counter_value":
+                labels = None
+            shown = name.value + ("_total" if called(call) in COUNTERS else "")
+            found[shown] = () if labels is None else tuple(ast.literal_eval(labels))
+    return found
+
+
+def faults() -> set[str]:
+    """Every fault that is counted, except refusals, which are named by what was refused and Pulsar's error code."""
+    found: set[str] = set()
+    for module in modules("storage/pulsar"):
+        for call in module.calls():
+            if called(call) not in {"count", "_count"} or len(call.args) != 1:
+                continue
+            argument = call.args[0]
+            snake = isinstance(argument, ast.Constant) and re.fullmatch(r"[a-z]+(_[a-z]+)+", str(argument.value))
+            if not snake and receiver(call) not in COUNTS_FAULTS and called(call) != "_count":
+                continue
+            function = module.inside[call]
+            if function is not None and function.name == "count" and isinstance(argument, ast.Name):
+                continue  # it hands on what its callers count
+            found |= module.texts(argument)
+    return found
+
+
+def refused() -> set[str]:
+    """What a refusal by Pulsar is counted as, up to Pulsar's error code."""
+    found: set[str] = set()
+    for module in modules("storage/pulsar"):
+        for call in module.calls():
+            if called(call) == "refused" and receiver(call) in {"faults", "_faults"}:
+                found |= {refusal_name(kind, "") for kind in module.texts(call.args[1])}
+            elif called(call) == "refusal_name" and module.path.name != "faults.py":
+                found |= {refusal_name(kind, "") for kind in module.texts(call.args[0])}
+    return found
+
+
+def works() -> set[str]:
+    """Every kind of work in the background whose failures are counted."""
+    found: set[str] = set()
+    for module in modules():
+        if module.path == PACKAGE / "background.py" or "background" not in module.path.read_text():
+            continue
+        for call in module.calls():
+            at = {"tell": 0, "repeat": 0, "every": 2}.get(called(call))
+            if at is None or receiver(call) not in {"", "background"} or len(call.args) <= at:
+                continue
+            keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+            if called(call) == "repeat" and "failed" in keywords:
+                continue  # `failed` counts it
+            found |= {label_of(text) for text in module.texts(keywords.get("kind", call.args[at]))}
+    return found
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The table below a heading of the page: the name in the first column, and the other columns."""
+    section = PAGE.read_text().partition(f"\n## {heading}\n")[2]
+    assert section, f"docs/operations.md has no section {heading!r}"
+    found: dict[str, list[str]] = {}
+    for line in re.split(r"\n##? ", section)[0].splitlines():
+        if row := re.fullmatch(r"\| `([^`]+)` \|(.*)\|", line):
+            assert row[1] not in found, f"docs/operations.md has two rows of {row[1]}"
+            found[row[1]] = [column.strip() for column in row[2].split(" | ")]
+    return found
+
+
+def assert_same(code: set[str], page: set[str]) -> None:
+    assert code - page == set(), "counted, and not explained in docs/operations.md"
+    assert page - code == set(), "explained in docs/operations.md, and not counted"
+
+
+def test_the_page_has_every_metric_with_its_labels() -> None:
+    code, page = collectors(), rows("Every metric")
+    assert_same(set(code), set(page))
+    for name, (labels, meaning) in page.items():
+        assert tuple(re.findall(r"`(\w+)`", labels)) == code[name], name
+        assert meaning, name
+
+
+def test_the_walk_of_the_code_misses_no_collector_that_a_gateway_registers() -> None:
+    kinds = {"counter": "_total"}
+    registered = {family.name + kinds.get(family.type, "") for family in Metrics().registry.collect()}
+    assert registered <= set(collectors())
+
+
+def test_the_page_has_every_fault_between_gateway_and_pulsar() -> None:
+    page = rows("Every value of `fault`")
+    assert_same(faults() | {f"{kind}..." for kind in refused()}, set(page))
+    assert all(meaning and advice for meaning, advice in page.values())
+
+
+def test_the_page_has_every_kind_of_work_in_the_background() -> None:
+    assert_same(works(), set(rows("Every value of `work`")))
+
+
+def test_names_of_metrics_labels_and_label_values_are_snake_case() -> None:
+    names = set(collectors()) | {label for labels in collectors().values() for label in labels}
+    for name in names | faults() | {kind.rstrip("_") for kind in refused()} | works():
+        assert SNAKE_CASE.fullmatch(name), name
+
+
+def test_the_names_that_the_page_uses_are_counted() -> None:
+    """A name with a `kop_` before it, or the name of a refusal, that stands anywhere on the page."""
+    text = PAGE.read_text()
+    histograms = {"_bucket", "_sum", "_count"}
+    for name in re.findall(r"\bkop_[a-z_]+", text):
+        assert name in collectors() or any(name.removesuffix(end) in collectors() for end in histograms), name
+    for kind in re.findall(r"`(?!kop_|test_)([a-z_]+_refused_)[a-z_.]+`", text):
+        assert kind in refused(), kind
