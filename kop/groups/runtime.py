@@ -23,6 +23,7 @@ from uuid import UUID
 from kop.background import repeat
 from kop.cluster.client_topics import OFFSETS_TOPIC, ClientTopics
 from kop.coordination.deadlines import Deadlines
+from kop.coordination.failed_writes import answer_for
 from kop.coordination.ownership import LeaderChoice, Ownership
 from kop.coordination.state_log import StateLog, StateTopic, Written
 from kop.errors import ErrorCode, InternalError
@@ -32,13 +33,13 @@ from kop.groups.classic.messages import (
     Effect,
     JoinRequest,
     JoinResult,
-    Leaving,
-    Left,
+    LeavingMember,
+    LeftMember,
     Reply,
     SyncRequest,
     SyncResult,
 )
-from kop.groups.classic.states import State, answer_for
+from kop.groups.classic.states import State
 from kop.groups.offsets import Commit, GroupOffsets, Key, OffsetStore, tombstones
 from kop.groups.settings import GroupSettings
 from kop.storage.base import Engine, TopicInfo
@@ -272,19 +273,19 @@ class GroupCoordinator:
             return ErrorCode.NONE if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error
         return entry.group.heartbeat(member_id, instance_id, generation, self._clock())
 
-    def leave(self, group_id: str, leaving: Sequence[Leaving]) -> Later[tuple[ErrorCode, tuple[Left, ...]]]:
+    def leave(self, group_id: str, leaving: Sequence[LeavingMember]) -> Later[tuple[ErrorCode, tuple[LeftMember, ...]]]:
         """LeaveGroup: an error of all, or the answer for each. Waits for the record of a group that became empty."""
         entry, error = self._find(group_id)
         if entry is None:
             if error != ErrorCode.UNKNOWN_MEMBER_ID:
                 return error, ()
-            return ErrorCode.NONE, tuple(Left(member.member_id, member.instance_id, error) for member in leaving)
+            return ErrorCode.NONE, tuple(LeftMember(member.member_id, member.instance_id, error) for member in leaving)
         left, effects = entry.group.leave(leaving, self._clock())
         if all(isinstance(effect, Reply) for effect in effects):
             self._carry_out(entry, effects)
             self._drop_untouched(entry)
             return ErrorCode.NONE, left
-        answer: asyncio.Future[tuple[ErrorCode, tuple[Left, ...]]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[ErrorCode, tuple[LeftMember, ...]]] = asyncio.get_running_loop().create_future()
         self._carry_out(entry, effects, lambda code: _answer(answer, (answer_for(code), () if code else left)))
         return answer
 

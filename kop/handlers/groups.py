@@ -22,7 +22,15 @@ from collections.abc import Awaitable
 from typing import Any
 
 from kop.errors import ErrorCode
-from kop.groups.classic.messages import Description, JoinRequest, JoinResult, Leaving, Left, SyncRequest, SyncResult
+from kop.groups.classic.messages import (
+    Description,
+    JoinRequest,
+    JoinResult,
+    LeavingMember,
+    LeftMember,
+    SyncRequest,
+    SyncResult,
+)
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
 from kop.wire.messages import (
@@ -183,21 +191,21 @@ def leave_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]
     """Members leave, or are removed by their instance ids."""
     version = ctx.version
     if version < 3:
-        leaving = [Leaving(request.member_id)]
+        leaving = [LeavingMember(request.member_id)]
     else:
         leaving = [
-            Leaving(member.member_id, member.group_instance_id, member.reason if version >= 5 else None)
+            LeavingMember(member.member_id, member.group_instance_id, member.reason if version >= 5 else None)
             for member in request.members
         ]
     result = gw.groups.leave(request.group_id, leaving)
     return _leave_later(version, result) if isinstance(result, asyncio.Future) else _left(version, *result)
 
 
-async def _leave_later(version: int, result: asyncio.Future[tuple[ErrorCode, tuple[Left, ...]]]) -> Any:
+async def _leave_later(version: int, result: asyncio.Future[tuple[ErrorCode, tuple[LeftMember, ...]]]) -> Any:
     return _left(version, *await result)
 
 
-def _left(version: int, code: ErrorCode, left: tuple[Left, ...]) -> Any:
+def _left(version: int, code: ErrorCode, left: tuple[LeftMember, ...]) -> Any:
     if version < 3:
         return LeaveGroupResponse(version=version, error_code=code or left[0].error)
     member = LeaveGroupResponse.MemberResponse

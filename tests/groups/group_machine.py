@@ -8,7 +8,7 @@ from typing import Any
 
 from kop.errors import ErrorCode
 from kop.groups.classic.group import ClassicGroup
-from kop.groups.classic.messages import JoinRequest, JoinResult, Leaving, Persist, SyncRequest, SyncResult
+from kop.groups.classic.messages import JoinRequest, JoinResult, LeavingMember, Persist, SyncRequest, SyncResult
 from kop.groups.classic.states import State
 from kop.groups.settings import GroupSettings
 from kop.wire.state import GroupMetadataValue
@@ -90,7 +90,7 @@ class Machine:
     def heartbeat(self, member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
         return self.group.heartbeat(member_id, instance, generation, self.now)
 
-    def leave(self, *leaving: Leaving) -> list[ErrorCode]:
+    def leave(self, *leaving: LeavingMember) -> list[ErrorCode]:
         left, effects = self.group.leave(leaving, self.now)
         self.apply(effects)
         return [member.error for member in left]

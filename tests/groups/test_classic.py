@@ -4,10 +4,11 @@ import pytest
 from group_machine import REBALANCE, SESSION, Machine, subscription
 
 from kop.coordination.deadlines import NEVER
+from kop.coordination.failed_writes import answer_for
 from kop.errors import ErrorCode, InternalError
 from kop.groups.classic.group import ClassicGroup
-from kop.groups.classic.messages import Leaving
-from kop.groups.classic.states import State, answer_for
+from kop.groups.classic.messages import LeavingMember
+from kop.groups.classic.states import State
 from kop.wire.state import GroupMetadataValue
 
 E = ErrorCode
@@ -150,7 +151,7 @@ def test_protocol_is_voted_among_those_that_all_support():
 
 def test_emptied_group_takes_another_protocol_type():
     m, [a] = group()
-    m.leave(Leaving(a))
+    m.leave(LeavingMember(a))
     m.store()
     m.member(protocol_type="connect")
     m.advance(DELAY)
@@ -255,7 +256,7 @@ def test_rebalance_without_any_rejoin_waits_for_static_sessions():
     m.advance(DELAY)
     m.assign()
     b, token = m.member(rebalance=10_000)
-    m.leave(Leaving(b))  # only `a` is left, which is expected to rejoin
+    m.leave(LeavingMember(b))  # only `a` is left, which is expected to rejoin
     m.joined(token, E.UNKNOWN_MEMBER_ID)
     m.advance(10_000)
     assert m.group.state is State.PREPARING_REBALANCE
@@ -377,7 +378,7 @@ def test_sync_during_a_rebalance_and_in_an_empty_group():
     m, [a, b] = group(2)
     m.join(b, protocols=(("range", b"new"),))
     m.synced(m.sync(a, 1), E.REBALANCE_IN_PROGRESS)
-    m.leave(Leaving(a), Leaving(b))
+    m.leave(LeavingMember(a), LeavingMember(b))
     m.store()
     m.synced(m.sync(a, 1), E.UNKNOWN_MEMBER_ID)
 
@@ -516,14 +517,14 @@ def test_commit_keeps_the_session_alive():
 
 def test_leave_rebalances():
     m, [a, b] = group(2)
-    assert m.leave(Leaving(b)) == [E.NONE]
+    assert m.leave(LeavingMember(b)) == [E.NONE]
     assert m.group.state is State.PREPARING_REBALANCE
     assert m.joined(m.join(a)).generation == 2
 
 
 def test_leave_of_the_last_member_empties_the_group():
     m, [a] = group()
-    assert m.leave(Leaving(a)) == [E.NONE]
+    assert m.leave(LeavingMember(a)) == [E.NONE]
     assert m.group.state is State.EMPTY
     assert m.store().members == ()
 
@@ -536,13 +537,13 @@ def test_leave_several_members_by_id_and_instance():
     m.advance(DELAY * 3)
     m.assign()
     assert m.leave(
-        Leaving("", "a"),
-        Leaving(a, "b"),
-        Leaving("x", "b"),
-        Leaving("", "nobody"),
-        Leaving(""),
-        Leaving(c, "b"),
-        Leaving(c, reason="done"),
+        LeavingMember("", "a"),
+        LeavingMember(a, "b"),
+        LeavingMember("x", "b"),
+        LeavingMember("", "nobody"),
+        LeavingMember(""),
+        LeavingMember(c, "b"),
+        LeavingMember(c, reason="done"),
     ) == [
         E.NONE,
         E.FENCED_INSTANCE_ID,
@@ -558,21 +559,21 @@ def test_leave_several_members_by_id_and_instance():
 def test_leave_of_a_pending_member():
     m = Machine()
     pending = m.joined(m.join(), E.MEMBER_ID_REQUIRED).member_id
-    assert m.leave(Leaving(pending)) == [E.NONE]
-    assert m.leave(Leaving(pending)) == [E.UNKNOWN_MEMBER_ID]
+    assert m.leave(LeavingMember(pending)) == [E.NONE]
+    assert m.leave(LeavingMember(pending)) == [E.UNKNOWN_MEMBER_ID]
 
 
 def test_leave_during_a_rebalance_completes_it():
     m, [a, b, c] = group(3)
     tokens = [m.join(a), m.join(b)]
-    assert m.leave(Leaving(c)) == [E.NONE]
+    assert m.leave(LeavingMember(c)) == [E.NONE]
     assert [m.joined(token).generation for token in tokens] == [2, 2]
 
 
 def test_leave_answers_what_the_member_waits_for():
     m, [a, b] = group(2)
     join = m.join(a)
-    m.leave(Leaving(a))
+    m.leave(LeavingMember(a))
     m.joined(join, E.UNKNOWN_MEMBER_ID)
     m.join(b)
     m.member()
@@ -580,13 +581,13 @@ def test_leave_answers_what_the_member_waits_for():
     m.advance(0)
     follower = next(x for x in m.group.roster.members if x != m.group.roster.leader)
     sync = m.sync(follower, m.group.generation)
-    m.leave(Leaving(follower))
+    m.leave(LeavingMember(follower))
     m.synced(sync, E.UNKNOWN_MEMBER_ID)
 
 
 def test_leader_leaves_and_another_leads():
     m, [a, b] = group(2)
-    m.leave(Leaving(a))
+    m.leave(LeavingMember(a))
     assert m.joined(m.join(b)).leader == b
 
 
@@ -652,7 +653,7 @@ def test_kip_345_old_id_is_fenced():
     assert m.commit(a, 1, "a") == E.FENCED_INSTANCE_ID
     m.synced(m.sync(a, 1, instance="a"), E.FENCED_INSTANCE_ID)
     m.joined(m.join(a, instance="a"), E.FENCED_INSTANCE_ID)
-    assert m.leave(Leaving(a, "a")) == [E.FENCED_INSTANCE_ID]
+    assert m.leave(LeavingMember(a, "a")) == [E.FENCED_INSTANCE_ID]
 
 
 def test_kip_345_what_the_old_id_waits_for_is_fenced():
@@ -725,7 +726,7 @@ def test_kip_345_return_during_the_write_of_another_return():
 
 def test_kip_345_return_into_an_emptied_group_is_a_new_member():
     m, _, _ = static()
-    m.leave(Leaving("", "a"), Leaving("", "b"))
+    m.leave(LeavingMember("", "a"), LeavingMember("", "b"))
     m.store()
     _, token = m.member(instance="a")
     m.advance(DELAY)
@@ -748,7 +749,7 @@ def test_commit_rules():
     assert m.commit(a, 2) == E.REBALANCE_IN_PROGRESS, "completing"
     m.member()
     assert m.commit(a, 2) == E.NONE, "preparing: it may commit what it gives up"
-    m.leave(Leaving(a), *[Leaving(x) for x in m.group.roster.members if x != a])
+    m.leave(LeavingMember(a), *[LeavingMember(x) for x in m.group.roster.members if x != a])
     assert m.group.state is State.EMPTY
     assert m.commit("", -1) == E.NONE
     assert m.commit("whoever", -1) == E.NONE
@@ -802,7 +803,7 @@ def test_other_protocol_types_subscribe_to_nothing():
 
 def test_emptied_consumer_group_subscribes_to_nothing():
     m, [a] = group()
-    m.leave(Leaving(a))
+    m.leave(LeavingMember(a))
     assert not m.group.roster.is_subscribed_to("t")
 
 
@@ -810,14 +811,14 @@ def test_only_an_empty_group_can_be_killed_and_comes_back_if_that_fails():
     m, [a] = group()
     with pytest.raises(InternalError):
         m.group.kill()
-    m.leave(Leaving(a))
+    m.leave(LeavingMember(a))
     m.group.kill()
     m.joined(m.join(), E.COORDINATOR_NOT_AVAILABLE)
     m.joined(m.join(a), E.COORDINATOR_NOT_AVAILABLE)
     m.synced(m.sync(a, 1), E.COORDINATOR_NOT_AVAILABLE)
     assert m.heartbeat(a, 1) == E.COORDINATOR_NOT_AVAILABLE
     assert m.commit("", -1) == E.COORDINATOR_NOT_AVAILABLE
-    assert m.leave(Leaving(a)) == [E.COORDINATOR_NOT_AVAILABLE]
+    assert m.leave(LeavingMember(a)) == [E.COORDINATOR_NOT_AVAILABLE]
     m.group.revive()
     m.joined(m.join(), E.MEMBER_ID_REQUIRED)
 
@@ -861,7 +862,7 @@ def test_loaded_group_goes_on():
 
 def test_loaded_empty_group_keeps_its_generation():
     m, [a] = group()
-    m.leave(Leaving(a))
+    m.leave(LeavingMember(a))
     m.store()
     again = reload(m)
     assert (again.group.state, again.group.generation, again.group.protocol_type) == (State.EMPTY, 2, "consumer")

@@ -7,7 +7,7 @@ from group_machine import Machine, subscription
 
 from kop.errors import ErrorCode
 from kop.groups.classic.group import ClassicGroup
-from kop.groups.classic.messages import JoinResult, Leaving, SyncResult
+from kop.groups.classic.messages import JoinResult, LeavingMember, SyncResult
 from kop.groups.classic.states import State
 
 E = ErrorCode
@@ -121,7 +121,7 @@ class Simulation:
             self.clients.remove(rng.choice(self.clients))  # crashed: its session runs out
         elif dice < 0.05 and self.clients:
             client = rng.choice(self.clients)
-            m.leave(Leaving(client.member_id, client.instance))
+            m.leave(LeavingMember(client.member_id, client.instance))
             self.clients.remove(client)
         elif dice < 0.06 and not m.waiting and not m.writes and m.stored is not None:
             self.restart()

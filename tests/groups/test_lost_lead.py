@@ -10,7 +10,7 @@ from test_runtime import MINUTE, World, settle
 
 from kop.coordination import ownership
 from kop.errors import ErrorCode as E
-from kop.groups.classic.messages import Leaving
+from kop.groups.classic.messages import LeavingMember
 from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.wire.state import GroupMetadataKey, OffsetCommitKey, encode_key
@@ -127,7 +127,7 @@ async def test_a_group_that_was_taken_away_writes_nothing_when_its_timers_run_ou
     member_id = await world.stable()
     joining = world.join(member_id)  # the group rebalances, which it would write
     world.log.hold()
-    leaving = world.groups.leave("g", [Leaving(member_id)])
+    leaving = world.groups.leave("g", [LeavingMember(member_id)])
     await settle()
     world.log.lose_lead(keep=True)
     for waiting in (joining, leaving):

@@ -11,7 +11,7 @@ from support.waiting import until
 from kop.coordination.state_log import java_hash
 from kop.errors import ErrorCode
 from kop.groups.classic.group import ClassicGroup
-from kop.groups.classic.messages import Description, JoinRequest, Leaving, SyncRequest
+from kop.groups.classic.messages import Description, JoinRequest, LeavingMember, SyncRequest
 from kop.groups.offsets import Commit
 from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
@@ -106,7 +106,7 @@ class World:
 
     async def emptied(self, group="g", **how):
         member_id = await self.stable(group, **how)
-        left = self.groups.leave(group, [Leaving(member_id)])
+        left = self.groups.leave(group, [LeavingMember(member_id)])
         assert (await left)[0] == E.NONE
         return member_id
 
@@ -176,7 +176,7 @@ async def test_while_loading_nothing_is_served_but_heartbeats():
     assert world.join().error == loading
     assert world.groups.sync("g", SyncRequest("m", None, 1, None, None, ())).error == loading
     assert world.groups.heartbeat("g", "m", None, 1) == E.NONE
-    assert world.groups.leave("g", [Leaving("m")]) == (loading, ())
+    assert world.groups.leave("g", [LeavingMember("m")]) == (loading, ())
     assert world.groups.check_commit("g", "", None, -1, says_not_found=True) == loading
     assert world.groups.describe("g") == loading
     assert world.groups.delete("g") == loading
@@ -206,8 +206,8 @@ async def test_requests_are_checked():
         for group, error in [("", E.INVALID_GROUP_ID), ("g", E.UNKNOWN_MEMBER_ID)]:
             assert world.groups.heartbeat(group, "m", None, 1) == error
             assert world.groups.sync(group, SyncRequest("m", None, 1, None, None, ())).error == error
-        assert world.groups.leave("", [Leaving("m")]) == (E.INVALID_GROUP_ID, ())
-        error, [left] = world.groups.leave("g", [Leaving("m", "i")])
+        assert world.groups.leave("", [LeavingMember("m")]) == (E.INVALID_GROUP_ID, ())
+        error, [left] = world.groups.leave("g", [LeavingMember("m", "i")])
         assert (error, left.error, left.member_id, left.instance_id) == (E.NONE, E.UNKNOWN_MEMBER_ID, "m", "i")
 
 
@@ -262,7 +262,7 @@ async def test_leave_waits_for_the_record_of_the_emptied_group():
     async with World() as world:
         member_id = await world.stable()
         world.log.hold()
-        left = world.groups.leave("g", [Leaving(member_id)])
+        left = world.groups.leave("g", [LeavingMember(member_id)])
         await settle()
         assert not left.done()
         world.log.release()
@@ -274,7 +274,7 @@ async def test_failed_leave_is_told():
     async with World() as world:
         member_id = await world.stable()
         world.log.append_error = E.NOT_ENOUGH_REPLICAS
-        assert await world.groups.leave("g", [Leaving(member_id)]) == (E.COORDINATOR_NOT_AVAILABLE, ())
+        assert await world.groups.leave("g", [LeavingMember(member_id)]) == (E.COORDINATOR_NOT_AVAILABLE, ())
 
 
 async def test_heartbeats_make_no_timers():
@@ -641,7 +641,7 @@ async def test_empty_groups_expire_since_they_are_empty(week):
         await world.commit(1)
         world.now += week * MINUTE * 3
         world.groups.heartbeat("g", member_id, None, 1)
-        await world.groups.leave("g", [Leaving(member_id)])
+        await world.groups.leave("g", [LeavingMember(member_id)])
         await expire(world, week - 1)
         assert world.offset() == 1
         await world.restart()

@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from kop.coordination.deadlines import NEVER
+from kop.coordination.failed_writes import answer_for
 from kop.errors import ErrorCode
 from kop.groups.classic.messages import (
     Description,
     Effect,
     JoinRequest,
     JoinResult,
-    Leaving,
-    Left,
+    LeavingMember,
+    LeftMember,
     Persist,
     Reply,
     SyncRequest,
@@ -32,7 +33,7 @@ from kop.groups.classic.messages import (
     Token,
 )
 from kop.groups.classic.roster import Member, Roster, new_member_id
-from kop.groups.classic.states import State, answer_for, check_step
+from kop.groups.classic.states import State, check_step
 from kop.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE
 from kop.groups.settings import GroupSettings
 from kop.wire.state import GroupMetadataValue
@@ -187,9 +188,9 @@ class ClassicGroup:
         self._beat(self.roster.members[member_id], now)
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING_REBALANCE else ErrorCode.NONE
 
-    def leave(self, leaving: Iterable[Leaving], now: int) -> tuple[tuple[Left, ...], list[Effect]]:
+    def leave(self, leaving: Iterable[LeavingMember], now: int) -> tuple[tuple[LeftMember, ...], list[Effect]]:
         """Handle a LeaveGroup request; its answer waits for a Persist among the effects."""
-        left = tuple(Left(member.member_id, member.instance_id, self._leave(member)) for member in leaving)
+        left = tuple(LeftMember(member.member_id, member.instance_id, self._leave(member)) for member in leaving)
         if any(not member.error for member in left):
             if self.state in (State.STABLE, State.COMPLETING_REBALANCE):
                 self._prepare_rebalance(now)
@@ -472,7 +473,7 @@ class ClassicGroup:
 
     # -- leaving and expiring
 
-    def _leave(self, leaving: Leaving) -> ErrorCode:
+    def _leave(self, leaving: LeavingMember) -> ErrorCode:
         if self.state is State.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         member_id = leaving.member_id

@@ -90,7 +90,7 @@ class SyncResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class LeavingMember:
     """One member of a LeaveGroup request; an empty member id with an instance id is an administrator's removal."""
 
     member_id: str
@@ -99,7 +99,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftMember:
     """The answer for one member of a LeaveGroup request."""
 
     member_id: str

@@ -1,6 +1,6 @@
-"""The states of a classic group and the errors that a failed write becomes.
+"""The states of a classic group, and which may follow which.
 
-Owns: the tables. Must not know: groups.
+Owns: the table. Must not know: groups.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from kop.errors import ErrorCode, InternalError
+from kop.errors import InternalError
 
 
 class State(Enum):
@@ -29,22 +29,6 @@ _BEFORE: Final = {
     State.DEAD: {State.EMPTY},
 }
 """From which states a state may be entered."""
-
-_ANSWERS: Final = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
-
-
-def answer_for(failed_write: ErrorCode) -> ErrorCode:
-    """What a client is told when the record that its answer needs could not be written."""
-    return _ANSWERS.get(failed_write, failed_write)
 
 
 def check_step(group_id: str, before: State, after: State) -> None:
