@@ -25,7 +25,7 @@ from prometheus_client.core import Metric
 from kop import __version__, background
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
-from kop.cluster.live_brokers import LiveBrokers
+from kop.cluster.cluster_view import ClusterView
 from kop.cluster.liveness import answers
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
@@ -182,8 +182,8 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     engine.policies_changed()
 
     topics = ClientTopics(engine)
-    live_brokers = LiveBrokers(engine, config.node_id)
-    groups = GroupCoordinator(engine, _group_settings(config), leader_choice=live_brokers)
+    cluster = ClusterView(engine, config.node_id)
+    groups = GroupCoordinator(engine, _group_settings(config), leader_choice=cluster)
     gateway = Gateway(
         config=config,
         engine=engine,
@@ -191,7 +191,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
         broker_configs=broker_configs,
         topic_configs=topic_configs,
         groups=groups,
-        live_brokers=live_brokers,
+        cluster=cluster,
         metrics=metrics,
         metadata_cache=MetadataCache(),
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),

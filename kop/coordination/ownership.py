@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class LeaderChoice(Protocol):
-    """Which of the live brokers a partition is given to (`kop.cluster.live_brokers`)."""
+    """Which of the live brokers a partition is given to (`kop.cluster.cluster_view`)."""
 
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
         """Whether it is given to this broker."""

@@ -63,7 +63,7 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
     row = DescribeClusterResponse.DescribeClusterBroker
     brokers = [
         row(version=ctx.version, broker_id=broker_id, host=host, port=port, rack=None, is_fenced=False)
-        for broker_id, host, port in gw.live_brokers.endpoints(ctx.conn.broker_address)
+        for broker_id, host, port in gw.cluster.endpoints(ctx.conn.broker_address)
     ]
     return DescribeClusterResponse(
         version=ctx.version,
@@ -71,7 +71,7 @@ def describe_cluster(gw: Gateway, ctx: Context, request: Message) -> Message:
         error_message=None,
         endpoint_type=_BROKERS,
         cluster_id=gw.engine.cluster_id,
-        controller_id=gw.live_brokers.ids[0],
+        controller_id=gw.cluster.ids[0],
         brokers=brokers,
         authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
     )
@@ -147,7 +147,7 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
             continue
         for index in indexes:
             log = gw.topics.log(topic.topic_id, index)
-            if log is None or not gw.live_brokers.is_leader(topic.topic_id, index):
+            if log is None or not gw.cluster.is_leader(topic.topic_id, index):
                 continue
             if log.attached:
                 measured.append((name, index, log.size_bytes))

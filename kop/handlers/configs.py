@@ -103,7 +103,7 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
 
 async def _refresh(gw: Gateway, names: list[str]) -> None:
     """Read topics from storage again: another broker may just have changed them for the client that asks now."""
-    if len(gw.live_brokers.ids) == 1 or len(names) > _MOST_REFRESHED:
+    if len(gw.cluster.ids) == 1 or len(names) > _MOST_REFRESHED:
         return
     topics = [topic for topic in map(gw.topics.get, names) if topic is not None]
     try:
@@ -396,7 +396,7 @@ def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Messag
     if not wanted <= set(Resource):
         response.error_code = ErrorCode.UNSUPPORTED_VERSION
         return response
-    broker_ids = [str(broker_id) for broker_id in gw.live_brokers.ids]
+    broker_ids = [str(broker_id) for broker_id in gw.cluster.ids]
     names = {
         Resource.TOPIC: [topic.name for topic in gw.topics.listed()],
         Resource.BROKER: broker_ids,

@@ -63,8 +63,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Round:
-    """One pass over the partitions and what it found."""
+class _Response:
+    """What one pass over the partitions has put together for the response."""
 
     budget: int
     reading: bool
@@ -106,46 +106,46 @@ class _Fetch:
             return self.call.partitions
         return [partition.wanted for partition in self.session.partitions.values()]
 
-    def enough(self, found: _Round) -> bool:
+    def enough(self, response: _Response) -> bool:
         """True when the answer need not wait."""
-        if found.failed or not found.answers:
+        if response.failed or not response.answers:
             return True
-        if found.unread:
-            return found.size >= max(self.call.min_bytes, 1)
-        return found.size >= self.call.min_bytes or self.call.max_wait_ms <= 0
+        if response.unread:
+            return response.size >= max(self.call.min_bytes, 1)
+        return response.size >= self.call.min_bytes or self.call.max_wait_ms <= 0
 
     # --- looking
 
-    def look(self, *, read: bool) -> _Round:
+    def look(self, *, read: bool) -> _Response:
         """A pass over what is in memory. With `read`, what is not is read from storage on the side."""
-        found = _Round(self.budget, reading=read)
+        response = _Response(self.budget, reading=read)
         for wanted in self.wanted():
-            partition_log = self._log(found, wanted)
+            partition_log = self._log(response, wanted)
             if partition_log is None:
                 continue
             try:
-                result = self._cached(found, wanted, partition_log)
+                result = self._cached(response, wanted, partition_log)
                 if result is None:
-                    result = self._from_storage(found, wanted, partition_log, read)
+                    result = self._from_storage(response, wanted, partition_log, read)
             except KopError as error:
-                self._fail(found, wanted, error, partition_log)
+                self._fail(response, wanted, error, partition_log)
                 continue
             if result is None:
-                found.unread += 1
-            self._add(found, wanted, partition_log, result)
-        return found
+                response.unread += 1
+            self._add(response, wanted, partition_log, result)
+        return response
 
-    def _cached(self, found: _Round, wanted: FetchPartition, partition_log: PartitionLog) -> ReadResult | None:
+    def _cached(self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog) -> ReadResult | None:
         """What memory holds; nothing where there is no room in the answer. None where storage has to be read."""
         if not partition_log.attached:
             return None
-        room = found.room(wanted)
-        if room == 0 and not found.min_one:
+        room = response.room(wanted)
+        if room == 0 and not response.min_one:
             return _EMPTY
-        return partition_log.read_cached(wanted.fetch_offset, room, min_one=found.min_one)
+        return partition_log.read_cached(wanted.fetch_offset, room, min_one=response.min_one)
 
     def _from_storage(
-        self, found: _Round, wanted: FetchPartition, partition_log: PartitionLog, read: bool
+        self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, read: bool
     ) -> ReadResult | None:
         """What a read on the side has brought; None while it goes on."""
         reads = self.reads
@@ -157,35 +157,35 @@ class _Fetch:
         if under_way is None:
             return None
         if under_way.error is not None:
-            found.taken.append(partition_log)
+            response.taken.append(partition_log)
             raise under_way.error
         result = under_way.result
         if result is None:
             return None
-        if result.size > found.room(wanted) and not found.min_one:
+        if result.size > response.room(wanted) and not response.min_one:
             return _EMPTY  # it waits for its turn
-        found.taken.append(partition_log)
+        response.taken.append(partition_log)
         return result
 
-    def read_ahead(self, found: _Round) -> None:
+    def read_ahead(self, response: _Response) -> None:
         """Begin to read what an answer leaves out because it does not wait: the next Fetch finds it."""
-        if found.unread and not found.reading:
+        if response.unread and not response.reading:
             self.look(read=True)
 
-    def _log(self, found: _Round, wanted: FetchPartition) -> PartitionLog | None:
+    def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
         """The partition's log, or None after an error was noted."""
         asked = wanted.topic
         topic = self.gw.topics.by_id(asked) if isinstance(asked, UUID) else self.gw.topics.get(asked)
         if topic is None:
-            self._note(found, wanted, self._unknown(wanted))
+            self._note(response, wanted, self._unknown(wanted))
             return None
         partition_log = self.gw.topics.log(topic.topic_id, wanted.partition)
         if partition_log is None:
-            self._note(found, wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            self._note(response, wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         elif wanted.current_leader_epoch > 0:
-            self._note(found, wanted, ErrorCode.UNKNOWN_LEADER_EPOCH)
+            self._note(response, wanted, ErrorCode.UNKNOWN_LEADER_EPOCH)
         elif self.ctx.version < _ZSTD_FROM and self.gw.topic_configs.produce_rules(topic).codec is Codec.ZSTD:
-            self._note(found, wanted, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+            self._note(response, wanted, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
         else:
             return partition_log
         return None
@@ -200,26 +200,26 @@ class _Fetch:
         made_anew = self.gw.topics.get(known.topic_name) is not None
         return ErrorCode.INCONSISTENT_TOPIC_ID if made_anew else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    def _note(self, found: _Round, wanted: FetchPartition, code: int, log_start_offset: int = -1) -> None:
-        found.answers.append((wanted, PartitionAnswer(wanted.partition, code, log_start_offset=log_start_offset)))
-        found.failed = True
+    def _note(self, response: _Response, wanted: FetchPartition, code: int, log_start_offset: int = -1) -> None:
+        response.answers.append((wanted, PartitionAnswer(wanted.partition, code, log_start_offset=log_start_offset)))
+        response.failed = True
 
-    def _fail(self, found: _Round, wanted: FetchPartition, error: KopError, partition_log: PartitionLog) -> None:
+    def _fail(self, response: _Response, wanted: FetchPartition, error: KopError, partition_log: PartitionLog) -> None:
         if error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._note(found, wanted, error.code, partition_log.log_start_offset)
+            self._note(response, wanted, error.code, partition_log.log_start_offset)
             return
         if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            self._note(found, wanted, self._unknown(wanted))
+            self._note(response, wanted, self._unknown(wanted))
             return
         if error.code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
             log.warning("cannot read %s-%d: %s", partition_log.topic.name, partition_log.index, error)
-        self._note(found, wanted, error.code if error.code in _KNOWN_TO_CONSUMERS else ErrorCode.KAFKA_STORAGE_ERROR)
+        self._note(response, wanted, error.code if error.code in _KNOWN_TO_CONSUMERS else ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _add(
-        self, found: _Round, wanted: FetchPartition, partition_log: PartitionLog, result: ReadResult | None
+        self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, result: ReadResult | None
     ) -> None:
         if not partition_log.attached:  # the ends are not known yet: -1, which clients pass over
-            found.answers.append((wanted, PartitionAnswer(wanted.partition, 0, -1, -1, -1)))
+            response.answers.append((wanted, PartitionAnswer(wanted.partition, 0, -1, -1, -1)))
             return
         buffers: Sequence[Buffer] = ()
         size = 0
@@ -229,17 +229,17 @@ class _Fetch:
         answer = PartitionAnswer(
             wanted.partition, 0, high_watermark, high_watermark, partition_log.log_start_offset, buffers, size
         )
-        found.size += size
-        found.answers.append((wanted, answer))
+        response.size += size
+        response.answers.append((wanted, answer))
 
     # --- answering
 
-    def frame(self, found: _Round) -> Frame:
+    def frame(self, response: _Response) -> Frame:
         """The answer; in a session only what the client does not know yet."""
-        for partition_log in found.taken:
+        for partition_log in response.taken:
             self.reads.forget(partition_log)
-        self.read_ahead(found)
-        answers: Iterable[tuple[FetchPartition, PartitionAnswer]] = found.answers
+        self.read_ahead(response)
+        answers: Iterable[tuple[FetchPartition, PartitionAnswer]] = response.answers
         session_id = 0
         session = self.session
         if session is not None:
@@ -247,7 +247,7 @@ class _Fetch:
             incremental = self.call.session_epoch != 0
             news = []
             served = []
-            for wanted, answer in found.answers:
+            for wanted, answer in response.answers:
                 key = (wanted.topic, wanted.partition)
                 known = session.partitions.get(key)
                 if answer.size:
@@ -257,9 +257,9 @@ class _Fetch:
             session.rotate(served)
             answers = news
         metrics = self.gw.metrics
-        metrics.fetched_bytes.inc(found.size)
-        if found.failed:
-            for code in {answer.error_code for _, answer in found.answers if answer.error_code}:
+        metrics.fetched_bytes.inc(response.size)
+        if response.failed:
+            for code in {answer.error_code for _, answer in response.answers if answer.error_code}:
                 metrics.errors.labels("Fetch", ErrorCode(code).name).inc()
         topics: list[tuple[str | UUID, list[PartitionAnswer]]] = []
         for wanted, answer in answers:
@@ -273,8 +273,8 @@ class _Fetch:
 
     async def read_and_wait(self) -> Frame:
         """As `wait`, where storage is read: begun when there is memory for it."""
-        found = self.look(read=True)
-        return self.frame(found) if self.enough(found) else await _Wait(self, found.unread > 0).answered
+        response = self.look(read=True)
+        return self.frame(response) if self.enough(response) else await _Wait(self, response.unread > 0).answered
 
     def wait(self) -> asyncio.Future[Frame]:
         """The answer when a log has news that make it enough, or when max_wait_ms is over."""
@@ -317,10 +317,10 @@ class _Wait:
         self.looking = None
         if self.answered.done():
             return
-        found = self.fetch.look(read=True)
+        response = self.fetch.look(read=True)
         self.looked = self.loop.time()
-        if self.fetch.enough(found) or self.looked >= self.deadline:
-            self.answered.set_result(self.fetch.frame(found))
+        if self.fetch.enough(response) or self.looked >= self.deadline:
+            self.answered.set_result(self.fetch.frame(response))
 
     def _set_timer(self) -> asyncio.TimerHandle:
         # Looking again keeps the reads that this waits for from being taken for ones that nobody wants.
@@ -352,10 +352,10 @@ def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Any:
     if session is not None:
         _keep_names(gw, session, call)
     asked = _Fetch(gw, ctx, call, session)
-    found = asked.look(read=False)
-    if asked.enough(found):
-        return asked.frame(found)
-    return asked.read_and_wait() if found.unread else asked.wait()
+    response = asked.look(read=False)
+    if asked.enough(response):
+        return asked.frame(response)
+    return asked.read_and_wait() if response.unread else asked.wait()
 
 
 def _keep_names(gw: Gateway, session: FetchSession, call: FetchCall) -> None:

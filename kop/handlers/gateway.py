@@ -12,7 +12,7 @@ from typing import Final
 
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
-from kop.cluster.live_brokers import LiveBrokers
+from kop.cluster.cluster_view import ClusterView
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
@@ -41,7 +41,7 @@ class Gateway:
     broker_configs: BrokerConfigs
     """Effective broker settings: configured ones under those altered at run time."""
     groups: GroupCoordinator
-    live_brokers: LiveBrokers
+    cluster: ClusterView
     metrics: Metrics
     metadata_cache: MetadataCache
     fetch_sessions: FetchSessions

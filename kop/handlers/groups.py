@@ -92,8 +92,8 @@ def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int]:
     place = gw.groups.coordinator_of(key) if key_type == _GROUP else None
-    broker_id = gw.config.node_id if place is None else gw.live_brokers.leader(*place)
-    return (broker_id, *gw.live_brokers.address(broker_id, ctx.conn.broker_address))
+    broker_id = gw.config.node_id if place is None else gw.cluster.leader(*place)
+    return (broker_id, *gw.cluster.address(broker_id, ctx.conn.broker_address))
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:

@@ -45,7 +45,7 @@ _LIBRDKAFKA_SLACK = 3
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     """Answer from the cache where the same was asked before, else look up, making topics where that is allowed."""
     key = (ctx.version, ctx.conn.broker_address, bytes(body))
-    version = (gw.topics.version, gw.live_brokers.version)
+    version = (gw.topics.version, gw.cluster.version)
     kept = gw.metadata_cache.get(version, key)
     if kept is not None:
         return _framed(ctx.correlation_id, kept)
@@ -125,9 +125,9 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
     ]
     response = MetadataResponse(
         version=version,
-        brokers=[(*endpoint, None) for endpoint in gw.live_brokers.endpoints(ctx.conn.broker_address)],
+        brokers=[(*endpoint, None) for endpoint in gw.cluster.endpoints(ctx.conn.broker_address)],
         cluster_id=gw.engine.cluster_id,
-        controller_id=gw.live_brokers.ids[0],
+        controller_id=gw.cluster.ids[0],
     )
     response.topics = [_row(version, row) for row in rows]
     wanted = 8 <= version <= 10 and request.include_cluster_authorized_operations
@@ -176,7 +176,7 @@ def _topics(
 
 
 def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, ...]]:
-    leader_of, topic_id = gw.live_brokers.leader, topic.topic_id
+    leader_of, topic_id = gw.cluster.leader, topic.topic_id
     leaders = [(index, leader_of(topic_id, index)) for index in range(topic.partitions)]
     if version >= 7:
         return [(0, index, leader, 0, [leader], [leader], []) for index, leader in leaders]
@@ -227,7 +227,7 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
                         offline_replicas=[],
                     )
                     for index in range(first, stop)
-                    for leader in [gw.live_brokers.leader(topic.topic_id, index)]
+                    for leader in [gw.cluster.leader(topic.topic_id, index)]
                 ],
                 topic_authorized_operations=_TOPIC_OPERATION_BITS,
             )

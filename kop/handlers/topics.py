@@ -177,7 +177,7 @@ def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
     reason = ""
     if not brokers:
         reason = "an empty replica list."
-    elif unknown := [broker for broker in brokers if broker not in gw.live_brokers.ids]:
+    elif unknown := [broker for broker in brokers if broker not in gw.cluster.ids]:
         reason = f"broker {unknown[0]}, but no such broker is registered."
     elif twice := [broker for broker in brokers if brokers.count(broker) > 1]:
         reason = f"the broker {twice[0]} more than once."

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
-from kop.cluster.live_brokers import LiveBrokers
+from kop.cluster.cluster_view import ClusterView
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
 from kop.handlers import cluster, configs, topics
@@ -59,7 +59,7 @@ class Admin:
             broker_configs=broker_configs,
             topic_configs=topic_configs,
             groups=unused,
-            live_brokers=LiveBrokers(engine, config.node_id),
+            cluster=ClusterView(engine, config.node_id),
             metrics=unused,
             metadata_cache=unused,
             fetch_sessions=unused,

@@ -21,7 +21,7 @@ from support.waiting import SECONDS, until
 
 from kop.cluster import liveness
 from kop.cluster.client_topics import OFFSETS_TOPIC
-from kop.cluster.live_brokers import LiveBrokers
+from kop.cluster.cluster_view import ClusterView
 from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode, KopError
 from kop.groups.offsets import Commit
@@ -373,7 +373,7 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
     try:
         await asyncio.to_thread(third.start)
         async with two(pulsar_store) as engines:
-            views = [LiveBrokers(engine, number) for number, engine in enumerate(engines, 1)]
+            views = [ClusterView(engine, number) for number, engine in enumerate(engines, 1)]
             await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views))
             before = [view.version for view in views]
             admin, topic = engines[0].admin, engines[0].full_name(BROKERS_TOPIC, True)
@@ -406,7 +406,7 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
             await engine.join(LiveBroker(1, "host-1", 9001))
             topic = await engine.topics.create("t", 1, {})
             groups = GroupCoordinator(
-                engine, GroupSettings(offsets_topic_num_partitions=2), leader_choice=LiveBrokers(engine, 1)
+                engine, GroupSettings(offsets_topic_num_partitions=2), leader_choice=ClusterView(engine, 1)
             )
             await groups.start()
             assert groups.waiting_for is None

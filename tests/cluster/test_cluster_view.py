@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from uuid import UUID, uuid4
 
-from kop.cluster.live_brokers import LiveBrokers
+from kop.cluster.cluster_view import ClusterView
 from kop.storage.base import LiveBroker
 
 
@@ -31,41 +31,41 @@ class FakeBrokers:
             callback()
 
 
-def places(live_brokers: LiveBrokers, topic: UUID, count: int = 200) -> list[int]:
-    return [live_brokers.leader(topic, index) for index in range(count)]
+def places(cluster: ClusterView, topic: UUID, count: int = 200) -> list[int]:
+    return [cluster.leader(topic, index) for index in range(count)]
 
 
 def test_alone_it_leads_everything() -> None:
-    live_brokers = LiveBrokers(FakeBrokers(), 7)
-    assert live_brokers.ids == [7]
-    assert live_brokers.endpoints(("me", 1)) == [(7, "me", 1)]
-    assert set(places(live_brokers, uuid4())) == {7}
+    cluster = ClusterView(FakeBrokers(), 7)
+    assert cluster.ids == [7]
+    assert cluster.endpoints(("me", 1)) == [(7, "me", 1)]
+    assert set(places(cluster, uuid4())) == {7}
 
 
 def test_every_broker_sees_the_same_leaders() -> None:
     topic = uuid4()
-    views = [places(LiveBrokers(FakeBrokers(1, 2, 3), node), topic) for node in (1, 2, 3)]
+    views = [places(ClusterView(FakeBrokers(1, 2, 3), node), topic) for node in (1, 2, 3)]
     assert views[0] == views[1] == views[2]
     assert min(Counter(views[0]).values()) > 30
 
 
 def test_a_broker_that_goes_moves_its_own_share_only() -> None:
     brokers, topic = FakeBrokers(1, 2, 3, 4), uuid4()
-    live_brokers = LiveBrokers(brokers, 1)
-    before = places(live_brokers, topic)
+    cluster = ClusterView(brokers, 1)
+    before = places(cluster, topic)
     heard = []
-    live_brokers.on_change(lambda: heard.append(live_brokers.version))
+    cluster.on_change(lambda: heard.append(cluster.version))
     brokers.change(1, 2, 4)
-    after = places(live_brokers, topic)
+    after = places(cluster, topic)
     assert all(old == new for old, new in zip(before, after, strict=True) if old != 3)
     assert 3 not in after
     brokers.change(1, 2, 4)
     assert heard == [2, 2], "the same ones, after a time in which nobody looked: some may have been away"
     brokers.change(1, 2, 3, 4)
-    assert places(live_brokers, topic) == before
+    assert places(cluster, topic) == before
 
 
 def test_addresses_are_those_the_others_told_and_our_own_as_the_client_knows_it() -> None:
-    live_brokers = LiveBrokers(FakeBrokers(1, 2), 2)
-    assert live_brokers.endpoints(("seen", 5)) == [(1, "host-1", 9001), (2, "seen", 5)]
-    assert live_brokers.address(1, ("seen", 5)) == ("host-1", 9001)
+    cluster = ClusterView(FakeBrokers(1, 2), 2)
+    assert cluster.endpoints(("seen", 5)) == [(1, "host-1", 9001), (2, "seen", 5)]
+    assert cluster.address(1, ("seen", 5)) == ("host-1", 9001)

@@ -16,8 +16,8 @@ from uuid import UUID
 from kop.storage.base import Brokers, LiveBroker
 
 
-class LiveBrokers:
-    """The live brokers, this one always among them."""
+class ClusterView:
+    """The cluster as this broker sees it: the live brokers, itself always among them, and what each of them leads."""
 
     def __init__(self, brokers: Brokers, broker_id: int) -> None:
         self.broker_id = broker_id
