@@ -204,13 +204,13 @@ def test_no_server_is_a_lost_connection_that_names_it() -> None:
 
 def test_the_time_limit_holds_for_the_whole_call() -> None:
     async def main() -> None:
-        async with fake() as server, Admin(server.url, timeout=0.3) as admin:
+        async with fake() as server, Admin(server.url, timeout=1.0) as admin:
             server.then_never()
             begin = time.monotonic()
             error = await refusal(admin.clusters())
-            assert 0.25 < time.monotonic() - begin < 60
+            assert 0.9 < time.monotonic() - begin < 60
             assert (error.code, error.retriable) == ("Timeout", True)
-            assert "within 0.3 s" in error.message
+            assert "within 1 s" in error.message
             server.answers.clear()
             server.then(503, {"reason": "starting"}).then_never()
             assert "starting" in (await refusal(admin.clusters())).message  # says more than "no answer"

@@ -72,7 +72,7 @@ async def test_a_server_of_another_kind_is_told() -> None:
 async def test_a_server_that_says_nothing_is_not_waited_for() -> None:
     async with fake_pulsar() as broker:
         broker.silent.add(Command.CONNECT)
-        made = Client(broker.url, request_timeout=0.1)
+        made = Client(broker.url, request_timeout=1.0)
         with pytest.raises(PulsarError, match="is it the broker's port") as caught:
             await made.start()
         assert caught.value.code == "Timeout"
@@ -109,7 +109,7 @@ async def test_partitions_and_topics() -> None:
 async def test_every_request_has_a_time_limit(kind: int) -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
-        async with client(broker.url, request_timeout=0.1) as made:
+        async with client(broker.url, request_timeout=1.0) as made:
             broker.silent.add(kind)
             ask = {
                 Command.PARTITIONED_METADATA: lambda: made.partitions(T),
@@ -137,7 +137,7 @@ async def test_lookups_follow_redirects() -> None:
 async def test_redirects_in_a_circle_end() -> None:
     async with fake_pulsar() as broker:
         broker.redirects = [(broker.url, True)] * 1000
-        async with client(broker.url, request_timeout=0.3) as made:
+        async with client(broker.url, request_timeout=1.0) as made:
             assert await fails(made.open_producer(T)) == "ServiceNotReady"
 
 

@@ -333,7 +333,7 @@ async def test_views_outlive_the_connection() -> None:
 async def test_a_reader_that_is_not_answered_is_closed_at_the_broker() -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
-        async with client(broker.url, request_timeout=0.1) as made:
+        async with client(broker.url, request_timeout=1.0) as made:
             broker.silent.add(Command.SUBSCRIBE)
             opening = made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
             assert await fails(opening) == "Timeout"
