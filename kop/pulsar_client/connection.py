@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, cast
 
 from kop.background import every
 from kop.pulsar_client import wire
@@ -296,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
                 known = receipt.HasField("message_id")
                 producer.on_receipt(receipt.sequence_id, wire.read_position(receipt.message_id) if known else DUPLICATE)
         else:
-            handle = _HANDLERS.get(kind)
+            handle = self._HANDLERS.get(kind)
             if handle is None:
                 log.debug("%s: command %s is not known to this client", self.name, kind)
             else:
@@ -439,26 +439,25 @@ class Connection(asyncio.BufferedProtocol):
             )
         )
 
-
-_HANDLERS: dict[int, Callable[[Connection, pb.BaseCommand], None]] = {
-    pb.BaseCommand.PING: Connection._on_ping,
-    pb.BaseCommand.PONG: Connection._on_pong,
-    pb.BaseCommand.CONNECTED: Connection._on_connected,
-    pb.BaseCommand.SUCCESS: Connection._on_success,
-    pb.BaseCommand.ERROR: Connection._on_error,
-    pb.BaseCommand.PRODUCER_SUCCESS: Connection._on_producer_success,
-    pb.BaseCommand.SEND_ERROR: Connection._on_send_error,
-    pb.BaseCommand.CLOSE_PRODUCER: Connection._on_close_producer,
-    pb.BaseCommand.CLOSE_CONSUMER: Connection._on_close_consumer,
-    pb.BaseCommand.REACHED_END_OF_TOPIC: Connection._on_end_of_topic,
-    pb.BaseCommand.LOOKUP_RESPONSE: Connection._on_lookup,
-    pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: Connection._on_partitions,
-    pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: Connection._on_last_message_id,
-    pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: Connection._on_topics,
-    pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: Connection._on_watch_success,
-    pb.BaseCommand.WATCH_TOPIC_UPDATE: Connection._on_watch_update,
-    pb.BaseCommand.AUTH_CHALLENGE: Connection._on_challenge,
-}
+    _HANDLERS: ClassVar[Mapping[int, Callable[[Connection, pb.BaseCommand], None]]] = {
+        pb.BaseCommand.PING: _on_ping,
+        pb.BaseCommand.PONG: _on_pong,
+        pb.BaseCommand.CONNECTED: _on_connected,
+        pb.BaseCommand.SUCCESS: _on_success,
+        pb.BaseCommand.ERROR: _on_error,
+        pb.BaseCommand.PRODUCER_SUCCESS: _on_producer_success,
+        pb.BaseCommand.SEND_ERROR: _on_send_error,
+        pb.BaseCommand.CLOSE_PRODUCER: _on_close_producer,
+        pb.BaseCommand.CLOSE_CONSUMER: _on_close_consumer,
+        pb.BaseCommand.REACHED_END_OF_TOPIC: _on_end_of_topic,
+        pb.BaseCommand.LOOKUP_RESPONSE: _on_lookup,
+        pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: _on_partitions,
+        pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: _on_last_message_id,
+        pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: _on_topics,
+        pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: _on_watch_success,
+        pb.BaseCommand.WATCH_TOPIC_UPDATE: _on_watch_update,
+        pb.BaseCommand.AUTH_CHALLENGE: _on_challenge,
+    }
 
 
 async def connect(

@@ -239,11 +239,10 @@ class RequestPipeline:
             log.error("%s version %d from %s failed", served.name, ctx.version, ctx.conn.client_host, exc_info=error)
             self._gw.metrics.internal_errors.labels(served.name).inc()
         self._count(served, code)
-        fields = served.response_class._struct.fields
-        if served.api.encodes or "error_code" not in fields or not fields["error_code"].for_version_q(ctx.version):
+        refusal = None if served.api.encodes else codec.refusal(served.response_class, ctx.version, code)
+        if refusal is None:
             raise FrameError(f"{served.name} failed with {code.name} and has no place to say so")
-        response = served.response_class(version=ctx.version, error_code=code)
-        return (codec.encode_response(ctx.correlation_id, response),)
+        return (codec.encode_response(ctx.correlation_id, refusal),)
 
 
 def _parts(request: Any, rows: str) -> list[Any]:

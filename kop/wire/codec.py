@@ -84,6 +84,14 @@ def encode_body(message: Message) -> bytes:
     return bytes(memoryview(out.buf)[: out.pos])
 
 
+def refusal(response_class: type[Message], version: int, error_code: int) -> Message | None:
+    """The response that has nothing but an error code; None where that version has none for the whole request."""
+    field = response_class._struct.fields.get("error_code")
+    if field is None or not field.for_version_q(version):
+        return None
+    return response_class(version=version, error_code=error_code)
+
+
 def error_codes(message: Message) -> Iterator[int]:
     """Every error code in a response that is not zero, at any depth."""
     for path in _error_paths(message.__class__):
