@@ -1,11 +1,12 @@
-"""The cluster as it is: one broker, one replica of everything, no authorizer.
+"""The cluster as it is: the live brokers, one replica of everything, no authorizer.
 
-- DescribeCluster (60) 0 to 2: this broker, under the address that the client can reach. Endpoint type 2 (controllers)
-  is MISMATCHED_ENDPOINT_TYPE, others than 1 are UNSUPPORTED_ENDPOINT_TYPE. Operations as Kafka's without an authorizer.
+- DescribeCluster (60) 0 to 2: the live brokers, this one under the address that the client can reach. Endpoint type 2
+  (controllers) is MISMATCHED_ENDPOINT_TYPE, others than 1 are UNSUPPORTED_ENDPOINT_TYPE. Operations are those of Kafka
+  without an authorizer.
 - DescribeLogDirs (35) 1 to 5: one directory, the engine's, with the sizes of this broker's partitions and the room on
   its disk.
 - DescribeProducers (61) 0: the idempotent producers that a partition remembers.
-- DescribeQuorum (55) 0 to 2: one voter, us. The metadata log's end is the topics' version.
+- DescribeQuorum (55) 0 to 2: one voter, this broker. The metadata log's end is the topics' version.
 - ElectLeaders (43) 0 to 2: ELECTION_NOT_NEEDED for every partition that there is.
 - ListPartitionReassignments (46) 0: none.
 - DescribeAcls (29), CreateAcls (30), DeleteAcls (31) 1 to 3: SECURITY_DISABLED, as Kafka without an authorizer.

@@ -87,7 +87,7 @@ class FetchSession:
 
 
 class FetchSessions:
-    """The sessions of this gateway; `slots` at most."""
+    """The sessions of this broker, `slots` at most."""
 
     def __init__(self, slots: int, metrics: Metrics) -> None:
         self._slots = slots

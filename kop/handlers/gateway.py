@@ -1,6 +1,6 @@
-"""The whole that handlers ask: coordinators, topics, engine, settings, metrics.
+"""What handlers ask: coordinators, topics, the cluster, the engine, settings, metrics.
 
-Owns: the list of them. `kop.app` builds one.
+Owns: the list of these. `kop.app` puts it together.
 Must not know: sockets, which engine serves.
 """
 

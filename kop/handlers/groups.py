@@ -3,8 +3,8 @@
 
 The rules of groups are in `kop.groups`; this is what depends on versions.
 
-- FindCoordinator: this broker, for groups and for transactional ids; share groups (2) and unknown types are
-  INVALID_REQUEST. From version 4 on a request names several keys (KIP-699).
+- FindCoordinator: for a group the broker that is given its partition of `__offsets`, this broker for transactional ids;
+  share groups (2) and unknown types are INVALID_REQUEST. From version 4 on a request names several keys (KIP-699).
 - JoinGroup 0 has no rebalance timeout: the session timeout is taken. From 4 on a new member is told its id first
   (MEMBER_ID_REQUIRED, KIP-394), 5 brings static members (KIP-345), 9 lets a leader skip the assignment (KIP-814).
   A missing protocol name is "" below version 7.

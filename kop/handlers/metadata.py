@@ -6,7 +6,8 @@ Metadata
   id is not looked at (Java sends an empty one).
 - A topic that is missing is made where auto.create.topics.enable and, from version 4, the request allow it, and is
   answered in the same response.
-- One broker: ours, under the address that this client can reach. Partitions have one replica and leader_epoch 0.
+- All live brokers are told, this one under the address that this client can reach. Partitions have one replica, their
+  leader, and leader_epoch 0.
 - Authorized operations are -2147483648 unless asked for; without an authorizer all of Kafka's operations are allowed.
 - A topic of another namespace is looked for when it is named; a client that asks for all gets the home namespace.
 - Answers are kept encoded, by version, address and topics, until a topic changes: Spark and Connect ask all the time.

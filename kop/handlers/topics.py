@@ -4,7 +4,7 @@ Checks, their order, codes and texts are Kafka 4.3's; where ours differ it is sa
 
 CreateTopics
 - num_partitions -1 is num.partitions; replication factor -1 and anything from 1 up is taken and answered as 1 replica.
-- Manual assignments name partitions 0 to n-1 and this broker; num_partitions and replication factor are then -1.
+- Manual assignments name partitions 0 to n-1 and live brokers; num_partitions and replication factor are then -1.
 - Own configs are checked by `kop.cluster.topic_configs`. From version 5 the answer holds every effective config,
   from 7 the topic id. validate_only checks everything and makes nothing.
 - Over Pulsar a name with "-partition-" in it is INVALID_TOPIC_EXCEPTION: Pulsar makes no such partitioned topic.
