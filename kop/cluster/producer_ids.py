@@ -7,11 +7,8 @@ Must not know: the wire, who asks.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from kop.storage.base import Engine
-
-_BLOCK: Final = 1000
 
 
 class ProducerIds:
@@ -19,14 +16,12 @@ class ProducerIds:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._next = self._end = 0
+        self._block = iter(range(0))
         self._lock = asyncio.Lock()
 
     async def take(self) -> int:
         """A producer id that nobody had before. KopError where storage cannot reserve any."""
         async with self._lock:
-            if self._next == self._end:
-                self._next = await self._engine.allocate_producer_ids(_BLOCK)
-                self._end = self._next + _BLOCK
-            self._next += 1
-            return self._next - 1
+            while (producer_id := next(self._block, None)) is None:
+                self._block = iter(await self._engine.reserve_producer_ids())
+            return producer_id

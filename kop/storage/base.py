@@ -351,8 +351,8 @@ class Engine(SmallValues, Brokers, Protocol):
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
         """The log of a partition, or None where there is no such partition. The same object each time."""
 
-    async def allocate_producer_ids(self, count: int) -> int:
-        """Reserve `count` producer ids for good; returns the first."""
+    async def reserve_producer_ids(self) -> range:
+        """Reserve a block of producer ids for good: nobody had one of them before. Its size is the engine's choice."""
 
     def policies_changed(self) -> None:
         """A broker default was altered: ask for every topic's policy again."""

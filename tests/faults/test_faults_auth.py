@@ -217,7 +217,8 @@ def test_a_token_that_runs_out_is_retriable_and_a_new_one_heals_all(
         assert committed(serving.bootstrap, "g", 8) == 8
         create(serving.bootstrap, "after", 1)
         assert one(serving.bootstrap, "after") == 0
-        serving.call(serving.engine.allocate_producer_ids(5000))
+        for _ in range(2):  # the first block may be the one that was reserved at the start
+            serving.call(serving.engine.reserve_producer_ids())
     finally:
         serving.stop()
     again = PulsarGateway(space, kop_pulsar_auth=f"token-file:{file}").start()

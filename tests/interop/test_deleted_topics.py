@@ -19,6 +19,7 @@ from kop.pulsar_client import Client, PulsarError
 from kop.records.batch import build
 from kop.records.record import Record
 from kop.storage.pulsar.layout import DELETING_PROPERTY
+from kop.storage.pulsar.topics.strays import StrayPartitions
 
 GONE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.KAFKA_STORAGE_ERROR}
 """The tail may be the first to find out: then the client is told to try again."""
@@ -129,11 +130,11 @@ def test_a_topic_that_is_made_again_at_once_keeps_its_partitions(
     interop: Interop, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
     """What the deleted one's producers may have brought back is looked for at that very moment."""
-    presence, real = interop.gateway.engine.presence, interop.gateway.engine.presence._id_or_none
+    guard, real = interop.gateway.engine.deletion_guard, StrayPartitions.id_or_none
     looked = threading.Event()
 
-    async def slowly(full_name: str) -> str | None:
-        found = await real(full_name)
+    async def slowly(self: StrayPartitions, full_name: str) -> str | None:
+        found = await real(self, full_name)
         if found is None:
             looked.set()
             await asyncio.sleep(0.5)  # a slow answer: the topic is made again between it and what follows from it
@@ -143,15 +144,15 @@ def test_a_topic_that_is_made_again_at_once_keeps_its_partitions(
     topic = interop.create(interop.name("again"), 2)
     interop.produce(topic, [{"partition": partition, "value": b"v"} for partition in range(2)])
     one = engine.log(engine.topics.get(topic).topic_id, 0)
-    monkeypatch.setattr(presence, "_id_or_none", slowly)
+    monkeypatch.setattr(StrayPartitions, "id_or_none", slowly)
     interop.delete(topic)
-    engine.loop.call_soon_threadsafe(presence._take_back, one)  # as where its producer was still open
+    engine.loop.call_soon_threadsafe(guard.take_back, one)  # as where its producer was still open
     assert looked.wait(SECONDS)
     if elsewhere:
         interop.admin(lambda a: a.create_partitioned(interop.full(topic), 2, {}))
     else:
         interop.create(topic, 2)
-    wait_until(lambda: not presence._taking_back, "all was looked at")
+    wait_until(lambda: not guard.taking_back, "all was looked at")
     assert names(interop, topic) == [interop.partition(topic, 0), interop.partition(topic, 1)]
     interop.known(topic)
     wait_until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records")

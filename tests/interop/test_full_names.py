@@ -22,6 +22,7 @@ from support.waiting import wait_until
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER
+from kop.storage.pulsar.layout import NAMED_PREFIX
 from kop.wire.messages import REQUESTS
 
 KAFKA_RULE = ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -134,7 +135,11 @@ def test_a_restarted_gateway_knows_topics_by_id_and_keeps_their_commits(
         with group(mine, name, foreign) as consumer:
             take(consumer, 1)
             consumer.commit(asynchronous=False)
-        wait_until(lambda: foreign in mine.engine.elsewhere._kept, "the name is kept")
+        own_topic = mine.engine.context.naming.own_topic
+        wait_until(
+            lambda: NAMED_PREFIX + foreign in interop.admin(lambda a: a.partitioned_metadata(own_topic)).properties,
+            "the name is kept",
+        )
         mine.restart()
 
         async def by_id() -> Any:

@@ -39,13 +39,11 @@ async def test_producer_ids_are_given_once(store: Store) -> None:
     seen: set[int] = set()
     for _ in range(3):
         async with store.opened() as engine:
-            for start in await asyncio.gather(*[engine.allocate_producer_ids(n) for n in (1, 5, 1000)]):
-                assert start >= 0
-                assert start not in seen
-                seen.add(start)
-            start = await engine.allocate_producer_ids(10)
-            assert not seen & set(range(start, start + 10))
-            seen.update(range(start, start + 10))
+            for block in await asyncio.gather(*[engine.reserve_producer_ids() for _ in range(3)]):
+                assert block
+                assert block[0] >= 0
+                assert seen.isdisjoint(block)
+                seen.update(block)
 
 
 async def test_small_values_are_kept(store: Store) -> None:
@@ -71,7 +69,7 @@ async def test_close_finishes_what_was_taken(store: Store) -> None:
         await append(log, batch(["late"]))
     assert engine.healthy is not None
     with refused(ErrorCode.KAFKA_STORAGE_ERROR):
-        await engine.allocate_producer_ids(1)
+        await engine.reserve_producer_ids()
     await engine.close()
     async with store.opened() as engine:
         assert await read_values(await attached(engine)) == [str(i) for i in range(100)]

@@ -55,7 +55,9 @@ class NativeWriter:
 @asynccontextmanager
 async def native_writer(engine: PulsarEngine, topic: str = "t") -> AsyncIterator[NativeWriter]:
     client: Client = engine.client
-    producer = await client.open_producer(f"{engine.full_name(topic, False)}-partition-0", name="a-native-writer")
+    producer = await client.open_producer(
+        f"{engine.context.naming.full_name(topic, False)}-partition-0", name="a-native-writer"
+    )
     try:
         yield NativeWriter(producer)
     finally:
@@ -82,7 +84,7 @@ async def test_a_dispatch_rate_keeps_no_producer_waiting(
     """Readers get one message a second, and each append has a native one before it."""
     async with pulsar_store.opened() as engine:
         log = await make(engine)
-        name = engine.full_name("t", False)
+        name = engine.context.naming.full_name("t", False)
         rate = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
         await engine.admin.set_policy(name, "dispatchRate", rate)
         await until(lambda: has(engine, name, "dispatchRate", rate))
@@ -118,7 +120,7 @@ async def test_an_open_transaction_keeps_no_producer_waiting(
     async with pulsar_store.opened() as engine:
         log = await make(engine)
         assert await append_values(log, "a", producer=producer) == 0
-        partition = f"{engine.full_name('t', False)}-partition-0"
+        partition = f"{engine.context.naming.full_name('t', False)}-partition-0"
         async with NativeTransactions(pulsar_store.urls[0], partition) as native:
             async with native.written(b"in a transaction", b"in it, too", commit=commit):
                 told = [
@@ -174,7 +176,7 @@ async def test_the_first_batch_of_a_topic_is_answered_while_its_transaction_buff
 
 
 async def limit(engine: PulsarEngine, size: int | None) -> None:
-    name = engine.full_name("t", False)
+    name = engine.context.naming.full_name("t", False)
     if size is None:
         await engine.admin.remove_policy(name, "maxMessageSize")
     else:

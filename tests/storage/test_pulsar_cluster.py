@@ -30,8 +30,8 @@ from kop.groups.settings import GroupSettings
 from kop.pulsar_client.admin import Admin
 from kop.storage.base import LiveBroker, TopicInfo
 from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
 from kop.storage.pulsar.layout import (
-    BROKERS_TOPIC,
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
     ID_PROPERTY,
@@ -84,11 +84,8 @@ async def test_a_gateway_that_stops_says_so_and_nobody_waits_for_it(
 async def test_both_have_one_cluster_id_and_never_the_same_producer_ids(pulsar_store: PulsarStore) -> None:
     async with two(pulsar_store) as (one, other):
         assert one.cluster_id == other.cluster_id
-        starts = await asyncio.gather(
-            *[engine.allocate_producer_ids(1000) for engine in (one, other) for _ in range(5)]
-        )
-        assert len(set(starts)) == 10
-        assert all(abs(a - b) >= 1000 for a in starts for b in starts if a != b)
+        blocks = await asyncio.gather(*[engine.reserve_producer_ids() for engine in (one, other) for _ in range(5)])
+        assert len(set().union(*blocks)) == sum(map(len, blocks)) >= 10
 
 
 @pytest.mark.parametrize("producer", [0, -1])
@@ -133,11 +130,10 @@ async def test_those_who_need_producer_ids_at_once_behind_a_lost_producer_share_
     pulsar_store: PulsarStore,
 ) -> None:
     async with pulsar_store.opened() as engine:
-        assert engine._ids._producer is not None
-        await engine._ids._producer.close()
-        engine._ids._producer = None
-        starts = await asyncio.gather(*(engine.allocate_producer_ids(2000) for _ in range(5)))
-        assert len(set(starts)) == 5
+        partition = f"{engine.context.naming.own_topic}-partition-0"
+        unopened = ProducerIdBlocks(engine.client, partition, "ids", engine.numbering.first_id)
+        blocks = await asyncio.gather(*(unopened.take() for _ in range(5)))
+        assert len(set().union(*blocks)) == sum(map(len, blocks))
 
 
 async def test_topics_configs_and_deletions_of_one_are_seen_by_the_other(pulsar_store: PulsarStore) -> None:
@@ -182,7 +178,8 @@ async def test_where_both_make_a_topic_at_once_both_have_the_one_that_came_first
 async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_another(pulsar_store: PulsarStore) -> None:
     async with two(pulsar_store) as (one, other):
         admin, now = one.admin, int(time.time() * 1000)
-        old, young = one.full_name("old", False), one.full_name("young", False)
+        naming = one.context.naming
+        old, young = naming.full_name("old", False), naming.full_name("young", False)
         for name, made in ((old, now - 3_600_000), (young, now)):
             properties = {
                 ID_PROPERTY: str(new_uuid()),
@@ -376,7 +373,7 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
             views = [ClusterView(engine, number) for number, engine in enumerate(engines, 1)]
             await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views))
             before = [view.version for view in views]
-            admin, topic = engines[0].admin, engines[0].full_name(BROKERS_TOPIC, True)
+            admin, topic = engines[0].admin, engines[0].context.naming.brokers_topic
             for _ in range(10):
                 await admin.unload(topic)
                 async with asyncio.timeout(SECONDS):

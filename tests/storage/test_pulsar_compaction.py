@@ -18,8 +18,9 @@ from kop.coordination.state_log import StateLog, StateTopic
 from kop.errors import ErrorCode
 from kop.pulsar_client.admin import FOREVER, Retention
 from kop.storage.pulsar import PulsarEngine
-from kop.storage.pulsar.cluster import compaction
-from kop.storage.pulsar.cluster.compaction import (
+from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.topics import compaction
+from kop.storage.pulsar.topics.compaction import (
     AFTERWARDS,
     LATE_BYTES,
     LATE_SECONDS,
@@ -27,7 +28,6 @@ from kop.storage.pulsar.cluster.compaction import (
     retention_of,
     uncompacted,
 )
-from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.topics.policies import OWN_COMPACTION_THRESHOLD
 
 NOW = 1_700_000_000_000

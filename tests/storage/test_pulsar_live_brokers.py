@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kop.storage.base import LiveBroker
-from kop.storage.pulsar.cluster.live_brokers import LiveMembers
+from kop.storage.pulsar.cluster.live_brokers import LiveBrokers
 
 
 def member(node_id: int) -> LiveBroker:
@@ -16,12 +16,12 @@ def found(*ids: int) -> dict[int, LiveBroker]:
     return {node_id: member(node_id) for node_id in ids}
 
 
-def ids(live: LiveMembers) -> list[int]:
+def ids(live: LiveBrokers) -> list[int]:
     return [one.node_id for one in live.members]
 
 
-def of_three() -> LiveMembers:
-    live = LiveMembers(member(1))
+def of_three() -> LiveBrokers:
+    live = LiveBrokers(member(1))
     assert live.snapshot(found(1, 2, 3), 0.0)
     assert ids(live) == [1, 2, 3]
     return live
@@ -127,6 +127,6 @@ def test_a_gateway_that_comes_back_at_another_address_is_known_by_that() -> None
 
 
 def test_our_own_address_is_what_we_say_it_is() -> None:
-    live = LiveMembers(member(1))
+    live = LiveBrokers(member(1))
     live.snapshot({1: LiveBroker(1, "what the broker says", 1)}, 1.0)
     assert list(live.members) == [member(1)]

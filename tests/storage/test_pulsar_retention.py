@@ -194,18 +194,17 @@ def checks(admin: FakeAdmin, *, internal: bool = False, **properties: str) -> An
     clock = SimpleNamespace(now=1000.0)
     faults = Faults(lambda: clock.now)
     topic = TopicInfo("t", TOPIC, 1, {}, internal)
-    engine: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         loop=SimpleNamespace(time=lambda: clock.now, create_task=loop.create_task),
         admin=admin,
         faults=faults,
         count=faults.count,
-        policy=kafka_policy,
-        topics=SimpleNamespace(
-            by_id={TOPIC: topic}.get,
-            pulsar={TOPIC: SimpleNamespace(full_name=NAME, properties=properties)}.__getitem__,
-        ),
     )
-    made = WriteChecks(engine)
+    topics: Any = SimpleNamespace(
+        by_id={TOPIC: topic}.get,
+        pulsar={TOPIC: SimpleNamespace(full_name=NAME, properties=properties)}.__getitem__,
+    )
+    made = WriteChecks(context, topics, kafka_policy)
     return SimpleNamespace(retains=made.retains, look_again=made.look_again, counts=faults.counts, clock=clock)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -18,6 +19,7 @@ from kop.pulsar_client import PulsarError
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.engine import PulsarEngine
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY, ID_PROPERTY, NAME_PROPERTY, configs_of, number, repaired
+from kop.storage.pulsar.partition.log_table import LogTable
 from kop.storage.pulsar.topics import ids as topic_ids
 from kop.storage.pulsar.topics import table as topics
 from kop.storage.topic_table import new_uuid
@@ -169,7 +171,7 @@ async def test_numbers_that_do_not_parse_are_the_last_good_ones(text: str) -> No
         await seen(engine, "t")
         assert engine.remembered(log, "log_start") == 7
         assert not engine.knows_all_producers(log.topic.topic_id)
-        assert await engine.presence._ask(log.topic.topic_id)  # it is not being deleted
+        assert await engine.deletion_guard.still_there(log)  # it is not being deleted
     async with loaded(pulsar) as engine:
         log = engine.log(topic(engine, "t").topic_id, 0)
         assert log is not None
@@ -316,14 +318,14 @@ async def test_a_fault_of_our_own_with_one_topic_keeps_no_other_away(
     pulsar = FakePulsar()
     pulsar.add("good")
     async with loaded(pulsar) as engine:
-        update, spoiled = engine.update_logs, {"bad"}
+        update, spoiled = LogTable.update, {"bad"}
 
-        def spoil(topic: TopicInfo, *more: object) -> None:
+        def spoil(table: Any, topic: TopicInfo, *more: Any) -> None:
             if topic.name in spoiled:
                 raise RuntimeError("as the test wants it")
-            update(topic, *more)  # type: ignore[arg-type]
+            update(table, topic, *more)
 
-        monkeypatch.setattr(engine, "update_logs", spoil)
+        monkeypatch.setattr(LogTable, "update", spoil)
         pulsar.add("bad")
         pulsar.add("later")
         engine.topics.watched(None, [full("bad"), full("later")], ())

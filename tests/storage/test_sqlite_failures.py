@@ -203,7 +203,7 @@ async def test_a_failed_change_of_the_catalogue_changes_nothing(sqlite: SqliteSt
             engine.topics.delete(topic.topic_id),
             engine.topics.grow(topic.topic_id, 4),
             engine.topics.set_configs(topic.topic_id, {"a": "b"}),
-            engine.allocate_producer_ids(5),
+            engine.reserve_producer_ids(),
             engine.put_state("k", "v"),
         ):
             with refused(ErrorCode.KAFKA_STORAGE_ERROR):

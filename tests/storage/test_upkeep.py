@@ -6,17 +6,19 @@ import asyncio
 import logging
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from support.waiting import until
 
 from kop.errors import BackendError
 from kop.pulsar_client import PulsarError
-from kop.storage.base import LogPolicy
+from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import upkeep
-from kop.storage.pulsar.cluster import compaction
-from kop.storage.pulsar.cluster.compaction import CURSOR, Compactions
 from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.topics import compaction
+from kop.storage.pulsar.topics.compaction import CURSOR, Compactions
+from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 from kop.storage.pulsar.upkeep import Upkeep
 
 HANGS = 3
@@ -27,11 +29,11 @@ class StandIn:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.topic = SimpleNamespace(name="__offsets", topic_id=1, internal=True, partitions=20)
+        self.topic = TopicInfo("__offsets", UUID(int=1 << 70), 20, {}, True)
         self.title = self.partition_name = f"__offsets-{index}"
         self.attached, self.deleted = True, False
         self.policy = LogPolicy(delete=False, compact=True)
-        self.leading: Any = SimpleNamespace(sender=object())
+        self.holds_lease = self.producing = True
         self.looks = self.idle_looks = 0
         self.error: Exception | None = None
 
@@ -47,9 +49,9 @@ class StandIn:
 
 
 class StandInEngine:
-    """As much of an engine as upkeep asks; `hangs` is the name of what never answers."""
+    """As much of the engine's parts as upkeep asks; `hangs` is the name of what never answers."""
 
-    own_name = "persistent://public/kafka/__kop"
+    full_name = "persistent://public/kafka/__kop"
 
     def __init__(self, hangs: str = "") -> None:
         self.loop = asyncio.get_running_loop()
@@ -60,25 +62,32 @@ class StandInEngine:
         self.errors: dict[str, Exception] = {}
         self.times: dict[str, int] = {}
         self.client = SimpleNamespace(partitions=lambda name: self.round("broker"))
-        self.topics = SimpleNamespace(
-            load=lambda: self.round("listing"),
-            all=lambda: [self.stand_ins[0].topic],
-            pulsar=lambda topic_id: SimpleNamespace(full_name="persistent://public/kafka/__offsets"),
-        )
-        self.write_checks = SimpleNamespace(look_again=lambda: self.round("retention"))
-        self.compactions: Any = SimpleNamespace(look=lambda: self.round("compactions"))
         self.admin = self
 
-    def logs(self) -> list[Any]:
+    def partitions(self) -> list[StandIn]:
         return list(self.stand_ins)
 
-    def log(self, topic_id: int, index: int) -> Any:
-        return self.stand_ins[index]
+    def upkeep(self) -> Upkeep:
+        parts: Any = self
+        return Upkeep(
+            parts,
+            parts,
+            self.partitions,
+            look_at_retention=lambda: self.round("retention"),
+            look_at_compactions=lambda: self.round("compactions"),
+            list_topics=lambda: self.round("listing"),
+        )
+
+    def compactions(self) -> Compactions:
+        context: Any = self
+        return Compactions(
+            context, self.partitions, lambda _: PulsarTopic("persistent://public/kafka/__offsets", False, {})
+        )
 
     def count(self, what: str) -> None:
         self.faults.count(what)
 
-    async def own_properties(self) -> None:
+    async def properties(self) -> None:
         await self.round("rest")
 
     async def round(self, what: str) -> None:
@@ -106,7 +115,7 @@ PARTS = {"broker", "rest", "listing", "retention", "compactions"}
 @pytest.mark.parametrize("hangs", sorted(PARTS))
 async def test_a_part_of_upkeep_that_hangs_stops_no_other(hangs: str) -> None:
     engine = StandInEngine(hangs)
-    looked_after = Upkeep(engine)  # type: ignore[arg-type]
+    looked_after = engine.upkeep()
     looked_after.start()
     goes_on = sorted(PARTS - {hangs})
     await until(lambda: all(engine.times.get(part, 0) > 5 for part in goes_on))
@@ -123,7 +132,7 @@ async def test_one_partition_that_never_answers_keeps_the_ends_of_no_other_from_
     engine = StandInEngine()
     engine.stand_ins[5].error = BackendError("told where it came up")
     engine.stand_ins[7].error = ValueError("not thought of")
-    looked_after = Upkeep(engine)  # type: ignore[arg-type]
+    looked_after = engine.upkeep()
     for rounds in (1, 2):
         await looked_after.look_at_ends()
         assert [one.looks for one in engine.stand_ins] == [rounds] * 20
@@ -138,7 +147,7 @@ async def test_one_partition_that_never_answers_keeps_no_other_from_the_look_at_
     monkeypatch.setattr(compaction, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(compaction, "_AT_ONCE", 2)
     engine = StandInEngine()
-    compactions = Compactions(engine)  # type: ignore[arg-type]
+    compactions = engine.compactions()
     with caplog.at_level(logging.WARNING):
         await compactions.look()
     assert sorted(index for _, index in compactions.found) == [index for index in range(20) if index != HANGS]
@@ -148,7 +157,7 @@ async def test_one_partition_that_never_answers_keeps_no_other_from_the_look_at_
 
 async def test_the_gateway_is_healthy_while_rest_is_silent_and_not_where_it_refuses_or_no_broker_answers() -> None:
     engine = StandInEngine()
-    looked_after = Upkeep(engine)  # type: ignore[arg-type]
+    looked_after = engine.upkeep()
     looked_after.start()
     engine.errors["rest"] = PulsarError("Timeout", "no answer", retriable=True)
     await until(lambda: engine.times.get("rest", 0) > 3 and engine.times.get("broker", 0) > 3)

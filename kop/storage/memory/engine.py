@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID
 
 from prometheus_client.core import Metric
@@ -24,6 +25,9 @@ from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
 from kop.storage.memory.topics import MemoryTopics
 from kop.storage.topic_table import new_cluster_id
+
+_PRODUCER_IDS: Final = 1000
+"""Producer ids that are reserved at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +117,12 @@ class MemoryEngine:
         for topic in self.topics.all():
             self.topic_changed(topic, topic)
 
-    async def allocate_producer_ids(self, count: int) -> int:
-        """Reserve `count` producer ids; returns the first."""
+    async def reserve_producer_ids(self) -> range:
+        """Reserve a block of producer ids."""
         self._check_open()
         first = self._memory.next_producer_id
-        self._memory.next_producer_id += count
-        return first
+        self._memory.next_producer_id += _PRODUCER_IDS
+        return range(first, first + _PRODUCER_IDS)
 
     async def get_state(self, key: str) -> str | None:
         """A small value, or None."""

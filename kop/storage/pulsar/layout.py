@@ -95,6 +95,11 @@ class TopicNaming:
     """Where internal topics and the gateways' own lie."""
 
     @property
+    def namespaces(self) -> tuple[str, str]:
+        """Both of them: those whose topics the gateway lists."""
+        return self.namespace, self.metadata_namespace
+
+    @property
     def own_topic(self) -> str:
         """The full name of `OWN_TOPIC`."""
         return f"{PERSISTENT}{self.metadata_namespace}/{OWN_TOPIC}"

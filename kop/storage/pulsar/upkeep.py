@@ -10,16 +10,17 @@ are looked at side by side, a bounded number of them, each within a time limit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeAlias
 
 from kop.background import Failed, for_each, repeat, tell
 from kop.errors import KopError
 from kop.pulsar_client import PulsarError
+from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.partition.view import PartitionView
 
-if TYPE_CHECKING:
-    from kop.storage.pulsar.engine import PulsarEngine
-    from kop.storage.pulsar.partition.log import PulsarLog
+Work: TypeAlias = Callable[[], Awaitable[None]]
 
 _HEALTH_SECONDS: Final = 5.0
 _ENDS_IN_A_ROUND: Final = 200
@@ -32,10 +33,25 @@ _LISTING_SECONDS: Final = 300.0
 
 
 class Upkeep:
-    """Of one engine."""
+    """The loops of one engine, from `start` to `close`."""
 
-    def __init__(self, engine: PulsarEngine) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        context: PulsarContext,
+        cluster_topic: ClusterTopic,
+        partitions: Callable[[], Iterable[PartitionView]],
+        *,
+        look_at_retention: Work,
+        look_at_compactions: Work,
+        list_topics: Work,
+    ) -> None:
+        """`partitions` tells all partitions that there are now."""
+        self._context = context
+        self._cluster_topic = cluster_topic
+        self._partitions = partitions
+        self._look_at_retention = look_at_retention
+        self._look_at_compactions = look_at_compactions
+        self._list_topics = list_topics
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: str | None = None
         self._refusal: str | None = None
@@ -52,18 +68,18 @@ class Upkeep:
 
     def start(self) -> None:
         """Begin all loops."""
-        engine = self._engine
-        often = min(engine.settings.idle_seconds / 2, _HEALTH_SECONDS)
-        every, seldom = engine.settings.list_seconds / 2, engine.settings.list_seconds
+        settings = self._context.settings
+        often = min(settings.idle_seconds / 2, _HEALTH_SECONDS)
+        every, seldom = settings.list_seconds / 2, settings.list_seconds
         self._begin("the closing of what is idle", self._close_idle, often)
         self._begin("the question whether Pulsar answers", self._ask_broker, often, failed=self._unanswered)
         self._begin(
             "the question whether Pulsar's REST answers", self._ask_rest, often, failed=self._unanswered_by_rest
         )
         self._begin("the look at the ends of logs", self.look_at_ends, every)
-        self._begin("the look at the retention of topics", engine.write_checks.look_again, every)
-        self._begin("the look at compactions", engine.compactions.look, every)
-        self._begin("the listing of topics", engine.topics.load, seldom, limit=_LISTING_SECONDS)
+        self._begin("the look at the retention of topics", self._look_at_retention, every)
+        self._begin("the look at compactions", self._look_at_compactions, every)
+        self._begin("the listing of topics", self._list_topics, seldom, limit=_LISTING_SECONDS)
 
     async def close(self) -> None:
         """End all loops."""
@@ -76,7 +92,7 @@ class Upkeep:
 
         Readers that meet a gap ask by themselves.
         """
-        due = [one for one in self._engine.logs() if one.attached and not one.deleted]
+        due = [one for one in self._partitions() if one.attached and not one.deleted]
         self._looked_at %= max(len(due), 1)
         turn = due[self._looked_at : self._looked_at + _ENDS_IN_A_ROUND]
         self._looked_at += _ENDS_IN_A_ROUND
@@ -87,31 +103,31 @@ class Upkeep:
     def _begin(
         self,
         what: str,
-        work: Callable[[], Awaitable[None]],
+        work: Work,
         every: float,
         *,
         limit: float | None = None,
         failed: Failed | None = None,
     ) -> None:
         heard = failed or (lambda error: self._failed(what, error))
-        self._tasks.append(self._engine.loop.create_task(repeat(what, work, every=every, limit=limit, failed=heard)))
+        self._tasks.append(self._context.loop.create_task(repeat(what, work, every=every, limit=limit, failed=heard)))
 
     def _failed(self, what: str, error: Exception) -> None:
-        self._engine.count("upkeep_failed")
+        self._context.count("upkeep_failed")
         if isinstance(error, PulsarError | KopError | TimeoutError):
             why = str(error) or "it took too long"
-            self._engine.faults.tell(("upkeep", what), f"{what} failed: {why}; trying again")
+            self._context.faults.tell(("upkeep", what), f"{what} failed: {why}; trying again")
         else:
             tell(what, error, kind="upkeep")
 
     async def _close_idle(self) -> None:
-        now = self._engine.loop.time()
-        for one in self._engine.logs():
+        now = self._context.loop.time()
+        for one in self._partitions():
             if one.attached:
-                one.close_idle(now, self._engine.settings.idle_seconds)
+                one.close_idle(now, self._context.settings.idle_seconds)
 
     async def _ask_broker(self) -> None:
-        await self._engine.client.partitions(self._engine.own_name)
+        await self._context.client.partitions(self._cluster_topic.full_name)
         self._failure = None
 
     def _unanswered(self, error: Exception) -> None:
@@ -119,7 +135,7 @@ class Upkeep:
         self._failed("the question whether Pulsar answers", error)
 
     async def _ask_rest(self) -> None:
-        await self._engine.own_properties()
+        await self._cluster_topic.properties()
         self._refusal = None
 
     def _unanswered_by_rest(self, error: Exception) -> None:
@@ -127,11 +143,11 @@ class Upkeep:
         self._refusal = f"Pulsar's REST interface refuses this gateway: {error}" if final else None
         self._failed("the question whether Pulsar's REST answers", error)
 
-    def _not_looked_at(self, one: PulsarLog, error: Exception) -> None:
+    def _not_looked_at(self, one: PartitionView, error: Exception) -> None:
         if isinstance(error, KopError):
             return  # counted and told where it came up
         self._failed(f"the look at the ends of {one.title}", error)
 
 
-async def _look_at(one: PulsarLog) -> None:
+async def _look_at(one: PartitionView) -> None:
     await one.look_at_ends()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Final, TypeVar
 from uuid import UUID
 
 from prometheus_client.core import Metric
@@ -41,6 +41,8 @@ from kop.storage.topic_table import new_cluster_id
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_PRODUCER_IDS: Final = 1000
+"""Producer ids that are reserved at a time."""
 SWITCH_INTERVAL = 0.0002
 """Seconds. With CPython's 5 ms the writer thread waits that long for the GIL, several times a commit, while the loop is
 busy: a twentieth of the throughput."""
@@ -105,14 +107,14 @@ class SqliteEngine:
         """The log of a partition, or None; the same object each time."""
         return self.logs.log(topic_id, partition)
 
-    async def allocate_producer_ids(self, count: int) -> int:
-        """Reserve `count` producer ids; returns the first."""
+    async def reserve_producer_ids(self) -> range:
+        """Reserve a block of producer ids for good."""
 
-        def write(conn: sqlite3.Connection) -> int:
+        def write(conn: sqlite3.Connection) -> range:
             end: int = conn.execute(
-                "UPDATE meta SET value = value + ? WHERE key = 'producer_id.next' RETURNING value", (count,)
+                "UPDATE meta SET value = value + ? WHERE key = 'producer_id.next' RETURNING value", (_PRODUCER_IDS,)
             ).fetchone()[0]
-            return end - count
+            return range(end - _PRODUCER_IDS, end)
 
         return await self.writer.run(write)
 

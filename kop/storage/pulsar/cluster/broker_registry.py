@@ -1,7 +1,7 @@
 """The live gateways on the same data: each holds a producer of one topic, whose broker knows who is connected.
 
 Owns: that topic, this gateway's place in it, how the others are asked about.
-Must not know: what membership is used for; `live_members.py` decides who counts.
+Must not know: what membership is used for; `live_brokers.py` decides who counts.
 
 A producer's name is its gateway's id, so an id is taken once; its properties tell where clients find the gateway. The
 broker drops it when the connection ends, or does not answer any more. By itself it finds out about a gateway that
@@ -24,17 +24,17 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias
+from zlib import crc32
 
 from kop.background import for_each, repeat, tell
 from kop.errors import BackendError, ErrorCode, KopError
-from kop.pulsar_client import LATEST, Client, Entry, Position, Producer, PulsarError, Reader
-from kop.pulsar_client.admin import Admin
+from kop.pulsar_client import LATEST, Entry, Position, Producer, PulsarError, Reader
 from kop.records import transcode
 from kop.records.batch import build, iter_records, read_header
 from kop.records.record import Record
 from kop.storage.base import LiveBroker
-from kop.storage.pulsar.cluster.live_brokers import LiveMembers
-from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.cluster.live_brokers import LiveBrokers
+from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.layout import BROKER_PRODUCER
 
 _POLL_SECONDS: Final = 1.0
@@ -64,30 +64,30 @@ async def _nobody_asks(member: LiveBroker) -> bool:
     return False
 
 
-class Gateways:
-    """Join, and hear of the others."""
+class BrokerRegistry:
+    """The live gateways, and this one's place among them from `join` to `close`."""
 
     def __init__(
         self,
-        client: Client,
-        admin: Admin,
-        topic: str,
+        context: PulsarContext,
         on_announced: Callable[[Sequence[str]], None],
-        faults: Faults,
         answers: Answers | None = None,
     ) -> None:
-        """`answers` is asked about gateways that are missing: without it they are gone sooner."""
+        """`on_announced` is called with Pulsar's names of topics whose properties another gateway has changed.
+
+        `answers` is asked about gateways that are missing: without it they are gone sooner.
+        """
         self.brokers: Sequence[LiveBroker] = ()
-        self._client = client
-        self._admin = admin
-        self._topic = topic
-        self._partition = f"{topic}-partition-0"
+        self._client = context.client
+        self._admin = context.admin
+        self._topic = context.naming.brokers_topic
+        self._partition = f"{self._topic}-partition-0"
         self._on_announced = on_announced
-        self._faults = faults
+        self._faults = context.faults
         self._reader: Reader | None = None
         self._sequence = 0
         self._answers = answers or _nobody_asks
-        self._live: LiveMembers | None = None
+        self._live: LiveBrokers | None = None
         self._producer: Producer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._seen = 0.0
@@ -102,6 +102,14 @@ class Gateways:
     def fresh(self) -> bool:
         """Whether the others were seen in these last seconds; True before this gateway joins."""
         return self._live is None or asyncio.get_running_loop().time() - self._seen < _FRESH_SECONDS
+
+    def is_chosen(self, key: str) -> bool:
+        """Whether this gateway is the one of all to do a piece of work that `key` names, such as to give a topic an id.
+
+        True while this gateway knows of no others.
+        """
+        brokers, own = self.brokers, self.own
+        return own is None or not brokers or brokers[crc32(key.encode()) % len(brokers)].node_id == own.node_id
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change of `brokers`."""
@@ -140,7 +148,7 @@ class Gateways:
                 await asyncio.sleep(0.5)
         if self._reader is None:
             await self._listen()
-        live = LiveMembers(member)
+        live = LiveBrokers(member)
         end = loop.time() + _SNAPSHOT_SECONDS
         while not await self._look(live):
             if loop.time() > end:
@@ -295,7 +303,7 @@ class Gateways:
         others = [one for one in self.brokers if one.node_id != own and (not self.fresh or one.node_id not in absent)]
         return next((one for one in others if one.node_id > own), others[0] if others else None)
 
-    async def _look(self, live: LiveMembers) -> bool:
+    async def _look(self, live: LiveBrokers) -> bool:
         """See who is attached; False where the broker does not know yet."""
         stats = await self._admin.stats(self._partition)
         found = {member.node_id: member for member in map(_member, stats.get("publishers", ())) if member is not None}
@@ -306,7 +314,7 @@ class Gateways:
         self._members_are(live, tell_anyway=away)
         return True
 
-    def _members_are(self, live: LiveMembers, *, tell_anyway: bool = False) -> None:
+    def _members_are(self, live: LiveBrokers, *, tell_anyway: bool = False) -> None:
         """Take over who counts, and tell those who listen of a change."""
         self._live = live
         if live.members != self.brokers:

@@ -51,7 +51,7 @@ class _Absence:
         )
 
 
-class LiveMembers:
+class LiveBrokers:
     """The gateways that one of them, `own`, takes for live."""
 
     def __init__(self, own: LiveBroker) -> None:

@@ -1,6 +1,6 @@
 """Producer ids, unique over all gateways and for good: blocks of them are counted by messages of a topic.
 
-Owns: that topic's producer, the block in hand.
+Owns: that topic's producer, the size of a block.
 Must not know: who gets an id.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 from kop.errors import BackendError, ErrorCode
-from kop.pulsar_client import Client, Entry, Producer, PulsarError
+from kop.pulsar_client import Client, Entry, Position, Producer, PulsarError
 from kop.records import transcode
 from kop.records.batch import build, read_header
 from kop.records.record import Record
-from kop.storage.pulsar.offsets.mapping import Numbering
 from kop.storage.pulsar.reading.stream import INDEX_HELP, NO_TIMES_HELP
 
 _BLOCK: Final = 1000
@@ -26,41 +26,46 @@ _BLOCK: Final = 1000
 log = logging.getLogger(__name__)
 
 
-class ProducerIds:
-    """The ids of one gateway, from `partition`. Errors are KopErrors and PulsarErrors."""
+class ProducerIdBlocks:
+    """Reserves blocks of producer ids. Errors are KopErrors and PulsarErrors."""
 
-    def __init__(self, client: Client, numbering: Numbering, partition: str, name: str) -> None:
+    def __init__(
+        self, client: Client, partition: str, name: str, first_id: Callable[[Position, int], int | None]
+    ) -> None:
+        """`partition` is the one whose messages are counted, `name` the producer's.
+
+        `first_id` tells the first of so many ids by a message's position; None where the broker's index tells it.
+        """
         self._client = client
-        self._numbering = numbering
         self._partition = partition
         self._name = name
+        self._first_id = first_id
         self._producer: Producer | None = None
         self._opening = asyncio.Lock()
         self._sequence = 0
-        self._blocks: list[int] = []
+        self._spare: range | None = None
+        """The block that `start` took."""
         self._told = False
         """That brokers send no times of entries."""
 
     async def start(self) -> None:
         """Take the first block: tells whether the brokers send what offsets are made of."""
-        self._blocks.append(await self._take_blocks(1))
+        self._spare = await self._take()
 
-    async def take(self, count: int) -> int:
-        """Reserve `count` ids; returns the first."""
-        blocks = -(-count // _BLOCK)
-        if blocks == 1 and self._blocks:
-            return self._blocks.pop()
-        return await self._take_blocks(blocks)
+    async def take(self) -> range:
+        """A block that nobody else has or had."""
+        block, self._spare = self._spare, None
+        return await self._take() if block is None else block
 
-    async def _take_blocks(self, blocks: int) -> int:
-        """Write messages to our own topic: where they lie, which nobody else has, says which ids are ours."""
+    async def _take(self) -> range:
+        """Write a message: its place in the topic, which no other message has, says which ids the block has."""
         async with self._opening:  # two at once would take the name from each other
             if self._producer is None:
                 self._producer = await self._client.open_producer(self._partition, name=self._name, on_lost=self._lost)
         producer = self._producer
-        batch = build([Record(index, 0, None, b"") for index in range(blocks)])
+        batch = build([Record(0, 0, None, b"")])
         sequence = self._sequence
-        self._sequence += blocks
+        self._sequence += 1
         (entry,) = transcode.to_entries(
             batch,
             read_header(batch),
@@ -73,15 +78,15 @@ class ProducerIds:
             entry.metadata,
             entry.payload,
             sequence_id=sequence,
-            highest_sequence_id=sequence + blocks - 1,
-            num_messages=blocks,
+            highest_sequence_id=sequence,
+            num_messages=1,
         )
         if position.ledger < 0:
             raise BackendError(
                 "Pulsar took a new block of producer ids for a duplicate", ErrorCode.COORDINATOR_NOT_AVAILABLE
             )
-        if (first := self._numbering.first_id(position, blocks * _BLOCK)) is not None:
-            return first
+        if (first := self._first_id(position, _BLOCK)) is not None:
+            return range(first, first + _BLOCK)
         arrived: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
 
         def on_entry(found: Entry) -> None:
@@ -102,7 +107,7 @@ class ProducerIds:
         if not found.broker_timestamp and not self._told:
             self._told = True
             log.warning("%s", NO_TIMES_HELP)
-        return (found.index - blocks + 1) * _BLOCK
+        return range(found.index * _BLOCK, (found.index + 1) * _BLOCK)
 
     def _lost(self, error: PulsarError) -> None:
         """The next who needs ids opens another one."""

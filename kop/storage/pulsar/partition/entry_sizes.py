@@ -13,9 +13,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
+from uuid import UUID
 
 from kop.errors import KopError
 from kop.pulsar_client import PulsarError
+from kop.storage.pulsar.context import PulsarContext
 
 ENTRY_FRAMING: Final = 10
 """Bytes that a broker counts beside metadata and payload (seen on 4.0.8): magic, checksum, the metadata's size."""
@@ -68,3 +70,29 @@ class EntrySizeLimit:
         finally:
             self._asking = None
             asking.set_result(None)
+
+
+class EntrySizeLimits:
+    """The limit of each topic: all partitions of a topic share one object."""
+
+    def __init__(self, context: PulsarContext, full_name: Callable[[UUID], str]) -> None:
+        """`full_name` tells Pulsar's name of a topic by its id; KopError where the topic is gone."""
+        self._context = context
+        self._full_name = full_name
+        self._limits: dict[UUID, EntrySizeLimit] = {}
+
+    def of(self, topic_id: UUID) -> EntrySizeLimit:
+        """The limit of a topic."""
+        limit = self._limits.get(topic_id)
+        if limit is None:
+            context = self._context
+
+            async def ask() -> int | None:
+                return await context.admin.get_max_message_size(self._full_name(topic_id), applied=True)
+
+            limit = self._limits[topic_id] = EntrySizeLimit(context.loop.time, ask, context.spawn)
+        return limit
+
+    def forget(self, topic_id: UUID) -> None:
+        """The topic is gone."""
+        self._limits.pop(topic_id, None)

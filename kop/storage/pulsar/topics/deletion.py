@@ -1,7 +1,7 @@
 """Whether a topic is still there, and taking back what a returning producer brought back.
 
-Owns: that question and its answers of just now; empty topics that nobody asked for.
-Must not know: offsets, batches.
+Owns: that question and its answers of just now; when a partition that came back is deleted again.
+Must not know: offsets, batches, how partitions of no topic are deleted (`strays.py`).
 
 Pulsar's PRODUCER creates the topic that it names. So the guard asks before a producer comes back, and because the topic
 may go between that answer and the broker's, it is asked once more when the producer is attached, before it sends. Where
@@ -19,17 +19,17 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 from uuid import UUID
 
 from kop import background
 from kop.errors import ErrorCode, PeerError
 from kop.pulsar_client import Producer, PulsarError
-from kop.storage.pulsar.layout import DELETING_PROPERTY, ID_PROPERTY, namespace_of, number
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.engine import PulsarEngine
-    from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.layout import DELETING_PROPERTY, ID_PROPERTY, number
+from kop.storage.pulsar.partition.view import PartitionView
+from kop.storage.pulsar.topics.strays import NOT_THERE, StrayPartitions, is_unused
+from kop.storage.pulsar.topics.table import PulsarTopics
 
 _DELETION_MS: Final = 60_000
 """After it the deletion has failed, whoever tried it."""
@@ -42,18 +42,18 @@ A deletion may take its time, for as long as `_DELETION_MS` it counts as being u
 _AT_ONCE: Final = 8
 _MISSING_SECONDS: Final = 5.0
 _MOST_MISSING: Final = 1000
-_OWN_CURSOR: Final = "pulsar.dedup"
 _LEDGER_MADE: Final = "lastLedgerCreatedTimestamp"
-_NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
 log = logging.getLogger(__name__)
 
 
-class Presence:
-    """Of the topics of one engine."""
+class DeletionGuard:
+    """Keeps producers and readers from bringing a deleted topic back."""
 
-    def __init__(self, engine: PulsarEngine) -> None:
-        self._engine = engine
+    def __init__(self, context: PulsarContext, topics: PulsarTopics, strays: StrayPartitions) -> None:
+        self._context = context
+        self._topics = topics
+        self._strays = strays
         self._asked: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
         self._missing: dict[str, float] = {}
         """Partitions that are not there, since when (loop time)."""
@@ -70,36 +70,36 @@ class Presence:
         """The topic is known to be gone."""
         self._asked.pop(topic_id, None)
 
-    async def may_attach(self, one: PulsarLog) -> bool:
+    async def may_attach(self, one: PartitionView) -> bool:
         """Whether its topic and its own partition are there. PulsarError where Pulsar does not answer."""
         if not await self.still_there(one):
             return False
         try:
-            await self._engine.client.partitions(one.partition_name)  # does not make it
+            await self._context.client.partitions(one.partition_name)  # does not make it
         except PulsarError as error:
-            if error.code not in _NOT_THERE:
+            if error.code not in NOT_THERE:
                 raise
             self._is_missing(one)
             return False
         self._missing.pop(one.partition_name, None)
         return True
 
-    def _is_missing(self, one: PulsarLog) -> None:
+    def _is_missing(self, one: PartitionView) -> None:
         """Its topic is being deleted, which takes a moment, or it was never made."""
-        now = self._engine.loop.time()
+        now = self._context.loop.time()
         if len(self._missing) > _MOST_MISSING:
             self._missing.clear()
         if now - self._missing.setdefault(one.partition_name, now) > _MISSING_SECONDS:
             text = f"{one.partition_name} is missing, its topic is not: pulsar-admin topics create-missed-partitions"
-            self._engine.faults.tell(("missing", one.title), text, "missing")
-        self._engine.spawn(self._engine.topics.refresh(one.topic.topic_id))
+            self._context.faults.tell(("missing", one.title), text, "missing")
+        self._context.spawn(self._topics.refresh(one.topic.topic_id))
 
-    async def still_there(self, one: PulsarLog, since: float | None = None) -> bool:
+    async def still_there(self, one: PartitionView, since: float | None = None) -> bool:
         """Whether Pulsar has the topic, and it is the same. PulsarError where it does not answer.
 
         An answer serves all partitions: one of just now, or with `since` (loop time) one to a question asked after it.
         """
-        topic_id, loop = one.topic.topic_id, self._engine.loop
+        topic_id, loop = one.topic.topic_id, self._context.loop
         oldest = loop.time() - _FRESH_SECONDS if since is None else since
         while True:
             found = self._asked.get(topic_id)
@@ -119,32 +119,32 @@ class Presence:
 
     async def _ask(self, topic_id: UUID) -> bool:
         try:
-            known = self._engine.topics.pulsar(topic_id)
+            known = self._topics.pulsar(topic_id)
             found = await self._properties(known.full_name, known.plain)
         except PulsarError as error:
-            if error.code not in _NOT_THERE:
+            if error.code not in NOT_THERE:
                 raise
             found = {}
         if found.get(ID_PROPERTY) == str(topic_id):
             return time.time() * 1000 - number(found, DELETING_PROPERTY) > _DELETION_MS
-        self._engine.spawn(self._engine.topics.refresh(topic_id))
+        self._context.spawn(self._topics.refresh(topic_id))
         return False
 
     async def _properties(self, full_name: str, plain: bool) -> Mapping[str, str]:
         if plain:
-            return await self._engine.admin.properties(full_name)
-        return (await self._engine.admin.partitioned_metadata(full_name)).properties
+            return await self._context.admin.properties(full_name)
+        return (await self._context.admin.partitioned_metadata(full_name)).properties
 
     # --- producers
 
-    async def confirm(self, one: PulsarLog, producer: Producer) -> None:
+    async def confirm(self, one: PartitionView, producer: Producer) -> None:
         """A producer is attached: UNKNOWN_TOPIC_OR_PARTITION where that brought back a topic that is gone."""
-        if not one.deleted and await self.still_there(one, since=self._engine.loop.time()) and not one.deleted:
+        if not one.deleted and await self.still_there(one, since=self._context.loop.time()) and not one.deleted:
             return
         if _base(one) != one.partition_name:
-            self._take_back(one)
+            self.take_back(one)
         elif (made := await self._made_by(producer)) is not None:
-            self._take_back(one, made)
+            self.take_back(one, made)
         raise PeerError(f"topic {one.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def _made_by(self, producer: Producer) -> str | None:
@@ -153,8 +153,8 @@ class Presence:
         Both times are the broker's; how long its answer took is ours.
         """
         try:
-            stats = await self._engine.admin.stats(producer.topic)
-            stored = await self._engine.admin.internal_stats(producer.topic)
+            stats = await self._context.admin.stats(producer.topic)
+            stored = await self._context.admin.internal_stats(producer.topic)
             publishers = [one for one in stats["publishers"] if one["producerName"] == producer.name]
             attached = min(datetime.fromisoformat(one["connectedSince"]) for one in publishers)
             made = datetime.fromisoformat(stored[_LEDGER_MADE])
@@ -162,121 +162,62 @@ class Presence:
             log.debug("cannot tell who made %s: %r", producer.topic, error)
             return None
         earliest = attached - timedelta(seconds=producer.attach_seconds + 0.001)
-        return str(stored[_LEDGER_MADE]) if _unused(stored) and made >= earliest else None
+        return str(stored[_LEDGER_MADE]) if is_unused(stored) and made >= earliest else None
 
-    def removed(self, one: PulsarLog) -> None:
+    def removed(self, one: PartitionView) -> None:
         """Its topic is gone: see that none of its producers has brought the partition back."""
         if one.producing and _base(one) != one.partition_name:
-            self._take_back(one)
+            self.take_back(one)
 
     # --- taking back
 
-    def _take_back(self, one: PulsarLog, made: str | None = None) -> None:
+    @property
+    def taking_back(self) -> bool:
+        """Whether a partition is still watched, because it may have come back."""
+        return bool(self._taking_back)
+
+    def take_back(self, one: PartitionView, made: str | None = None) -> None:
         """Delete the partition, or the plain topic whose ledger was made then, as soon as nobody is on it."""
-        task = self._engine.loop.create_task(self._delete_unused(one, made), name=f"take back {one.partition_name}")
+        task = self._context.loop.create_task(self._delete_unused(one, made), name=f"take back {one.partition_name}")
         self._taking_back.add(task)
         task.add_done_callback(self._taking_back.discard)
 
-    async def _delete_unused(self, one: PulsarLog, made: str | None) -> None:
+    async def _delete_unused(self, one: PartitionView, made: str | None) -> None:
         for pause in _LOOK_AGAIN:
             await asyncio.sleep(pause)
             try:
                 async with self._gate:
                     # A topic that is made again at this very moment must not lose its partition.
-                    if await self._engine.topics.in_turn(_base(one), partial(self._settled, one, made)):
+                    if await self._topics.in_turn(_base(one), partial(self._settled, one, made)):
                         return
             except PulsarError as error:
-                if error.code in _NOT_THERE:
+                if error.code in NOT_THERE:
                     return
                 if error.code != "PreconditionFailed":  # that is: clients are on it
                     log.debug("cannot take %s back yet: %s", one.partition_name, error)
             except Exception as error:
                 background.tell(f"taking back {one.partition_name}", error, kind="taking back a topic")
 
-    async def _settled(self, one: PulsarLog, made: str | None) -> bool:
+    async def _settled(self, one: PartitionView, made: str | None) -> bool:
         """Delete a topic that came back; False while that cannot be."""
         name, base = one.partition_name, _base(one)
-        if base != name and (found := await self._id_or_none(base)) is not None:
+        if base != name and (found := await self._strays.id_or_none(base)) is not None:
             # With another id it was made again, and the partition is part of that; with the same it is being deleted.
             return found != str(one.topic.topic_id)
-        stored = await self._engine.admin.internal_stats(name)
+        stored = await self._context.admin.internal_stats(name)
         if made is not None and stored[_LEDGER_MADE] != made:
             return True  # that one is gone, this is somebody's new one
-        if not _unused(stored):
+        if not is_unused(stored):
             log.warning("%s came back when it was deleted, and is in use: it is left as it is", name)
             return True
-        await self._engine.admin.delete_plain(name, force=False)
-        self._engine.count("deleted_topics_that_came_back")
+        await self._context.admin.delete_plain(name, force=False)
+        self._context.count("deleted_topics_that_came_back")
         log.info("%s, which a producer had brought back, is deleted again", name)
         if base != name:
-            await self.complete(base)
+            await self._strays.complete(base)
         return True
 
-    async def complete(self, full_name: str) -> None:
-        """A partition was deleted as one of no topic: where another gateway made the topic just then, it lacks it."""
-        found = await self._id_or_none(full_name)
-        if found is not None:
-            await self._engine.admin.create_missed_partitions(full_name)
-            self._engine.count("partitions_recreated")
-            log.warning("%s was made while what its predecessor had left was deleted: it is whole again", full_name)
 
-    async def _id_or_none(self, full_name: str) -> str | None:
-        try:
-            return (await self._properties(full_name, plain=False)).get(ID_PROPERTY, "")
-        except PulsarError as error:
-            if error.code not in _NOT_THERE:
-                raise
-            return None
-
-    async def clear(self, full_name: str) -> bool:
-        """Delete unused partitions of no topic: while they are there, Pulsar makes none of that name.
-
-        Tells whether there were any and all are gone.
-        """
-        admin = self._engine.admin
-        try:
-            await admin.partitioned_metadata(full_name)
-            return False
-        except PulsarError as error:
-            if error.code not in _NOT_THERE:
-                raise
-        prefix = f"{full_name}-partition-"
-        strays = [name for name in await admin.list_topics(namespace_of(full_name)) if name.startswith(prefix)]
-        for name in strays:
-            if not await self._clear(name):
-                log.warning("%s stands in the way of a topic %s: delete it in Pulsar", name, full_name)
-                return False
-        return bool(strays)
-
-    async def _clear(self, name: str) -> bool:
-        admin = self._engine.admin
-        for pause in _LOOK_AGAIN[:4]:
-            try:
-                if not _unused(await admin.internal_stats(name)):
-                    return False
-                await admin.delete_plain(name, force=False)
-                self._engine.count("deleted_topics_that_came_back")
-                return True
-            except PulsarError as error:
-                if error.code in _NOT_THERE:
-                    if name not in await admin.list_topics(namespace_of(name)):
-                        return True
-                    # Listed, and not there: so a topic may end that was deleted while a producer attached. Loaded once
-                    # more it can be deleted.
-                    await (await self._engine.client.open_producer(name)).close()
-                elif error.code in {"PreconditionFailed", "ServerFailure"}:
-                    await asyncio.sleep(pause)  # clients are on it, or another gateway deletes it this moment
-                else:
-                    raise
-        return False
-
-
-def _base(one: PulsarLog) -> str:
+def _base(one: PartitionView) -> str:
     """The topic's own name: of a topic that is not partitioned also its partition's."""
     return one.partition_name.removesuffix(f"-partition-{one.index}")
-
-
-def _unused(stats: Mapping[str, Any]) -> bool:
-    """Nothing was ever written, and nobody has a subscription."""
-    cursors = set(stats.get("cursors", ())) - {_OWN_CURSOR}
-    return not stats["entriesAddedCounter"] and not stats["numberOfEntries"] and not cursors

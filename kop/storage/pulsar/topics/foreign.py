@@ -11,19 +11,18 @@ know the same ones, also after a restart: clients come with ids and commits then
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.watch import Watch
 from kop.storage.base import TopicInfo
+from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
+from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import kafka_error
-from kop.storage.pulsar.layout import NAMED_PREFIX, PERSISTENT, may_be_named, topic_of
-
-if TYPE_CHECKING:
-    from kop.pulsar_client.watch import Watch
-    from kop.storage.pulsar.engine import PulsarEngine
+from kop.storage.pulsar.layout import PERSISTENT, may_be_named, topic_of
 
 _MISSING_SECONDS: Final = 5.0
 """How long nobody looks again for what was not there, or tries again to make what was refused."""
@@ -40,36 +39,56 @@ class _Missing:
     """Making it failed."""
 
 
-class Elsewhere:
-    """The other namespaces of one engine."""
+class Table(Protocol):
+    """What is asked of the table of topics."""
 
-    def __init__(self, engine: PulsarEngine) -> None:
-        self._engine = engine
+    def get(self, name: str) -> TopicInfo | None:
+        """The topic of that name, or None."""
+
+    def on_change(self, callback: Callable[[TopicInfo | None, TopicInfo | None], None]) -> None:
+        """Call `callback(old, new)` after each change."""
+
+    async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
+        """Look at topics that nobody has told of; returns those that could not be read."""
+
+    def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
+        """These topics have to be looked at again."""
+
+
+class ForeignTopics:
+    """Topics of namespaces other than the gateway's own."""
+
+    def __init__(
+        self, context: PulsarContext, cluster_topic: ClusterTopic, table: Table, announce: Callable[[str], None]
+    ) -> None:
+        """`announce` tells the other gateways to look at a topic."""
+        self._context = context
+        self._cluster_topic = cluster_topic
+        self._table = table
+        self._announce = announce
         self._missing: dict[str, _Missing] = {}
         self._watches: dict[str, Watch] = {}
         self._known: dict[str, set[str]] = {}
         """Names by namespace."""
         self._kept: set[str] = set()
         """Names that are in the properties."""
-        engine.topics.on_change(self._changed)
+        table.on_change(self._changed)
 
     async def named(self) -> set[str]:
         """Pulsar's names of what was named, here or at another gateway. PulsarError."""
-        properties = await self._engine.own_properties()
-        self._kept = {key.removeprefix(NAMED_PREFIX) for key in properties if key.startswith(NAMED_PREFIX)}
+        self._kept = await self._cluster_topic.named_topics()
         for names in self._known.values():
             for name in names - self._kept:
-                self._engine.spawn(self._keep(name))
+                self._context.spawn(self._keep(name))
         return {PERSISTENT + name for name in self._kept}
 
     async def find(self, names: Collection[str]) -> None:
         """Look for topics that are not known; `missing` says why one is not known afterwards."""
-        good = [name for name in names if may_be_named(name) and self._engine.kafka_name(PERSISTENT + name)]
+        good = [name for name in names if may_be_named(name) and self._context.naming.kafka_name(PERSISTENT + name)]
         for name in set(names).difference(good):
             error = PeerError(f"topic {name!r} is not for Kafka clients", ErrorCode.INVALID_TOPIC_EXCEPTION)
             self._note(name, error, refused=True)
-        topics = self._engine.topics
-        failed = await topics.look_for({PERSISTENT + name for name in good if self._unsought(name)})
+        failed = await self._table.look_for({PERSISTENT + name for name in good if self._unsought(name)})
         for name in good:
             found = failed.get(PERSISTENT + name)
             if found is not None:
@@ -85,7 +104,7 @@ class Elsewhere:
 
     def check(self, name: str) -> None:
         """Before a topic is made. KopError where that was refused a moment ago, or no client may have that name."""
-        if not may_be_named(name) or self._engine.kafka_name(PERSISTENT + name) != (name, False):
+        if not may_be_named(name) or self._context.naming.kafka_name(PERSISTENT + name) != (name, False):
             raise PeerError(f"topic {name!r} is not for Kafka clients", ErrorCode.INVALID_TOPIC_EXCEPTION)
         found = self._fresh(name)
         if found is not None and found.refused:
@@ -101,10 +120,10 @@ class Elsewhere:
         if not isinstance(error, PulsarError):
             return False
         name = full_name.removeprefix(PERSISTENT)
-        if not may_be_named(name) or self._engine.kafka_name(full_name) != (name, False):
+        if not may_be_named(name) or self._context.naming.kafka_name(full_name) != (name, False):
             return False
         log.warning("%s", kafka_error(error, f"cannot read topic {name!r}").message)
-        self._engine.count("foreign_topics_not_read")
+        self._context.count("foreign_topics_not_read")
         return True
 
     async def close(self) -> None:
@@ -116,22 +135,22 @@ class Elsewhere:
     # --- inside
 
     def _unsought(self, name: str) -> bool:
-        return self._engine.topics.get(name) is None and self._fresh(name) is None
+        return self._table.get(name) is None and self._fresh(name) is None
 
     def _fresh(self, name: str) -> _Missing | None:
         found = self._missing.get(name)
-        return found if found is not None and self._engine.loop.time() < found.until else None
+        return found if found is not None and self._context.loop.time() < found.until else None
 
     def _failed(self, name: str, error: KopError, *, refused: bool) -> None:
         log.warning("%s", error.message)
-        self._engine.count("foreign_topics_refused")
+        self._context.count("foreign_topics_refused")
         final = {ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if not refused and error.code not in final:
             error = KopError(error.message, ErrorCode.LEADER_NOT_AVAILABLE)  # every client asks again
         self._note(name, error, refused=refused)
 
     def _note(self, name: str, error: KopError, *, refused: bool) -> None:
-        now = self._engine.loop.time()
+        now = self._context.loop.time()
         if len(self._missing) >= _MOST_MISSING:
             self._missing = {name: one for name, one in self._missing.items() if now < one.until}
             if len(self._missing) >= _MOST_MISSING:
@@ -149,12 +168,12 @@ class Elsewhere:
             self._missing.pop(new.name, None)
             known.add(new.name)
             if new.name not in self._kept:
-                self._engine.spawn(self._keep(new.name))
+                self._context.spawn(self._keep(new.name))
         else:
             known.discard(topic.name)
-            self._engine.spawn(self._drop(topic.name))
+            self._context.spawn(self._drop(topic.name))
         if known and namespace not in self._watches:
-            self._watches[namespace] = self._engine.client.watch(
+            self._watches[namespace] = self._context.client.watch(
                 namespace,
                 f"{PERSISTENT}{namespace}/.*",
                 lambda snapshot, added, removed: self._watched(namespace, snapshot, added, removed),
@@ -162,7 +181,7 @@ class Elsewhere:
         elif not known:
             del self._known[namespace]
             if (watch := self._watches.pop(namespace, None)) is not None:
-                self._engine.spawn(watch.close())
+                self._context.spawn(watch.close())
 
     def _watched(
         self, namespace: str, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]
@@ -175,21 +194,21 @@ class Elsewhere:
         changed = there & known
         if snapshot is not None:
             changed |= known - there
-        self._engine.topics.watched(None, changed, [name for name in removed if topic_of(name) in known])
+        self._table.watched(None, changed, [name for name in removed if topic_of(name) in known])
 
     async def _keep(self, name: str) -> None:
         try:
-            await self._engine.admin.set_properties(self._engine.own_name, {NAMED_PREFIX + name: "1"})
+            await self._cluster_topic.add_named(name)
             self._kept.add(name)
-            self._engine.announce(PERSISTENT + name)
+            self._announce(PERSISTENT + name)
         except PulsarError as error:
             log.warning("other gateways are not told for now that topic %s is in use: %s", name, error)
 
     async def _drop(self, name: str) -> None:
-        if self._engine.topics.get(name) is not None:
+        if self._table.get(name) is not None:
             return
         try:
-            await self._engine.admin.remove_property(self._engine.own_name, NAMED_PREFIX + name)
+            await self._cluster_topic.remove_named(name)
             self._kept.discard(name)
         except PulsarError as error:
             log.warning("cannot forget that topic %s was in use: %s", name, error)

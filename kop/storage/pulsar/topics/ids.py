@@ -14,15 +14,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.admin import Admin
 from kop.storage.pulsar.layout import ID_PROPERTY, NAME_PROPERTY, id_of, is_copied, of_the_original
 from kop.storage.topic_table import is_usable, new_uuid
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.engine import PulsarEngine
 
 T = TypeVar("T")
 
@@ -34,25 +32,27 @@ _NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
 
 class TopicIds:
-    """Of one engine's topics. Methods raise PulsarError."""
+    """Gives topics their ids. Methods raise PulsarError."""
 
-    def __init__(self, engine: PulsarEngine) -> None:
-        self._engine = engine
+    def __init__(self, admin: Admin, is_chosen: Callable[[str], bool]) -> None:
+        """`is_chosen` tells by a topic's name whether this gateway is the one to give that topic an id."""
+        self._admin = admin
+        self._is_chosen = is_chosen
 
     async def metadata(self, full_name: str) -> tuple[int, Mapping[str, str]]:
         """How many partitions a topic has, 0 for a plain one, and its properties as they are."""
-        found = await self._engine.admin.partitioned_metadata(full_name)
+        found = await self._admin.partitioned_metadata(full_name)
         if found.partitions:
             return found.partitions, found.properties
-        return 0, await self._engine.admin.properties(full_name)
+        return 0, await self._admin.properties(full_name)
 
     async def write(self, full_name: str, topic_id: UUID) -> None:
         """Write an id, and the name that it belongs to."""
-        await self._engine.admin.set_properties(full_name, {ID_PROPERTY: str(topic_id), NAME_PROPERTY: full_name})
+        await self._admin.set_properties(full_name, {ID_PROPERTY: str(topic_id), NAME_PROPERTY: full_name})
 
     async def claim(self, full_name: str) -> None:
         """Write the name beside the id that a topic has and keeps."""
-        await self._engine.admin.set_properties(full_name, {NAME_PROPERTY: full_name})
+        await self._admin.set_properties(full_name, {NAME_PROPERTY: full_name})
 
     async def give(
         self, full_name: str, plain: bool, present: Mapping[str, str], foreign: UUID | None = None
@@ -74,7 +74,7 @@ class TopicIds:
             return properties
         if is_copied(present, full_name) or (foreign is not None and id_of(present) == foreign):
             for key in of_the_original(present):
-                await self._engine.admin.remove_property(full_name, key)
+                await self._admin.remove_property(full_name, key)
         found = await self._of_the_oldest_ledger(full_name, plain, foreign)
         for _ in range(_NAMING_ROUNDS):
             await self.write(full_name, found or new_uuid())
@@ -130,7 +130,7 @@ class TopicIds:
         """
         # Gateways of another cluster on the same namespace do not know of this one: they are not to come at once.
         first = (random.random() * _APART,) if plain else ()
-        for pause in first if self._engine.names(key) else _OTHERS_NAME:
+        for pause in first if self._is_chosen(key) else _OTHERS_NAME:
             await asyncio.sleep(pause)
             if (found := await done()) is not None:
                 return found
@@ -152,7 +152,7 @@ class TopicIds:
     async def _oldest_ledger(self, full_name: str, plain: bool) -> int | None:
         """Its number; None of a partition that no client has used yet."""
         try:
-            stats = await self._engine.admin.internal_stats(full_name if plain else f"{full_name}-partition-0")
+            stats = await self._admin.internal_stats(full_name if plain else f"{full_name}-partition-0")
         except PulsarError as error:
             if plain or error.code not in _NOT_THERE:
                 raise

@@ -17,10 +17,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -28,7 +28,9 @@ from kop import background
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.backoff import Backoff
-from kop.storage.base import TopicInfo
+from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
+from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.layout import (
     CONFIGS_PROPERTY,
@@ -46,11 +48,11 @@ from kop.storage.pulsar.layout import (
     topic_of,
 )
 from kop.storage.pulsar.topics import policies
+from kop.storage.pulsar.topics.foreign import ForeignTopics
 from kop.storage.pulsar.topics.ids import TopicIds
+from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
+from kop.storage.pulsar.topics.strays import StrayPartitions
 from kop.storage.topic_table import TopicTable, new_uuid
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.engine import PulsarEngine
 
 _ABANDONED_MS: Final = 60_000
 _AT_ONCE = 16
@@ -80,33 +82,53 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class PulsarTopic:
-    """What the engine knows of a topic beside its `TopicInfo`."""
+class OtherGateways(Protocol):
+    """What is asked of the registry of live gateways."""
 
-    full_name: str
-    """`persistent://tenant/namespace/name`."""
-    plain: bool
-    """Not partitioned: the one partition goes by the topic's own name."""
-    properties: Mapping[str, str]
+    def announce(self, full_name: str) -> None:
+        """Tell the other gateways that a topic's properties changed."""
 
-    def partition(self, index: int) -> str:
-        """Pulsar's name of a partition."""
-        return self.full_name if self.plain else f"{self.full_name}-partition-{index}"
+    def is_chosen(self, key: str) -> bool:
+        """Whether this gateway is the one of all to do a piece of work that `key` names."""
+
+
+class TopicLogs(Protocol):
+    """What is asked of the table of logs."""
+
+    def update(self, topic: TopicInfo, partition_name: Callable[[int], str]) -> None:
+        """A topic is new or changed. `partition_name` tells Pulsar's name of each of its partitions."""
+
+    def deleting(self, topic_id: UUID, *, undone: bool = False) -> None:
+        """A topic is about to go; with `undone` it stays after all."""
+
+    def remove(self, topic_id: UUID) -> None:
+        """A topic is gone."""
 
 
 class PulsarTopics(TopicTable):
     """`Topics` over Pulsar's admin API."""
 
-    def __init__(self, engine: PulsarEngine) -> None:
+    def __init__(
+        self,
+        context: PulsarContext,
+        cluster_topic: ClusterTopic,
+        gateways: OtherGateways,
+        logs: TopicLogs,
+        policy: Callable[[TopicInfo], LogPolicy],
+        strays: StrayPartitions,
+    ) -> None:
         super().__init__(time.time_ns() // 1_000_000)  # so that the version grows over restarts, too
-        self._engine = engine
+        self._context = context
+        self._gateways = gateways
+        self._logs = logs
+        self._policy = policy
+        self._strays = strays
         self._pulsar: dict[UUID, PulsarTopic] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changes = asyncio.Semaphore(_AT_ONCE)
         self._looks = asyncio.Semaphore(_AT_ONCE)
         self._retries = asyncio.Semaphore(_RETRIES_AT_ONCE)
-        self._ids = TopicIds(engine)
+        self._ids = TopicIds(context.admin, gateways.is_chosen)
         self._loaded = False
         self._awaited: set[str] = set()
         """Pulsar names of the first listing that nobody has looked at yet."""
@@ -122,22 +144,23 @@ class PulsarTopics(TopicTable):
         self._dirty: set[str] = set()
         """Pulsar names that the watcher named and nobody has looked at yet."""
         self._wake = asyncio.Event()
+        self._foreign = ForeignTopics(context, cluster_topic, self, gateways.announce)
 
     @property
     def namespace(self) -> str:
         """Of the topics that have none in their names."""
-        return self._engine.settings.namespace
+        return self._context.naming.namespace
 
     async def find(self, names: Collection[str]) -> None:
         """Look for topics of other namespaces that are not known."""
-        await self._engine.elsewhere.find(names)
+        await self._foreign.find(names)
 
     def missing(self, name: str) -> ErrorCode | None:
         """Why such a topic is not known; LEADER_NOT_AVAILABLE where it may be there, and could not be read."""
-        full_name = self._engine.full_name(name, False)
+        full_name = self._context.naming.full_name(name, False)
         if full_name in self._unread or full_name in self._awaited:
             return ErrorCode.LEADER_NOT_AVAILABLE
-        return self._engine.elsewhere.missing(name)
+        return self._foreign.missing(name)
 
     def pulsar(self, topic_id: UUID) -> PulsarTopic:
         """The Pulsar side of a topic; UNKNOWN_TOPIC_ID where it is gone."""
@@ -146,6 +169,11 @@ class PulsarTopics(TopicTable):
             raise PeerError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_ID)
         return found
 
+    def update_logs(self) -> None:
+        """The broker's defaults changed, and with them what the configs of every topic mean."""
+        for topic in self.all():
+            self._logs.update(topic, self.pulsar(topic.topic_id).partition)
+
     # --- changes of our own
 
     async def create(
@@ -153,7 +181,7 @@ class PulsarTopics(TopicTable):
     ) -> TopicInfo:
         """Make a partitioned topic; its policies are in force when this returns. TOPIC_ALREADY_EXISTS where it is."""
         topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
-        return await self._change(self._engine.full_name(name, internal), partial(self._create, topic))
+        return await self._change(self._context.naming.full_name(name, internal), partial(self._create, topic))
 
     async def delete(self, topic_id: UUID) -> None:
         """Delete a topic with its subscriptions."""
@@ -171,11 +199,11 @@ class PulsarTopics(TopicTable):
     async def set_property(self, topic_id: UUID, key: str, value: str) -> None:
         """Keep a small value beside the topic."""
         known = self.pulsar(topic_id)
-        await self._ask("cannot keep a property", self._engine.admin.set_properties(known.full_name, {key: value}))
+        await self._ask("cannot keep a property", self._context.admin.set_properties(known.full_name, {key: value}))
         now = self._pulsar.get(topic_id)
         if now is not None:  # with what else was set meanwhile
             self._pulsar[topic_id] = replace(now, properties={**now.properties, key: value})
-            self._engine.announce(known.full_name)
+            self._gateways.announce(known.full_name)
 
     async def properties_now(self, topic_id: UUID) -> Mapping[str, str]:
         """The properties that lie beside a topic in Pulsar at this moment."""
@@ -186,11 +214,11 @@ class PulsarTopics(TopicTable):
         """Remove small values beside a topic that mean nothing any more."""
         known = self.pulsar(topic_id)
         for key in keys:
-            await self._ask("cannot remove a property", self._engine.admin.remove_property(known.full_name, key))
+            await self._ask("cannot remove a property", self._context.admin.remove_property(known.full_name, key))
 
     async def _change(self, full_name: str, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """One change of a topic at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
-        return await self._engine.finish(self.in_turn(full_name, change))
+        return await self._context.finish(self.in_turn(full_name, change))
 
     async def in_turn(
         self, full_name: str, work: Callable[[], Coroutine[Any, Any, T]], gate: asyncio.Semaphore | None = None
@@ -204,21 +232,21 @@ class PulsarTopics(TopicTable):
         try:
             return await call
         except PulsarError as error:
-            raise self._engine.faults.refused(error, "topic_changes", doing) from error
+            raise self._context.faults.refused(error, "topic_changes", doing) from error
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
         self._check_new(topic)
-        full_name = self._engine.full_name(topic.name, topic.internal)
+        full_name = self._context.naming.full_name(topic.name, topic.internal)
         if full_name in self._unread or full_name in self._awaited:
             text = f"topic {topic.name!r} may be there, and could not be read from Pulsar yet"
             raise KopError(text, ErrorCode.LEADER_NOT_AVAILABLE)
         if "/" not in topic.name:
             return await self._create_as(topic, full_name)
-        self._engine.elsewhere.check(topic.name)
+        self._foreign.check(topic.name)
         try:
             return await self._create_as(topic, full_name)
         except KopError as error:
-            self._engine.elsewhere.refused(topic.name, error)
+            self._foreign.refused(topic.name, error)
             raise
 
     async def _create_as(self, topic: TopicInfo, full_name: str) -> TopicInfo:
@@ -229,7 +257,7 @@ class PulsarTopics(TopicTable):
             CREATED_PROPERTY: str(int(time.time() * 1000)),
             UNFINISHED_PROPERTY: "true",
         }
-        if self._engine.policy(topic).raw_entries:
+        if self._policy(topic).raw_entries:
             properties[RAW_PROPERTY] = "true"
         doing = f"cannot create topic {topic.name!r}"
         await self._ask(doing, self._create_partitioned(full_name, topic.partitions, properties))
@@ -238,17 +266,25 @@ class PulsarTopics(TopicTable):
             known = await self._ask(doing, self._with_policies(topic, known))
         except KopError:
             # Without its retention Pulsar would drop what no subscription holds: no topic is better than that one.
-            await self._ask(doing, self._engine.admin.delete_partitioned(full_name))
+            await self._ask(doing, self._context.admin.delete_partitioned(full_name))
             raise
         self._put(None, topic, known)
-        self._engine.announce(full_name)
+        self._gateways.announce(full_name)
         return topic
 
     async def _with_policies(self, topic: TopicInfo, known: PulsarTopic) -> PulsarTopic:
-        await self._engine.apply_policies(topic, known)
-        await self._engine.admin.remove_property(known.full_name, UNFINISHED_PROPERTY)
+        await self._apply_policies(topic, known)
+        await self._context.admin.remove_property(known.full_name, UNFINISHED_PROPERTY)
         rest = {key: value for key, value in known.properties.items() if key != UNFINISHED_PROPERTY}
         return replace(known, properties=rest)
+
+    async def _apply_policies(self, topic: TopicInfo, known: PulsarTopic, before: TopicInfo | None = None) -> None:
+        """Bring Pulsar's policies to what the topic's configs say."""
+        old = None if before is None else self._policy(before)
+        largest = self._context.client.max_message_size
+        await policies.apply(
+            self._context.admin, known.full_name, self._policy(topic), old, largest=largest, internal=topic.internal
+        )
 
     async def _finish_abandoned(self) -> None:
         """A gateway died between making a topic and giving it its policies: Pulsar would keep nothing of it."""
@@ -268,25 +304,25 @@ class PulsarTopics(TopicTable):
 
     async def _create_partitioned(self, full_name: str, partitions: int, properties: Mapping[str, str]) -> None:
         try:
-            await self._engine.admin.create_partitioned(full_name, partitions, properties)
+            await self._context.admin.create_partitioned(full_name, partitions, properties)
         except PulsarError as error:
             # A partition that came back behind a deletion looks to Pulsar like the whole topic.
             if error.code != "Conflict":
                 raise
-            if not await self._engine.presence.clear(full_name):
+            if not await self._strays.clear(full_name):
                 await self._look(full_name)  # another gateway was faster: whoever hears of that finds it at once
                 raise
             try:
-                await self._engine.admin.create_partitioned(full_name, partitions, properties)
+                await self._context.admin.create_partitioned(full_name, partitions, properties)
             except PulsarError:
-                await self._engine.presence.complete(full_name)
+                await self._strays.complete(full_name)
                 raise
 
     async def _delete(self, topic_id: UUID) -> None:
         topic = self._find(topic_id)
         known = self.pulsar(topic_id)
-        self._engine.deleting(topic_id)
-        admin = self._engine.admin
+        self._logs.deleting(topic_id)
+        admin = self._context.admin
         try:
             if known.plain:
                 await admin.delete_plain(known.full_name)
@@ -295,14 +331,14 @@ class PulsarTopics(TopicTable):
                 await admin.delete_partitioned(known.full_name)
         except PulsarError as error:
             if error.code not in {"NotFound", "TopicNotFound"}:
-                self._engine.deleting(topic_id, undone=True)
+                self._logs.deleting(topic_id, undone=True)
                 if not known.plain:
                     with suppress(PulsarError):  # it is obeyed for a minute only
                         await admin.remove_property(known.full_name, DELETING_PROPERTY)
                 doing = f"cannot delete topic {topic.name!r}"
-                raise self._engine.faults.refused(error, "topic_changes", doing) from error
+                raise self._context.faults.refused(error, "topic_changes", doing) from error
         self._remove(topic)
-        self._engine.announce(known.full_name)
+        self._gateways.announce(known.full_name)
 
     async def _grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
         topic = self._find(topic_id)
@@ -313,17 +349,17 @@ class PulsarTopics(TopicTable):
                 f"topic {topic.name!r} is not partitioned in Pulsar: it cannot grow", ErrorCode.INVALID_PARTITIONS
             )
         doing = f"cannot add partitions to topic {topic.name!r}"
-        await self._ask(doing, self._engine.admin.grow(known.full_name, partitions))
+        await self._ask(doing, self._context.admin.grow(known.full_name, partitions))
         grown = replace(topic, partitions=partitions)
         self._put(topic, grown, known)
-        self._engine.announce(known.full_name)
+        self._gateways.announce(known.full_name)
         return grown
 
     async def _set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
         topic = self._find(topic_id)
         known = self.pulsar(topic_id)
         changed = replace(topic, configs=configs)
-        before, policy = self._engine.policy(topic), self._engine.policy(changed)
+        before, policy = self._policy(topic), self._policy(changed)
         if RAW_PROPERTY in known.properties and policy.compact and not before.compact:
             raise PeerError(
                 f"topic {topic.name!r} has or had kop.entry.format=kafka: Pulsar finds no keys in such batches and "
@@ -334,12 +370,12 @@ class PulsarTopics(TopicTable):
         if policy.raw_entries:
             properties[RAW_PROPERTY] = "true"
         doing = f"cannot change the configs of topic {topic.name!r}"
-        await self._ask(doing, self._engine.apply_policies(changed, known, before=topic))
-        await self._ask(doing, self._engine.admin.set_properties(known.full_name, properties))
+        await self._ask(doing, self._apply_policies(changed, known, before=topic))
+        await self._ask(doing, self._context.admin.set_properties(known.full_name, properties))
         known = self.pulsar(topic_id)  # with what else was set meanwhile
         known = replace(known, properties={**known.properties, **properties})
         self._put(topic, changed, known)
-        self._engine.announce(known.full_name)
+        self._gateways.announce(known.full_name)
         return changed
 
     # --- what is there
@@ -349,9 +385,9 @@ class PulsarTopics(TopicTable):
 
         PulsarError where they cannot be listed. A topic that cannot be read keeps no other one away.
         """
-        self._listed_at = self._engine.loop.time()
+        self._listed_at = self._context.loop.time()
         listed = await self._list()
-        named = await self._engine.elsewhere.named()
+        named = await self._foreign.named()
         self._passed_over &= listed.keys()
         if not self._loaded:
             await self._load_first(listed.keys() | named)
@@ -373,7 +409,7 @@ class PulsarTopics(TopicTable):
     async def _load_first(self, names: Set[str]) -> None:
         """Look at every topic. After a while the gateway begins with those that it has; the others come behind."""
         self._awaited = set(names)
-        looks = self._engine.loop.create_task(self._look_at(names))
+        looks = self._context.loop.create_task(self._look_at(names))
         self._tasks.add(looks)
         looks.add_done_callback(self._tasks.discard)
         await asyncio.wait({looks}, timeout=_FIRST_SECONDS)
@@ -381,7 +417,7 @@ class PulsarTopics(TopicTable):
             await looks
             await self._finish_abandoned()
         else:
-            self._engine.count("topics_read_late")
+            self._context.count("topics_read_late")
             log.warning(
                 "%d of %d topics have not been read from Pulsar within %.0f s: the gateway begins without them, and "
                 "clients are told to try again. See whether all brokers answer",
@@ -402,7 +438,7 @@ class PulsarTopics(TopicTable):
         unclaimed = (
             one.full_name
             for one in self._pulsar.values()
-            if NAME_PROPERTY not in one.properties and self._engine.names(one.full_name)
+            if NAME_PROPERTY not in one.properties and self._gateways.is_chosen(one.full_name)
         )
 
         async def claim(full_name: str) -> None:
@@ -429,9 +465,8 @@ class PulsarTopics(TopicTable):
         topic, known = self._find(topic_id), self.pulsar(topic_id)
         if topic.internal:
             return {}
-        engine = self._engine
-        largest = engine.client.max_message_size
-        found = policies.held(engine.admin, known.full_name, engine.policy(topic), largest=largest)
+        admin, largest = self._context.admin, self._context.client.max_message_size
+        found = policies.held(admin, known.full_name, self._policy(topic), largest=largest)
         return await self._ask(f"cannot read the policies of {topic.name!r}", found)
 
     async def refresh(self, topic_id: UUID) -> None:
@@ -439,7 +474,7 @@ class PulsarTopics(TopicTable):
         if topic_id in self._pulsar:
             failed = await self.look_for({self._name_of(topic_id)})
             for error in failed.values():
-                raise self._engine.faults.refused(error, "requests", "cannot read a topic") from error
+                raise self._context.faults.refused(error, "requests", "cannot read a topic") from error
 
     def watched(
         self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str], *, namespace: str = ""
@@ -448,13 +483,13 @@ class PulsarTopics(TopicTable):
         names = [*added, *removed]
         for name in map(topic_of, removed):
             for delay in _LOOK_AGAIN:
-                self._engine.loop.call_later(delay, self._look_again, name)
+                self._context.loop.call_later(delay, self._look_again, name)
         if snapshot is not None:
             present = {topic_of(name) for name in snapshot}
             known = {one.full_name for one in self._pulsar.values() if f"://{namespace}/" in one.full_name}
             names += known - present
             # Later snapshots follow a time in which nobody watched: any of the topics may have been made again.
-            just_listed = self._engine.loop.time() - self._listed_at < _FRESH_SECONDS
+            just_listed = self._context.loop.time() - self._listed_at < _FRESH_SECONDS
             names += present - known - self._passed_over if just_listed else present
         self._dirty.update(map(topic_of, names))
         self._wake.set()
@@ -473,12 +508,13 @@ class PulsarTopics(TopicTable):
             names, self._dirty = self._dirty, set()
             # Nobody waits for these: a broker that does not answer for one topic keeps no other one away.
             for name in names:
-                task = self._engine.loop.create_task(self._look_at((name,)))
+                task = self._context.loop.create_task(self._look_at((name,)))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Look at nothing any more."""
+        await self._foreign.close()
         for timer in self._timers.values():
             timer.cancel()
         tasks = tuple(self._tasks)
@@ -489,15 +525,15 @@ class PulsarTopics(TopicTable):
     async def _list(self) -> dict[str, int]:
         """The topics of both namespaces by full name, with how many partitions are there; 0 for plain ones."""
         found: dict[str, int] = {}
-        for namespace in self._engine.namespaces:
-            found |= dict.fromkeys(await self._engine.admin.list_partitioned(namespace), 1)
-            for name in await self._engine.client.topics(namespace):
+        for namespace in self._context.naming.namespaces:
+            found |= dict.fromkeys(await self._context.admin.list_partitioned(namespace), 1)
+            for name in await self._context.client.topics(namespace):
                 base = topic_of(name)
                 if base == name:
                     found.setdefault(name, 0)
                 else:
                     found[base] = max(found.get(base, 0), int(name.rpartition("-")[2]) + 1)
-        return {name: count for name, count in found.items() if self._engine.kafka_name(name) is not None}
+        return {name: count for name, count in found.items() if self._context.naming.kafka_name(name) is not None}
 
     async def _look_at(self, names: Iterable[str], failed: dict[str, PulsarError] | None = None) -> None:
         """Compare each of Pulsar's topics with what is known of it. No failure of one keeps the others away.
@@ -524,11 +560,11 @@ class PulsarTopics(TopicTable):
 
     def _not_read(self, name: str, error: Exception) -> None:
         """A topic cannot be read: what is known of it stays, and it is tried again."""
-        if not self._engine.elsewhere.unreadable(name, error):
-            self._engine.count("topics_not_read")
+        if not self._foreign.unreadable(name, error):
+            self._context.count("topics_not_read")
             if isinstance(error, PulsarError):
                 text = kafka_error(error, f"cannot read topic {name}").message
-                self._engine.faults.tell(("not read", name), f"{text}; trying again", "not read")
+                self._context.faults.tell(("not read", name), f"{text}; trying again", "not read")
             else:
                 background.tell(f"reading topic {name}", error, kind="reading a topic")
         wait = self._unread.get(name)
@@ -537,7 +573,7 @@ class PulsarTopics(TopicTable):
             self._version += 1  # other answers about it, from now on
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
-        self._timers[name] = self._engine.loop.call_later(wait.next(), self._look_again, name)
+        self._timers[name] = self._context.loop.call_later(wait.next(), self._look_again, name)
 
     def _was_read(self, name: str) -> None:
         if self._unread.pop(name, None) is not None:
@@ -575,15 +611,15 @@ class PulsarTopics(TopicTable):
         self._look_again(rival.full_name)
 
     def _tell_of_copy(self, full_name: str, original: str) -> None:
-        self._engine.count("topic_ids_copied")
-        self._engine.faults.tell(
+        self._context.count("topic_ids_copied")
+        self._context.faults.tell(
             ("copied", full_name),
             f"{full_name} carries the {ID_PROPERTY} of {original}, from where its properties were copied: it gets an "
             "id of its own. Leave the properties that begin with kop. out when topics are cloned",
         )
 
     async def _read(self, full_name: str) -> tuple[TopicInfo, PulsarTopic] | None:
-        named = self._engine.kafka_name(full_name)
+        named = self._context.naming.kafka_name(full_name)
         if named is None:
             return None
         name, internal = named
@@ -618,8 +654,8 @@ class PulsarTopics(TopicTable):
                 _, raw = await self._ids.metadata(full_name)
         good, wrong = repaired(raw, before)
         for key in wrong:
-            self._engine.count("properties_not_parsed")
-            self._engine.faults.tell(
+            self._context.count("properties_not_parsed")
+            self._context.faults.tell(
                 ("property", full_name, key),
                 f"the property {key} of topic {full_name} does not parse: {raw[key]!r:.100}; "
                 + ("its last good value is used" if key in good else "the topic is used as if it were not there")
@@ -632,7 +668,7 @@ class PulsarTopics(TopicTable):
         return good
 
     def _found(self, full_name: str, found: tuple[TopicInfo, PulsarTopic] | None) -> None:
-        named = self._engine.kafka_name(full_name)
+        named = self._context.naming.kafka_name(full_name)
         if named is None:
             return
         old = self._by_name.get(named[0])
@@ -646,10 +682,10 @@ class PulsarTopics(TopicTable):
             self._put(old, topic, known)
         else:
             self._pulsar[topic.topic_id] = known
-            self._engine.update_logs(topic, known)
+            self._logs.update(topic, known.partition)
 
     def _known(self, full_name: str) -> PulsarTopic | None:
-        named = self._engine.kafka_name(full_name)
+        named = self._context.naming.kafka_name(full_name)
         topic = None if named is None else self._by_name.get(named[0])
         return None if topic is None else self._pulsar.get(topic.topic_id)
 
@@ -662,12 +698,12 @@ class PulsarTopics(TopicTable):
         self._version += 1
         self._enter(new)
         self._pulsar[new.topic_id] = known
-        self._engine.update_logs(new, known)
+        self._logs.update(new, known.partition)
         self._tell(old, new)
 
     def _remove(self, topic: TopicInfo) -> None:
         self._version += 1
         self._strike(topic)
         del self._pulsar[topic.topic_id]
-        self._engine.remove_logs(topic.topic_id)
+        self._logs.remove(topic.topic_id)
         self._tell(topic, None)

@@ -13,19 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 from kop.background import for_each
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
+from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY, namespace_of
 from kop.storage.pulsar.topics import policies
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.engine import PulsarEngine
+from kop.storage.pulsar.topics.table import PulsarTopics
 
 _FRESH_SECONDS: Final = 30.0
 _AGAIN_AT_ONCE: Final = 50
@@ -82,13 +82,15 @@ class OncePerTopic:
 
 
 class WriteChecks:
-    """Of the topics of one engine."""
+    """Both questions about each topic."""
 
-    def __init__(self, engine: PulsarEngine) -> None:
-        self._engine = engine
-        self.deduplicates = OncePerTopic(engine.loop, self._deduplicate)
+    def __init__(self, context: PulsarContext, topics: PulsarTopics, policy: Callable[[TopicInfo], LogPolicy]) -> None:
+        self._context = context
+        self._topics = topics
+        self._policy = policy
+        self.deduplicates = OncePerTopic(context.loop, self._deduplicate)
         """See to it that a topic deduplicates: idempotent producers rest on it, somebody may have turned it off."""
-        self.retains = OncePerTopic(engine.loop, self._retain)
+        self.retains = OncePerTopic(context.loop, self._retain)
         """See to it that a topic keeps records after their ledger is closed. KopError where it does not."""
         self._looked_at = 0
 
@@ -111,30 +113,28 @@ class WriteChecks:
     # --- deduplication
 
     async def _deduplicate(self, topic_id: UUID, first: bool) -> None:
-        engine = self._engine
-        known = engine.topics.pulsar(topic_id)
+        context, known = self._context, self._topics.pulsar(topic_id)
         name, ours = known.full_name, not first or CONFIGS_PROPERTY in known.properties
         try:
-            if await engine.admin.get_deduplication(name, applied=True):
+            if await context.admin.get_deduplication(name, applied=True):
                 return
         except PulsarError:
             if ours:
                 return  # it was on; a broker that comes back from a crash cannot tell for a while
             raise
         if ours:
-            engine.count("deduplication_turned_off")
+            context.count("deduplication_turned_off")
             text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"
-            engine.faults.tell(("deduplication", name), text)
+            context.faults.tell(("deduplication", name), text)
         else:
             log.info("deduplication is turned on for %s: an idempotent producer writes to it", name)
-        await engine.admin.set_deduplication(name, True)
-        await policies.wait_for(lambda: engine.admin.get_deduplication(name, applied=True), True)
+        await context.admin.set_deduplication(name, True)
+        await policies.wait_for(lambda: context.admin.get_deduplication(name, applied=True), True)
 
     # --- retention
 
     async def _retain(self, topic_id: UUID, first: bool) -> None:
-        engine = self._engine
-        topic, known = engine.topics.by_id(topic_id), engine.topics.pulsar(topic_id)
+        context, topic, known = self._context, self._topics.by_id(topic_id), self._topics.pulsar(topic_id)
         if topic is None or topic.internal:  # the namespace of internal topics keeps everything
             return
         name, ours = known.full_name, not first or CONFIGS_PROPERTY in known.properties
@@ -146,9 +146,9 @@ class WriteChecks:
             raise self._refused(name, error) from error
         if policies.keeps(found):
             return
-        wanted = policies.retention_of(engine.policy(topic))
-        engine.count("topics_without_retention")
-        engine.faults.tell(
+        wanted = policies.retention_of(self._policy(topic))
+        context.count("topics_without_retention")
+        context.faults.tell(
             ("retention", name),
             f"{name} keeps nothing that its subscriptions have read (retention {found.minutes} minutes, "
             f"{found.megabytes} MB), and a Kafka client writes to it: the topic gets the retention of its Kafka "
@@ -157,14 +157,14 @@ class WriteChecks:
             "retention",
         )
         try:
-            await policies.set_retention(engine.admin, name, wanted)
-            await policies.wait_for(lambda: engine.admin.get_retention(name, applied=True), wanted)
+            await policies.set_retention(context.admin, name, wanted)
+            await policies.wait_for(lambda: context.admin.get_retention(name, applied=True), wanted)
         except PulsarError as error:
             raise self._refused(name, error) from error
 
     async def _retention(self, name: str) -> Retention:
         """What holds for a topic, from wherever it is set. PulsarError."""
-        admin = self._engine.admin
+        admin = self._context.admin
         try:
             return await admin.get_retention(name, applied=True) or Retention(0, 0)
         except PulsarError as error:
@@ -181,7 +181,6 @@ class WriteChecks:
 
     def _refused(self, name: str, error: PulsarError) -> KopError:
         """Nothing is taken that would be dropped; the error for the client."""
-        engine = self._engine
         found = kafka_error(
             error,
             f"cannot write to {name}: its retention is nothing or unknown, so that Pulsar may "
@@ -189,8 +188,8 @@ class WriteChecks:
         )
         if error.code in _NOT_PERMITTED:
             found = BackendError(f"{found.message}; {_HELP}", ErrorCode.POLICY_VIOLATION)
-        engine.count("writes_refused_without_retention")
-        engine.faults.tell(("no retention", name), found.message, "no retention")
+        self._context.count("writes_refused_without_retention")
+        self._context.faults.tell(("no retention", name), found.message, "no retention")
         return found
 
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+from uuid import UUID
 
 from prometheus_client.core import Metric
 
@@ -29,11 +30,10 @@ from kop.errors import KopError
 from kop.metrics import gauge_family
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER, Retention
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.topics import policies
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.engine import PulsarEngine
-    from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 
 CURSOR: Final = "__compaction"
 AFTERWARDS: Final = Retention(24 * 60, -1)
@@ -84,12 +84,20 @@ def retention_of(partitions: Sequence[Mapping[str, Any]]) -> Retention:
 
 
 class Compactions:
-    """The internal topics of one engine."""
+    """The look after the compaction of internal topics."""
 
-    def __init__(self, engine: PulsarEngine) -> None:
+    def __init__(
+        self,
+        context: PulsarContext,
+        partitions: Callable[[], Iterable[PartitionView]],
+        pulsar_topic: Callable[[UUID], PulsarTopic],
+    ) -> None:
+        """`partitions` tells all partitions that there are now, `pulsar_topic` what Pulsar has of a topic by its id."""
         self.found: dict[tuple[str, int], Uncompacted] = {}
         """By topic and partition, of those that this gateway leads."""
-        self._engine = engine
+        self._context = context
+        self._partitions = partitions
+        self._pulsar_topic = pulsar_topic
         self._late: set[tuple[str, int]] = set()
         self._due: dict[str, float] = {}
 
@@ -107,42 +115,42 @@ class Compactions:
 
     async def look(self) -> None:
         """At each partition that this gateway leads. What cannot be asked is logged, and asked again next time."""
-        engine = self._engine
+        now = self._context.loop.time
         found: dict[tuple[str, int], Uncompacted] = {}
 
-        async def look(one: PulsarLog) -> None:
+        async def look(one: PartitionView) -> None:
             if (seen := await self._look_at(one)) is not None:
                 found[one.topic.name, one.index] = seen
-            if one.index == 0 and engine.loop.time() >= self._due.get(one.topic.name, 0.0):
+            if one.index == 0 and now() >= self._due.get(one.topic.name, 0.0):
                 await self._keep(one)
-                self._due[one.topic.name] = engine.loop.time() + RETENTION_EVERY
+                self._due[one.topic.name] = now() + RETENTION_EVERY
 
-        led = [one for one in engine.logs() if one.topic.internal and one.leading.sender is not None]
+        led = [one for one in self._partitions() if one.topic.internal and one.holds_lease]
         compacted = [one for one in led if one.policy.compact and not one.policy.delete]
         await for_each(compacted, look, at_once=_AT_ONCE, limit=LOOK_SECONDS, failed=self._not_looked_at)
         self.found = found
         self._late &= found.keys()
 
-    def _not_looked_at(self, one: PulsarLog, error: Exception) -> None:
+    def _not_looked_at(self, one: PartitionView, error: Exception) -> None:
         if isinstance(error, PulsarError | KopError | TimeoutError):
             log.warning("cannot look after the compaction of %s: %s", one.title, str(error) or "no answer in time")
         else:
             tell(f"the look at the compaction of {one.title}", error, kind="the look at a compaction")
-        self._engine.count("compactions_not_checked")
+        self._context.count("compactions_not_checked")
 
-    async def _look_at(self, one: PulsarLog) -> Uncompacted | None:
-        stats = await self._engine.admin.stats(one.partition_name, backlogs=True)
+    async def _look_at(self, one: PartitionView) -> Uncompacted | None:
+        stats = await self._context.admin.stats(one.partition_name, backlogs=True)
         seen, key = uncompacted(stats, int(time.time() * 1000)), (one.topic.name, one.index)
         if seen is None:
-            self._engine.count("compactions_without_cursor")
+            self._context.count("compactions_without_cursor")
             return None
         if not seen.late:
             self._late.discard(key)
             return seen
-        self._engine.count("compactions_late")
+        self._context.count("compactions_late")
         if key not in self._late:
             self._late.add(key)
-            status = await self._engine.admin.compaction_status(one.partition_name)
+            status = await self._context.admin.compaction_status(one.partition_name)
             log.warning(
                 "no compaction has seen %d MiB of %s, the oldest of it %.0f minutes old (last compaction: %s %s). One "
                 "is started now; if this comes again, see the broker's log, and that "
@@ -151,19 +159,19 @@ class Compactions:
                 seen.size >> 20, one.title, seen.seconds / 60, status.status, status.error,
             )  # fmt: skip
         try:
-            await self._engine.admin.compact(one.partition_name)
+            await self._context.admin.compact(one.partition_name)
         except PulsarError as error:
             if error.code != "Conflict":  # one runs
                 raise
         return seen
 
-    async def _keep(self, one: PulsarLog) -> None:
+    async def _keep(self, one: PartitionView) -> None:
         """Bring the topic's retention to what compaction allows."""
-        admin, full_name = self._engine.admin, self._engine.topics.pulsar(one.topic.topic_id).full_name
-        logs = [self._engine.log(one.topic.topic_id, index) for index in range(one.topic.partitions)]
-        wanted = retention_of([await admin.internal_stats(each.partition_name) for each in logs if each is not None])
-        known = await admin.get_retention(full_name, applied=True)
-        if known == wanted or (wanted != FOREVER and known not in {None, FOREVER}):
+        admin, known = self._context.admin, self._pulsar_topic(one.topic.topic_id)
+        full_name, partitions = known.full_name, map(known.partition, range(one.topic.partitions))
+        wanted = retention_of([await admin.internal_stats(partition) for partition in partitions])
+        now = await admin.get_retention(full_name, applied=True)
+        if now == wanted or (wanted != FOREVER and now not in {None, FOREVER}):
             return  # somebody chose another one for the time after compaction
         if wanted == FOREVER:
             log.error(
@@ -171,7 +179,7 @@ class Compactions:
                 "one (pulsar-admin topics compact)",
                 full_name, CURSOR,
             )  # fmt: skip
-            self._engine.count("compactions_without_cursor")
+            self._context.count("compactions_without_cursor")
         else:
             log.info("%s is compacted: what was is kept for %d minutes from now on", full_name, wanted.minutes)
         await policies.set_retention(admin, full_name, wanted)

@@ -1,0 +1,128 @@
+"""The topic `__kop` of the metadata namespace, which all gateways of a cluster share.
+
+Owns: making that topic; what its properties hold: the cluster id, what offsets are made of, small values, and the
+names of topics of other namespaces that clients have named. Its entries are counted by `producer_ids.py`.
+Must not know: what the small values mean, how those topics are followed.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from kop.errors import BackendError
+from kop.pulsar_client import PulsarError
+from kop.pulsar_client.admin import FOREVER, Admin
+from kop.storage.pulsar.layout import ID_PROPERTY, NAMED_PREFIX, OFFSETS_PROPERTY, STATE_PREFIX, TopicNaming, id_of
+from kop.storage.topic_table import new_uuid
+
+_NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
+
+
+class ClusterTopic:
+    """The topic that a cluster's gateways share. Methods raise PulsarError, where nothing else is said."""
+
+    def __init__(self, admin: Admin, naming: TopicNaming, announce: Callable[[str], None]) -> None:
+        """`announce` tells the other gateways that the properties of a topic have changed."""
+        self.full_name = naming.own_topic
+        self.partition = f"{self.full_name}-partition-0"
+        """The partition whose entries are blocks of producer ids."""
+        self._namespace = naming.metadata_namespace
+        self._admin = admin
+        self._announce = announce
+        self._state_listeners: list[Callable[[], None]] = []
+
+    async def properties(self) -> Mapping[str, str]:
+        """All properties of the topic, as they are at this moment."""
+        return (await self._admin.partitioned_metadata(self.full_name)).properties
+
+    # --- the start of a gateway
+
+    async def make_namespace(self) -> None:
+        """See to it that the metadata namespace exists, and that Pulsar keeps everything in it."""
+        if not await self._admin.namespace_exists(self._namespace):
+            try:
+                await self._admin.create_namespace(self._namespace)
+            except PulsarError as error:
+                if error.code != "Conflict":  # of gateways that start at once, one makes it
+                    raise
+        await self._admin.set_namespace_retention(self._namespace, FOREVER)
+
+    async def open(self) -> str:
+        """See to it that the topic exists; returns the cluster id. BackendError where its property does not parse."""
+        try:
+            properties = await self.properties()
+        except PulsarError as error:
+            if error.code not in _NOT_THERE:
+                raise
+            try:
+                await self._admin.create_partitioned(self.full_name, 1, {ID_PROPERTY: str(new_uuid())})
+            except PulsarError as raced:
+                if raced.code != "Conflict":
+                    raise
+            properties = await self.properties()
+        await self._admin.keep_when_idle(self.full_name)  # whoever made it may not have come so far
+        cluster_id = id_of(properties)
+        if cluster_id is None:
+            raise BackendError(
+                f"the property {ID_PROPERTY} of {self.full_name} is {properties.get(ID_PROPERTY)!r}, which is no id: "
+                "it is the id of this cluster, and all gateways have to know the same one. Write it again "
+                f"(pulsar-admin topics update-properties -p {ID_PROPERTY}=UUID); a running gateway tells it as cluster "
+                "id, in base64"
+            )
+        return base64.urlsafe_b64encode(cluster_id.bytes).decode().rstrip("=")
+
+    async def claim_offsets(self, claim: str) -> None:
+        """Agree on what offsets are made of: the first gateway on the data says so, for good.
+
+        BackendError where another gateway has said otherwise: all of them have to give a record the same offset.
+        """
+        properties = await self.properties()
+        if OFFSETS_PROPERTY not in properties:
+            await self._admin.set_properties(self.full_name, {OFFSETS_PROPERTY: claim})
+            properties = await self.properties()
+        if (claimed := properties[OFFSETS_PROPERTY]) != claim:
+            raise BackendError(
+                f"offsets here are by {claimed}, as the first gateway on {self._namespace} had it; "
+                f"{claim} would give the same records others, and committed offsets would mean nothing. Set "
+                f"kop.pulsar.offsets={claimed.partition('-')[0]}, or name another kop.pulsar.metadata.namespace"
+            )
+
+    # --- small values
+
+    async def get_state(self, key: str) -> str | None:
+        """A small durable value, or None."""
+        return (await self.properties()).get(STATE_PREFIX + key)
+
+    async def put_state(self, key: str, value: str | None) -> None:
+        """Set such a value, or remove it with None."""
+        if value is None:
+            await self._admin.remove_property(self.full_name, STATE_PREFIX + key)
+        else:
+            await self._admin.set_properties(self.full_name, {STATE_PREFIX + key: value})
+        self._announce(self.full_name)
+
+    def on_state(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when another gateway may have changed such a value."""
+        self._state_listeners.append(callback)
+
+    def announced(self, full_names: Sequence[str]) -> None:
+        """Another gateway says that the properties of these topics have changed."""
+        if self.full_name in full_names:
+            for callback in self._state_listeners:
+                callback()
+
+    # --- topics of other namespaces
+
+    async def named_topics(self) -> set[str]:
+        """`tenant/namespace/topic` of each topic of another namespace that a client of any gateway has named."""
+        return {key.removeprefix(NAMED_PREFIX) for key in await self.properties() if key.startswith(NAMED_PREFIX)}
+
+    async def add_named(self, name: str) -> None:
+        """Keep one of those names."""
+        await self._admin.set_properties(self.full_name, {NAMED_PREFIX + name: "1"})
+
+    async def remove_named(self, name: str) -> None:
+        """Forget one of those names."""
+        await self._admin.remove_property(self.full_name, NAMED_PREFIX + name)

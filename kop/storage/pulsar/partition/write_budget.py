@@ -1,0 +1,49 @@
+"""How many bytes of batches wait for Pulsar at a time.
+
+Owns: their sum, refusing a batch that would exceed the limit, waiting until none is left.
+Must not know: what becomes of a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from kop.errors import BackendError, KopError
+from kop.storage.base import AppendResult
+from kop.storage.pulsar.context import PulsarContext
+
+
+class WriteBudget:
+    """The batches that were taken and have no result yet."""
+
+    def __init__(self, context: PulsarContext) -> None:
+        self.bytes = 0
+        """The size of all of them together."""
+        self._context = context
+        self._most = context.settings.max_queued_bytes
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    def refusal(self, size: int) -> KopError | None:
+        """Why a batch of that size cannot be taken now; None where it can."""
+        if self._context.closed:
+            return BackendError("the storage engine is closed")
+        if self.bytes + size > self._most:
+            return BackendError("more is waiting for Pulsar than memory is given for")
+        return None
+
+    def take(self, size: int, result: asyncio.Future[AppendResult]) -> None:
+        """A batch was taken: it counts until its result is there."""
+        self.bytes += size
+        self._none_left.clear()
+
+        def ended(_: object) -> None:
+            self.bytes -= size
+            if not self.bytes:
+                self._none_left.set()
+
+        result.add_done_callback(ended)
+
+    async def wait_until_empty(self) -> None:
+        """Until every batch has its result."""
+        await self._none_left.wait()

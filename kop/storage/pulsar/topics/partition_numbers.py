@@ -1,0 +1,60 @@
+"""Numbers that gateways keep of one partition, in its topic's properties: the largest one counts.
+
+Owns: reading and keeping them; removing those that a larger one has made meaningless.
+Must not know: what a number means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from uuid import UUID
+
+from kop.errors import BackendError
+from kop.storage.base import TopicInfo
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.layout import all_remembered, largest_remembered, outdated, remembered
+from kop.storage.pulsar.topics.table import PulsarTopics
+
+_TRIES: Final = 5
+"""How often a number is written until it is read back."""
+
+
+class PartitionNumbers:
+    """The kept numbers of all partitions; `kind` is one of those that `layout.py` names."""
+
+    def __init__(self, context: PulsarContext, topics: PulsarTopics) -> None:
+        self._context = context
+        self._topics = topics
+        self._parsed: dict[UUID, tuple[Mapping[str, str], dict[tuple[str, int], int]]] = {}
+        """By topic: its properties, and the numbers in exactly these properties."""
+
+    def largest(self, topic_id: UUID, partition: int, kind: str) -> int:
+        """The largest number that a gateway kept of a partition, or 0."""
+        properties = self._topics.pulsar(topic_id).properties
+        parsed = self._parsed.get(topic_id)
+        if parsed is None or parsed[0] is not properties:
+            parsed = self._parsed[topic_id] = properties, all_remembered(properties)
+        return parsed[1].get((kind, partition), 0)
+
+    async def keep(self, topic: TopicInfo, partition: int, kind: str, value: int) -> None:
+        """Keep a number for all gateways. BackendError where Pulsar does not keep it, or refuses."""
+        topic_id = topic.topic_id
+        name = remembered(kind, partition, value)
+        for _ in range(_TRIES):
+            await self._topics.set_property(topic_id, name, str(value))
+            kept = await self._topics.properties_now(topic_id)
+            largest = largest_remembered(kept, kind, partition)
+            if largest >= value:
+                break
+        else:
+            self._context.count("properties_not_kept")
+            raise BackendError(f"Pulsar does not keep the property {name} of {topic.name}: clients try again")
+        # Also what this gateway wrote, where another one has kept a larger number meanwhile.
+        old = outdated(kept, kind, partition, largest)
+        if old and remembered(kind, partition, largest) in kept:
+            self._context.spawn(self._topics.remove_properties(topic_id, old))
+
+    def forget(self, topic_id: UUID) -> None:
+        """The topic is gone."""
+        self._parsed.pop(topic_id, None)

@@ -1,0 +1,39 @@
+"""A topic as Pulsar has it.
+
+Owns: the value beside a `TopicInfo`: the name in Pulsar, the properties, names of partitions.
+Must not know: where such values are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kop.storage.pulsar.layout import CREATED_PROPERTY, number
+
+_YOUNG_SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PulsarTopic:
+    """What the engine knows of a topic beside its `TopicInfo`."""
+
+    full_name: str
+    """`persistent://tenant/namespace/name`."""
+    plain: bool
+    """Not partitioned: the one partition goes by the topic's own name."""
+    properties: Mapping[str, str]
+
+    def partition(self, index: int) -> str:
+        """Pulsar's name of a partition."""
+        return self.full_name if self.plain else f"{self.full_name}-partition-{index}"
+
+    @property
+    def is_young(self) -> bool:
+        """Whether a gateway made the topic within the last hour. It deduplicates from its beginning, and Pulsar has
+        forgotten no producer yet: that takes 6 idle hours (brokerDeduplicationProducerInactivityTimeoutMinutes).
+        """
+        created = number(self.properties, CREATED_PROPERTY, -1)
+        return created >= 0 and time.time() - created / 1000 < _YOUNG_SECONDS

@@ -1,0 +1,95 @@
+"""Partitions in Pulsar that belong to no topic: a producer that came back behind a deletion has made them.
+
+Owns: whether a partition was ever used, deleting such partitions, making a topic whole again.
+Must not know: why a partition is suspected, logs, the table of topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kop.pulsar_client import PulsarError
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.layout import ID_PROPERTY, namespace_of
+
+NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
+"""Pulsar's codes for a topic or partition that does not exist."""
+_PAUSES: Final = (0.02, 0.1, 0.3, 1.0)
+"""Seconds between tries to delete one: clients are on it, or another gateway deletes it."""
+_DEDUPLICATION_CURSOR: Final = "pulsar.dedup"
+
+log = logging.getLogger(__name__)
+
+
+def is_unused(stored: Mapping[str, Any]) -> bool:
+    """Whether nothing was ever written to a partition, and nobody has a subscription; from its internal stats."""
+    cursors = set(stored.get("cursors", ())) - {_DEDUPLICATION_CURSOR}
+    return not stored["entriesAddedCounter"] and not stored["numberOfEntries"] and not cursors
+
+
+class StrayPartitions:
+    """Looks for partitions of no topic, and deletes them. Methods raise PulsarError."""
+
+    def __init__(self, context: PulsarContext) -> None:
+        self._context = context
+
+    async def id_or_none(self, full_name: str) -> str | None:
+        """The id of a partitioned topic, empty where it has none; None where there is no such topic."""
+        try:
+            return (await self._context.admin.partitioned_metadata(full_name)).properties.get(ID_PROPERTY, "")
+        except PulsarError as error:
+            if error.code not in NOT_THERE:
+                raise
+            return None
+
+    async def complete(self, full_name: str) -> None:
+        """A partition was deleted as one of no topic: where another gateway made the topic just then, it lacks it."""
+        if await self.id_or_none(full_name) is not None:
+            await self._context.admin.create_missed_partitions(full_name)
+            self._context.count("partitions_recreated")
+            log.warning("%s was made while what its predecessor had left was deleted: it is whole again", full_name)
+
+    async def clear(self, full_name: str) -> bool:
+        """Delete unused partitions of no topic: while they are there, Pulsar makes none of that name.
+
+        Tells whether there were any and all are gone.
+        """
+        admin = self._context.admin
+        try:
+            await admin.partitioned_metadata(full_name)
+            return False
+        except PulsarError as error:
+            if error.code not in NOT_THERE:
+                raise
+        prefix = f"{full_name}-partition-"
+        strays = [name for name in await admin.list_topics(namespace_of(full_name)) if name.startswith(prefix)]
+        for name in strays:
+            if not await self._clear(name):
+                log.warning("%s stands in the way of a topic %s: delete it in Pulsar", name, full_name)
+                return False
+        return bool(strays)
+
+    async def _clear(self, name: str) -> bool:
+        admin = self._context.admin
+        for pause in _PAUSES:
+            try:
+                if not is_unused(await admin.internal_stats(name)):
+                    return False
+                await admin.delete_plain(name, force=False)
+                self._context.count("deleted_topics_that_came_back")
+                return True
+            except PulsarError as error:
+                if error.code in NOT_THERE:
+                    if name not in await admin.list_topics(namespace_of(name)):
+                        return True
+                    # Listed, and not there: so a topic may end that was deleted while a producer attached. Loaded once
+                    # more it can be deleted.
+                    await (await self._context.client.open_producer(name)).close()
+                elif error.code in {"PreconditionFailed", "ServerFailure"}:
+                    await asyncio.sleep(pause)  # clients are on it, or another gateway deletes it this moment
+                else:
+                    raise
+        return False
