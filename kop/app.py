@@ -370,13 +370,14 @@ def _banner(config: Config, serving: Serving) -> None:
     ]
     if serving.http_port is not None and config.http is not None:
         lines.append(f"  metrics     http://{shown((config.http.host, serving.http_port))}/metrics")
+    durable = serving.gateway.engine.promises.durable
     lines += [
         "",
         "Try, in another terminal:",
         f"  kop check --bootstrap {shown(reachable)}",
         f"  kcat -b {shown(reachable)} -L",
         "",
-        "Ctrl-C stops; data stays." if serving.gateway.engine.promises.durable else "Ctrl-C stops; data goes with it.",
+        "Ctrl-C stops the gateway. " + ("Data stays." if durable else "Its records are gone then."),
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 

@@ -122,7 +122,7 @@ def test_in_memory_it_serves_stops_and_says_that_nothing_stays(tmp_path: Path) -
     finally:
         served.kill()
     assert "memory:" in served.log
-    assert "data goes with it" in served.log
+    assert "Its records are gone then." in served.log
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 

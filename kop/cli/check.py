@@ -58,7 +58,9 @@ Examples:
 
 @click.command("check", epilog=EPILOG)
 @bootstrap_option
-@click.option("--admin-url", metavar="URL", help="Pulsar's admin REST: look at its brokers' settings, too.")
+@click.option(
+    "--admin-url", metavar="URL", help="Look at the settings of the Pulsar brokers behind this admin REST address, too."
+)
 def command(bootstrap: str, admin_url: str | None) -> None:
     """Run a round trip against a server and say what works: exit code 0 if all of it does, else 1.
 

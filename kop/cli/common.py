@@ -59,7 +59,27 @@ def note(message: str) -> None:
     click.echo(message, err=True)
 
 
-class Ordered(click.Group):
+class Suggesting(click.Group):
+    """A group that names the command which a misspelt one may mean."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a usage error where there is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            commands = self.list_commands(ctx)
+            close = difflib.get_close_matches(args[0], commands, 1)
+            close = close or [name for name in commands if name.startswith(args[0])]
+            if not close or "Did you mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean '{close[0]}'?", ctx) from None
+
+
+class Ordered(Suggesting):
     """A group that lists its commands in the order of their definition."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,7 +108,7 @@ def bootstrap_option(command: Command) -> Command:
         show_default=True,
         show_envvar=True,
         callback=_check_bootstrap,
-        help="Server to talk to; several with commas.",
+        help="Kafka servers to talk to, with commas between them.",
     )(command)
 
 

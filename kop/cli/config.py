@@ -23,8 +23,8 @@ Examples:
 
 @click.command("config", epilog=EPILOG)
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--changed", is_flag=True, help="Only the settings that are not at their default.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON array, one object a setting.")
+@click.option("--changed", is_flag=True, help="Show only settings that are not at their default.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with an object for each setting.")
 @settings_options
 def command(names: tuple[str, ...], changed: bool, as_json: bool, **flags: Any) -> None:
     """Show each setting with its value and meaning, as `kop serve` with the same flags would use it.

@@ -26,8 +26,10 @@ COMMIT_SECONDS = 5.0
 
 @click.command("consume", epilog=EPILOG)
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("-B", "--from-beginning", is_flag=True, help="From the first record, not from new ones on.")
-@click.option("-o", "--offset", type=int, metavar="N", help="From this offset; negative: the last N of each partition.")
+@click.option("-B", "--from-beginning", is_flag=True, help="Begin at the first record, not with new ones.")
+@click.option(
+    "-o", "--offset", type=int, metavar="N", help="Begin at this offset; -N is N before the end of each partition."
+)
 @click.option(
     "-p",
     "--partition",
@@ -35,21 +37,26 @@ COMMIT_SECONDS = 5.0
     type=click.IntRange(0),
     metavar="N",
     multiple=True,
-    help="Only this partition; may be repeated.",
+    help="Read only this partition; may be repeated.",
 )
-@click.option("-g", "--group", metavar="NAME", help="Join this group: share partitions, go on where it left, commit.")
+@click.option(
+    "-g", "--group", metavar="NAME", help="Join this group: share its partitions, go on at its offsets, commit."
+)
 @click.option("-n", "--max-messages", type=click.IntRange(1), metavar="N", help="Stop after N records.")
 @click.option(
     "-t",
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="Stop when nothing came for so long.",
+    help="Stop when no record came for so long.",
 )
-@click.option("--print-key", is_flag=True, help="Key and a tab before the value.")
-@click.option("--print-headers", is_flag=True, help="Headers as name=value,... and a tab before the rest.")
+@click.option("--print-key", is_flag=True, help="Print the key and a tab before the value.")
+@click.option("--print-headers", is_flag=True, help="Print headers as name=value,... and a tab before the rest.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object a record: topic, partition, offset, timestamp, ..."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print a JSON object for each record: topic, partition, offset, timestamp, ...",
 )
 @bootstrap_option
 def command(

@@ -176,15 +176,27 @@ def delete(bootstrap: str, names: tuple[str, ...]) -> None:
 
 @command.command("reset-offsets", short_help="Move committed offsets (with --execute).")
 @click.argument("name")
-@click.option("--topic", "topics", metavar="NAME[:P,...]", multiple=True, help="Topic, or some partitions of it.")
-@click.option("--all-topics", is_flag=True, help="Every topic that the group has committed offsets for.")
-@click.option("--to-earliest", is_flag=True, help="To the first record.")
-@click.option("--to-latest", is_flag=True, help="To the end.")
-@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset.")
-@click.option("--to-datetime", metavar="TIME", help="To the first record at or after 2026-01-31T12:00[:00][Z|+01:00].")
-@click.option("--by-duration", metavar="PnDTnHnMnS", help="To the first record of the last e.g. PT1H30M.")
-@click.option("--shift-by", type=int, metavar="N", help="Forward by N records, back where N is negative.")
-@click.option("--execute", is_flag=True, help="Do it; without this nothing changes.")
+@click.option(
+    "--topic",
+    "topics",
+    metavar="NAME[:P,...]",
+    multiple=True,
+    help="Reset this topic, or only the partitions P of it; may be repeated.",
+)
+@click.option("--all-topics", is_flag=True, help="Reset every topic for which the group committed offsets.")
+@click.option("--to-earliest", is_flag=True, help="Move to the first record.")
+@click.option("--to-latest", is_flag=True, help="Move behind the last record.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="Move to this offset.")
+@click.option(
+    "--to-datetime",
+    metavar="TIME",
+    help="Move to the first record at or after a time such as 2026-01-31T12:00[:00][Z|+01:00].",
+)
+@click.option(
+    "--by-duration", metavar="PnDTnHnMnS", help="Move to the first record of a time up to now, such as PT1H30M."
+)
+@click.option("--shift-by", type=int, metavar="N", help="Move forward by N offsets, or back where N is negative.")
+@click.option("--execute", is_flag=True, help="Change the offsets; without it they are only shown.")
 @bootstrap_option
 def reset_offsets(
     bootstrap: str, name: str, topics: tuple[str, ...], all_topics: bool, execute: bool, **targets: Any

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import kop
-from kop.cli.common import CliError, CliUsageError, explain
+from kop.cli.common import CliError, CliUsageError, Suggesting, explain
 from kop.config import ConfigError
 
 COMMANDS = {
@@ -42,7 +42,7 @@ Exit codes: 0 done, 1 failed, 2 wrong use or settings.
 `kop COMMAND --help` says more."""
 
 
-class Commands(click.Group):
+class Commands(Suggesting):
     """A group whose members are modules `kop.cli.NAME` with a `command`, imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -87,7 +87,7 @@ class Commands(click.Group):
 )
 @click.version_option(kop.__version__, "--version", message="kop %(version)s")
 def cli() -> None:
-    """Serve unmodified Kafka clients from one durable file, and talk to any Kafka server."""
+    """Serve unmodified Kafka clients from Apache Pulsar or one durable file, and talk to any Kafka server."""
 
 
 def main() -> None:

@@ -37,15 +37,17 @@ class _Place(NamedTuple):
 
 @click.command("offsets", epilog=EPILOG)
 @click.argument("topic")
-@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="Partition of the topic.")
+@click.option(
+    "--partition", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Partition of the topic."
+)
 @click.option("--message-id", metavar="L:E[:B]", help="Print the offset of this message.")
-@click.option("--offset", type=click.IntRange(min=0), help="Print the message id of this offset.")
-@click.option("--admin-url", metavar="URL", help="Pulsar's admin REST.")
-@click.option("--namespace", metavar="TENANT/NAMESPACE", help="Where the topic lies.")
+@click.option("--offset", type=click.IntRange(min=0), metavar="N", help="Print the message id of this offset.")
+@click.option("--admin-url", metavar="URL", help="Address of Pulsar's admin REST.")
+@click.option("--namespace", metavar="TENANT/NAMESPACE", help="Namespace of the topic in Pulsar.")
 @click.option(
     "--numbering",
     type=click.Choice(("index", "packed")),
-    help="What offsets are made of; kop.pulsar.offsets by default.",
+    help="How the gateway makes offsets; without it, the setting kop.pulsar.offsets.",
 )
 @click.option("--plain", is_flag=True, help="The topic is not partitioned in Pulsar.")
 def command(

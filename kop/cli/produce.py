@@ -27,16 +27,34 @@ RECORD_OVERHEAD = 100
 
 @click.command("produce", epilog=EPILOG)
 @click.argument("topic")
-@click.option("-f", "--file", type=click.File("rb"), default="-", help="Read this file, not stdin.")
+@click.option("-f", "--file", type=click.File("rb"), default="-", help="Read lines from this file, not from stdin.")
 @click.option(
-    "-K", "--key-separator", metavar="TEXT", help="What ends the key in a line; without it there are no keys."
+    "-K",
+    "--key-separator",
+    metavar="TEXT",
+    help="Text between key and value in a line; without it, records have no key.",
 )
 @click.option(
-    "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True, help="Header of every record; may be repeated."
+    "-H",
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Add a header to every record; may be repeated.",
 )
-@click.option("-p", "--partition", type=click.IntRange(0), metavar="N", help="Partition; else by key, or spread.")
 @click.option(
-    "--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True, help="When it counts as sent."
+    "-p",
+    "--partition",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Send to this partition; without it, the key decides, or records are spread.",
+)
+@click.option(
+    "--acks",
+    type=click.Choice(["all", "1", "0"]),
+    default="all",
+    show_default=True,
+    help="Which answer to wait for: of all replicas in sync, of the leader, or none.",
 )
 @click.option(
     "-z",
@@ -44,9 +62,9 @@ RECORD_OVERHEAD = 100
     type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
     default="none",
     show_default=True,
-    help="Codec of batches.",
+    help="Compress batches with this codec.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No count at the end.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no count at the end.")
 @bootstrap_option
 def command(
     bootstrap: str,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NO_ANSWER = frozenset({"ConnectionLost", "InvalidAddress", "Timeout", "TlsError"})
+"""Codes of errors that the client found itself: Pulsar said nothing."""
+
 
 def ask(url: str, config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
     """Run `work` with a client of the admin REST at `url`. What Pulsar refuses ends the command with one line."""
@@ -54,4 +57,6 @@ def ask(url: str, config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
     try:
         return asyncio.run(do())
     except PulsarError as error:
+        if error.code in _NO_ANSWER:
+            return fail(f"cannot ask Pulsar: {error.message}; see --admin-url")
         return fail(f"Pulsar says {error}")

@@ -21,34 +21,43 @@ def settings_options(command: Command) -> Command:
     """Add the flags of the settings; the command gets them as keyword arguments for `load`."""
     options = (
         click.option(
-            "--listen", metavar="HOST:PORT", multiple=True, help="Where Kafka clients connect; may be repeated."
+            "--listen",
+            metavar="HOST:PORT",
+            multiple=True,
+            help="Address that Kafka clients connect to; may be repeated.",
         ),
         click.option(
             "--advertise",
             metavar="HOST:PORT",
             multiple=True,
-            help="What clients are told to connect to, if it differs.",
+            help="Address that clients are told to connect to, if it differs.",
         ),
         click.option(
             "--store",
             metavar="sqlite:PATH|memory:|pulsar://HOST:PORT",
             help="Where data is kept: a file, memory, or Apache Pulsar.",
         ),
-        click.option("--admin-url", metavar="URL", help="Pulsar's admin REST, with --store pulsar://..."),
-        click.option("--workers", metavar="N", help="Serving processes, each a broker of its own (with Pulsar)."),
+        click.option("--admin-url", metavar="URL", help="Address of Pulsar's admin REST, with --store pulsar://..."),
         click.option(
-            "--cluster", metavar="TENANT/NAMESPACE", help="Where gateways of one cluster find one another in Pulsar."
+            "--workers", metavar="N", help="Number of processes that serve, each a broker of its own (with Pulsar)."
         ),
-        click.option("--http", metavar="HOST:PORT", help='Where /metrics, /healthz and /readyz are; "" for nowhere.'),
+        click.option(
+            "--cluster",
+            metavar="TENANT/NAMESPACE",
+            help="Pulsar namespace in which the gateways of one cluster find one another.",
+        ),
+        click.option(
+            "--http", metavar="HOST:PORT", help='Address of the pages /metrics, /healthz and /readyz; "" for none.'
+        ),
         click.option(
             "--config",
             "file",
             metavar="FILE",
             envvar="KOP_CONFIG",
             show_envvar=True,
-            help="TOML file of settings.",
+            help="Read settings from this TOML file.",
         ),
-        click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Any setting; may be repeated."),
+        click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set any setting; may be repeated."),
     )
     for option in reversed(options):
         command = option(command)

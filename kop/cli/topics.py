@@ -24,7 +24,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--internal", is_flag=True, help="Internal topics too.")
+@click.option("--internal", is_flag=True, help="List internal topics, too.")
 @bootstrap_option
 def list_topics(bootstrap: str, internal: bool) -> None:
     """List topics with their number of partitions."""
@@ -40,11 +40,22 @@ def list_topics(bootstrap: str, internal: bool) -> None:
 @command.command("create")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option(
-    "-p", "--partitions", type=click.IntRange(1), metavar="N", help="Number of partitions; else the server's default."
+    "-p",
+    "--partitions",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of partitions; without it, the server's default.",
 )
-@click.option("--replication-factor", type=click.IntRange(1), metavar="N", help="Replicas; else the server's default.")
-@click.option("-c", "--config", "configs", metavar="NAME=VALUE", multiple=True, help="Topic config; may be repeated.")
-@click.option("--if-not-exists", is_flag=True, help="A topic that is there already is no error.")
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of replicas; without it, the server's default.",
+)
+@click.option(
+    "-c", "--config", "configs", metavar="NAME=VALUE", multiple=True, help="Set a config of the topic; may be repeated."
+)
+@click.option("--if-not-exists", is_flag=True, help="Do not fail for a topic that exists.")
 @click.option("--validate-only", is_flag=True, help="Only say whether the server would do it.")
 @bootstrap_option
 def create(
@@ -85,7 +96,13 @@ def delete(bootstrap: str, names: tuple[str, ...]) -> None:
     "-p", "--partitions", type=click.IntRange(1), metavar="N", help="New number of partitions; it can only grow."
 )
 @click.option("-c", "--config", "configs", metavar="NAME=VALUE", multiple=True, help="Set a config; may be repeated.")
-@click.option("--delete-config", "removed", metavar="NAME", multiple=True, help="Back to the default; may be repeated.")
+@click.option(
+    "--delete-config",
+    "removed",
+    metavar="NAME",
+    multiple=True,
+    help="Set a config back to its default; may be repeated.",
+)
 @bootstrap_option
 def alter(
     bootstrap: str, name: str, partitions: int | None, configs: tuple[str, ...], removed: tuple[str, ...]
@@ -116,10 +133,13 @@ def alter(
 
 @command.command("describe", short_help="Show configs, partitions, offsets and sizes.")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--all-configs", is_flag=True, help="Configs at their default too.")
+@click.option("--all-configs", is_flag=True, help="Show configs that are at their default, too.")
 @bootstrap_option
 def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool) -> None:
-    """Show configs, partitions, first and end offset and size of topics; all but internal ones if none is named."""
+    """Show configs, partitions, start and end offsets and sizes of topics.
+
+    Without a name, all topics are shown but internal ones.
+    """
     from kafka import TopicPartition
     from kafka.admin import ConfigResource, ConfigResourceType
     from kafka.protocol.consumer import OffsetSpec

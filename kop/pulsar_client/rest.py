@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
@@ -216,7 +217,7 @@ class Rest:
             except (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError) as error:
                 raise PulsarError("TlsError", f"{url.origin()}: {error}; check the CA file and the name") from error
             except (aiohttp.ClientError, OSError) as error:
-                text = f"{method} {url.path}: no connection to {url.origin()} ({error or type(error).__name__})"
+                text = f"{method} {url.path}: no connection to {url.origin()} ({_reason(error)})"
                 raise PulsarError("ConnectionLost", text, retriable=True) from error
             if 200 <= status < 300:
                 return answer
@@ -274,3 +275,12 @@ class Rest:
                 middlewares=(_send_once,),
             )
         return self._session
+
+
+def _reason(error: aiohttp.ClientError | OSError) -> str:
+    """Why there is no connection, in the system's words: "Connection refused"."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # the host name is not known
+    return str(error) or type(error).__name__

@@ -62,6 +62,8 @@ def test_version(invoke):
     [
         (["foo"], "No such command 'foo'"),
         (["topics", "foo"], "No such command 'foo'"),
+        (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
+        (["groups", "reset"], "No such command 'reset'. Did you mean 'reset-offsets'?"),
         (["topics", "create"], "Missing argument 'NAME...'"),
         (["topics", "create", "a", "-c", "b"], "must be NAME=VALUE, got 'b'"),
         (["topics", "create", "a", "-c", "b=1", "-c", "b=2"], "b is given twice"),
