@@ -34,40 +34,40 @@ test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Ja
 test-full: $(VENV)/.test ## every test, the slow ones too (Java, Maven)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
-test-faults: $(VENV)/.test ## brokers and gateways killed, stopped and cut off under load, tokens that run out (Java, Maven): ten minutes
+test-faults: $(VENV)/.test ## the tests of outages, limits and permissions of Pulsar: ten minutes (Java, Maven)
 	$(BIN)/python -m pytest tests/faults tests/pulsar_client/test_pulsar_faults.py $(ARGS)
 
 conformance-fast: $(VENV)/.test ## real clients against `kop serve`: the part that CI runs
 	$(BIN)/python -m conformance --start-kop --fast $(ARGS)
 
-conformance-pulsar: $(VENV)/.test ## the same over an Apache Pulsar that it starts (Java, Maven)
+conformance-pulsar: $(VENV)/.test ## real clients against a gateway over an Apache Pulsar that it starts (Java, Maven)
 	$(BIN)/python -m conformance --start-kop-pulsar --fast $(ARGS)
 
 conformance: $(VENV)/.test ## every real client (ARGS="--bootstrap HOST:PORT" for another server)
 	$(BIN)/python -m conformance $(or $(ARGS),--start-kop)
 
-conformance-control: $(VENV)/.test ## the same, and what fails is tried on an Apache Kafka too (Java, Maven)
+conformance-control: $(VENV)/.test ## every real client; what fails is tried on an Apache Kafka, too (Java, Maven)
 	$(BIN)/python -m conformance --start-kop --control $(ARGS)
 
-conformance-java: $(VENV)/.test ## the Java tools and clients of Kafka, the fast part (Java, Maven)
+conformance-java: $(VENV)/.test ## Kafka's own Java tools and clients, the fast part (Java, Maven)
 	$(BIN)/python -m conformance --start-kop --client java --fast $(ARGS)
 
-conformance-librdkafka: $(VENV)/.test ## librdkafka's own test-runner: a build and ten minutes (npm, cmake, a C++ compiler)
+conformance-librdkafka: $(VENV)/.test ## librdkafka's own test-runner: a build, ten minutes (npm, cmake, C++ compiler)
 	$(BIN)/python -m conformance --start-kop --client librdkafka $(ARGS)
 
-conformance-spark: $(VENV)/.test ## PySpark's own format("kafka"), batch and streams: two minutes (Java 17, Maven Central)
+conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), batch and streams: two minutes (Java 17, Maven Central)
 	$(BIN)/python -m conformance --start-kop --client spark $(ARGS)
 
 bench: $(VENV)/.test ## throughput, latency and CPU beside an Apache Kafka (Java, Maven)
 	$(BIN)/python -m conformance.bench $(ARGS)
 
-bench-pulsar: $(VENV)/.test ## the gateway over Pulsar beside pulsar-perf and a bare client: five minutes (Java, Maven)
+bench-pulsar: $(VENV)/.test ## the gateway over Pulsar beside pulsar-perf and a bare client: five minutes (Java)
 	$(BIN)/python -m conformance.bench.over_pulsar $(ARGS)
 
-soak: $(VENV)/.test ## ten minutes of faults over Pulsar, then every acknowledgement is compared (ARGS=--kill-broker)
+soak: $(VENV)/.test ## ten minutes of faults over Pulsar, then every acknowledgement is checked (Java, Maven)
 	$(BIN)/python -m conformance.soak $(ARGS)
 
-soak-fast: $(VENV)/.test ## the same with a minute of load: the part that CI runs
+soak-fast: $(VENV)/.test ## one minute of faults over Pulsar: the part that CI runs (Java, Maven)
 	$(BIN)/python -m conformance.soak --fast $(ARGS)
 
 lint: $(VENV)/.test ## format and check

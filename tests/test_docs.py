@@ -1,0 +1,50 @@
+"""What the pages name is there: files that they link to, targets of make, tests that prove a statement, commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kop.cli.main import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "conformance").glob("*.md"))]
+TESTS = {path.name: path for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+SOURCES = "\n".join(path.read_text() for path in TESTS.values())
+
+
+@pytest.fixture(params=PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def page(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+def test_links_of_a_page_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_a_page_names_targets_that_make_has(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`make\s([a-z-]+)", page.read_text())) | set(
+        re.findall(r"^make ([a-z-]+)", page.read_text(), re.MULTILINE)
+    )
+    assert named <= targets
+
+
+def test_a_page_names_tests_that_are_there(page: Path) -> None:
+    text = page.read_text()
+    files = re.findall(r"\btests/[\w/]+\.py\b", text) + re.findall(r"`docs/[\w/]+\.md\b", text)
+    assert [name for name in files if not (ROOT / name.strip("`")).exists()] == []
+    modules = re.findall(r"(?<![\w/])(test_\w+\.py)\b", text)
+    assert [name for name in modules if name not in TESTS] == []
+    functions = re.findall(r"(?<![\w/])(test_\w+)\b(?!\.py|/)", text)
+    if page.name in {"operations.md", "kop-weaknesses.md"}:
+        assert [name for name in functions if f"def {name}(" not in SOURCES and f"{name}.py" not in TESTS] == []
+
+
+def test_a_page_names_commands_that_kop_has(page: Path) -> None:
+    named = set(re.findall(r"(?:^|`)kop ([a-z]+)\b", page.read_text(), re.MULTILINE))
+    assert named <= COMMANDS.keys()
