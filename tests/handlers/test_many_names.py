@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -273,4 +274,9 @@ def test_a_hundred_thousand_names_leave_others_their_turn(tmp_path: Path, name: 
             assert len(answer) > MANY
         return longest
 
-    assert run(main()) < HOLD_SECONDS
+    gc.collect()
+    gc.freeze()  # what the tests before left is none of the gateway's: a collection that walks it takes 0.2 s
+    try:
+        assert run(main()) < HOLD_SECONDS
+    finally:
+        gc.unfreeze()
