@@ -355,7 +355,7 @@ def test_a_limit_on_consumers_is_retriable_and_heals(
     limit = f"persistent/{space.namespace}/watched/maxConsumers"
     log = served.log("watched")
     served.call(log.attach())
-    served.call(log.client.open_reader(log.partition_name, EARLIEST, permits=1, on_entry=lambda _: None))
+    served.call(log.context.client.open_reader(log.partition_name, EARLIEST, permits=1, on_entry=lambda _: None))
     rest(space, "POST", limit, 1)
     until(lambda: rest(space, "GET", f"{limit}?applied=true") == 1)
 
@@ -411,7 +411,7 @@ def test_an_evicted_backlog_takes_nothing_from_kafka_clients(space: Pulsar, serv
     assert client.flush() == list(range(10))
     rest(space, "POST", f"{path}-partition-0/subscription/stuck/skip_all")  # as the broker does once a minute
     log = served.log("evicted")
-    served.engine.cache.drop(log.tail)
+    served.engine.cache.drop(log.tail.cached)
     found = served.call(log.read(0, 1 << 20, min_one=True))
     assert found.size > 100_000
     assert one(served.bootstrap, "evicted") == 10

@@ -130,13 +130,13 @@ def test_a_chunked_message_has_the_offset_of_its_last_chunk(interop: Interop, co
     assert fetch(interop.other, topic, 1, max_bytes=1).batches == [(1, 1, 0), (2, 2, 0), (3, 3, 1)]
     # Where a reader would begin between the chunks it goes back for the first one.
     interop.other.call(forget_readers(interop.other, topic))
-    log.marks.add(2, Position(where.ledger_id(), where.entry_id() - 1))
+    log.search.index.add(2, Position(where.ledger_id(), where.entry_id() - 1))
     assert interop.read(topic, 3, 5)[0] == large
 
 
 async def forget_readers(gateway: PulsarGateway, topic: str) -> None:
     """So that the next read needs a new one."""
-    gateway.engine.cache.drop(gateway.log(topic).tail)
+    gateway.engine.cache.drop(gateway.log(topic).tail.cached)
     gateway.log(topic).close_idle(float("inf"), 0)
 
 

@@ -55,7 +55,9 @@ def out_and_back(interop: Interop, topics: list[str], batch: list[Record], codec
     assert interop.write(topic, batch, codec=codec) == [begin]
     expected = [record._replace(offset=begin + record.offset) for record in batch]
     end = interop.ended(topic, begin + len(batch), interop.other)[1]
-    interop.other.engine.loop.call_soon_threadsafe(interop.other.engine.cache.drop, interop.other.log(topic).tail)
+    interop.other.engine.loop.call_soon_threadsafe(
+        interop.other.engine.cache.drop, interop.other.log(topic).tail.cached
+    )
     assert interop.read(topic, begin, end) == expected
     found = interop.receive_from(topic, begin, end)
     for record, message in zip(batch, found, strict=True):

@@ -65,7 +65,7 @@ class DenseLog:
         return getattr(self.real, name)
 
     def _known(self) -> Batches:
-        tail = self.real.tail
+        tail = self.real.tail.cached
         for i in range(len(tail.lasts) - 1, tail.first - 1, -1):
             header = read_header(tail.buffers[i])
             if self._batches.bases and header.base_offset <= self._batches.bases[-1]:

@@ -10,17 +10,20 @@ from uuid import UUID
 from batches import batch
 
 from kop.errors import ErrorCode, KopError
-from kop.pulsar_client import EARLIEST, Entry, EntryRefusedError, Position, PulsarError
+from kop.pulsar_client import EARLIEST, Entry, EntryRefusedError, Position, Producer, PulsarError
 from kop.pulsar_client.admin import EntryHead, StoredEntry
 from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.faults import Faults
-from kop.storage.pulsar.offsets import mapping as numbering
+from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.log import PulsarLog
-from kop.storage.pulsar.reading.budget import ReadAhead
+from kop.storage.pulsar.partition.services import PartitionServices
+from kop.storage.pulsar.partition.view import PartitionView
+from kop.storage.pulsar.reading.budget import ReadBudget
+from kop.storage.pulsar.settings import Settings
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns
 
@@ -271,23 +274,38 @@ class FakeAdmin:
 
 
 class FakeEngine:
-    """What a log asks of its engine."""
+    """What a log is given: the context, and the services behind it."""
 
     def __init__(self, broker: Broker, offsets: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.client = broker
         self.admin = FakeAdmin(broker)
-        self.cache = TailCache(1 << 20)
-        self.read_ahead = ReadAhead(1 << 30)
-        self.attaching = Turns(64)
         self.faults = Faults(self.loop.time)
         self.counts = self.faults.counts
-        self.numbering = numbering.make(offsets, self.faults)
+        self.settings = Settings()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
-        self.presence = self
         self.queued_bytes = 0
         self.raw_marked = False
+        self.services = PartitionServices(
+            mapping=offset_mapping(offsets, self.faults),
+            cache=TailCache(1 << 20),
+            read_budget=ReadBudget(1 << 30),
+            attaching=Turns(64),
+            producer_naming=FakeProducerNaming,  # type: ignore[arg-type]
+            refusal=lambda size: None,
+            queued=self.queued,
+            may_attach=self.may_attach,
+            confirm=self.confirm,
+            retains=self.checked,
+            deduplicates=self.checked,
+            knows_all_producers=lambda topic_id: False,
+            mark_raw=self.mark_raw,
+            may_write_raw=lambda topic_id: self.raw_marked,
+            entry_size_limit=self.entry_size_limit,
+            kept_number=lambda topic_id, index, kind: 0,
+            keep_number=self.keep_number,
+        )
 
     def count(self, what: str) -> None:
         self.faults.count(what)
@@ -297,9 +315,6 @@ class FakeEngine:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def refusal(self, size: int) -> KopError | None:
-        return None
-
     def queued(self, size: int, future: asyncio.Future[Any]) -> None:
         self.queued_bytes += size
 
@@ -308,16 +323,16 @@ class FakeEngine:
 
         future.add_done_callback(ended)
 
-    async def may_attach(self, log: PulsarLog) -> bool:
+    async def may_attach(self, log: PartitionView) -> bool:
         return not self.gone
 
-    async def deduplicates(self, topic_id: UUID) -> None:
+    async def confirm(self, log: PartitionView, producer: Producer) -> None:
         pass
 
-    async def retains(self, topic_id: UUID) -> None:
+    async def checked(self, topic_id: UUID) -> None:
         pass
 
-    async def begin_raw(self, topic_id: UUID) -> None:
+    async def mark_raw(self, topic_id: UUID) -> None:
         self.raw_marked = True
 
     def entry_size_limit(self, topic_id: UUID) -> EntrySizeLimit:
@@ -326,21 +341,8 @@ class FakeEngine:
 
         return EntrySizeLimit(self.loop.time, ask, self.spawn)
 
-    def writes_raw(self, log: PulsarLog) -> bool:
-        return log.policy.raw_entries and self.raw_marked
-
-    def knows_all_producers(self, topic_id: UUID) -> bool:
-        return False
-
-    def remembered(self, log: PulsarLog, what: str) -> int:
-        return 0
-
-    async def remember(self, log: PulsarLog, what: str, value: int) -> None:
+    async def keep_number(self, topic: TopicInfo, index: int, kind: str, value: int) -> None:
         pass
-
-    @property
-    def producer_naming(self) -> FakeProducerNaming:
-        return FakeProducerNaming()
 
 
 class FakeProducerNaming:
@@ -358,9 +360,8 @@ class FakeProducerNaming:
 def make_log(broker: Broker, *, append_time: bool = False, offsets: str = "index", **configs: Any) -> PulsarLog:
     engine: Any = FakeEngine(broker, offsets)
     policy = LogPolicy(log_append_time=append_time, **configs)
-    return PulsarLog(
-        engine, TopicInfo("t", UUID(int=1 << 70), 1), 0, "persistent://public/default/t-partition-0", policy
-    )
+    name = "persistent://public/default/t-partition-0"
+    return PulsarLog(engine, engine.services, TopicInfo("t", UUID(int=1 << 70), 1), 0, name, policy)
 
 
 async def settle() -> None:

@@ -39,6 +39,7 @@ from kop.storage.pulsar.layout import (
     ProducerNaming,
 )
 from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 from kop.storage.topic_table import new_uuid
 
 
@@ -119,7 +120,7 @@ async def test_a_producer_goes_on_after_an_upgrade_from_the_former_names(
             log = await make(old)
             for number in range(3):
                 await append(log, batch([f"{number}"], producer=7, sequence=number))
-    monkeypatch.setattr(PulsarEngine, "knows_all_producers", lambda *_: False)
+    monkeypatch.setattr(PulsarTopic, "is_young", False)
     async with pulsar_store.opened() as new:
         log = await attached(new)
         assert (await append(log, batch(["3"], producer=7, sequence=3))).base_offset == 3
@@ -131,7 +132,7 @@ async def test_those_who_need_producer_ids_at_once_behind_a_lost_producer_share_
 ) -> None:
     async with pulsar_store.opened() as engine:
         partition = f"{engine.context.naming.own_topic}-partition-0"
-        unopened = ProducerIdBlocks(engine.client, partition, "ids", engine.numbering.first_id)
+        unopened = ProducerIdBlocks(engine.client, partition, "ids", engine.mapping.first_id)
         blocks = await asyncio.gather(*(unopened.take() for _ in range(5)))
         assert len(set().union(*blocks)) == sum(map(len, blocks))
 

@@ -12,7 +12,7 @@ from kop.pulsar_client.errors import server_error
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.repeats import Repeats
 from kop.storage.pulsar.faults import Faults, kafka_error
-from kop.storage.pulsar.partition.throttle import Held, still_to_wait
+from kop.storage.pulsar.partition.throttle import RateExceeded, still_to_wait
 
 RETRIED = {
     ErrorCode.KAFKA_STORAGE_ERROR,
@@ -124,7 +124,7 @@ def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_i
 
 
 def test_a_rate_is_exceeded_while_pulsars_count_of_it_grows() -> None:
-    held = Held()
+    held = RateExceeded()
     assert held.wants_to_ask(0)
     assert not held.wants_to_ask(0.9)
     assert not held.counted(4, 0.1), "from long ago, for all we know"
@@ -139,7 +139,7 @@ def test_a_rate_is_exceeded_while_pulsars_count_of_it_grows() -> None:
 
 
 def test_late_receipts_of_other_reasons_are_asked_about_ever_less() -> None:
-    held = Held()
+    held = RateExceeded()
     asked = []
     for now in range(300):
         if held.wants_to_ask(now):

@@ -60,7 +60,7 @@ async def test_both_formats_follow_each_other_in_one_log() -> None:
     play = Play(41)
     await play.run("aSR")
     play.log.policy = raw_policy(True)
-    play.log.engine.raw_marked = True  # type: ignore[attr-defined]
+    play.log.context.raw_marked = True  # type: ignore[attr-defined]
     await play.run("aSR F aSRT")
     play.log.policy = raw_policy(False)
     await play.run("aSR T")

@@ -20,8 +20,8 @@ from kop.storage.pulsar.faults import refusal_name
 from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as sender_module
+from kop.storage.pulsar.partition import tail as tail_module
 from kop.storage.pulsar.partition.log import PulsarLog
-from kop.storage.pulsar.reading import search as lookup
 from kop.storage.pulsar.reading import stored_batches
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Stretch, Wanted
 from kop.turns import Turns
@@ -86,7 +86,7 @@ class Play:
 
     @property
     def counts(self) -> dict[str, int]:
-        found: dict[str, int] = self.log.engine.counts
+        found: dict[str, int] = self.log.context.faults.counts
         return found
 
 
@@ -141,7 +141,7 @@ async def test_what_an_append_is_told(case: str, producer: int) -> None:
     await play.log.close()
     assert None not in play.outcomes, "every future has ended when the log is closed"
     await settle()
-    assert play.log.engine.queued_bytes == 0  # type: ignore[attr-defined]
+    assert play.log.context.queued_bytes == 0  # type: ignore[attr-defined]
 
 
 @PRODUCERS
@@ -268,7 +268,7 @@ async def test_an_attach_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_the_clock_of_attaching_starts_with_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play(41)
-    turns = play.log.engine.attaching = Turns(0)
+    turns = play.log.services.attaching = Turns(0)
     monkeypatch.setattr(log_module, "ATTACH_SECONDS", 0.0)  # a clock that ran while it waits would end it at once
     play.append()
     await asyncio.sleep(0.05)
@@ -286,7 +286,7 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
 ) -> None:
     monkeypatch.setattr(log_module, "WAIT_SECONDS", 0.02)
     play = Play(41)
-    turns = play.log.engine.attaching = Turns(0)
+    turns = play.log.services.attaching = Turns(0)
     play.append()
     with pytest.raises(BackendError) as late:
         await play.log.attach()
@@ -427,7 +427,7 @@ async def test_what_has_ended_keeps_no_batch_in_memory() -> None:
         for _ in range(5):
             play.append(following, ("x" * size,))
         assert play.outcomes[-5:] == [TOO_LARGE] * 5
-        play.log.engine.cache.drop(play.log.tail)
+        play.log.services.cache.drop(play.log.tail.cached)
         play.broker.entries.clear()
         play.broker.sent.clear()
         kept = [future.exception() for future in play.futures]
@@ -641,7 +641,7 @@ async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.Monk
 
 
 async def test_a_tail_that_pulsar_moved_past_entries_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_STANDS_SECONDS", 0.05)
+    monkeypatch.setattr(tail_module, "_STANDS_SECONDS", 0.05)
     play = Play(-1)
     await play.run("aSRT F")
     tail, end = play.broker.tail, play.log.high_watermark
@@ -671,7 +671,7 @@ async def test_a_tail_that_stands_still_keeps_nobody_waiting(producer: int) -> N
     assert play.outcomes[-2:] == [22, 24]
     assert play.log.high_watermark == 26
     assert set(play.counts) == {ASKED, "tail_late"}, "the tail finds each where it was told to be"
-    assert play.log.engine.queued_bytes == 0  # type: ignore[attr-defined]
+    assert play.log.context.queued_bytes == 0  # type: ignore[attr-defined]
     await play.log.close()
 
 
@@ -802,8 +802,8 @@ async def test_closing_waits_for_no_question(script: str) -> None:
         asked.set()
         await asyncio.sleep(3600)
 
-    play.log.engine.admin.entry_head = never  # type: ignore[method-assign]
-    play.log.engine.admin.internal_stats = never  # type: ignore[method-assign]
+    play.log.context.admin.entry_head = never  # type: ignore[method-assign]
+    play.log.context.admin.internal_stats = never  # type: ignore[method-assign]
     await asked.wait()
     before = asyncio.all_tasks()
     await play.log.close()
@@ -889,7 +889,7 @@ async def test_every_append_ends_with_the_log(how: str, script: str, producer: i
         play.log.remove()
     else:
         play.log.deleted = True
-        play.log.engine.gone = True  # type: ignore[attr-defined]
+        play.log.context.gone = True  # type: ignore[attr-defined]
         if play.broker.readers:
             play.broker.tail.on_lost(PulsarError("TopicNotFound"))
     await settle()
@@ -898,7 +898,7 @@ async def test_every_append_ends_with_the_log(how: str, script: str, producer: i
         assert play.outcomes[-1] is GONE
         play.append()
         assert play.outcomes[-1] is GONE
-    assert play.log.engine.queued_bytes == 0  # type: ignore[attr-defined]
+    assert play.log.context.queued_bytes == 0  # type: ignore[attr-defined]
     await play.log.close()
 
 
@@ -965,7 +965,7 @@ def big() -> tuple[str, ...]:
 
 
 def pieces(log: PulsarLog) -> None:
-    log.client.max_message_size = 2048
+    log.context.client.max_message_size = 2048
 
 
 async def test_a_split_batch_has_the_offset_of_its_first_record() -> None:

@@ -74,13 +74,13 @@ async def test_a_log_start_beyond_what_the_tail_has_brought_is_not_forgotten(pul
         await fill(here, "0", "1")
         await until(lambda: other.topics.get("t"))
         there = await attached(other)
-        assert there._stream is not None
-        there._stream.pause()
+        assert there.tail.stream is not None
+        there.tail.stream.pause()
         for number in range(2, 60):
             await append(here, batch([str(number)]))
         await here.delete_records(58)
         await other.topics.refresh(there.topic.topic_id)
-        there._stream.go_on()
+        there.tail.stream.go_on()
         await until(lambda: there.high_watermark == 60)
         await until(lambda: there.log_start_offset == 58)
 
@@ -114,7 +114,7 @@ async def test_a_fetch_from_before_what_retention_left_is_out_of_range(pulsar_st
         await engine.admin.unload(log.partition_name)
         await until_appended(log, "10")
         await engine.admin.truncate(log.partition_name)
-        engine.cache.drop(log.tail)
+        engine.cache.drop(log.tail.cached)
         with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
             await log.read(3, 1000, min_one=True)
         assert log.log_start_offset == 10

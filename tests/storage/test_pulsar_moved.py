@@ -68,7 +68,7 @@ def same(begin: int, end: int) -> list[tuple[int, int]]:
 async def expire(log: PulsarLog) -> None:
     """Let what is older than a second expire for all subscriptions, those of readers too."""
     await asyncio.sleep(1.2)
-    base = str(log.engine.admin._bases[0]).rstrip("/")
+    base = str(log.context.admin._bases[0]).rstrip("/")
     path = f"{log.partition_name.replace('persistent://', 'persistent/')}/all_subscription/expireMessages/1"
     request = urllib.request.Request(f"{base}/admin/v2/{path}", json.dumps(None).encode(), method="POST")
     request.add_header("Content-Type", "application/json")
@@ -82,7 +82,7 @@ async def test_a_slow_reader_reads_what_expired_for_it(
     async with two(pulsar_store) as (writer, log, engine):
         await put(writer, 0, 30, 500_000)  # more than a reader reads ahead, and than the cache keeps
         await until(lambda: log.high_watermark == 30)
-        engine.cache.drop(log.tail)
+        engine.cache.drop(log.tail.cached)
         found = await log.read(0, 1, min_one=True)
         assert [record.offset for record in records(found.buffers)] == [0]
         await expire(log)
@@ -97,8 +97,8 @@ async def test_a_tail_that_was_moved_past_entries_leaves_no_hole(pulsar_store: P
     async with two(pulsar_store) as (writer, log, _):
         stood = await stand_still(writer, log, 60)
         await expire(log)
-        assert log._stream is not None
-        log._stream.go_on()
+        assert log.tail.stream is not None
+        log.tail.stream.go_on()
         await put(writer, 60, 62)
         await until(lambda: log.high_watermark == 62)
         await until(lambda: log.read_cached(stood, 1000, min_one=True) is None)  # not answered from memory
@@ -108,8 +108,8 @@ async def test_a_tail_that_was_moved_past_entries_leaves_no_hole(pulsar_store: P
 
 async def stand_still(writer: PartitionLog, log: PulsarLog, end: int) -> int:
     """Pulsar sends the tail no more than was asked for, as to a gateway that stands still; the end that it knows."""
-    assert log._stream is not None
-    log._stream.pause()
+    assert log.tail.stream is not None
+    log.tail.stream.pause()
     await put(writer, 0, end)
     await until(lambda: log.high_watermark > 0)
     await asyncio.sleep(0.3)
@@ -120,7 +120,7 @@ async def stand_still(writer: PartitionLog, log: PulsarLog, end: int) -> int:
 async def test_what_retention_took_before_the_tail_saw_it_is_out_of_range(pulsar_store: PulsarStore) -> None:
     async with two(pulsar_store) as (writer, log, engine):
         stood = await stand_still(writer, log, 60)
-        stream = log._stream
+        stream = log.tail.stream
         assert stream is not None
         await engine.admin.unload(log.partition_name)  # what comes next begins a new ledger
         await put(writer, 60, 61)

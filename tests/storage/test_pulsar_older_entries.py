@@ -78,7 +78,7 @@ def log_over(*ledgers: tuple[int, bool]) -> tuple[PulsarLog, Ledgers, LedgerAdmi
     broker.write(*ledgers)
     log = make_log(broker)
     admin = LedgerAdmin(broker)
-    log.engine.admin = admin  # type: ignore[assignment]
+    log.context.admin = admin  # type: ignore[assignment]
     return log, broker, admin
 
 
@@ -102,7 +102,7 @@ async def test_a_log_starts_at_the_first_entry_with_an_offset(
     await log.attach()
     assert (log.log_start_offset, log.high_watermark) == (start, end)
     older = not ledgers[0][1]
-    assert log.engine.counts == ({OLDER: 1} if older else {})
+    assert log.context.faults.counts == ({OLDER: 1} if older else {})
     assert ("entries from before the brokers gave them an index" in caplog.text) == older
     broker.tail.deliver()
     assert log.attached
@@ -123,7 +123,7 @@ async def test_the_first_of_many_ledgers_is_found_with_a_few_questions() -> None
     log, _, admin = log_over(*[(1, False)] * 600, *[(1, True)] * 400)
     await log.attach()
     assert (log.log_start_offset, log.high_watermark) == (0, 1200)
-    assert log.begin == Position(608, 0)
+    assert log.search.begin == Position(608, 0)
     assert admin.asked <= 12
     await log.close()
 

@@ -28,6 +28,8 @@ from kop.storage.base import PartitionLog
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets import mapping as numbering
+from kop.storage.pulsar.offsets.ledger_closing import close_ledger
+from kop.storage.pulsar.offsets.mapping import PartitionEntries
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading.batches import Converter
@@ -163,7 +165,7 @@ async def test_a_batch_of_too_many_records_is_refused_and_the_next_one_goes_thro
 
 async def test_a_batch_that_would_be_split_is_refused() -> None:
     play = PackedPlay(-1)
-    play.log.client.max_message_size = 2048
+    play.log.context.client.max_message_size = 2048
     play.append(values=("v" * 400,) * 8)
     await settle()
     assert play.outcomes == [TOO_LARGE]
@@ -190,11 +192,13 @@ async def test_a_ledger_that_cannot_be_closed_is_told_of(caplog: pytest.LogCaptu
     async def unload(_: str) -> None:
         raise PulsarError("Forbidden", "so says the test")
 
-    play.log.engine.admin.unload = unload  # type: ignore[method-assign]
-    play.log.numbering.passed(play.log, Position(7, numbering.CLOSE_AT - 1))
+    play.log.context.admin.unload = unload  # type: ignore[method-assign]
+    assert not play.log.services.mapping.closes_ledger(Position(7, numbering.CLOSE_AT - 1))
     await settle()
     assert play.counts == {}
-    play.log.numbering.passed(play.log, Position(7, numbering.CLOSE_AT - numbering.CLOSE_AT % (1 << 14) + (1 << 14)))
+    position = Position(7, numbering.CLOSE_AT - numbering.CLOSE_AT % (1 << 14) + (1 << 14))
+    assert play.log.services.mapping.closes_ledger(position)
+    await close_ledger(play.log.context, play.log.partition_name, play.log.title, position.ledger)
     await settle()
     assert play.counts["ledgers_not_closed"] == 1
     assert "pulsar-admin topics unload" in caplog.text
@@ -227,7 +231,7 @@ def entry(position: Position, count: int = 3) -> Entry:
 
 def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
     faults = Faults(time.monotonic)
-    packed = numbering.make("packed", faults)
+    packed = numbering.offset_mapping("packed", faults)
     converter = Converter(
         "t-0", pack(Position(7, 4)), packed, append_time=False, count=faults.count, max_message_bytes=1 << 20
     )
@@ -242,7 +246,7 @@ def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
 
 
 def test_a_cluster_with_larger_ledger_ids_is_refused() -> None:
-    packed = numbering.make("packed", Faults(time.monotonic))
+    packed = numbering.offset_mapping("packed", Faults(time.monotonic))
     position = Position(MOST_LEDGERS, 0)
     for attempt in (lambda: packed.place(entry(position)), lambda: packed.first_id(position, 1000)):
         with pytest.raises(KopError, match=r"kop\.pulsar\.offsets=index"):
@@ -254,7 +258,7 @@ def test_a_cluster_with_larger_ledger_ids_is_refused() -> None:
 async def test_an_empty_log_answers_older_offsets_with_nothing_and_later_ones_not() -> None:
     broker = Broker()
     log: PulsarLog = make_log(broker, offsets="packed")
-    log.engine.admin.internal_stats = lambda _: _stats(12)  # type: ignore[method-assign,assignment,return-value]
+    log.context.admin.internal_stats = lambda _: _stats(12)  # type: ignore[method-assign,assignment,return-value]
     found = await log.read(0, LIMIT, min_one=True)
     assert (found.size, log.log_start_offset, log.high_watermark) == (0, pack(Position(12, 0)), pack(Position(12, 0)))
     for offset in (-1, log.high_watermark + 1):
@@ -343,13 +347,13 @@ async def test_a_reader_goes_on_through_gaps_and_looks_twice_between_ledgers(
                 await put(log, f"{part}.{number}", "x")
             await new_ledger(engine, log)
         located: list[int] = []
-        locate = engine.numbering.locate
+        locate = engine.mapping.locate
 
-        async def counted(log: PulsarLog, offset: int, back: int) -> Position:
+        async def counted(entries: PartitionEntries, offset: int, back: int) -> Position:
             located.append(offset)
-            return await locate(log, offset, back)
+            return await locate(entries, offset, back)
 
-        monkeypatch.setattr(engine.numbering, "locate", counted)
+        monkeypatch.setattr(engine.mapping, "locate", counted)
         assert await read_values(log, max_bytes=200) == [
             value for part in range(3) for number in range(20) for value in (f"{part}.{number}", "x")
         ]

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kop.pulsar_client import Position
-from kop.storage.pulsar.offsets.sparse_index import MOST_MARKS, NEAR, Ledgers, Marks, next_probe
+from kop.storage.pulsar.offsets.sparse_index import MOST_MARKS, NEAR, Ledgers, SparseIndex, next_probe
 
 P = Position
 
 
-def marks(*places: tuple[int, Position]) -> Marks:
-    found = Marks()
+def marks(*places: tuple[int, Position]) -> SparseIndex:
+    found = SparseIndex()
     for offset, position in places:
         found.add(offset, position)
     return found

@@ -66,7 +66,7 @@ async def entries(log: PulsarLog) -> list[tuple[Entry, transcode.EntryView]]:
         if entry.index == log.high_watermark - 1:
             done.set()
 
-    reader = await log.client.open_reader(log.partition_name, EARLIEST, permits=1000, on_entry=on_entry)
+    reader = await log.context.client.open_reader(log.partition_name, EARLIEST, permits=1000, on_entry=on_entry)
     async with asyncio.timeout(SECONDS):
         await done.wait()
     await reader.close()

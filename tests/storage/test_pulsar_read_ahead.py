@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from kop.storage.pulsar.reading.budget import ReadAhead, Share
+from kop.storage.pulsar.reading.budget import BudgetShare, ReadBudget
 
 
 class Pool:
-    """A `ReadAhead` of 100 bytes and the names of the readers that it dropped."""
+    """A `ReadBudget` of 100 bytes and the names of the readers that it dropped."""
 
     def __init__(self) -> None:
-        self.bound = ReadAhead(100)
+        self.bound = ReadBudget(100)
         self.dropped: list[str] = []
 
-    async def open(self, name: str, burst: int = 40) -> Share:
+    async def open(self, name: str, burst: int = 40) -> BudgetShare:
         return await self.bound.share(burst, lambda: self.dropped.append(name))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kop.errors import ErrorCode
 from kop.records.batch import BatchHeader, add_sequence, read_header
-from kop.storage.pulsar.partition.sequences import WINDOW, Sequences, Verdict
+from kop.storage.pulsar.partition.sequences import WINDOW, SequenceWindow, Verdict
 
 LAST = 2**31 - 1
 UNKNOWN = ErrorCode.UNKNOWN_PRODUCER_ID
@@ -25,7 +25,7 @@ def at(epoch: int, unwrapped: int) -> int:
 
 
 def test_where_nothing_was_forgotten_a_producer_may_begin_anywhere() -> None:
-    window = Sequences(-1, complete=True)
+    window = SequenceWindow(-1, complete=True)
     assert window.check(header(7, 2)) == Verdict(7)
     window.take(header(7, 2), 7, "first")
     assert window.check(header(9)) == Verdict(9)
@@ -33,7 +33,7 @@ def test_where_nothing_was_forgotten_a_producer_may_begin_anywhere() -> None:
         assert window.check(header(late)).error.code is DISORDER  # type: ignore[union-attr]
     for refused in (header(3, epoch=1), header(11)):
         assert window.check(refused).error.code is DISORDER  # type: ignore[union-attr]
-    known = Sequences(at(0, 4), complete=True)
+    known = SequenceWindow(at(0, 4), complete=True)
     assert known.check(header(7)).error.code is DISORDER  # type: ignore[union-attr]
 
 
@@ -42,7 +42,7 @@ def header(sequence: int, count: int = 1, epoch: int = 0) -> BatchHeader:
 
 
 def test_what_pulsar_refused_is_never_known() -> None:
-    window = Sequences(-1)
+    window = SequenceWindow(-1)
     for first in (0, 3, 6, 9):
         window.take(header(first, 3), first, first)
     window.refuse(3, 3, 3)
@@ -54,7 +54,7 @@ def test_what_pulsar_refused_is_never_known() -> None:
 
 
 def test_what_pulsar_refused_takes_no_sequence_where_nothing_is_stored_behind_it() -> None:
-    window = Sequences(-1)
+    window = SequenceWindow(-1)
     for first in (0, 3, 6):
         window.take(header(first, 3), first, first)
     window.refuse(3, 3, 3)
@@ -62,14 +62,14 @@ def test_what_pulsar_refused_takes_no_sequence_where_nothing_is_stored_behind_it
     assert window.last_sequence == 2
     assert window.check(header(3, 1)) == Verdict(3)
     assert window.check(header(6, 3)).error.code is DISORDER  # type: ignore[union-attr]
-    first = Sequences(at(4, 9))
+    first = SequenceWindow(at(4, 9))
     first.take(header(0, epoch=5), at(5, 0), 0)
     first.refuse(at(5, 0), 1, 0)
     assert first.check(header(0, epoch=5)) == Verdict(at(5, 0))
 
 
 def test_of_a_batch_that_was_refused_in_part_the_rest_is_asked_for() -> None:
-    window = Sequences(-1)
+    window = SequenceWindow(-1)
     window.take(header(0, 9), 0, "in three entries")
     window.take(header(9, 1), 9, "behind it")
     window.refuse(3, 3, "in three entries")
@@ -142,7 +142,7 @@ TABLE: dict[str, tuple[int, list[Step]]] = {
 @pytest.mark.parametrize("case", TABLE)
 def test_verdicts(case: str) -> None:
     last, steps = TABLE[case]
-    window = Sequences(last)
+    window = SequenceWindow(last)
     for step in steps:
         batch_header = header(step.sequence, step.count, step.epoch)
         found = window.check(batch_header)
@@ -172,13 +172,13 @@ def test_a_client_that_sends_again_after_any_change_of_gateway_is_stored_once_in
     """Pulsar: takes what is above its last id, drops the rest. The client repeats until it hears of each batch."""
     pulsar = at(0, begin - 1) if begin else -1
     stored: list[tuple[int, int]] = []
-    window, unwrapped = Sequences(pulsar), begin
+    window, unwrapped = SequenceWindow(pulsar), begin
     for count in counts:
         batch_header = header(unwrapped % 2**31, count)
         lost = True
         while lost:
             if data.draw(st.booleans()):
-                window = Sequences(pulsar)  # another gateway
+                window = SequenceWindow(pulsar)  # another gateway
             verdict = window.check(batch_header)
             assert verdict.error is None, "a well-behaved client is never refused"
             if verdict.sequence_id is not None:

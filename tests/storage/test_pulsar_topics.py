@@ -166,16 +166,16 @@ async def test_numbers_that_do_not_parse_are_the_last_good_ones(text: str) -> No
     async with loaded(pulsar) as engine:
         log = engine.log(topic(engine, "t").topic_id, 0)
         assert log is not None
-        assert engine.remembered(log, "log_start") == 7
+        assert engine.services.kept_number(log.topic.topic_id, 0, "log_start") == 7
         made.properties |= dict.fromkeys(("kop.log_start.0", "kop.created", "kop.deleting"), text)
         await seen(engine, "t")
-        assert engine.remembered(log, "log_start") == 7
-        assert not engine.knows_all_producers(log.topic.topic_id)
+        assert engine.services.kept_number(log.topic.topic_id, 0, "log_start") == 7
+        assert not engine.services.knows_all_producers(log.topic.topic_id)
         assert await engine.deletion_guard.still_there(log)  # it is not being deleted
     async with loaded(pulsar) as engine:
         log = engine.log(topic(engine, "t").topic_id, 0)
         assert log is not None
-        assert engine.remembered(log, "log_start") == 0
+        assert engine.services.kept_number(log.topic.topic_id, 0, "log_start") == 0
 
 
 def test_what_parses_is_taken_as_it_is() -> None:

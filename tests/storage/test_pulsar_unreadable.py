@@ -59,7 +59,7 @@ async def test_metadata_that_does_not_parse_is_one_unreadable_entry(
     broker.foreign()
     broker.tail.deliver()
     assert log.attached
-    assert log.engine.counts[UNREADABLE] == 1
+    assert log.context.faults.counts[UNREADABLE] == 1
     assert f"entry {bad.ledger}:{bad.entry}" in caplog.text
     first = 3 if offsets == "index" else pack(bad)
     assert log.high_watermark == (8 if offsets == "index" else pack(broker.position) + 3)
@@ -116,7 +116,7 @@ class Chunked:
         self.converter = Converter(
             "t-0",
             0,
-            numbering.make("index", self.faults),
+            numbering.offset_mapping("index", self.faults),
             append_time=False,
             count=self.faults.count,
             max_message_bytes=largest,
@@ -136,7 +136,7 @@ class Chunked:
                 total_chunk_msg_size=chunks * size if total is None else total,
             )
             entry = Entry(Position(7, self.index), self.index, STAMP, 1, memoryview(about), payload)
-            for made in self.converter.feed(self.converter.numbering.place(entry)):
+            for made in self.converter.feed(self.converter.mapping.place(entry)):
                 if made.error is not None:
                     errors.append((made.base, made.last))
         return errors
@@ -181,7 +181,7 @@ def test_chunks_of_messages_that_never_end_are_given_up() -> None:
         chunked.index += 1
         about = metadata(uuid=str(number), chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=200_000)
         entry = Entry(Position(7, number), chunked.index, STAMP, 1, memoryview(about), memoryview(bytes(100_000)))
-        chunked.converter.feed(chunked.converter.numbering.place(entry))
+        chunked.converter.feed(chunked.converter.mapping.place(entry))
         assert chunked.converter.waiting_bytes <= 1 * MIB
 
 

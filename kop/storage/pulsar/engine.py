@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
 from prometheus_client.core import Metric
@@ -22,7 +22,7 @@ from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.watch import Watch
-from kop.storage.base import AppendResult, LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
@@ -30,12 +30,13 @@ from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, ProducerNaming
-from kop.storage.pulsar.offsets import mapping as numbering
-from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit, EntrySizeLimits
+from kop.storage.pulsar.offsets.mapping import offset_mapping
+from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.partition.log_table import LogTable
+from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.write_budget import WriteBudget
-from kop.storage.pulsar.reading.budget import ReadAhead
+from kop.storage.pulsar.reading.budget import ReadBudget
 from kop.storage.pulsar.settings import Settings
 from kop.storage.pulsar.topics.compaction import Compactions
 from kop.storage.pulsar.topics.deletion import DeletionGuard
@@ -89,27 +90,43 @@ class PulsarEngine:
         self._waiting = waiting
         self._instance = secrets.token_hex(8)
         self.cluster_id = ""
-        self.numbering = numbering.make(settings.offsets, self.faults)
+        self.mapping = offset_mapping(settings.offsets, self.faults)
         self.cache = TailCache(settings.cache_bytes)
-        self.read_ahead = ReadAhead(settings.read_ahead_bytes)
-        self.attaching = Turns(_ATTACH_AT_ONCE)
-        """Of the partitions that wait for it, so many attach at a time."""
+        self.read_budget = ReadBudget(settings.read_ahead_bytes)
         self._registry = BrokerRegistry(context, self._announced, answers)
         self._cluster_topic = ClusterTopic(admin, context.naming, self._registry.announce)
         self.producer_id_blocks = ProducerIdBlocks(
-            client, self._cluster_topic.partition, f"kop-ids-{self._instance}", self.numbering.first_id
+            client, self._cluster_topic.partition, f"kop-ids-{self._instance}", self.mapping.first_id
         )
         self._logs = LogTable(self._make_log, policy, self._removing_log)
         strays = StrayPartitions(context)
         self.topics = PulsarTopics(context, self._cluster_topic, self._registry, self._logs, policy, strays)
         self.topics.on_change(self._topic_changed)
         self.deletion_guard = DeletionGuard(context, self.topics, strays)
-        self.presence = self.deletion_guard
         self.write_checks = WriteChecks(context, self.topics, policy)
         self.partition_numbers = PartitionNumbers(context, self.topics)
         self._raw_entries = RawEntries(context, self.topics)
         self._entry_size_limits = EntrySizeLimits(context, lambda topic_id: self.topics.pulsar(topic_id).full_name)
         self._write_budget = WriteBudget(context)
+        self.services = PartitionServices(
+            mapping=self.mapping,
+            cache=self.cache,
+            read_budget=self.read_budget,
+            attaching=Turns(_ATTACH_AT_ONCE),
+            producer_naming=lambda: self.producer_naming,
+            refusal=self._write_budget.refusal,
+            queued=self._write_budget.take,
+            may_attach=self.deletion_guard.may_attach,
+            confirm=self.deletion_guard.confirm,
+            retains=self.write_checks.retains,
+            deduplicates=self.write_checks.deduplicates,
+            knows_all_producers=lambda topic_id: self.topics.pulsar(topic_id).is_young,
+            mark_raw=self._raw_entries.mark,
+            may_write_raw=self._raw_entries.allowed,
+            entry_size_limit=self._entry_size_limits.of,
+            kept_number=self.partition_numbers.largest,
+            keep_number=self.partition_numbers.keep,
+        )
         self.compactions = Compactions(context, self._logs.all, self.topics.pulsar)
         self._upkeep = Upkeep(
             context,
@@ -230,7 +247,7 @@ class PulsarEngine:
     # --- what parts tell one another
 
     def _make_log(self, topic: TopicInfo, index: int, partition_name: str, policy: LogPolicy) -> PulsarLog:
-        return PulsarLog(self, topic, index, partition_name, policy)
+        return PulsarLog(self.context, self.services, topic, index, partition_name, policy)
 
     def _removing_log(self, one: PulsarLog) -> None:
         self.deletion_guard.removed(one)
@@ -245,60 +262,10 @@ class PulsarEngine:
             for part in (self.partition_numbers, self._entry_size_limits, self.write_checks, self.deletion_guard):
                 part.forget(old.topic_id)
 
-    # --- for logs
-
     @property
     def producer_naming(self) -> ProducerNaming:
         """Names of the Pulsar producers of this gateway. For use after the start, which reads the cluster id."""
         return ProducerNaming(self.cluster_id, self._instance)
-
-    def entry_size_limit(self, topic_id: UUID) -> EntrySizeLimit:
-        """How large an entry a topic takes; one object for all of its partitions."""
-        return self._entry_size_limits.of(topic_id)
-
-    def count(self, what: str) -> None:
-        """One more of something that went wrong."""
-        self.faults.count(what)
-
-    def refusal(self, size: int) -> KopError | None:
-        """Why a batch cannot be taken now."""
-        return self._write_budget.refusal(size)
-
-    def queued(self, size: int, future: asyncio.Future[AppendResult]) -> None:
-        """A batch was taken: it counts until its future ends."""
-        self._write_budget.take(size, future)
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run on the side; see `PulsarContext.spawn`."""
-        self.context.spawn(work)
-
-    async def deduplicates(self, topic_id: UUID) -> None:
-        """Before an idempotent producer is opened: see to it that the topic deduplicates. PulsarError."""
-        await self.write_checks.deduplicates(topic_id)
-
-    async def retains(self, topic_id: UUID) -> None:
-        """Before any producer is opened: see to it that Pulsar keeps what is written. KopError, PulsarError."""
-        await self.write_checks.retains(topic_id)
-
-    async def begin_raw(self, topic_id: UUID) -> None:
-        """Keep beside a topic that batches are stored as they came: Pulsar can never compact it any more."""
-        await self._raw_entries.mark(topic_id)
-
-    def writes_raw(self, one: PulsarLog) -> bool:
-        """Whether a batch is to be stored as it came. That is kept beside the topic first: until then it is not."""
-        return one.policy.raw_entries and self._raw_entries.allowed(one.topic.topic_id)
-
-    def knows_all_producers(self, topic_id: UUID) -> bool:
-        """True where Pulsar cannot have forgotten a producer yet."""
-        return self.topics.pulsar(topic_id).is_young
-
-    def remembered(self, one: PulsarLog, what: str) -> int:
-        """The largest number that a gateway kept beside a partition, or 0."""
-        return self.partition_numbers.largest(one.topic.topic_id, one.index, what)
-
-    async def remember(self, one: PulsarLog, what: str, value: int) -> None:
-        """Keep a number beside a partition, for all gateways; of those that are kept the largest counts."""
-        await self.partition_numbers.keep(one.topic, one.index, what, value)
 
     # --- open
 
@@ -314,7 +281,7 @@ class PulsarEngine:
         await self._tried("make the namespace of the gateways", cluster_topic.make_namespace)
         self.cluster_id = await self._tried("read the gateways' own topic", cluster_topic.open)
         await self._tried("take a block of producer ids", self.producer_id_blocks.start)
-        claim = partial(cluster_topic.claim_offsets, self.numbering.claim)
+        claim = partial(cluster_topic.claim_offsets, self.mapping.claim)
         await self._tried("agree on what offsets are made of", claim)
         await self._tried("list the topics", self.topics.load)
         for namespace in self.context.naming.namespaces:

@@ -17,7 +17,7 @@ from kop.pulsar_client import Client, Entry, Position, Producer, PulsarError
 from kop.records import transcode
 from kop.records.batch import build, read_header
 from kop.records.record import Record
-from kop.storage.pulsar.reading.stream import INDEX_HELP, NO_TIMES_HELP
+from kop.storage.pulsar.offsets.entry import INDEX_HELP, NO_TIMES_HELP
 
 _BLOCK: Final = 1000
 """Producer ids that a message stands for."""

@@ -16,12 +16,11 @@ is there, so a log start that is the beginning of a ledger answers older offsets
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
-from kop.pulsar_client import EARLIEST, Entry, Position, PulsarError
+from kop.pulsar_client import EARLIEST, Entry, Position
 from kop.pulsar_client.packed import (
     ENTRY_BITS,
     LAST_ENTRY,
@@ -36,31 +35,47 @@ from kop.pulsar_client.packed import (
 )
 from kop.records import transcode
 from kop.storage.pulsar.faults import Faults
-from kop.storage.pulsar.reading import search as lookup
-from kop.storage.pulsar.reading.stream import INDEX_HELP, Placed, place, view_of
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets, place, view_of
+from kop.storage.pulsar.offsets.sparse_index import Ledgers
 
 CLOSE_AT: Final = LAST_ENTRY // 4 * 3
 """Entries at which a ledger is closed by unloading the partition."""
 REFUSE_AT: Final = LAST_ENTRY // 16 * 15
 """Entries at which nothing more is sent to a ledger that would not close."""
 LOOK_EVERY: Final = 256
-"""`passed` is called about once for so many entries."""
+"""`closes_ledger` is asked about once for so many entries."""
 _ASK_EVERY: Final = 1 << 14
 """Entries after which closing a ledger is tried again."""
 
-_log = logging.getLogger(__name__)
 
-
-def append_time(placed: Placed) -> int:
+def append_time(placed: EntryWithOffsets) -> int:
     """When the broker took an entry, in ms; from a broker that does not say so, when its producer sent it."""
     return placed.entry.broker_timestamp or placed.info.publish_time
 
 
-class Numbering(Protocol):
-    """One of the ways. The same for all logs of an engine, and for all gateways on the same data."""
+class PartitionEntries(Protocol):
+    """What a mapping asks of the entries of one partition. All of it may raise PulsarError and KopError."""
+
+    @property
+    def title(self) -> str:
+        """The partition as log lines name it."""
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that can be read."""
+
+    async def nearest(self, offset: int) -> Position:
+        """A position from which a reader meets the entry that holds `offset` after a few others at most."""
+
+    async def ledgers(self) -> Ledgers:
+        """The ledgers that Pulsar has of the partition."""
+
+    async def end_by_index(self) -> int:
+        """The offset behind the last message that ever was, by the brokers' index."""
+
+
+class OffsetMapping(Protocol):
+    """One of the two ways. The same for all logs of an engine, and for all gateways on the same data."""
 
     claim: str
     """What all gateways have to agree on."""
@@ -69,7 +84,7 @@ class Numbering(Protocol):
     last_entry: int
     """The last entry of a ledger whose offset may follow from its receipt."""
 
-    def place(self, entry: Entry) -> Placed:
+    def place(self, entry: Entry) -> EntryWithOffsets:
         """The offsets of an entry; by the index some have none. KAFKA_STORAGE_ERROR where the cluster can give none."""
 
     def next_base(self, position: Position, end: int) -> int:
@@ -81,10 +96,10 @@ class Numbering(Protocol):
         KAFKA_STORAGE_ERROR where it can have none.
         """
 
-    def follows(self, end: int, placed: Placed) -> bool:
+    def follows(self, end: int, placed: EntryWithOffsets) -> bool:
         """Whether no offset that somebody could ask for lies between the log end and an entry."""
 
-    def skips(self, expected: int, placed: Placed) -> bool:
+    def skips(self, expected: int, placed: EntryWithOffsets) -> bool:
         """Whether entries are missing before one: retention or Pulsar itself may have passed over them."""
 
     def filler(self, first: int, last: int) -> bytes:
@@ -93,19 +108,19 @@ class Numbering(Protocol):
     def end_filler(self, first: int, last: int) -> bytes:
         """The batch by which readers come over a gap at the end of a compacted log."""
 
-    def readable(self, placed: Placed) -> None:
+    def readable(self, placed: EntryWithOffsets) -> None:
         """CORRUPT_MESSAGE where an entry's messages have no offsets of their own."""
 
-    def append_time(self, placed: Placed) -> int:
+    def append_time(self, placed: EntryWithOffsets) -> int:
         """When the entry was taken, in ms; see `append_time`."""
 
     def reads_on(self, offset: int, start: int) -> bool:
         """Whether an offset before the log start is answered with what is there from the start on."""
 
-    async def locate(self, log: PulsarLog, offset: int, back: int) -> Position:
+    async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
         """From where a reader meets the entry that holds `offset`, and chunks up to `back` entries before it."""
 
-    async def emptied_end(self, log: PulsarLog) -> int:
+    async def emptied_end(self, entries: PartitionEntries) -> int:
         """The log end of a partition without entries."""
 
     def check(self, entries: Sequence[transcode.PulsarEntry], last: Position) -> None:
@@ -114,11 +129,11 @@ class Numbering(Protocol):
     def first_id(self, position: Position, count: int) -> int | None:
         """The first of `count` numbers that are the entry's at `position` alone; None where the index has to tell."""
 
-    def passed(self, log: PulsarLog, position: Position) -> None:
-        """The tail came so far."""
+    def closes_ledger(self, position: Position) -> bool:
+        """Whether the ledger of this entry has to be closed, since it will have more entries than there are offsets."""
 
 
-class _ByIndex:
+class _IndexMapping:
     """Offsets are the brokers' index of messages."""
 
     claim: str = "index"
@@ -135,10 +150,10 @@ class _ByIndex:
             raise KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR)
         return index - count + 1
 
-    def follows(self, end: int, placed: Placed) -> bool:
+    def follows(self, end: int, placed: EntryWithOffsets) -> bool:
         return placed.base == end
 
-    def skips(self, expected: int, placed: Placed) -> bool:
+    def skips(self, expected: int, placed: EntryWithOffsets) -> bool:
         return placed.base > expected
 
     def filler(self, first: int, last: int) -> bytes:
@@ -147,7 +162,7 @@ class _ByIndex:
     def end_filler(self, first: int, last: int) -> bytes:
         return transcode.empty_batch(first, last)
 
-    def readable(self, placed: Placed) -> None:
+    def readable(self, placed: EntryWithOffsets) -> None:
         pass
 
     append_time = staticmethod(append_time)
@@ -155,11 +170,11 @@ class _ByIndex:
     def reads_on(self, offset: int, start: int) -> bool:
         return False
 
-    async def locate(self, log: PulsarLog, offset: int, back: int) -> Position:
-        return await lookup.locate(log, max(offset - back, log.log_start_offset))
+    async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
+        return await entries.nearest(max(offset - back, entries.log_start_offset))
 
-    async def emptied_end(self, log: PulsarLog) -> int:
-        return await lookup.emptied_end(log)
+    async def emptied_end(self, entries: PartitionEntries) -> int:
+        return await entries.end_by_index()
 
     def check(self, entries: Sequence[transcode.PulsarEntry], last: Position) -> None:
         pass
@@ -167,11 +182,11 @@ class _ByIndex:
     def first_id(self, position: Position, count: int) -> int | None:
         return None
 
-    def passed(self, log: PulsarLog, position: Position) -> None:
-        pass
+    def closes_ledger(self, position: Position) -> bool:
+        return False
 
 
-class _Packed:
+class _PackedMapping:
     """Offsets are packed from message ids; `faults` is told what went wrong."""
 
     claim: str = f"packed-{LEDGER_BITS}-{ENTRY_BITS}-{PLACE_BITS}"
@@ -182,16 +197,16 @@ class _Packed:
         self._faults = faults
         self._count = faults.count
 
-    def place(self, entry: Entry) -> Placed:
+    def place(self, entry: Entry) -> EntryWithOffsets:
         position = entry.position
         info, error = view_of(entry)
         if not fits(position):
             _refuse_ledger(position)
             last = pack(Position(position.ledger, LAST_ENTRY), MOST_MESSAGES - 1)
-            return Placed(position, last, last, entry, info, error)
+            return EntryWithOffsets(position, last, last, entry, info, error)
         base = pack(position)
         count = info.num_messages if info.num_chunks <= 1 else 1
-        return Placed(position, base, base + min(count, MOST_MESSAGES) - 1, entry, info, error)
+        return EntryWithOffsets(position, base, base + min(count, MOST_MESSAGES) - 1, entry, info, error)
 
     def next_base(self, position: Position, end: int) -> int:
         return pack(position)
@@ -202,10 +217,10 @@ class _Packed:
             raise BackendError(f"entry {position.entry} of ledger {position.ledger} has no offsets")
         return pack(position)
 
-    def follows(self, end: int, placed: Placed) -> bool:
+    def follows(self, end: int, placed: EntryWithOffsets) -> bool:
         return placed.base >= end and fits(placed.position)
 
-    def skips(self, expected: int, placed: Placed) -> bool:
+    def skips(self, expected: int, placed: EntryWithOffsets) -> bool:
         if placed.base <= expected or expected < 1:
             return False
         before, _ = unpack(expected - 1)
@@ -218,7 +233,7 @@ class _Packed:
         # Consumers go on behind the last offset of a batch, wherever it begins; all of the gap may be too much for one.
         return transcode.empty_batch(last, last)
 
-    def readable(self, placed: Placed) -> None:
+    def readable(self, placed: EntryWithOffsets) -> None:
         if not fits(placed.position):
             text = (
                 f"a ledger has offsets for {LAST_ENTRY} entries, then none until it is closed: unload the topic "
@@ -239,26 +254,25 @@ class _Packed:
     def reads_on(self, offset: int, start: int) -> bool:
         return offset >= 0 and start % LEDGER_NUMBERS == 0
 
-    async def locate(self, log: PulsarLog, offset: int, back: int) -> Position:
-        start = log.log_start_offset
+    async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
+        start = entries.log_start_offset
         if offset < start:
             self._count("reads_before_log_start")
             self._faults.tell(
-                ("before the start", log.title),
-                f"{log.title}: offset {offset} is older than the log start {start}, the oldest records answer: "
+                ("before the start", entries.title),
+                f"{entries.title}: offset {offset} is older than the log start {start}, the oldest records answer: "
                 "retention took a ledger since, whether with records behind that offset is not known",
             )
         position, _ = unpack(max(offset, start))
         if not back:
             return position
-        ledgers = await lookup.ledgers_of(log)
+        ledgers = await entries.ledgers()
         at = ledgers.place(position)
         return EARLIEST if at is None or at < back else ledgers.position(at - back)
 
-    async def emptied_end(self, log: PulsarLog) -> int:
+    async def emptied_end(self, entries: PartitionEntries) -> int:
         """The beginning of the newest ledger: behind all that was, and not behind what comes."""
-        stats = await log.engine.admin.internal_stats(log.partition_name)
-        newest = max((int(ledger["ledgerId"]) for ledger in stats["ledgers"]), default=0)
+        newest = (await entries.ledgers()).newest
         _refuse_ledger(Position(newest, 0))
         return pack(Position(newest, 0))
 
@@ -297,25 +311,8 @@ class _Packed:
             raise BackendError(f"{count} numbers at once, {MOST_MESSAGES} can be")
         return pack(position)
 
-    def passed(self, log: PulsarLog, position: Position) -> None:
-        if position.entry >= CLOSE_AT and position.entry % _ASK_EVERY < LOOK_EVERY:
-            log.spawn(self._close_ledger(log, position.ledger))
-
-    async def _close_ledger(self, log: PulsarLog, ledger: int) -> None:
-        try:
-            stats = await log.engine.admin.internal_stats(log.partition_name)
-            if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
-                return  # it is closed already: another gateway was faster
-            self._count("ledgers_closed_for_packed_offsets")
-            _log.info("%s: ledger %d is closed before its offsets are used up, by an unload", log.title, ledger)
-            await log.engine.admin.unload(log.partition_name)
-        except PulsarError as error:
-            self._count("ledgers_not_closed")
-            self._faults.tell(
-                ("close", log.title),
-                f"{log.title}: ledger {ledger} comes to the end of its offsets and cannot be closed: {error}; "
-                "unload it (pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes",
-            )
+    def closes_ledger(self, position: Position) -> bool:
+        return position.entry >= CLOSE_AT and position.entry % _ASK_EVERY < LOOK_EVERY
 
 
 def _refuse_ledger(position: Position) -> None:
@@ -327,6 +324,6 @@ def _refuse_ledger(position: Position) -> None:
         )
 
 
-def make(name: str, faults: Faults) -> Numbering:
-    """The numbering of that name: index or packed."""
-    return _Packed(faults) if name == "packed" else _ByIndex()
+def offset_mapping(name: str, faults: Faults) -> OffsetMapping:
+    """The mapping of that name: index or packed."""
+    return _PackedMapping(faults) if name == "packed" else _IndexMapping()

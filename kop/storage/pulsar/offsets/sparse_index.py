@@ -17,7 +17,7 @@ NEAR: Final = 64
 """Entries that are rather read over than searched."""
 
 
-class Marks:
+class SparseIndex:
     """Offsets, each of an entry's last message (or another of its), and where they lie, both ascending."""
 
     def __init__(self) -> None:
@@ -65,6 +65,11 @@ class Ledgers:
         for _, entries in ledgers:
             self._starts.append(total)
             total += entries
+
+    @property
+    def newest(self) -> int:
+        """The id of the ledger that takes the next entry; 0 where there is none."""
+        return max(self._ids, default=0)
 
     def place(self, position: Position) -> int | None:
         """How many entries lie before it; None for a ledger that is not there."""

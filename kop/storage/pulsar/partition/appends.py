@@ -30,10 +30,10 @@ from kop.pulsar_client.backoff import Backoff
 from kop.records import transcode
 from kop.records.batch import BatchHeader, stamp, stamp_log_append_time
 from kop.storage.base import AppendResult, Buffer, LogPolicy
-from kop.storage.pulsar.offsets.mapping import Numbering
+from kop.storage.pulsar.offsets.entry import EntryWithOffsets
+from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.reading.batches import Batch
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Wanted
-from kop.storage.pulsar.reading.stream import Placed
 
 LATE_TAIL_SECONDS: Final = 0.1
 """How long the tail is waited for before Pulsar is asked where an entry lies."""
@@ -220,7 +220,7 @@ class Appends:
         self,
         log: LogEnd,
         loop: asyncio.AbstractEventLoop,
-        numbering: Numbering,
+        mapping: OffsetMapping,
         *,
         count: Callable[[str], None],
         ask_place: Callable[[Position, int], Awaitable[EntryPlace]],
@@ -229,7 +229,7 @@ class Appends:
     ) -> None:
         self._log = log
         self._loop = loop
-        self._numbering = numbering
+        self._mapping = mapping
         self._count = count
         self._ask_place = ask_place
         self._search = search
@@ -320,31 +320,31 @@ class Appends:
         if log.policy.log_append_time:
             return  # the tail tells the time, or Pulsar when it is asked
         if log.attached and log.end_is_numbered:
-            numbering = self._numbering
+            mapping = self._mapping
             last = log.last_position
-            while self._stored and len(self._unverified) < _MOST_UNVERIFIED and last.entry < numbering.last_entry:
+            while self._stored and len(self._unverified) < _MOST_UNVERIFIED and last.entry < mapping.last_entry:
                 position = Position(last.ledger, last.entry + 1)
                 entry = self._stored.pop(position, None)
                 if entry is None:
                     break
                 last = position
-                base = numbering.next_base(position, log.high_watermark)
+                base = mapping.next_base(position, log.high_watermark)
                 self._unverified.append((position, base + entry.count - 1))
                 self._place(entry, position, base, -1)
         if self._anchor is not None:
             self._follow_anchor(*self._anchor)
 
     def _follow_anchor(self, last: Position, end: int) -> None:
-        log, numbering = self._log, self._numbering
+        log, mapping = self._log, self._mapping
         if log.attached and last <= log.last_position:
             self._anchor = None
             return
-        while self._stored and last.entry < numbering.last_entry:
+        while self._stored and last.entry < mapping.last_entry:
             position = Position(last.ledger, last.entry + 1)
             entry = self._stored.pop(position, None)
             if entry is None:
                 break
-            base = numbering.next_base(position, end)
+            base = mapping.next_base(position, end)
             last, end = position, base + entry.count
             self._anchor = last, end
             self._answer(entry, position, base, -1)
@@ -363,7 +363,7 @@ class Appends:
 
     # --- the tail's word
 
-    def verify(self, placed: Placed) -> None:
+    def verify(self, placed: EntryWithOffsets) -> None:
         """The tail brought an entry that the chain had placed."""
         while self._unverified and self._unverified[0][0] < placed.position:
             self._unverified.popleft()
@@ -372,13 +372,13 @@ class Appends:
             _, last = self._unverified.popleft()
             self._compare(placed, last)
 
-    def at(self, placed: Placed) -> InFlightEntry | None:
+    def at(self, placed: EntryWithOffsets) -> InFlightEntry | None:
         """The entry that the tail brought, if it is ours and its receipt came before."""
         if self._answered and (last := self._answered.pop(placed.position, None)) is not None:
             self._compare(placed, last)
         return self._stored.pop(placed.position, None)
 
-    def _compare(self, placed: Placed, last: int) -> None:
+    def _compare(self, placed: EntryWithOffsets, last: int) -> None:
         if last == placed.last:
             return
         self._count("offsets_told_wrong")
@@ -389,7 +389,7 @@ class Appends:
         self._log.detach(BackendError("offsets had to be read again"))
         self._anchor = None
 
-    def brought(self, entry: InFlightEntry, placed: Placed) -> bool:
+    def brought(self, entry: InFlightEntry, placed: EntryWithOffsets) -> bool:
         """The tail brought an entry of ours. True where it is placed, in the bytes that came in.
 
         It is not where it lies behind a gap, or Pulsar counts otherwise than we said.
@@ -398,14 +398,14 @@ class Appends:
         if (
             entry.done
             or entry.count != placed.info.num_messages
-            or not self._numbering.follows(log.high_watermark, placed)
+            or not self._mapping.follows(log.high_watermark, placed)
         ):
             return False
         self._known_at_last(entry)
         self._place(entry, placed.position, placed.base, self._append_time(placed))
         return True
 
-    def settle_apart(self, entry: InFlightEntry, placed: Placed, end: int) -> None:
+    def settle_apart(self, entry: InFlightEntry, placed: EntryWithOffsets, end: int) -> None:
         """As `brought` without placing it; `end` was the log end before its entry."""
         if entry.done:
             return
@@ -426,8 +426,8 @@ class Appends:
         entry.producer.pending.pop(entry.sequence_id, None)
         self._duplicates.pop(entry, None)
 
-    def _append_time(self, placed: Placed) -> int:
-        return self._numbering.append_time(placed) if self._log.policy.log_append_time else -1
+    def _append_time(self, placed: EntryWithOffsets) -> int:
+        return self._mapping.append_time(placed) if self._log.policy.log_append_time else -1
 
     def _place(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
         """An entry of ours is the log's next one: it is served in the bytes that came in."""

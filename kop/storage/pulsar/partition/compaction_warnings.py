@@ -8,21 +8,20 @@ Kafka clients cannot write such entries to a compacted topic, Pulsar's own can.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.partition.view import PartitionView
 
 
-class Unfit:
+class CompactionWarnings:
     """Entries of one partition that compaction does not take as they are."""
 
-    def __init__(self, log: PulsarLog) -> None:
-        self._log = log
+    def __init__(self, faults: Faults, partition: PartitionView) -> None:
+        self._faults = faults
+        self._partition = partition
 
     def keyless(self, messages: int) -> None:
         """An entry has messages without a key."""
-        if self._log.policy.compact:
+        if self._partition.policy.compact:
             self._tell(
                 "keyless_messages_on_compacted_topic",
                 f"a Pulsar client writes messages without a key ({messages} in this entry): compaction will drop them. "
@@ -31,7 +30,7 @@ class Unfit:
 
     def raw(self) -> None:
         """An entry has Kafka's batches as they came."""
-        if self._log.policy.compact:
+        if self._partition.policy.compact:
             self._tell(
                 "raw_batches_on_compacted_topic",
                 "somebody writes batches in KoP's kafka entry format, on which Pulsar's compaction fails: "
@@ -39,6 +38,6 @@ class Unfit:
             )
 
     def _tell(self, what: str, text: str) -> None:
-        engine, topic = self._log.engine, self._log.topic
-        engine.count(what)
-        engine.faults.tell((topic.topic_id, what), f"topic {topic.name}: {text}")
+        topic = self._partition.topic
+        self._faults.count(what)
+        self._faults.tell((topic.topic_id, what), f"topic {topic.name}: {text}")

@@ -7,14 +7,12 @@ Must not know: what is written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from kop.pulsar_client import PulsarError
-from kop.storage.pulsar.partition.producer import Sender
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.partition.producer import PartitionProducer
 
 _SURE_SECONDS: Final = 4.0
 """Less than the 5 s that a broker waits for a silent gateway before it lets another one have its place
@@ -22,24 +20,38 @@ _SURE_SECONDS: Final = 4.0
 so long at most it tells what was true a moment ago."""
 
 
-class Leading:
-    """One log's leadership. `sender` is there while this gateway leads."""
+class WriterLease:
+    """The lease of one log. `producer` is there while this gateway holds the lease.
 
-    def __init__(self, log: PulsarLog) -> None:
-        self.sender: Sender | None = None
-        self._log = log
+    `make_producer()` gives a producer that fences all others when it is opened; `attach` and `refresh` are the log's.
+    """
+
+    def __init__(
+        self,
+        context: PulsarContext,
+        title: str,
+        make_producer: Callable[[], PartitionProducer],
+        attach: Callable[[], Awaitable[None]],
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.producer: PartitionProducer | None = None
+        self._context = context
+        self._title = title
+        self._make_producer = make_producer
+        self._attach = attach
+        self._refresh = refresh
         self._lost: Callable[[], None] | None = None
         self._asking: asyncio.Task[None] | None = None
 
     async def begin(self, lost: Callable[[], None]) -> None:
         """Fence whoever was it before, by the topic's epoch in Pulsar, then read what it wrote."""
         await self.end()
-        await self._log.attach()
-        sender = Sender(self._log, self._log.engine.producer_naming.leader, idempotent=False, exclusive=True)
-        await sender.open()
-        self.sender, self._lost = sender, lost
+        await self._attach()
+        producer = self._make_producer()
+        await producer.open()
+        self.producer, self._lost = producer, lost
         try:
-            await self._log.refresh()
+            await self._refresh()
         except BaseException:
             await self.end()
             raise
@@ -47,35 +59,35 @@ class Leading:
     @property
     def sure(self) -> bool:
         """This gateway leads: so said Pulsar so lately that none can have found it silent meanwhile."""
-        return self.sender is not None and self._log.loop.time() - self.sender.sure_at < _SURE_SECONDS
+        return self.producer is not None and self._context.loop.time() - self.producer.sure_at < _SURE_SECONDS
 
     async def make_sure(self) -> None:
         """Ask Pulsar whether it leads; those who want to know at the same time share the answer."""
-        if self.sender is None:
+        if self.producer is None:
             return
         if self._asking is None:
-            self._asking = self._log.loop.create_task(self._ask(self.sender))
+            self._asking = self._context.loop.create_task(self._ask(self.producer))
         await asyncio.shield(self._asking)
 
-    async def _ask(self, sender: Sender) -> None:
+    async def _ask(self, producer: PartitionProducer) -> None:
         try:
-            await sender.verify()
+            await producer.verify()
         except PulsarError as error:
-            self._log.engine.faults.refused(error, "leads", f"cannot tell who leads {self._log.title}")
+            self._context.faults.refused(error, "leads", f"cannot tell who leads {self._title}")
         finally:
             self._asking = None
 
     async def end(self) -> None:
         """Lead no more."""
-        sender, self.sender, self._lost = self.sender, None, None
-        if sender is not None:
-            await sender.close()
+        producer, self.producer, self._lost = self.producer, None, None
+        if producer is not None:
+            await producer.close()
 
-    def ended(self, sender: Sender) -> bool:
-        """A sender takes no more batches; True where it was this one."""
-        if sender is not self.sender:
+    def ended(self, producer: PartitionProducer) -> bool:
+        """A producer takes no more batches; True where it was this one."""
+        if producer is not self.producer:
             return False
-        lost, self.sender, self._lost = self._lost, None, None
+        lost, self.producer, self._lost = self._lost, None, None
         if lost is not None:
             lost()
         return True

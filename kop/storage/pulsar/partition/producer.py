@@ -18,19 +18,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
 from kop.records import transcode
-from kop.storage.pulsar.partition.appends import Append, InFlightEntry, without_frames
-from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING
-from kop.storage.pulsar.partition.sequences import Sequences
-from kop.storage.pulsar.partition.throttle import LATE_SECONDS, still_to_wait
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, without_frames
+from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
+from kop.storage.pulsar.partition.sequences import SequenceWindow
+from kop.storage.pulsar.partition.services import PartitionServices
+from kop.storage.pulsar.partition.throttle import LATE_SECONDS, PublishThrottle, still_to_wait
+from kop.storage.pulsar.partition.view import PartitionView
 
 _BUSY_SECONDS: Final = 3.0
 """How long a producer that another gateway holds is tried for, before the client is sent to look for a new leader."""
@@ -47,24 +48,61 @@ _OF_WHAT_IS_STORED: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, E
 log = logging.getLogger(__name__)
 
 
-class Sender:
-    """One Pulsar producer. Its log makes it, and forgets it when it has ended."""
+class WrittenLog(PartitionView, Protocol):
+    """The log that is written to."""
 
-    def __init__(self, owner: PulsarLog, name: str, *, idempotent: bool, exclusive: bool = False) -> None:
+    log_start_offset: int
+
+    @property
+    def last_position(self) -> Position:
+        """Of the entry before the high watermark."""
+
+
+@dataclass(slots=True)
+class WritePath:
+    """What all producers of one partition share. `guard` raises where the topic is gone; see `Client.open_producer`."""
+
+    context: PulsarContext
+    services: PartitionServices
+    log: WrittenLog
+    appends: Appends
+    throttle: PublishThrottle
+    entry_size_limit: EntrySizeLimit
+    guard: Callable[[], Awaitable[None]]
+
+
+class PartitionProducer:
+    """One Pulsar producer of one partition. `on_ended` is called once, when it takes no more batches."""
+
+    def __init__(
+        self,
+        path: WritePath,
+        name: str,
+        *,
+        idempotent: bool,
+        exclusive: bool = False,
+        on_ended: Callable[[PartitionProducer], None],
+    ) -> None:
         self.name = name
         self.exclusive = exclusive
         """The only writer of the log; whoever was it before is fenced when it opens."""
         self.used = 0.0
         """Loop time of the last batch."""
         self.idempotent = idempotent
-        self.sequences: Sequences | None = None
+        self.sequences: SequenceWindow | None = None
         self.pending: dict[int, InFlightEntry] = {}
         """Sent and not answered, or answered as duplicates and not found yet, by sequence id, in order."""
         self.ended = False
         self.taken_bytes = 0
         """Of entries that Pulsar has answered."""
         self._sent_bytes = 0
-        self._log = owner
+        self._path = path
+        self._log = path.log
+        self._context = path.context
+        self._services = path.services
+        self._appends = path.appends
+        self._loop = path.context.loop
+        self._on_ended = on_ended
         self._next = 0
         self._producer: Producer | None = None
         self._queue: deque[Append] = deque()
@@ -88,13 +126,13 @@ class Sender:
 
     def add(self, append: Append) -> None:
         """Send a batch, or let it wait until the producer is open."""
-        self.used = self._log.loop.time()
+        self.used = self._loop.time()
         if self._producer is not None:
             self._send(append)
             return
         self._queue.append(append)
         if self._opening is None:
-            self._opening = self._log.loop.create_task(self._open())
+            self._opening = self._loop.create_task(self._open())
 
     async def open(self) -> None:
         """Open the producer now; the KopError of why it cannot be."""
@@ -119,7 +157,7 @@ class Sender:
         if not self.ended:
             self._refused = error = without_frames(error)
             self.ended = True
-            self._log.sender_ended(self)
+            self._on_ended(self)
         # What was sent may be stored. NOT_LEADER_OR_FOLLOWER tells clients that it is not.
         unsure = error
         if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
@@ -127,7 +165,7 @@ class Sender:
         entries, self.pending = list(self.pending.values()), {}
         for entry in entries:
             if not entry.stored:
-                self._log.appends.failed(entry, unsure)
+                self._appends.failed(entry, unsure)
         while self._queue:
             append = self._queue.popleft()
             append.refuse(error)
@@ -172,7 +210,7 @@ class Sender:
         self._opening = None
         self.fail(refused)
 
-    async def _known_sequences(self, producer: Producer) -> Sequences:
+    async def _known_sequences(self, producer: Producer) -> SequenceWindow:
         """Where the sequences begin. PulsarError and KopError where that cannot be found out.
 
         A broker that loads a topic under load may replay its entries twice for deduplication (seen on 4.0.8: once for
@@ -182,18 +220,18 @@ class Sender:
         sequences = self._sequences(producer)
         if self._misfit(sequences) is not None:
             last = sequences.directly_before(self._queue[0].header)
-            if await self._log.appends.is_stored(self.name, last):
-                self._log.engine.count("sequences_that_pulsar_forgot")
+            if await self._appends.is_stored(self.name, last):
+                self._context.count("sequences_that_pulsar_forgot")
                 log.warning(
                     "%s: Pulsar knows %s up to %d, but has stored %d: the topic's deduplication forgot the rest",
                     self._log.title, self.name, producer.last_sequence_id, last,
                 )  # fmt: skip
-                return Sequences(last, complete=sequences.complete)
+                return SequenceWindow(last, complete=sequences.complete)
         if await self._continues_former_name(producer):
             sequences.complete = True
         return sequences
 
-    def _misfit(self, sequences: Sequences) -> PeerError | None:
+    def _misfit(self, sequences: SequenceWindow) -> PeerError | None:
         """Why the first batch that waits does not fit to what Pulsar says is stored."""
         error = sequences.check(self._queue[0].header).error if self._queue else None
         return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
@@ -205,17 +243,17 @@ class Sender:
         error = self._misfit(self._sequences(producer))
         if error is None:
             return False
-        self._log.engine.count("sequences_ahead_of_pulsar")
-        self._log.engine.faults.tell(
+        self._context.count("sequences_ahead_of_pulsar")
+        self._context.faults.tell(
             (self._log.title, self.name),
             f"{self._log.title}: Pulsar knows {self.name} up to {producer.last_sequence_id}, the client goes on "
             f"elsewhere: {error.message}",
         )
         return True
 
-    def _sequences(self, producer: Producer) -> Sequences:
-        owner = self._log
-        return Sequences(producer.last_sequence_id, complete=owner.engine.knows_all_producers(owner.topic.topic_id))
+    def _sequences(self, producer: Producer) -> SequenceWindow:
+        complete = self._services.knows_all_producers(self._log.topic.topic_id)
+        return SequenceWindow(producer.last_sequence_id, complete=complete)
 
     async def _continues_former_name(self, producer: Producer) -> bool:
         """Whether the first batch comes directly behind what an earlier version of the gateway stored.
@@ -228,42 +266,43 @@ class Sender:
         header = self._queue[0].header
         if header.base_sequence == 0:
             return False
-        former = await self._opened(self._log.engine.producer_naming.former(header.producer_id))
+        former = await self._opened(self._services.producer_naming().former(header.producer_id))
         await former.close()
-        return former.last_sequence_id >= 0 and Sequences(former.last_sequence_id).comes_next(header)
+        return former.last_sequence_id >= 0 and SequenceWindow(former.last_sequence_id).comes_next(header)
 
     async def _opened(self, name: str | None = None) -> Producer:
-        owner = self._log
-        end = owner.loop.time() + _BUSY_SECONDS
+        path, services, owner = self._path, self._services, self._log
+        topic_id = owner.topic.topic_id
+        end = self._loop.time() + _BUSY_SECONDS
         pause = 0.02
-        await owner.guard()
-        await owner.engine.retains(owner.topic.topic_id)
+        await path.guard()
+        await services.retains(topic_id)
         if self.idempotent:
-            await owner.engine.deduplicates(owner.topic.topic_id)
-        await owner.entry_size_limit.learn()
+            await services.deduplicates(topic_id)
+        await path.entry_size_limit.learn()
         if owner.policy.raw_entries:
-            await owner.engine.begin_raw(owner.topic.topic_id)
+            await services.mark_raw(topic_id)
         while True:
             try:
-                return await owner.client.open_producer(
+                return await self._context.client.open_producer(
                     owner.partition_name,
                     name=name or self.name,
-                    guard=owner.guard,
-                    confirm=lambda producer: owner.engine.presence.confirm(owner, producer),
+                    guard=path.guard,
+                    confirm=lambda producer: services.confirm(owner, producer),
                     on_lost=self._lost,
                     access="exclusive_with_fencing" if self.exclusive else "shared",
                     # A fenced producer loses its connection: it must not be the one that others send on.
                     lane="coordinators" if self.exclusive else "",
                 )
             except PulsarError as error:
-                if error.code != "ProducerBusy" or self.ended or owner.loop.time() > end:
+                if error.code != "ProducerBusy" or self.ended or self._loop.time() > end:
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.5)
 
     def _refusal(self, error: PulsarError) -> KopError:
         """The error for the client; it is counted and logged."""
-        return self._log.engine.faults.refused(error, "writes", f"cannot write to {self._log.title}")
+        return self._context.faults.refused(error, "writes", f"cannot write to {self._log.title}")
 
     def _send(self, append: Append) -> None:
         try:
@@ -287,7 +326,7 @@ class Sender:
                     append.base, append.time = original.base, original.time
                     append.end(self._log.log_start_offset)
                 else:
-                    self._log.appends.find_again(append, self, verdict.original.sequence_id)
+                    self._appends.find_again(append, self, verdict.original.sequence_id)
                 return
             if verdict.error is not None:
                 assert self._producer is not None
@@ -314,8 +353,8 @@ class Sender:
         assert self._producer is not None
         try:
             entries = self._entries(append, first, confirm=known)
-            self._log.numbering.check(entries, self._log.last_position)
-            if self._log.entry_size_limit.bytes:
+            self._services.mapping.check(entries, self._log.last_position)
+            if self._path.entry_size_limit.bytes:
                 self._check_sizes(entries)
         except KopError as error:
             append.refuse(error)
@@ -339,7 +378,7 @@ class Sender:
                 num_messages=entry.num_messages,
             )
             if receipt.done():  # refused before it was sent: what comes next must not pass it
-                self._received(sent, receipt)
+                self.received(sent, receipt)
                 if self.ended:  # with entries that were never sent
                     append.refuse(append.error or self._refused or BackendError("the producer has ended"))
                     append.end(self._log.log_start_offset)
@@ -349,7 +388,7 @@ class Sender:
 
     def _check_sizes(self, entries: Sequence[transcode.PulsarEntry]) -> None:
         """Before a sequence is taken: MESSAGE_TOO_LARGE where the topic's own limit forbids an entry."""
-        limit = self._log.entry_size_limit
+        limit = self._path.entry_size_limit
         for entry in entries:
             size = len(entry.metadata) + len(entry.payload) + ENTRY_FRAMING
             if size > limit.bytes:
@@ -367,14 +406,14 @@ class Sender:
         policy, publish_time = owner.policy, int(time.time() * 1000)
         # A batch that Pulsar has in part was split. In one entry the rest of it would be dropped with that part.
         in_part = not confirm and self.sequences is not None and self.sequences.known(first)
-        if not in_part and owner.engine.writes_raw(owner):
+        if not in_part and policy.raw_entries and self._services.may_write_raw(owner.topic.topic_id):
             entry = transcode.to_raw_entry(
                 append.batch,
                 header,
                 producer_name=self.name,
                 sequence_base=first,
                 publish_time=publish_time,
-                max_size=owner.max_entry_bytes,
+                max_size=self._context.client.max_message_size,
                 max_bytes=min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED),
             )
             return (entry,)
@@ -384,18 +423,19 @@ class Sender:
             producer_name=self.name,
             sequence_base=first,
             publish_time=publish_time,
-            max_size=owner.max_entry_bytes,
+            max_size=self._context.client.max_message_size,
             max_bytes=min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED),
             reject_null_keys=policy.compact,
         )
 
-    def _received(self, entry: InFlightEntry, receipt: asyncio.Future[Position]) -> None:
+    def received(self, entry: InFlightEntry, receipt: asyncio.Future[Position]) -> None:
+        """The receipt of an entry is here, or it failed: the producer's answer."""
         error: BaseException | None = (
             PulsarError("Closed", "the producer was closed") if receipt.cancelled() else receipt.exception()
         )
         self.taken_bytes += entry.size
-        now = self._log.loop.time()
-        if now - entry.sent > LATE_SECONDS and self._log.limits.late(now):
+        now = self._loop.time()
+        if now - entry.sent > LATE_SECONDS and self._path.throttle.late(now):
             taken, behind = self.taken_bytes - entry.before, self._sent_bytes - self.taken_bytes
             entry.append.throttle_ms = still_to_wait(now - entry.sent, taken, entry.size + behind)
         if entry.done:
@@ -404,26 +444,26 @@ class Sender:
             position = receipt.result()
             if position.ledger >= 0:
                 self.pending.pop(entry.sequence_id, None)
-                self._log.appends.stored(entry, position)
+                self._appends.stored(entry, position)
             else:
                 old = self.sequences is not None and self.sequences.known(entry.sequence_id)
-                self._log.appends.duplicate(entry, old=old)
+                self._appends.duplicate(entry, old=old)
             return
         refusal = self._refusal(error if isinstance(error, PulsarError) else PulsarError("Failed", f"{error!r}"))
         if isinstance(error, EntryRefusedError) or (isinstance(error, PulsarError) and not self.idempotent):
             self.pending.pop(entry.sequence_id, None)
             if isinstance(error, EntryRefusedError):
-                self._log.entry_size_limit.doubt()
+                self._path.entry_size_limit.doubt()
             if self.sequences is not None:
                 self.sequences.refuse(entry.sequence_id, entry.count, entry.append)
-            self._log.appends.failed(entry, refusal)
+            self._appends.failed(entry, refusal)
         else:
             self._end(refusal)
 
     def _end(self, error: KopError) -> None:
         self.fail(error)
         if self._producer is not None:
-            self._log.spawn(self._producer.close())
+            self._context.spawn(self._producer.close())
 
     def _lost(self, error: PulsarError) -> None:
         if not self.ended:
@@ -433,11 +473,11 @@ class Sender:
 class _Receipt:
     """Calls back with the entry; lighter than a closure for each."""
 
-    __slots__ = ("_entry", "_sender")
+    __slots__ = ("_entry", "_producer")
 
-    def __init__(self, sender: Sender, entry: InFlightEntry) -> None:
-        self._sender = sender
+    def __init__(self, producer: PartitionProducer, entry: InFlightEntry) -> None:
+        self._producer = producer
         self._entry = entry
 
     def __call__(self, receipt: asyncio.Future[Any]) -> None:
-        self._sender._received(self._entry, receipt)
+        self._producer.received(self._entry, receipt)

@@ -1,93 +1,99 @@
-"""The senders of one partition: one for each idempotent producer, one for everything else, or the leader's alone.
+"""The Pulsar producers of one partition: one for each idempotent producer id, one for everything else, or the leader's.
 
-Owns: which sender takes a batch, when an idle one goes.
+Owns: which of them takes a batch, when an idle one goes; the writer lease, whose producer is the leader's.
 Must not know: how a batch is sent, offsets.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
 
 from kop.errors import KopError
 from kop.records.batch import BatchHeader
 from kop.storage.base import ProducerView
 from kop.storage.pulsar.partition.appends import InFlightEntry
-from kop.storage.pulsar.partition.producer import Sender
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.partition.lease import WriterLease
+from kop.storage.pulsar.partition.producer import PartitionProducer, WritePath
 
 
-class Senders:
-    """Senders of one log, by producer id; -1: the gateway's own."""
+class PartitionProducers:
+    """Producers of one log, by producer id; -1: the gateway's own. `attach` and `refresh` are the log's."""
 
-    def __init__(self, log: PulsarLog) -> None:
-        self._log = log
-        self._senders: dict[int, Sender] = {}
+    def __init__(
+        self, path: WritePath, attach: Callable[[], Awaitable[None]], refresh: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._path = path
+        self.lease = WriterLease(path.context, path.log.title, self._leaders, attach, refresh)
+        self._producers: dict[int, PartitionProducer] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._senders)
+        return bool(self._producers)
 
     @property
     def idle(self) -> bool:
         """Nothing waits in any."""
-        return all(sender.idle for sender in self._senders.values())
+        return all(producer.idle for producer in self._producers.values())
 
-    def of(self, header: BatchHeader) -> Sender:
+    def of(self, header: BatchHeader) -> PartitionProducer:
         """The one that takes the batch."""
-        leader = self._log.leading.sender
+        leader = self.lease.producer
         if leader is not None:
             return leader
         producer_id = max(header.producer_id, -1)
-        sender = self._senders.get(producer_id)
-        if sender is None:
-            name = self._log.engine.producer_naming.of(producer_id)
-            sender = self._senders[producer_id] = Sender(self._log, name, idempotent=producer_id >= 0)
-        return sender
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            name = self._path.services.producer_naming().of(producer_id)
+            producer = self._producers[producer_id] = PartitionProducer(
+                self._path, name, idempotent=producer_id >= 0, on_ended=self._ended
+            )
+        return producer
 
     def find(self, producer_name: str, sequence_id: int) -> InFlightEntry | None:
         """Ours whose receipt is not here yet, or says "duplicate" because an earlier one was lost."""
-        leader = self._log.leading.sender
-        for sender in self._senders.values() if leader is None else (leader,):
-            if sender.name == producer_name:
-                return sender.pending.get(sequence_id)
+        leader = self.lease.producer
+        for producer in self._producers.values() if leader is None else (leader,):
+            if producer.name == producer_name:
+                return producer.pending.get(sequence_id)
         return None
 
-    def ended(self, sender: Sender) -> None:
+    def _leaders(self) -> PartitionProducer:
+        name = self._path.services.producer_naming().leader
+        return PartitionProducer(self._path, name, idempotent=False, exclusive=True, on_ended=self._ended)
+
+    def _ended(self, producer: PartitionProducer) -> None:
         """It takes no more batches."""
-        if self._log.leading.ended(sender):
+        if self.lease.ended(producer):
             return
-        for producer_id, known in self._senders.items():
-            if known is sender:
-                del self._senders[producer_id]
+        for producer_id, known in self._producers.items():
+            if known is producer:
+                del self._producers[producer_id]
                 return
 
     def fail(self, error: KopError) -> None:
         """All of them end, the leader's too."""
-        senders, self._senders = list(self._senders.values()), {}
-        if self._log.leading.sender is not None:
-            senders.append(self._log.leading.sender)
-        for sender in senders:
-            sender.fail(error)
-            self._log.spawn(sender.close())
+        producers, self._producers = list(self._producers.values()), {}
+        if self.lease.producer is not None:
+            producers.append(self.lease.producer)
+        for producer in producers:
+            producer.fail(error)
+            self._path.context.spawn(producer.close())
 
     def views(self) -> Sequence[ProducerView]:
         """Idempotent producers that this gateway serves now."""
         return [
             ProducerView(producer_id, known.epoch, known.last_sequence, known.last_timestamp)
-            for producer_id, sender in sorted(self._senders.items())
-            if (known := sender.sequences) is not None and known.epoch >= 0
+            for producer_id, producer in sorted(self._producers.items())
+            if (known := producer.sequences) is not None and known.epoch >= 0
         ]
 
     def close_idle(self, now: float, seconds: float) -> None:
         """Let those go that nobody used for a while: another gateway may want the names."""
-        for producer_id, sender in tuple(self._senders.items()):
-            if producer_id >= 0 and sender.idle and now - sender.used > seconds:
-                del self._senders[producer_id]
-                self._log.spawn(sender.close())
+        for producer_id, producer in tuple(self._producers.items()):
+            if producer_id >= 0 and producer.idle and now - producer.used > seconds:
+                del self._producers[producer_id]
+                self._path.context.spawn(producer.close())
 
     async def close(self) -> None:
         """Let all go; what waits in them fails."""
-        await asyncio.gather(*(sender.close() for sender in tuple(self._senders.values())))
+        await asyncio.gather(*(producer.close() for producer in tuple(self._producers.values())))

@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
     error: PeerError | None = None
 
 
-class Sequences:
+class SequenceWindow:
     """One producer id on one partition, from what Pulsar said when its producer was opened (-1: nothing known).
 
     `complete`: what Pulsar does not know was never stored under this name. Then a producer may begin with any sequence,

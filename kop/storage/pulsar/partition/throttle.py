@@ -14,12 +14,10 @@ waits for so long loses nothing: what it sent earlier would stand in line here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kop.pulsar_client import PulsarError
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.context import PulsarContext
 
 LATE_SECONDS: Final = 0.1
 """A receipt that took so long is a reason to ask."""
@@ -36,7 +34,7 @@ def still_to_wait(waited: float, taken: int, left: int) -> int:
     return min(int(waited * left * 1000 / max(taken, 1)), _MOST_MS)
 
 
-class Held:
+class RateExceeded:
     """Whether a rate is exceeded now, from a count that grows. A pure machine: times in seconds come with each call."""
 
     def __init__(self) -> None:
@@ -66,33 +64,34 @@ class Held:
         return now - self._grew < _HOLDS_SECONDS
 
 
-class Limits:
-    """One partition's."""
+class PublishThrottle:
+    """The publish rate of one partition; `title` names it in the log."""
 
-    def __init__(self, log: PulsarLog) -> None:
-        self._log = log
-        self._held = Held()
+    def __init__(self, context: PulsarContext, partition_name: str, title: str) -> None:
+        self._context = context
+        self._partition_name = partition_name
+        self._title = title
+        self._held = RateExceeded()
 
     def late(self, now: float) -> bool:
         """A receipt was late. True where that is because of a publish rate."""
-        log = self._log
         if self._held.wants_to_ask(now):
-            log.spawn(self._ask())
+            self._context.spawn(self._ask())
         if not self._held.now(now):
             return False
-        log.engine.count("batches_throttled_by_publish_rate")
+        self._context.count("batches_throttled_by_publish_rate")
         return True
 
     async def _ask(self) -> None:
-        log = self._log
+        context = self._context
         try:
-            count = int((await log.engine.admin.stats(log.partition_name)).get("publishRateLimitedTimes", 0))
+            count = int((await context.admin.stats(self._partition_name)).get("publishRateLimitedTimes", 0))
         except PulsarError:
             return  # then there is worse, and others tell of it
-        if self._held.counted(count, log.loop.time()):
-            log.engine.faults.tell(
-                ("publish rate", log.title),
-                f"{log.title} is written to faster than its publish rate allows: Pulsar holds batches back, clients "
+        if self._held.counted(count, context.loop.time()):
+            context.faults.tell(
+                ("publish rate", self._title),
+                f"{self._title} is written to faster than its publish rate allows: Pulsar holds batches back, clients "
                 "are told to wait (throttle_time_ms); all topics behind the same broker wait with it. Raise the rate "
                 "(pulsar-admin topics set-publish-rate, namespaces set-publish-rate) or write less",
             )

@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Share:
+class BudgetShare:
     """What one reader holds. It is idle until somebody reads; an idle one may have to go."""
 
     __slots__ = ("_ended", "_pool", "drop", "held")
 
-    def __init__(self, pool: ReadAhead, drop: Callable[[], None], held: int) -> None:
+    def __init__(self, pool: ReadBudget, drop: Callable[[], None], held: int) -> None:
         self._pool = pool
         self.drop = drop
         self.held = held
@@ -49,17 +49,17 @@ class Share:
             self._ended = True
 
 
-class ReadAhead:
+class ReadBudget:
     """The bound on all shares, in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.held = 0
-        self.idle: dict[Share, None] = {}
+        self.idle: dict[BudgetShare, None] = {}
         """In the order in which they were left."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def share(self, burst: int, drop: Callable[[], None]) -> Share:
+    async def share(self, burst: int, drop: Callable[[], None]) -> BudgetShare:
         """A share for a new reader whose first entries may have `burst` bytes; waits while there is no room.
 
         `drop` closes the reader where its room is needed and it is idle. One reader is let in whatever its size.
@@ -77,12 +77,12 @@ class ReadAhead:
                 else:
                     self.wake()  # it was our turn
                 raise
-        share = Share(self, drop, burst)
+        share = BudgetShare(self, drop, burst)
         self.held += burst
         self.wake()
         return share
 
-    def change(self, share: Share, size: int) -> None:
+    def change(self, share: BudgetShare, size: int) -> None:
         """A share holds another amount."""
         grown = size - share.held
         self.held += grown

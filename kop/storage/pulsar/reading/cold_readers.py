@@ -1,22 +1,29 @@
 """The readers of one partition behind its tail: one for each place where somebody reads on.
 
-Owns: which reader serves an offset, how many there are, when an idle one goes.
+Owns: which reader serves an offset, how many there are, when an idle one goes; the batches that each has read ahead.
 Must not know: the tail, the cache.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Container
+from itertools import islice
+from typing import Final
 
-from kop.errors import BackendError, ErrorCode, PeerError
-from kop.storage.base import ReadResult
-from kop.storage.pulsar.reading.batches import CatchUp, Converter
-from kop.storage.pulsar.reading.budget import Share
-from kop.storage.pulsar.reading.gaps import MOST_AT_ONCE
+from kop.errors import BackendError, ErrorCode, KopError, PeerError
+from kop.pulsar_client import PulsarError
+from kop.records.batch import read_header
+from kop.storage.base import Buffer, ReadResult
+from kop.storage.pulsar.faults import kafka_error
+from kop.storage.pulsar.offsets.entry import EntryWithOffsets
+from kop.storage.pulsar.reading.batches import Batch, Converter
+from kop.storage.pulsar.reading.budget import BudgetShare, ReadBudget
+from kop.storage.pulsar.reading.gaps import MOST_AT_ONCE, Gap, Gaps
+from kop.storage.pulsar.reading.search import PartitionSearch
+from kop.storage.pulsar.reading.source import LogBounds, PartitionSource
 from kop.storage.pulsar.reading.stream import Stream
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.partition.log import PulsarLog
 
 _BUDGET: Final = 4 << 20
 """Bytes that a reader reads ahead."""
@@ -31,12 +38,179 @@ _MOST_CHUNKS: Final = 200
 """Entries from the last chunk of a message back to its first, with those of others between them."""
 
 
-class Readers:
-    """Readers of one log."""
+class ColdReader:
+    """One reader: a stream, and the batches of what it brought. `take` gives them in order."""
 
-    def __init__(self, log: PulsarLog) -> None:
+    def __init__(self, converter: Converter, budget: int, share: BudgetShare, explained: Container[int] = ()) -> None:
+        """`explained`: last offsets of gaps from which nothing can be read."""
+        self.converter = converter
+        self._explained = explained
+        self.share = share
+        self.busy = False
+        self.far_back = False
+        """It began well before what was wanted, for the first chunks of that."""
+        self.used = 0.0
+        """Loop time of the last use."""
+        self.worked = False
+        """Entries came."""
+        self.taken = False
+        """Batches were taken from it."""
+        self.took_records = False
+        """Records were in what was taken last."""
+        self.stream: Stream | None = None
+        self._budget = budget
+        self._batches: deque[Batch] = deque()
+        self._at = converter.next_offset or 0
+        """Where `take` goes on; the next batch may lie behind a gap."""
+        self._size = 0
+        self._error: KopError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """Where `take` would begin."""
+        if self._batches:
+            return self._batches[0].base
+        return self.converter.next_offset or 0
+
+    @property
+    def ready(self) -> bool:
+        """There is something to take."""
+        return bool(self._batches)
+
+    @property
+    def gap(self) -> Batch | None:
+        """What comes next, where that stands for offsets of which nothing came and nothing explains that."""
+        if not self._batches or not self._batches[0].missing or (self.stream is not None and self.stream.compacted):
+            return None
+        return None if self._batches[0].last in self._explained else self._batches[0]
+
+    def gaps(self, most: int) -> list[Gap]:
+        """Gaps in what was read ahead, the first ones."""
+        return list(islice((batch.gap for batch in self._batches if batch.gap is not None), most))
+
+    @property
+    def failed(self) -> bool:
+        """It will not go on."""
+        return self._error is not None
+
+    def holds(self, offset: int) -> bool:
+        """True where `take` can begin at `offset` with no detour."""
+        if self._batches:
+            return min(self._at, self._batches[0].base) <= offset <= self._batches[0].last
+        return self.converter.next_offset == offset
+
+    def on_entry(self, placed: EntryWithOffsets) -> None:
+        """The stream's callback."""
+        self.worked = True
+        for batch in self.converter.feed(placed):
+            self._batches.append(batch)
+            self._size += len(batch.data)
+        self.share.holds(self._size + self.converter.waiting_bytes)
+        if self._size > self._budget and self.stream is not None:
+            self.stream.pause()
+        if self._batches:
+            self._wake()
+
+    def on_lost(self, error: PulsarError | KopError) -> None:
+        """The stream's other callback."""
+        self._error = error if isinstance(error, KopError) else kafka_error(error, "cannot read")
+        self._wake()
+
+    async def wait(self, seconds: float) -> None:
+        """Until there is a batch; REQUEST_TIMED_OUT where none comes."""
+        if self._batches:
+            return
+        if self._error is not None:
+            raise self._error
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._waiter
+        except TimeoutError:
+            raise BackendError(
+                f"Pulsar sent nothing for {seconds:.0f} s where records are", ErrorCode.REQUEST_TIMED_OUT
+            ) from None
+        finally:
+            self._waiter = None
+        if not self._batches and self._error is not None:
+            raise self._error
+
+    async def fill(self, end: int) -> None:
+        """Where compaction took the last entries before offset `end`, nothing comes: an empty batch stands for them."""
+        if self.stream is None or not await self.stream.exhausted():
+            return
+        begin = self.converter.next_offset
+        if not self._batches and begin is not None and begin < end:
+            self._batches.append(Batch(begin, end - 1, self.converter.mapping.end_filler(begin, end - 1)))
+            self.converter.next_offset = end
+
+    @property
+    def next_is_sure(self) -> bool:
+        """There is something to take, and no gap that nothing explains comes first."""
+        return bool(self._batches) and self.gap is None
+
+    def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
+        """Batches that lie before offset `end`; they are gone from here. `took_records` tells whether any has one."""
+        found: list[Buffer] = []
+        size = 0
+        self.taken = True
+        self.took_records = False
+        while self._batches and not (found and self.gap):  # whoever reads on asks why there is a gap
+            batch = self._batches[0]
+            if batch.error is not None:
+                if found:
+                    break
+                raise batch.error
+            if batch.last >= end or (size + len(batch.data) > max_bytes and (found or not min_one)):
+                break
+            self._batches.popleft()
+            self._at = batch.last + 1
+            if batch.data:  # a gap of packed offsets has none
+                found.append(batch.data)
+                self.took_records = self.took_records or read_header(batch.data).record_count > 0
+            size += len(batch.data)
+        self._size -= size
+        self.share.holds(self._size)
+        if self._size <= self._budget // 2 and self.stream is not None:
+            self.stream.go_on()
+        return ReadResult(found, size)
+
+    async def close(self) -> None:
+        """Let go of the reader."""
+        self._error = self._error or BackendError("the reader was closed")
+        self.share.end()
+        self._wake()
+        if self.stream is not None:
+            await self.stream.close()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class ColdReaders:
+    """The cold readers of one partition.
+
+    `ask_start()` brings the log start up to date. `budget` bounds what all readers of the gateway hold.
+    """
+
+    def __init__(
+        self,
+        source: PartitionSource,
+        search: PartitionSearch,
+        gaps: Gaps,
+        log: LogBounds,
+        budget: ReadBudget,
+        ask_start: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._source = source
+        self._search = search
+        self._gaps = gaps
         self._log = log
-        self._readers: list[CatchUp] = []
+        self._budget = budget
+        self._ask_start = ask_start
+        self._readers: list[ColdReader] = []
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         """Batches from the one that holds `offset` on. OFFSET_OUT_OF_RANGE where retention took it."""
@@ -51,7 +225,7 @@ class Readers:
                 reader = await self._new(offset, back=_MOST_CHUNKS)
                 await reader.wait(_SECONDS)
             if reader.next_offset <= offset and not reader.holds(offset) and not reader.failed:
-                raise BackendError(f"the reader of {self._log.title} lost its place")
+                raise BackendError(f"the reader of {self._source.title} lost its place")
             reader = await self._without_doubt(reader, offset)
             found = await self._with_records(reader, max_bytes, min_one)
         except BaseException:
@@ -59,11 +233,11 @@ class Readers:
             raise
         finally:
             reader.busy = False
-            reader.used = self._log.loop.time()
+            reader.used = self._source.context.loop.time()
             reader.share.idle()
         return found
 
-    async def _with_records(self, reader: CatchUp, max_bytes: int, min_one: bool) -> ReadResult:
+    async def _with_records(self, reader: ColdReader, max_bytes: int, min_one: bool) -> ReadResult:
         """What the reader has, together with what follows where that has no record, as the parts of a chunked message.
 
         librdkafka takes an answer without any record for one that did not fit: it asks for twice as much each time, and
@@ -86,7 +260,7 @@ class Readers:
             size += more.size
         return ReadResult(buffers, size)
 
-    async def _without_doubt(self, reader: CatchUp, offset: int) -> CatchUp:
+    async def _without_doubt(self, reader: ColdReader, offset: int) -> ColdReader:
         """The reader itself, or another one where it passed over what is there.
 
         Pulsar moves the cursors of readers on as those of subscriptions: when messages expire (message TTL), by an
@@ -96,7 +270,7 @@ class Readers:
         gap = reader.gap
         if gap is None or not gap.base <= offset <= gap.last:
             return reader
-        gaps = self._log.gaps
+        gaps = self._gaps
         await gaps.ask(reader.gaps(MOST_AT_ONCE))  # one answer for all that was read ahead
         if gap.last in gaps:
             return reader
@@ -106,12 +280,13 @@ class Readers:
             reader = await self._new(offset)
             await reader.wait(_SECONDS)
         if reader.gap is None or reader.gap.last < gap.last:
-            engine = self._log.engine
-            engine.count("readers_moved_past_entries")
-            engine.faults.tell(
-                ("moved", self._log.title),
-                f"Pulsar moved a reader of {self._log.title} past entries that are there, now they are read again: see "
-                "message TTL (pulsar-admin topics get-message-ttl --applied); Kafka topics keep records by retention",
+            faults = self._source.context.faults
+            faults.count("readers_moved_past_entries")
+            faults.tell(
+                ("moved", self._source.title),
+                f"Pulsar moved a reader of {self._source.title} past entries that are there, now they are read again: "
+                "see message TTL (pulsar-admin topics get-message-ttl --applied); Kafka topics keep records by "
+                "retention",
             )
         else:
             gaps.add(gap.last)
@@ -119,13 +294,13 @@ class Readers:
 
     async def _still_kept(self, offset: int) -> None:
         """OFFSET_OUT_OF_RANGE where retention has taken the offset meanwhile."""
-        await self._log.ask_start()
+        await self._ask_start()
         start = self._log.log_start_offset
-        if offset < start and not self._log.numbering.reads_on(offset, start):
-            text = f"retention took offset {offset} of {self._log.title}"
+        if offset < start and not self._source.mapping.reads_on(offset, start):
+            text = f"retention took offset {offset} of {self._source.title}"
             raise PeerError(text, ErrorCode.OFFSET_OUT_OF_RANGE)
 
-    async def _comes_soon(self, reader: CatchUp, offset: int) -> bool:
+    async def _comes_soon(self, reader: ColdReader, offset: int) -> bool:
         """Wait for the next batch. Where none comes there may be a reason: compaction or retention took what was.
 
         False for a reader that worked before and is silent: truncating a topic moves the cursors of all its readers.
@@ -162,7 +337,7 @@ class Readers:
         for reader in readers:
             await reader.close()
 
-    async def _at(self, offset: int) -> CatchUp:
+    async def _at(self, offset: int) -> ColdReader:
         """One that stands at `offset`, or a new one."""
         for reader in self._readers:
             if not reader.busy and not reader.failed and reader.holds(offset):
@@ -171,9 +346,9 @@ class Readers:
                 return reader
         return await self._new(offset)
 
-    async def _new(self, offset: int, *, back: int = 0) -> CatchUp:
-        log = self._log
-        share = await log.engine.read_ahead.share(_BUDGET + log.client.max_message_size, lambda: self._drop(reader))
+    async def _new(self, offset: int, *, back: int = 0) -> ColdReader:
+        burst = _BUDGET + self._source.context.client.max_message_size
+        share = await self._budget.share(burst, lambda: self._drop(reader))
         try:
             reader = await self._open(offset, share, back)
         except BaseException:
@@ -181,45 +356,37 @@ class Readers:
             raise
         return reader
 
-    async def _open(self, offset: int, share: Share, back: int) -> CatchUp:
-        log = self._log
-        position = await log.numbering.locate(log, offset, back)
-        append_time = log.policy.log_append_time
+    async def _open(self, offset: int, share: BudgetShare, back: int) -> ColdReader:
+        source, policy = self._source, self._log.policy
+        position = await source.mapping.locate(self._search, offset, back)
         converter = Converter(
-            log.title,
+            source.title,
             offset,
-            log.numbering,
-            append_time=append_time,
-            count=log.engine.count,
-            max_message_bytes=min(log.policy.max_uncompressed_bytes, _MOST_MESSAGE),
+            source.mapping,
+            append_time=policy.log_append_time,
+            count=source.context.count,
+            max_message_bytes=min(policy.max_uncompressed_bytes, _MOST_MESSAGE),
         )
         converter.start_within()
         converter.looks_back = not back
-        reader = CatchUp(converter, _BUDGET, share, log.gaps)
+        reader = ColdReader(converter, _BUDGET, share, self._gaps)
         reader.busy = True
         reader.far_back = back > 0
-        reader.used = log.loop.time()
+        reader.used = source.context.loop.time()
         idle = sorted((one for one in self._readers if not one.busy), key=lambda one: one.used)
         for one in idle[: max(0, len(self._readers) - _MOST + 1)]:
             self._drop(one)
         self._readers.append(reader)
         try:
-            reader.stream = Stream(reader.on_entry, reader.on_lost, log.numbering.place)
-            await reader.stream.start(
-                log.client,
-                log.partition_name,
-                position,
-                guard=log.guard,
-                compacted=log.policy.compact,
-                budget=_BUDGET,
-            )
+            reader.stream = source.stream(reader.on_entry, reader.on_lost)
+            await source.start(reader.stream, position, compacted=policy.compact, budget=_BUDGET)
         except BaseException:
             self._drop(reader)
             raise
         return reader
 
-    def _drop(self, reader: CatchUp) -> None:
+    def _drop(self, reader: ColdReader) -> None:
         if reader in self._readers:
             self._readers.remove(reader)
         reader.share.end()
-        self._log.spawn(reader.close())
+        self._source.context.spawn(reader.close())

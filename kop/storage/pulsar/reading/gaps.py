@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from kop.pulsar_client import Position, PulsarError
-
-if TYPE_CHECKING:
-    from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.reading.source import PartitionSource
 
 MOST_AT_ONCE: Final = 256
 """Gaps that are asked about together."""
@@ -52,8 +50,8 @@ class Gap(NamedTuple):
 class Gaps:
     """Those of one partition."""
 
-    def __init__(self, log: PulsarLog) -> None:
-        self._log = log
+    def __init__(self, source: PartitionSource) -> None:
+        self._source = source
         self._known: dict[int, None] = {}
         self._places = asyncio.Semaphore(_SIDE_BY_SIDE)
 
@@ -80,7 +78,7 @@ class Gaps:
     async def _is_kept_back(self, ledger: int, entry: int) -> bool:
         async with self._places:
             try:
-                found = await self._log.engine.admin.entry(self._log.partition_name, ledger, entry)
+                found = await self._source.context.admin.entry(self._source.partition_name, ledger, entry)
             except PulsarError:
                 return False  # whoever met the gap looks for another explanation
         headers = {name.lower(): value for name, value in found.headers.items()}

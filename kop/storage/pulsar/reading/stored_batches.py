@@ -22,9 +22,10 @@ from typing import Any, Final, NamedTuple
 from kop.errors import KopError
 from kop.pulsar_client import Client, Position, PulsarError
 from kop.pulsar_client.admin import Admin, EntryHead
-from kop.storage.pulsar.offsets.mapping import Numbering
+from kop.storage.pulsar.offsets.entry import EntryWithOffsets
+from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.offsets.sparse_index import Ledgers
-from kop.storage.pulsar.reading.stream import Placed, Stream
+from kop.storage.pulsar.reading.stream import Stream
 
 SEARCH_SECONDS: Final = 15.0
 """For all of one search."""
@@ -140,13 +141,13 @@ class StoredBatches:
         client: Client,
         admin: Admin,
         partition: str,
-        numbering: Numbering,
+        mapping: OffsetMapping,
         guard: Callable[[], Awaitable[None]],
     ) -> None:
         self._client = client
         self._admin = admin
         self._partition = partition
-        self._numbering = numbering
+        self._mapping = mapping
         self._guard = guard
 
     async def find(self, wanted: Sequence[Wanted]) -> list[Stored]:
@@ -180,12 +181,12 @@ class StoredBatches:
 
     async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:
         """The entries from `start` to `end`; None where the broker holds them back."""
-        numbering = self._numbering
+        mapping = self._mapping
         stretch: Stretch | None = None
         expected = -1
         moved, ended = asyncio.Event(), asyncio.Event()
 
-        def on_entry(placed: Placed) -> None:
+        def on_entry(placed: EntryWithOffsets) -> None:
             nonlocal stretch, expected
             if placed.position <= end:
                 if stretch is None:
@@ -196,8 +197,8 @@ class StoredBatches:
                     info.sequence_id,
                     info.num_messages,
                     placed.base,
-                    numbering.append_time(placed),
-                    gap=numbering.skips(expected, placed),
+                    mapping.append_time(placed),
+                    gap=mapping.skips(expected, placed),
                 )
                 expected = placed.last + 1
             if placed.position >= end:
@@ -209,7 +210,7 @@ class StoredBatches:
             ended.set()
             moved.set()
 
-        stream = Stream(on_entry, on_lost, numbering.place)
+        stream = Stream(on_entry, on_lost, mapping.place)
         try:
             await stream.start(self._client, self._partition, start, guard=self._guard, budget=_BUDGET)
             while not ended.is_set():
@@ -241,7 +242,7 @@ class StoredBatches:
                     continue
                 count = head.num_messages
                 try:
-                    base = self._numbering.stored_base(position, head.index, count)
+                    base = self._mapping.stored_base(position, head.index, count)
                 except KopError:  # it has no offset, and is none of those that are looked for
                     gap = True
                     continue

@@ -1,0 +1,70 @@
+"""One entry of Pulsar with the Kafka offsets of its messages, by the index that brokers give to entries.
+
+Owns: `EntryWithOffsets`, what an entry's metadata says, the index read from it.
+Must not know: how entries are read, packed offsets.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from kop.errors import ErrorCode, KopError, PeerError
+from kop.pulsar_client import Entry, Position
+from kop.records import transcode
+
+INDEX_HELP: Final = (
+    "the Pulsar brokers send no entry index, so there are no offsets. Add to broker.conf (or standalone.conf) and "
+    "restart:\n"
+    "  brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor,"
+    "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor\n"
+    "  exposingBrokerEntryMetadataToClientEnabled=true\n"
+    "Where that cannot be, kop.pulsar.offsets=packed makes offsets of the message ids; what it costs is said by "
+    "`kop config kop.pulsar.offsets`"
+)
+
+NO_TIMES_HELP: Final = (
+    "the Pulsar brokers do not say when they took an entry: LogAppendTime is the time at which its producer sent it, "
+    "by that one's clock. Add org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor to "
+    "brokerEntryMetadataInterceptors in broker.conf (or standalone.conf) and restart"
+)
+
+
+class EntryWithOffsets(NamedTuple):
+    """An entry with its offsets. The entry's bytes are there only while a stream hands it out."""
+
+    position: Position
+    base: int
+    last: int
+    """Offset of its last message. What lies between the entry before and `base` was not handed out."""
+    entry: Entry
+    info: transcode.EntryView
+    error: KopError | None = None
+    """Why the entry cannot be read. Then `info` says nothing, and `base` is exact where the messages can be counted."""
+
+    @property
+    def numbered(self) -> bool:
+        """False where the broker gave the entry no index, as all did that were written before it was told to."""
+        return self.base >= 0
+
+
+_NOTHING: Final = transcode.EntryView("", 0, 0, 0, 0, 1, False, 0, 0, False, False, -1, -1, 0, 0, "", -1, -1)
+
+
+def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
+    """What an entry's metadata says, or that it says nothing and why."""
+    if entry.damaged:
+        return _NOTHING, PeerError(entry.damaged, ErrorCode.CORRUPT_MESSAGE)
+    try:
+        return transcode.parse_entry(entry.metadata), None
+    except transcode.UndecodableEntryError as error:
+        return _NOTHING._replace(num_messages=entry.num_messages), error.with_traceback(None)
+
+
+def place(entry: Entry) -> EntryWithOffsets:
+    """The offsets of an entry, from the index that the broker gave its last message; it may have none."""
+    if entry.index is None:
+        return EntryWithOffsets(entry.position, -1, -1, entry, _NOTHING)
+    info, error = view_of(entry)
+    # Each chunk moves the index by one, and so does an entry inside a Pulsar transaction, whatever it holds.
+    count = info.num_messages if info.num_chunks <= 1 else 1
+    return EntryWithOffsets(entry.position, max(entry.index - count + 1, 0), entry.index, entry, info, error)

@@ -1,0 +1,33 @@
+"""Closing ledgers before their packed offsets are used up.
+
+Owns: the request to Pulsar, and what is counted and told of it.
+Must not know: which entries there are; `OffsetMapping.closes_ledger` tells when.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kop.pulsar_client import PulsarError
+from kop.storage.pulsar.context import PulsarContext
+
+_log = logging.getLogger(__name__)
+
+
+async def close_ledger(context: PulsarContext, partition_name: str, title: str, ledger: int) -> None:
+    """Unload the partition, so that Pulsar closes its ledger, unless a newer one is there. Failures are told only."""
+    faults = context.faults
+    try:
+        stats = await context.admin.internal_stats(partition_name)
+        if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
+            return  # it is closed already: another gateway was faster
+        faults.count("ledgers_closed_for_packed_offsets")
+        _log.info("%s: ledger %d is closed before its offsets are used up, by an unload", title, ledger)
+        await context.admin.unload(partition_name)
+    except PulsarError as error:
+        faults.count("ledgers_not_closed")
+        faults.tell(
+            ("close", title),
+            f"{title}: ledger {ledger} comes to the end of its offsets and cannot be closed: {error}; "
+            "unload it (pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes",
+        )

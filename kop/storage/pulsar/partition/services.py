@@ -1,0 +1,63 @@
+"""What the engine does for the logs of its partitions.
+
+Owns: the list of it. One object serves all logs of an engine.
+Must not know: how any of it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from kop.errors import KopError
+from kop.pulsar_client import Producer
+from kop.storage.base import AppendResult, TopicInfo
+from kop.storage.pulsar.layout import ProducerNaming
+from kop.storage.pulsar.offsets.mapping import OffsetMapping
+from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
+from kop.storage.pulsar.partition.view import PartitionView
+from kop.storage.pulsar.reading.budget import ReadBudget
+from kop.storage.tail_cache import TailCache
+from kop.turns import Turns
+
+
+@dataclass(slots=True)
+class PartitionServices:
+    """What all logs of one engine share, and what they ask of topics."""
+
+    mapping: OffsetMapping
+    cache: TailCache
+    read_budget: ReadBudget
+    attaching: Turns
+    """Of the partitions that wait to attach, a bounded number attach at a time."""
+    producer_naming: Callable[[], ProducerNaming]
+    """Names of this gateway's Pulsar producers. For use after the start of the engine, which reads the cluster id."""
+
+    refusal: Callable[[int], KopError | None]
+    """Why a batch of so many bytes cannot be taken now, or None."""
+    queued: Callable[[int, asyncio.Future[AppendResult]], None]
+    """A batch of so many bytes was taken: it counts until its future ends."""
+
+    may_attach: Callable[[PartitionView], Awaitable[bool]]
+    """Whether the topic and the partition are there. PulsarError where Pulsar does not answer."""
+    confirm: Callable[[PartitionView, Producer], Awaitable[None]]
+    """Called with each producer that was attached. KopError where that brought back a topic that is gone."""
+    retains: Callable[[UUID], Awaitable[None]]
+    """See to it that Pulsar keeps what is written to the topic. KopError, PulsarError."""
+    deduplicates: Callable[[UUID], Awaitable[None]]
+    """See to it that the topic deduplicates, before an idempotent producer is opened. PulsarError."""
+    knows_all_producers: Callable[[UUID], bool]
+    """Whether Pulsar cannot have forgotten a producer of the topic yet."""
+    mark_raw: Callable[[UUID], Awaitable[None]]
+    """Keep beside the topic that it holds batches as they came: Pulsar can never compact it any more. KopError."""
+    may_write_raw: Callable[[UUID], bool]
+    """Whether a batch may be stored as it came now. Where it may not, the topic is marked on the side."""
+    entry_size_limit: Callable[[UUID], EntrySizeLimit]
+    """How large an entry the topic takes; one object for all of its partitions."""
+    kept_number: Callable[[UUID, int, str], int]
+    """The largest number of a kind that a gateway kept beside partition `int` of the topic, or 0."""
+    keep_number: Callable[[TopicInfo, int, str, int], Coroutine[Any, Any, None]]
+    """Keep a number of a kind beside a partition, for all gateways. KopError, PulsarError."""

@@ -1,0 +1,234 @@
+"""The end of one partition's log: the stream of its new entries, and what of them is kept in memory.
+
+Owns: the stream at the tail, the converter of what it brings, the cached batches, gaps at the tail that Pulsar is asked
+about, waiting until the tail has come to the last entry.
+Must not know: appends, readers, which offset the log begins with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from kop.errors import BackendError, ErrorCode, KopError
+from kop.pulsar_client import EARLIEST, Position, PulsarError
+from kop.storage.base import Buffer, LogPolicy, ReadResult
+from kop.storage.partition import NOTHING_TO_READ
+from kop.storage.pulsar.offsets.entry import EntryWithOffsets
+from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
+from kop.storage.pulsar.reading.batches import Converter
+from kop.storage.pulsar.reading.gaps import MOST_AT_ONCE, Gap, Gaps
+from kop.storage.pulsar.reading.source import PartitionSource
+from kop.storage.pulsar.reading.stream import Stream
+from kop.storage.tail_cache import Tail, TailCache
+
+TAIL_BUDGET: Final = 1 << 20
+_LARGEST_AT_TAIL: Final = 8 << 20
+"""Bytes of the largest chunked message that the tail puts together."""
+_TO_END_SECONDS: Final = 20.0
+_STANDS_SECONDS: Final = 3.0
+"""How long the tail may bring nothing where there is more."""
+
+_log = logging.getLogger(__name__)
+
+
+class FollowedLog(Protocol):
+    """The log that follows its tail."""
+
+    policy: LogPolicy
+    attached: bool
+
+    @property
+    def last_position(self) -> Position:
+        """Of the entry before the high watermark."""
+
+    def from_tail(self, placed: EntryWithOffsets) -> None:
+        """The tail brought an entry."""
+
+    def tail_lost(self, error: PulsarError | KopError) -> None:
+        """The tail cannot go on."""
+
+    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when the log moves; returns the undo."""
+
+    def tell_soon(self) -> None:
+        """Call those callbacks in the loop's next turn."""
+
+
+class LogTail:
+    """The tail of one log. `begin` and `let_go` may follow each other any number of times."""
+
+    def __init__(
+        self, source: PartitionSource, gaps: Gaps, cache: TailCache, warnings: CompactionWarnings, log: FollowedLog
+    ) -> None:
+        self._source = source
+        self._gaps = gaps
+        self._cache = cache
+        self._warnings = warnings
+        self._log = log
+        self.cached = Tail()
+        """The newest batches of the log, without holes."""
+        self.stream: Stream | None = None
+        """The stream at the tail; None where the log follows no tail."""
+        self.converter = self._make_converter(0)
+        """Makes batches of what the tail brings."""
+        self._asked_gaps: deque[Gap] = deque()
+        """Gaps at the tail of which it is not known yet what is in them."""
+        self._asking: asyncio.Task[None] | None = None
+
+    # --- the stream
+
+    @property
+    def following(self) -> bool:
+        """Whether a stream is at the tail."""
+        return self.stream is not None and not self.stream.closed
+
+    async def begin(self, next_offset: int, last: Position) -> None:
+        """Follow the log from the entry behind `last` on. PulsarError, KopError; BackendError where it ended at once.
+
+        The entry of `last` is -1 where there is none: then everything is read that there is.
+        """
+        self.drop()
+        self.converter = self._make_converter(next_offset)
+        self.stream = stream = self._source.stream(self._log.from_tail, self._log.tail_lost)
+        empty = last.entry < 0
+        await self._source.start(stream, EARLIEST if empty else last, inclusive=empty, budget=TAIL_BUDGET)
+
+    def let_go(self) -> None:
+        """Follow the tail no more, and forget what is cached."""
+        stream, self.stream = self.stream, None
+        self._drop_all()
+        if stream is not None:
+            stream.closed = True  # at once: what it still brings must not be taken for the log's end
+            self._source.context.spawn(stream.close())
+
+    async def close(self) -> None:
+        """Let go of the stream, to the end."""
+        if self._asking is not None:
+            self._asking.cancel()
+        if self.stream is not None:
+            await self.stream.close()
+
+    def _make_converter(self, next_offset: int) -> Converter:
+        """Makes batches of what the tail brings. What is large is left to readers, whose memory is bounded together."""
+        source, policy = self._source, self._log.policy
+        converter = Converter(
+            source.title,
+            next_offset,
+            source.mapping,
+            append_time=policy.log_append_time,
+            count=source.context.count,
+            max_message_bytes=min(policy.max_uncompressed_bytes, _LARGEST_AT_TAIL),
+            on_keyless=self._warnings.keyless,
+            on_raw=self._warnings.raw,
+        )
+        converter.leaves_large = True
+        return converter
+
+    async def until_end(self) -> None:
+        """Wait until the tail has brought what is the last entry in Pulsar now. KopError."""
+        log, source = self._log, self._source
+        if self.stream is None:
+            return
+        try:
+            last = await self.stream.last_position()
+        except PulsarError as error:
+            raise source.refused(error, f"cannot read {source.title}") from error
+        if last.entry < 0:
+            return  # emptied, or never written to
+        moved = asyncio.Event()
+        undo = log.on_advance(moved.set)
+        try:
+            async with asyncio.timeout(_TO_END_SECONDS):
+                while log.last_position < last and log.attached:
+                    if not await _set_within(moved, _STANDS_SECONDS):
+                        # Truncating a topic, or message TTL, moves readers' cursors, too: they wait for what comes
+                        # next.
+                        source.context.count("tails_moved_past_entries")
+                        log.tail_lost(BackendError("it does not come to the last entry"))
+                    moved.clear()
+        except TimeoutError:
+            text = f"the tail of {source.title} does not come to its end"
+            raise BackendError(text, ErrorCode.REQUEST_TIMED_OUT) from None
+        finally:
+            undo()
+
+    # --- the cache
+
+    def drop(self, before: int | None = None) -> None:
+        """Forget what is cached before an offset, or all of it: what is kept has no holes."""
+        self._cache.drop(self.cached, before)
+
+    def _drop_all(self) -> None:
+        self._asked_gaps.clear()
+        self.drop()
+
+    def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
+        """What the cache holds from `offset` on; None where it holds nothing of that."""
+        end = None
+        gap = next((gap for gap in self._asked_gaps if gap.last >= offset), None)
+        if gap is not None:
+            if gap.base <= offset:  # whether there are records is being asked: who waits is told
+                return NOTHING_TO_READ if self.cached.holds(offset) else None
+            end = gap.base
+        found = self.cached.get(offset, max_bytes, min_one, end)
+        return None if found is None else ReadResult(*found)
+
+    # --- gaps
+
+    def met_gap(self, gap: Gap, filler: Buffer) -> None:
+        """Entries between two that came did not come; `filler` stands for their offsets. Pulsar is asked why.
+
+        Transactions leave such gaps. Where it is none of theirs, `ColdReaders` looks why.
+        """
+        if not gap.may_be_kept_back or not filler:
+            self._drop_all()
+            return
+        self._cache.push(self.cached, gap.base, gap.last, filler)
+        self._asked_gaps.append(gap)
+        if self._asking is None:
+            self._asking = self._source.context.loop.create_task(self._ask_about_gaps())
+            self._asking.add_done_callback(self._gaps_are_known)
+
+    async def gap_is_known(self, offset: int) -> None:
+        """Wait while Pulsar is asked about a gap that `offset` lies in."""
+        if not self._asked_gaps:
+            return
+        known = asyncio.Event()
+        undo = self._log.on_advance(known.set)
+        try:
+            while any(gap.base <= offset <= gap.last for gap in self._asked_gaps):
+                known.clear()
+                await known.wait()
+        finally:
+            undo()
+
+    async def _ask_about_gaps(self) -> None:
+        while self._asked_gaps:
+            asked = list(self._asked_gaps)[:MOST_AT_ONCE]
+            await self._gaps.ask(asked)
+            for gap in asked:
+                if not self._asked_gaps or self._asked_gaps[0] is not gap:
+                    break  # the tail began again meanwhile
+                self._asked_gaps.popleft()
+                if gap.last not in self._gaps:
+                    self.drop(gap.last + 1)  # there may be records
+            self._log.tell_soon()
+
+    def _gaps_are_known(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("gaps of %s cannot be asked about", self._source.title, exc_info=task.exception())
+            self._drop_all()
+            self._log.tell_soon()
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

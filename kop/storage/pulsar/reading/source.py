@@ -1,0 +1,87 @@
+"""Where the entries of one partition are read from.
+
+Owns: what every reader of the partition is given, and how a stream of its entries is begun.
+Must not know: what is done with the entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from kop.errors import KopError
+from kop.pulsar_client import Position, PulsarError
+from kop.storage.base import LogPolicy
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.offsets.entry import EntryWithOffsets
+from kop.storage.pulsar.offsets.mapping import OffsetMapping
+from kop.storage.pulsar.reading.stream import FIRST_PERMITS, Stream
+
+
+class LogBounds(Protocol):
+    """What is known of a log at this moment."""
+
+    policy: LogPolicy
+    log_start_offset: int
+    high_watermark: int
+
+    @property
+    def last_position(self) -> Position:
+        """Of the entry before the high watermark."""
+
+
+class PartitionSource:
+    """One partition in Pulsar, for those who read it.
+
+    `guard` is called before anything subscribes, and raises where the topic is gone; see `Client.open_reader`.
+    """
+
+    def __init__(
+        self,
+        context: PulsarContext,
+        partition_name: str,
+        title: str,
+        mapping: OffsetMapping,
+        guard: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.context = context
+        self.partition_name = partition_name
+        self.title = title
+        self.mapping = mapping
+        self.guard = guard
+
+    def stream(
+        self, on_entry: Callable[[EntryWithOffsets], None], on_lost: Callable[[PulsarError | KopError], None]
+    ) -> Stream:
+        """A stream of the partition's entries, for `start`."""
+        return Stream(on_entry, on_lost, self.mapping.place)
+
+    async def start(
+        self,
+        stream: Stream,
+        position: Position,
+        *,
+        inclusive: bool = True,
+        compacted: bool = False,
+        budget: int,
+        permits: int = FIRST_PERMITS,
+    ) -> None:
+        """Begin a stream at `position`; see `Stream.start`. PulsarError, KopError."""
+        await stream.start(
+            self.context.client,
+            self.partition_name,
+            position,
+            guard=self.guard,
+            inclusive=inclusive,
+            compacted=compacted,
+            budget=budget,
+            permits=permits,
+        )
+
+    async def internal_stats(self) -> dict[str, Any]:
+        """Pulsar's internal statistics of the partition: its ledgers, entries and bytes. PulsarError."""
+        return await self.context.admin.internal_stats(self.partition_name)
+
+    def refused(self, error: PulsarError, doing: str) -> KopError:
+        """Pulsar does not let us read: the error for the client; it is counted and told."""
+        return self.context.faults.refused(error, "reads", doing)
