@@ -39,8 +39,8 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.metrics import Metrics, counter_family, counter_value, gauge_family
 from kop.server import memory
+from kop.server.limits import ClientLimits
 from kop.server.listener import Server
-from kop.server.pressure import Limits
 from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import memory as memory_store
@@ -321,8 +321,8 @@ def _this_broker(config: Config, bound: tuple[str, int]) -> LiveBroker:
     return LiveBroker(config.node_id, host, port)
 
 
-def _limits(config: Config) -> Limits:
-    return Limits(
+def _limits(config: Config) -> ClientLimits:
+    return ClientLimits(
         request_bytes=config.socket_request_max_bytes,
         max_connections=config.max_connections,
         max_connections_per_ip=config.max_connections_per_ip,

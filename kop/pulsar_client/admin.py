@@ -204,7 +204,7 @@ class Admin(Rest):
         return (await self._call("GET", f"{topic_path(topic)}/bundle", root="lookup/v2/topic")).body.decode()
 
     async def unload_bundle(self, namespace: str, bundle: str) -> None:
-        """Take a bundle's topics from their broker; the next lookup places them anew."""
+        """Take a bundle's topics from their broker; the next lookup gives them a broker."""
         await self._call("PUT", f"namespaces/{_namespace_path(namespace)}/{bundle}/unload")
 
     async def split_bundle(self, namespace: str, bundle: str) -> None:

@@ -27,7 +27,7 @@ REFRESH_EARLY = 60.0
 class Auth:
     """Credentials of one role. `method` is Pulsar's name of the authentication method.
 
-    `data` and `headers` are asked anew for every connection, AUTH_CHALLENGE and REST request. They raise PulsarError
+    `data` and `headers` are asked again for every connection, AUTH_CHALLENGE and REST request. They raise PulsarError
     "AuthFailed", retriable where only something on the way to the credentials is broken.
     """
 

@@ -26,5 +26,5 @@ class Backoff:
         return wait * (0.5 + self._random.random() / 2)
 
     def reset(self) -> None:
-        """Begin anew, after a success."""
+        """Make the next wait short again, after a success."""
         self._next = self._first

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from weakref import WeakSet, WeakValueDictionary
 
-from kop.pulsar_client.attached import Attached, Guard, OnLost
+from kop.pulsar_client.attachment import BrokerAttachment, Guard, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.lookup import Lookup
@@ -62,7 +62,7 @@ class Client:
         self._consumer_ids = itertools.count(1)
         self._watcher_ids = itertools.count(1)
         self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()
-        self._users: WeakSet[Attached] = WeakSet()
+        self._users: WeakSet[BrokerAttachment] = WeakSet()
         self.max_message_size = DEFAULT_MAX_MESSAGE_SIZE
         """The largest entry (metadata and payload, in bytes) that the brokers take, known after `start`."""
 

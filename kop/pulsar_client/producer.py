@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kop.pulsar_client import wire
-from kop.pulsar_client.attached import Attached, Guard, OnLost
+from kop.pulsar_client.attachment import BrokerAttachment, Guard, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import EntryRefusedError, PulsarError
+from kop.pulsar_client.pending import PendingEntries, PendingEntry
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import Access, Buffer, Position
-from kop.pulsar_client.window import Pending, Window
 from kop.turns import Turns
 
 MODES: dict[str, pb.ProducerAccessMode] = {
@@ -34,7 +34,7 @@ Find = Callable[[str | None], Awaitable[Connection]]
 Confirm = Callable[["Producer"], Awaitable[None]]
 
 
-class Producer(Attached):
+class Producer(BrokerAttachment):
     """A producer; made by `Client.open_producer`.
 
     A lost connection is followed by the guard, a new connection and all that is pending, in order; the topic's epoch of
@@ -70,7 +70,7 @@ class Producer(Attached):
         self._named = name is not None
         self._send_timeout = send_timeout
         self._confirm = confirm
-        self._window = Window()
+        self._pending = PendingEntries()
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Future[Any] | None = None
         self._attempts = 0
@@ -92,12 +92,12 @@ class Producer(Attached):
     @property
     def pending(self) -> int:
         """Entries without an answer."""
-        return len(self._window)
+        return len(self._pending)
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the entries without an answer: all that this producer keeps in memory."""
-        return self._window.bytes
+        return self._pending.bytes
 
     def send(
         self,
@@ -120,7 +120,7 @@ class Producer(Attached):
         if self._end is not None:
             future.set_exception(self._end)
             return future
-        if sequence_id in self._window:
+        if sequence_id in self._pending:
             raise ValueError(f"sequence id {sequence_id} is pending already")
         size = len(metadata) + len(payload)
         if size > self._max_size:
@@ -129,8 +129,8 @@ class Producer(Attached):
             )
             return future
         deadline = self._loop.time() + self._send_timeout
-        item = Pending(sequence_id, highest_sequence_id, num_messages, metadata, payload, future, deadline)
-        self._window.add(item)
+        item = PendingEntry(sequence_id, highest_sequence_id, num_messages, metadata, payload, future, deadline)
+        self._pending.add(item)
         self._highest = max(self._highest, sequence_id if highest_sequence_id is None else highest_sequence_id)
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._expire)
@@ -173,24 +173,24 @@ class Producer(Attached):
 
     def on_receipt(self, sequence_id: int, position: Position) -> None:
         """Answer the entry."""
-        item = self._window.take(sequence_id)
+        item = self._pending.take(sequence_id)
         if item is not None and not item.future.done():
             item.future.set_result(position)
 
     def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
-        """Fail an entry that is refused for good; for any other reason begin anew, with all that is pending.
+        """Fail an entry that is refused for good; for any other reason attach again and send all that is pending.
 
         A topic that is being unloaded refuses what is under way (PersistenceError, "fenced"). Were that entry given up
         and those behind it sent again, its own retry would be dropped as a duplicate, and nobody would have it. The
         same code is said of an entry whose first copy the broker has not finished with.
         """
-        item = self._window.refused(sequence_id)
+        item = self._pending.refused(sequence_id)
         if item is None:
             return
         if error.retriable:
             self._leave(error)
             return
-        self._window.take(item.sequence_id)
+        self._pending.take(item.sequence_id)
         if not item.future.done():
             item.future.set_exception(EntryRefusedError(error))
 
@@ -290,21 +290,21 @@ class Producer(Attached):
             self._turn.set_exception(error)
 
     def _detached(self, error: PulsarError) -> None:
-        self._window.rewind()
+        self._pending.rewind()
 
     def _in_vain(self, error: PulsarError) -> None:
         if error.code == _QUOTA:  # may last for hours: say so at once
-            self._fail(self._window.clear(), error)
+            self._fail(self._pending.clear(), error)
 
     def _resume(self) -> None:
-        self._window.rewind()
+        self._pending.rewind()
         self._flush()
 
     def _over(self, error: PulsarError) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._fail(self._window.clear(), error)
+        self._fail(self._pending.clear(), error)
 
     # --- inside
 
@@ -312,9 +312,9 @@ class Producer(Attached):
         connection = self._connection
         if connection is None:
             return
-        window = self._window
+        pending = self._pending
         while not connection.paused:
-            item = window.next_unsent()
+            item = pending.next_unsent()
             if item is None:
                 return
             metadata, payload = item.metadata, item.payload
@@ -322,23 +322,23 @@ class Producer(Attached):
                 self._id, item.sequence_id, item.highest_sequence_id, item.num_messages, metadata, payload
             )
             connection.write_entry((head, metadata, payload))
-        if not window.all_sent:
+        if not pending.all_sent:
             connection.when_writable(self._id, self)
 
     def _expire(self) -> None:
         self._timer = None
         now = self._loop.time()
         text = f"{self._what}: no receipt in {self._send_timeout:g} s" + ("" if self.connected else ", not connected")
-        expired = self._window.expire(now)
+        expired = self._pending.expire(now)
         self._fail(expired, PulsarError("Timeout", text))
         if expired:
             self._leave(PulsarError("Timeout", text))  # whatever the broker does with this producer: a new one
-        deadline = self._window.deadline()
+        deadline = self._pending.deadline()
         if deadline is not None:
             self._timer = self._loop.call_at(deadline, self._expire)
 
     @staticmethod
-    def _fail(items: list[Pending], error: PulsarError) -> None:
+    def _fail(items: list[PendingEntry], error: PulsarError) -> None:
         for item in items:
             if not item.future.done():
                 item.future.set_exception(error)

@@ -13,11 +13,11 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from kop.pulsar_client import wire
-from kop.pulsar_client.attached import Attached, Guard, OnLost
+from kop.pulsar_client.attachment import BrokerAttachment, Guard, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
-from kop.pulsar_client.permits import Cursor
 from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.pulsar_client.reader_position import ReaderPosition
 from kop.pulsar_client.types import LATEST, Entry, Position
 from kop.turns import Turns
 
@@ -29,7 +29,7 @@ Find = Callable[[str | None], Awaitable[Connection]]
 log = logging.getLogger(__name__)
 
 
-class Reader(Attached):
+class Reader(BrokerAttachment):
     """A reader; made by `Client.open_reader`.
 
     `on_entry` is called in the event loop, in order, each entry once. A lost connection is followed by the guard, a new
@@ -66,7 +66,7 @@ class Reader(Attached):
         self._deliver = on_entry
         self._borrow = borrow
         self._hands_out_damaged = damaged
-        self._cursor = Cursor(start, inclusive, permits)
+        self._position = ReaderPosition(start, inclusive, permits)
         self._at_end = start == LATEST
         self._id = 0
         self._subscription = f"kop-reader-{secrets.token_hex(6)}"
@@ -79,16 +79,16 @@ class Reader(Attached):
     @property
     def position(self) -> Position | None:
         """The last entry that was delivered, None before the first."""
-        return self._cursor.last
+        return self._position.last
 
     @property
     def permits(self) -> int:
         """Messages that the broker may still send."""
-        return self._cursor.permits
+        return self._position.permits
 
     def flow(self, messages: int) -> None:
         """Let the broker send `messages` more."""
-        told = self._cursor.add(messages)
+        told = self._position.add(messages)
         if self._connection is not None:
             self._flow(self._connection, told)
 
@@ -100,7 +100,7 @@ class Reader(Attached):
     async def seek(self, position: Position, *, inclusive: bool = True) -> None:
         """Go on at `position`; nothing of before is delivered once this returns. PulsarError.
 
-        The consumer is closed and made anew: a broker's own SEEK does the same, and leaves it open when.
+        The consumer is closed and another one subscribes: a broker's own SEEK does the same, at a time of its choice.
         """
         connection, self._connection = self._connection, None
         task, self._task = self._task, None
@@ -116,7 +116,7 @@ class Reader(Attached):
             connection.readers.pop(self._id, None)
             connection.write(self._close_command(connection.request_id()))
         self._at_end = position == LATEST
-        self._cursor.seek(position, inclusive)
+        self._position.seek(position, inclusive)
         self._task = self._loop.create_task(self._come_back(None, moved=True), name=f"pulsar seek {self.topic}")
         await self._until_ready()
 
@@ -147,7 +147,7 @@ class Reader(Attached):
             if found is None:
                 return
             entry = found
-        if self._cursor.take(entry.position, entry.num_messages):
+        if self._position.take(entry.position, entry.num_messages):
             self._damaged = 0
             try:
                 self._deliver(entry)
@@ -198,7 +198,7 @@ class Reader(Attached):
     async def _attach(self, connection: Connection) -> None:
         number = connection.request_id()
         self._id = next(self._ids)  # a new one each time: what still comes for the last is not ours
-        start = self._cursor.start()
+        start = self._position.start()
         command = pb.CommandSubscribe(
             topic=self.topic,
             subscription=f"{self._subscription}-{self._id}",
@@ -218,7 +218,7 @@ class Reader(Attached):
             if self._at_end:
                 answer = await self._last(connection)
                 if answer.HasField("consumer_mark_delete_position"):
-                    self._cursor.pin(wire.read_position(answer.consumer_mark_delete_position))
+                    self._position.pin(wire.read_position(answer.consumer_mark_delete_position))
                     self._at_end = False
         except BaseException as error:
             connection.readers.pop(self._id, None)
@@ -232,7 +232,7 @@ class Reader(Attached):
     def _resume(self) -> None:
         assert self._connection is not None
         self._ready.set()
-        permits = self._cursor.restored()
+        permits = self._position.restored()
         if permits:
             self._flow(self._connection, permits)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from kop.pulsar_client.attached import Attached
+from kop.pulsar_client.attachment import BrokerAttachment
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -19,7 +19,7 @@ OnChange = Callable[[Sequence[str] | None, Sequence[str], Sequence[str]], None]
 log = logging.getLogger(__name__)
 
 
-class Watch(Attached):
+class Watch(BrokerAttachment):
     """A watch; made by `Client.watch`, it begins by itself and tells a snapshot each time it begins (again)."""
 
     def __init__(

@@ -10,7 +10,7 @@ are ordered is `responses.py`.
   overlaps (Produce) may overlap; any other request first waits for those before it, and nothing is started behind it
   until it is answered.
 - A client that does not read its answers gets no more requests taken; one that sends more than is answered is not read.
-  What all connections hold together is bounded (`pressure.py`).
+  What all connections hold together is bounded (`limits.py`).
 - A client that has many small requests under way lets others have their turn every few milliseconds.
 - When the peer is gone, or sent what it must not, its waits are cancelled and its memory is freed at once.
 """
@@ -27,8 +27,8 @@ from typing import Any, Protocol, cast
 from kop.errors import FrameError
 from kop.handlers.api import ConnectionInfo, Frame
 from kop.server.frames import FrameSplitter
+from kop.server.limits import ClientLimits, MemoryBudget
 from kop.server.peer import describe, has_closed, in_system, plain_host
-from kop.server.pressure import Account, Limits
 from kop.server.request import Answer, RequestPipeline
 from kop.server.responses import ResponseOrder, Slot
 
@@ -49,18 +49,18 @@ _OVERLAPPING = 2  # the next request waits for the overlapping ones before it
 _PENDING = 4  # overlapping requests that are not answered yet hold too much memory
 _UNREAD = 8  # the client does not read its answers
 _MEMORY = 16  # all connections together hold too much memory for a request that reads from storage
-_TURN = 32  # others have their turn
+_TURN = 32  # other connections have their turn
 _DRAINING = 64  # the server stops
 _CLOSED = 128  # nothing is taken any more
 
 
-class Ground(Protocol):
+class ConnectionOwner(Protocol):
     """What all connections of a process share; `listener.Server` is it."""
 
     loop: asyncio.AbstractEventLoop
     requests: RequestPipeline
-    limits: Limits
-    memory: Account
+    limits: ClientLimits
+    memory: MemoryBudget
     receive_buffer: memoryview
     """All connections receive into it, one after the other."""
     bytes_in: int
@@ -77,7 +77,7 @@ class Ground(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The protocol object of one connection."""
+    """One client connection, as asyncio's protocol object."""
 
     __slots__ = (
         "_charged",
@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         "unread_since",
     )
 
-    def __init__(self, server: Ground, advertised: tuple[str, int] | None) -> None:
+    def __init__(self, server: ConnectionOwner, advertised: tuple[str, int] | None) -> None:
         self._server = server
         self._memory = server.memory
         self._transport: asyncio.Transport | None = None
@@ -142,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count in, or refuse."""
+        """Count the connection in, or close it where a limit is reached."""
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername") or ("?", 0)
         local = transport.get_extra_info("sockname") or ("?", 0)
@@ -245,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
         return None
 
     def _look_at_the_clock(self) -> None:
-        """Between two requests that came together: do others wait for too long?"""
+        """Between two requests that came together: pause where other connections have waited for long."""
         now = perf_counter()
         if not self._turn_ends:
             self._turn_ends = now + _TURN_SECONDS
@@ -299,7 +299,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pause()
 
     def _go_on(self, reason: int) -> None:
-        """A reason to wait is gone: take what was held back."""
+        """Remove a reason to wait, and take what was held back where none is left."""
         self._hold &= ~reason
         if self._hold or self._feeding:
             return

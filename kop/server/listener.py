@@ -1,6 +1,7 @@
-"""Listeners and the connections' common ground: limits, shared memory, idle time, draining.
+"""The listening sockets, and what all connections share: limits, memory, idle time, draining.
 
-Owns: sockets that listen, the set of connections, what all connections together may use, who has to go.
+Owns: sockets that listen, the set of connections, what all connections together may use, which of them are closed
+where memory is short.
 Must not know: what a request means.
 """
 
@@ -16,8 +17,8 @@ from kop.background import every
 from kop.metrics import Metrics
 from kop.server import memory
 from kop.server.connection import Connection
+from kop.server.limits import ClientLimits, MemoryBudget, ReadAdmission
 from kop.server.peer import describe
-from kop.server.pressure import Account, Limits, ReadRoom
 from kop.server.request import RequestPipeline
 
 _RECEIVE_BUFFER = 256 * 1024
@@ -40,12 +41,12 @@ log = logging.getLogger(__name__)
 class Server:
     """All listeners and connections of the process."""
 
-    def __init__(self, requests: RequestPipeline, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, requests: RequestPipeline, metrics: Metrics, limits: ClientLimits) -> None:
         self.loop = asyncio.get_running_loop()
         self.requests = requests
         self.limits = limits
-        self.memory = Account(self.loop, limits.memory_bytes)
-        requests.reads = ReadRoom(self.loop, self.memory)
+        self.memory = MemoryBudget(self.loop, limits.memory_bytes)
+        requests.reads = ReadAdmission(self.loop, self.memory)
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER))
         self.bytes_in = 0
         """Bytes received since the last sweep, which counts them: once a second is cheaper than at each request."""
@@ -90,7 +91,7 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """How many connections are open."""
         return len(self._connections)
 
     def admit(self, connection: Connection) -> bool:
@@ -187,7 +188,7 @@ class Server:
         if self._deadlocked and not stuck:
             stuck = waiting
             enough //= 2  # so that those who stay have room to grow
-        for connection in sorted(stuck, key=lambda one: one.charged, reverse=True):
+        for connection in sorted(stuck, key=lambda connection: connection.charged, reverse=True):
             if self.memory.used <= enough:
                 break
             what = "leaves its answers unread" if connection.unsent else "does not go on with its request"

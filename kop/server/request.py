@@ -1,6 +1,6 @@
-"""The one way of a request: from a frame to its handler, and from the handler's result to the bytes of the answer.
+"""The pipeline that every request passes: from a frame to its handler, and from its result to the bytes of the answer.
 
-Owns: which requests are taken, what happens to those that are not, and the metrics of each API.
+Owns: which requests are taken, how others are answered, and the metrics of each API.
 Must not know: sockets, in what order answers are written, any API by its key: it goes by the traits of `Api`.
 
 The steps, the same for every API:
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from kop.errors import ErrorCode, FrameError, KopError
 from kop.handlers.api import LARGEST_REQUEST, Api, ConnectionInfo, Context, Frame
 from kop.handlers.gateway import Gateway
-from kop.server.pressure import ReadRoom
+from kop.server.limits import ReadAdmission
 from kop.wire import codec
 from kop.wire.frame import RequestHeader, parse_header
 from kop.wire.messages import REQUESTS, RESPONSES
@@ -37,7 +37,10 @@ log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """What became of a request: either an encoded answer, which may be none, or a future of it."""
+    """The answer to a request: its encoded frame, where `waiting` is None, else a future of that frame.
+
+    A frame that is None is no answer at all: the client expects none.
+    """
 
     frame: Frame | None
     waiting: asyncio.Future[Frame | None] | None
@@ -45,8 +48,8 @@ class Answer(NamedTuple):
     """To be called when the answer is written: counts its latency."""
 
 
-class _Served:
-    """An API with its classes and metrics at hand."""
+class _ServedApi:
+    """An API with the classes of its messages and its metrics."""
 
     __slots__ = ("api", "counters", "latency", "name", "oldest", "request_class", "response_class")
 
@@ -71,8 +74,8 @@ class RequestPipeline:
 
     def __init__(self, gw: Gateway) -> None:
         self._gw = gw
-        self._served = {key: _Served(gw, api) for key, api in gw.apis.items()}
-        self.reads: ReadRoom | None = None
+        self._served = {key: _ServedApi(gw, api) for key, api in gw.apis.items()}
+        self.reads: ReadAdmission | None = None
         """Bounds what handlers read from storage at a time."""
 
     def api(self, frame: memoryview) -> Api | None:
@@ -146,7 +149,7 @@ class RequestPipeline:
             return self._after(self._gw.groups.verify(in_doubt), api, ctx, request)
         return api.handler(self._gw, ctx, request)
 
-    async def _in_parts(self, served: _Served, ctx: Context, body: memoryview) -> Frame | None:
+    async def _in_parts(self, served: _ServedApi, ctx: Context, body: memoryview) -> Frame | None:
         """Answer a large request: decode and encode on the side, and let others have their turn between its rows."""
         api = served.api
         try:
@@ -154,8 +157,8 @@ class RequestPipeline:
             parts = [request] if api.rows is None else _parts(request, api.rows[0])
             results = []
             for part in parts:
-                found = self._handle(api, ctx, part)
-                results.append(await found if inspect.isawaitable(found) else found)
+                partial = self._handle(api, ctx, part)
+                results.append(await partial if inspect.isawaitable(partial) else partial)
                 await asyncio.sleep(0)
             result = results[0]
             for further in results[1:]:
@@ -171,12 +174,14 @@ class RequestPipeline:
         return frame
 
     async def _after(self, first: Awaitable[None], api: Api, ctx: Context, request: Any) -> Any:
-        """What the handler says once `first` is known."""
+        """Run the handler once `first` is done, and return its result."""
         await first
         result = api.handler(self._gw, ctx, request)
         return await result if inspect.isawaitable(result) else result
 
-    def _when_done(self, served: _Served, ctx: Context, waiting: asyncio.Future[Any]) -> asyncio.Future[Frame | None]:
+    def _when_done(
+        self, served: _ServedApi, ctx: Context, waiting: asyncio.Future[Any]
+    ) -> asyncio.Future[Frame | None]:
         """The frame of a result to come. Cancelling it cancels what is waited for."""
         frame: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
 
@@ -205,7 +210,7 @@ class RequestPipeline:
         frame.add_done_callback(forward)
         return frame
 
-    def _encode(self, served: _Served, ctx: Context, result: Any) -> Frame | None:
+    def _encode(self, served: _ServedApi, ctx: Context, result: Any) -> Frame | None:
         if served.api.encodes:
             frame: Frame | None = result
             return frame
@@ -217,11 +222,11 @@ class RequestPipeline:
             self._count(served, code)
         return frame
 
-    def _count(self, served: _Served, code: int) -> None:
+    def _count(self, served: _ServedApi, code: int) -> None:
         name = _NAMES.get(code) or str(code)
         self._gw.metrics.errors.labels(served.name, name).inc()
 
-    def _other_version(self, served: _Served, header: RequestHeader, started: float) -> Answer:
+    def _other_version(self, served: _ServedApi, header: RequestHeader, started: float) -> Answer:
         api = served.api
         if api.other_version is None:
             raise FrameError(
@@ -232,7 +237,7 @@ class RequestPipeline:
         frame = codec.encode_response(header.correlation_id, api.other_version())
         return Answer((frame,), None, _observer(served, started))
 
-    def _failed(self, served: _Served, ctx: Context, error: BaseException) -> Frame:
+    def _failed(self, served: _ServedApi, ctx: Context, error: BaseException) -> Frame:
         """The answer to a request whose handler failed as a whole, where its API has a place for it."""
         code = error.code if isinstance(error, KopError) else ErrorCode.UNKNOWN_SERVER_ERROR
         if not isinstance(error, KopError):
@@ -262,7 +267,7 @@ def _encoded(ctx: Context, result: Any) -> tuple[set[int], Frame]:
     return set(codec.error_codes(result)), (codec.encode_response(ctx.correlation_id, result),)
 
 
-def _observer(served: _Served, started: float) -> Callable[[], None]:
+def _observer(served: _ServedApi, started: float) -> Callable[[], None]:
     def observe() -> None:
         served.latency.observe(time.perf_counter() - started)
 

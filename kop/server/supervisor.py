@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class _Worker:
-    """One place among the workers, and the process that has it now."""
+    """One of the worker processes, and whatever process replaces it when it has died."""
 
     def __init__(self, index: int, target: Callable[[int], None]) -> None:
         self.index = index

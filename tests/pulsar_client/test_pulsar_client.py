@@ -322,7 +322,7 @@ async def test_a_watch_tells_all_and_then_changes() -> None:
             assert len(seen) == 3
 
 
-async def test_a_watch_that_was_lost_begins_anew() -> None:
+async def test_a_watch_that_was_lost_begins_again() -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
         async with client(broker.url) as made:

@@ -224,7 +224,7 @@ async def test_no_receipt_in_time_fails_all_in_order() -> None:
             assert await send(producer, 4) == Position(100, 4)
 
 
-async def test_a_producer_that_the_broker_forgot_without_a_word_is_made_anew() -> None:
+async def test_a_producer_that_the_broker_forgot_without_a_word_is_made_again() -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
         broker.hook = lambda session, command: command.type == Command.SEND and command.send.producer_id == 1

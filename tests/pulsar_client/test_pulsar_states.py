@@ -12,84 +12,84 @@ from hypothesis import strategies as st
 from kop.pulsar_client.address import Address, parse
 from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.errors import PulsarError, server_error
-from kop.pulsar_client.permits import Cursor
+from kop.pulsar_client.pending import PendingEntries, PendingEntry
+from kop.pulsar_client.reader_position import ReaderPosition
 from kop.pulsar_client.types import EARLIEST, LATEST, Position
-from kop.pulsar_client.window import Pending, Window
 
 LOOP = asyncio.new_event_loop()
 LOOP.close()
 
 
-def pending(sequence: int, deadline: float = 100.0, messages: int = 1) -> Pending:
+def pending(sequence: int, deadline: float = 100.0, messages: int = 1) -> PendingEntry:
     highest = sequence + messages - 1
-    return Pending(sequence, highest, messages, b"metadata", b"payload", asyncio.Future(loop=LOOP), deadline)
+    return PendingEntry(sequence, highest, messages, b"metadata", b"payload", asyncio.Future(loop=LOOP), deadline)
 
 
-def wire_order(window: Window) -> list[int]:
+def wire_order(entries: PendingEntries) -> list[int]:
     order = []
-    while (item := window.next_unsent()) is not None:
+    while (item := entries.next_unsent()) is not None:
         order.append(item.sequence_id)
     return order
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "send", "answer", "lose"]), st.integers(0, 9)), max_size=60))
 def test_what_is_put_on_a_wire_is_always_all_that_is_pending_in_order(steps: list[tuple[str, int]]) -> None:
-    window = Window()
+    entries = PendingEntries()
     waiting: list[int] = []  # what has no answer, in the order of send
     wire: list[int] = []  # what was put on the present connection and has no answer
     number = 0
     for step, choice in steps:
         if step == "add":
-            window.add(pending(number))
+            entries.add(pending(number))
             waiting.append(number)
             number += 1
         elif step == "send":
-            item = window.next_unsent()
+            item = entries.next_unsent()
             if item is not None:
                 wire.append(item.sequence_id)
         elif step == "answer" and wire:
             sequence = wire.pop(choice % len(wire))
             waiting.remove(sequence)
-            assert window.take(sequence) is not None
+            assert entries.take(sequence) is not None
         elif step == "lose":
-            window.rewind()
+            entries.rewind()
             wire.clear()
         assert wire == waiting[: len(wire)]
-        assert len(window) == len(waiting)
-        assert window.bytes == 15 * len(waiting)
-        assert window.all_sent == (len(wire) == len(waiting))
-    assert wire + wire_order(window) == waiting
+        assert len(entries) == len(waiting)
+        assert entries.bytes == 15 * len(waiting)
+        assert entries.all_sent == (len(wire) == len(waiting))
+    assert wire + wire_order(entries) == waiting
 
 
 def test_an_answer_that_nothing_waits_for_is_ignored() -> None:
-    window = Window()
-    window.add(pending(4))
-    assert window.take(5) is None
-    assert window.take(4) is not None
-    assert window.take(4) is None
-    assert window.bytes == 0
+    entries = PendingEntries()
+    entries.add(pending(4))
+    assert entries.take(5) is None
+    assert entries.take(4) is not None
+    assert entries.take(4) is None
+    assert entries.bytes == 0
 
 
 def test_a_resent_entry_knows_that_it_was_sent_before() -> None:
-    window = Window()
-    window.add(pending(1))
-    assert wire_order(window) == [1]
-    window.rewind()
-    assert wire_order(window) == [1]
-    item = window.refused(1)
+    entries = PendingEntries()
+    entries.add(pending(1))
+    assert wire_order(entries) == [1]
+    entries.rewind()
+    assert wire_order(entries) == [1]
+    item = entries.refused(1)
     assert item is not None
     assert item.times == 2
 
 
 def test_a_refusal_names_a_batch_by_either_end() -> None:
-    window = Window()
+    entries = PendingEntries()
     for first in (0, 10, 20):
-        window.add(pending(first, messages=10))
+        entries.add(pending(first, messages=10))
     for named, first in ((0, 0), (9, 0), (10, 10), (29, 20)):
-        item = window.refused(named)
+        item = entries.refused(named)
         assert item is not None
         assert item.sequence_id == first
-    assert window.refused(5) is None
+    assert entries.refused(5) is None
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_a_refusal_names_a_batch_by_either_end() -> None:
     ],
 )
 def test_expiry_takes_all(deadlines: list[float], now: float, expired: list[int]) -> None:
-    window = Window()
+    entries = PendingEntries()
     for number, deadline in enumerate(deadlines):
-        window.add(pending(number, deadline))
-    assert [item.sequence_id for item in window.expire(now)] == expired
-    assert len(window) == len(deadlines) - len(expired)
-    assert wire_order(window) == ([] if expired else list(range(len(deadlines))))
+        entries.add(pending(number, deadline))
+    assert [item.sequence_id for item in entries.expire(now)] == expired
+    assert len(entries) == len(deadlines) - len(expired)
+    assert wire_order(entries) == ([] if expired else list(range(len(deadlines))))
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_expiry_takes_all(deadlines: list[float], now: float, expired: list[int]
     ],
 )
 def test_where_a_reader_begins(start: Position, inclusive: bool, begins: Position) -> None:
-    cursor = Cursor(start, inclusive, 0)
+    cursor = ReaderPosition(start, inclusive, 0)
     assert cursor.start() == begins
     cursor.take(Position(7, 8), 1)
     assert cursor.start() == Position(7, 9)
 
 
 def test_a_reader_takes_each_entry_once_and_none_before_its_start() -> None:
-    cursor = Cursor(Position(3, 4), True, 100)
+    cursor = ReaderPosition(Position(3, 4), True, 100)
     assert [
         cursor.take(Position(*at), 1) for at in [(3, 3), (3, 4), (3, 4), (3, 5), (2, 9), (4, 0), (3, 6), (4, 1)]
     ] == [False, True, False, True, False, True, False, True]
@@ -138,7 +138,7 @@ def test_a_reader_takes_each_entry_once_and_none_before_its_start() -> None:
 
 
 def test_a_reader_from_the_end_is_pinned_to_where_that_was() -> None:
-    cursor = Cursor(LATEST, True, 10)
+    cursor = ReaderPosition(LATEST, True, 10)
     cursor.pin(Position(9, -1))
     assert cursor.start() == Position(9, 0)
     cursor.pin(Position(9, 6))
@@ -153,7 +153,7 @@ def test_a_reader_from_the_end_is_pinned_to_where_that_was() -> None:
     [([], [], 10, 10), ([5], [3], 12, 12), ([], [5, 5], 0, 0), ([], [5, 5, 5], -5, 0), ([20], [5, 5, 5], 15, 15)],
 )
 def test_permits(granted: list[int], taken: list[int], left: int, restored: int) -> None:
-    cursor = Cursor(EARLIEST, True, 10)
+    cursor = ReaderPosition(EARLIEST, True, 10)
     for count in granted:
         assert cursor.add(count) == count
     for number, count in enumerate(taken):

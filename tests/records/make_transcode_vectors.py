@@ -1,6 +1,6 @@
 """Writes transcode_vectors.json: what the transcoder made of fixed input when its format was laid down.
 
-Deduplication and stored topics rest on it, so a difference is a fault of the transcoder. The file is written anew only
+Deduplication and stored topics rest on it, so a difference is a fault of the transcoder. The file is written again only
 to add cases: python tests/records/make_transcode_vectors.py
 """
 

@@ -241,9 +241,9 @@ def test_the_account_calls_who_waits_in_order_as_long_as_there_is_room() -> None
 
 
 def connection_account(loop: asyncio.AbstractEventLoop) -> Any:
-    from kop.server.pressure import Account
+    from kop.server.limits import MemoryBudget
 
-    return Account(loop, 100)
+    return MemoryBudget(loop, 100)
 
 
 def test_fetches_that_read_from_storage_wait_for_each_other() -> None:
@@ -289,9 +289,9 @@ def test_fetches_that_read_from_storage_wait_for_each_other() -> None:
 
 
 def test_a_fetch_that_waits_for_records_after_it_has_read_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kop.server import pressure
+    from kop.server import limits
 
-    monkeypatch.setattr(pressure, "_READ_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "_READ_SECONDS", 0.5)
 
     async def main(server: Server, fake: FakePipeline) -> None:
         task = fake.reads.start(asyncio.sleep(3600), MIB)

@@ -15,7 +15,7 @@ from kop.errors import FrameError
 from kop.handlers.api import Api, ConnectionInfo
 from kop.metrics import Metrics
 from kop.server.connection import Connection
-from kop.server.listener import Limits, Server
+from kop.server.listener import ClientLimits, Server
 from kop.server.request import Answer
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP = 0, 1, 3, 8, 11
@@ -228,7 +228,7 @@ class Peer:
 
 def fake_server(requests: FakePipeline | None = None, **limits: Any) -> Server:
     """A server without listeners, on the running loop. Call `close_server` at the end."""
-    return Server(requests or FakePipeline(), Metrics(), Limits(**limits))  # type: ignore[arg-type]
+    return Server(requests or FakePipeline(), Metrics(), ClientLimits(**limits))  # type: ignore[arg-type]
 
 
 def close_server(server: Server) -> None:

@@ -1,7 +1,7 @@
 """Messages made by Kafka's own Java codec (conformance/vectors), read and written again by ours.
 
 Owns: what the strict decoder reads equals what Java wrote, field by field, and encoding it gives the same bytes.
-Must not know: Java; the vectors are committed, and conformance/vectors/regenerate.sh makes them anew.
+Must not know: Java; the vectors are committed, and conformance/vectors/regenerate.sh makes them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a reader stands.
+"""How far a reader is in its topic, whatever connection it is on.
 
 Owns: the position behind which to go on, and how many messages the broker may still send.
 Must not know: sockets.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from kop.pulsar_client.types import EARLIEST, Position
 
 
-class Cursor:
-    """The state of one reader, whatever connection it is on."""
+class ReaderPosition:
+    """The last entry that a reader got, and how many messages the broker may still send it."""
 
     __slots__ = ("_inclusive", "_start", "last", "permits")
 
@@ -23,7 +23,7 @@ class Cursor:
         """Messages that the broker may send. Negative where its first read gave more: that counts entries."""
 
     def start(self) -> Position:
-        """The entry to begin with when subscribing (anew); one that is not kept means the next that is."""
+        """The entry to begin with at a subscription, the first or a later one. If it is not kept, the next kept one."""
         behind = self.last
         if behind is None:
             if self._inclusive or self._start.entry < 0 or self._start.entry == 2**63 - 1:
@@ -49,12 +49,12 @@ class Cursor:
         return True
 
     def add(self, messages: int) -> int:
-        """Let the broker send more; returns how many to tell it."""
+        """Let the broker send more messages; returns the number to tell it."""
         self.permits += messages
         return messages
 
     def restored(self) -> int:
-        """What to tell a broker that knows of none yet."""
+        """The permits to tell a broker at a new subscription."""
         self.permits = max(0, self.permits)
         return self.permits
 

@@ -1,7 +1,7 @@
-"""What producers, readers and watches have in common: being attached to a broker, and coming back.
+"""How producers, readers and watches attach to a broker, and attach again after their connection is lost.
 
-Owns: the loop of guard, lookup, connection and attaching, with its waits; what is worth another try.
-Must not know: what is attached.
+Owns: the loop of guard, lookup, connection and attaching, with its waits; which errors are worth another try.
+Must not know: whether it is a producer, a reader or a watch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ OnLost = Callable[[PulsarError], None]
 _AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError", "PersistenceError"})
 """What the first opening tries again until its time is up; a later one tries all that is retriable, for ever."""
 _TELL_EVERY = 10
-"""Of so many tries in vain, one is logged."""
+"""Every so many failed tries, the log has a line."""
 _STABLE_SECONDS = 5.0
-"""Attached for so long, the next loss begins with a short wait again."""
+"""After so long on one broker, the first wait after a loss is short again."""
 
 log = logging.getLogger(__name__)
 
 
-class Attached(ABC):
-    """One thing that lives on a broker's connection and follows its topic."""
+class BrokerAttachment(ABC):
+    """A producer, reader or watch, attached to the broker that has its topic. It follows the topic to other brokers."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Attached(ABC):
         self._attached_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._end: PulsarError | None = None
-        """Why this is over, for good."""
+        """Why it ended: it is closed, or lost for good."""
         self.attached_times = 0
         """How often it was attached: 1 is the first time."""
 
@@ -92,7 +92,7 @@ class Attached(ABC):
 
     @property
     def connected(self) -> bool:
-        """True while a broker has it."""
+        """True while it is attached to a broker."""
         return self._connection is not None
 
     async def open(self) -> None:
@@ -123,7 +123,7 @@ class Attached(ABC):
         self._resume()
 
     def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
-        """Come back, unless this was closed."""
+        """Attach again, unless it was closed."""
         if self._connection is None:  # in the middle of attaching
             self._broken = error
             self._interrupted(error)

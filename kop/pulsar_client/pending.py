@@ -1,7 +1,7 @@
-"""What a producer has sent and not heard of.
+"""The entries that a producer was given and that have no receipt yet.
 
-Owns: the order of what is pending, what of it is not on the wire yet, what expires.
-Must not know: sockets, futures' users, the clock.
+Owns: their order, which of them are not on the wire yet, which expire.
+Must not know: sockets, who waits for the futures, the clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from kop.pulsar_client.types import Buffer, Position
 
 
-class Pending:
+class PendingEntry:
     """One entry that waits for its receipt."""
 
     __slots__ = (
@@ -49,14 +49,14 @@ class Pending:
         """How often it was put on the wire."""
 
 
-class Window:
-    """The entries of one producer between `send` and the receipt, in order."""
+class PendingEntries:
+    """The entries of one producer between `send` and their receipts, in order."""
 
     __slots__ = ("_pending", "_unsent", "bytes")
 
     def __init__(self) -> None:
-        self._pending: dict[int, Pending] = {}
-        self._unsent: deque[Pending] = deque()
+        self._pending: dict[int, PendingEntry] = {}
+        self._unsent: deque[PendingEntry] = deque()
         self.bytes = 0
         """Bytes of all pending entries."""
 
@@ -66,13 +66,13 @@ class Window:
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._pending
 
-    def add(self, item: Pending) -> None:
+    def add(self, item: PendingEntry) -> None:
         """Take an entry, behind all others."""
         self._pending[item.sequence_id] = item
         self._unsent.append(item)
         self.bytes += item.size
 
-    def next_unsent(self) -> Pending | None:
+    def next_unsent(self) -> PendingEntry | None:
         """The next entry to put on the wire, counted as put there."""
         while self._unsent:
             item = self._unsent.popleft()
@@ -87,18 +87,17 @@ class Window:
         return not self._unsent
 
     def rewind(self) -> None:
-        """Nothing of what was put on the wire counts: all that is pending is to be sent (again), in order."""
+        """Forget what was put on the wire: every pending entry is to be sent, or sent again, in order."""
         self._unsent = deque(self._pending.values())
 
-    def refused(self, sequence_id: int) -> Pending | None:
+    def refused(self, sequence_id: int) -> PendingEntry | None:
         """The pending entry that the broker refuses: it names a batch by its highest sequence id, not by its first."""
-        found = self._pending.get(sequence_id)
-        if found is None:
-            same = (one for one in self._pending.values() if one.highest_sequence_id == sequence_id)
-            found = next(same, None)
-        return found
+        item = self._pending.get(sequence_id)
+        if item is None:
+            return next((item for item in self._pending.values() if item.highest_sequence_id == sequence_id), None)
+        return item
 
-    def take(self, sequence_id: int) -> Pending | None:
+    def take(self, sequence_id: int) -> PendingEntry | None:
         """Remove an entry that was answered; None where nothing waits for that answer any more."""
         item = self._pending.pop(sequence_id, None)
         if item is not None:
@@ -111,7 +110,7 @@ class Window:
             return item.deadline
         return None
 
-    def clear(self) -> list[Pending]:
+    def clear(self) -> list[PendingEntry]:
         """Remove all, in order."""
         items = list(self._pending.values())
         self._pending.clear()
@@ -119,7 +118,7 @@ class Window:
         self.bytes = 0
         return items
 
-    def expire(self, now: float) -> list[Pending]:
+    def expire(self, now: float) -> list[PendingEntry]:
         """All entries, in order, if the oldest has expired; else none.
 
         All, because what stands behind it must not be stored without it: a retry of the oldest would then be dropped as

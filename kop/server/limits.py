@@ -1,7 +1,6 @@
-"""What all connections together hold in memory, and who waits until it is less.
+"""How much clients may use: connections, bytes in memory, and reads from storage at a time.
 
-Owns: the limits, one account of bytes and the queue of those who wait for room in it; how many answers are read from
-storage at a time.
+Owns: the limits, the bytes that all connections hold together, and the queues of those that wait until it is less.
 Must not know: sockets, frames, what the bytes are.
 
 Four things are charged: frames that are not complete, what is held back behind a waiting request, requests that are not
@@ -24,8 +23,8 @@ _ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What clients may use."""
+class ClientLimits:
+    """How much clients may use, each and together."""
 
     request_bytes: int = 104_857_600
     max_connections: int = 2**31 - 1
@@ -43,14 +42,17 @@ class Limits:
 
 
 class Waiter(Protocol):
-    """Who waits for memory."""
+    """A connection, or the queue of reads, that waits for memory."""
 
     def on_memory(self) -> None:
-        """There is room: go on, or wait again."""
+        """Go on, as there is memory now, or wait again."""
 
 
-class Account:
-    """Bytes in use. `used` is changed by those who use it, with `freed` called after a change downwards."""
+class MemoryBudget:
+    """The bytes that connections hold together, and the connections that wait for some.
+
+    Connections change `used` themselves; whoever makes it smaller calls `freed` next.
+    """
 
     __slots__ = ("_loop", "_planned", "_waiting", "limit", "used")
 
@@ -63,24 +65,24 @@ class Account:
 
     @property
     def short(self) -> bool:
-        """True when more is in use than may be."""
+        """True while connections hold more than the limit."""
         return self.used > self.limit
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """How many wait for memory."""
         return len(self._waiting)
 
     def wait(self, waiter: Waiter) -> None:
-        """Be called when there is room, after those who came before."""
+        """Call `waiter.on_memory` when there is memory, after those that waited before."""
         self._waiting[waiter] = None
 
     def forget(self, waiter: Waiter) -> None:
-        """Wait no more."""
+        """Let `waiter` wait no more."""
         self._waiting.pop(waiter, None)
 
     def freed(self) -> None:
-        """Less is in use: call who waits, later in this round of the loop, as long as there is room."""
+        """Wake those that wait, in the next round of the loop, while there is memory. Call it once `used` is less."""
         if self._waiting and not self._planned and not self.short:
             self._planned = True
             self._loop.call_soon(self._wake)
@@ -95,12 +97,15 @@ class Account:
             waiter.on_memory()
 
 
-class ReadRoom:
-    """Fetches that read from storage: what they read is in no account until it is written to the connection."""
+class ReadAdmission:
+    """Decides when a Fetch may read from storage, so that what many read at once fits into memory.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, memory: Account) -> None:
+    What a Fetch reads is in no connection's bytes until its answer is written; until then it is counted here.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, memory: MemoryBudget) -> None:
         self.used = 0
-        """Bytes that those under way may read."""
+        """Bytes that the reads under way may take."""
         self._memory = memory
         self._loop = loop
         self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
@@ -122,7 +127,7 @@ class ReadRoom:
             if not turn.cancelled():
                 self._leave(size)
             raise
-        leave = _Once(self._leave, size)
+        leave = _CallOnce(self._leave, size)
         timer = self._loop.call_later(_READ_SECONDS, leave)
         try:
             return await work
@@ -131,7 +136,7 @@ class ReadRoom:
             _after_rounds(self._loop, _ROUNDS, leave)
 
     def on_memory(self) -> None:
-        """Let in whom there is room for."""
+        """Start the reads for which there is memory, in the order in which they came."""
         while self._queue:
             turn, size = self._queue[0]
             if not turn.done():
@@ -149,8 +154,8 @@ class ReadRoom:
         self.on_memory()
 
 
-class _Once:
-    """A call that is made the first time only."""
+class _CallOnce:
+    """A function that does something at its first call and nothing later."""
 
     def __init__(self, call: Callable[[int], None], size: int) -> None:
         self._call: Callable[[int], None] | None = call
@@ -163,7 +168,7 @@ class _Once:
 
 
 def _after_rounds(loop: asyncio.AbstractEventLoop, rounds: int, call: Callable[[], None]) -> None:
-    """Call later by so many rounds of the loop."""
+    """Make the call after so many rounds of the loop."""
     if rounds:
         loop.call_soon(_after_rounds, loop, rounds - 1, call)
     else:
