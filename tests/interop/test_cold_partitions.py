@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
 
-from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.reading.search import PartitionEnds, PartitionSearch
 
 PARTITIONS = 300
 
@@ -55,14 +56,15 @@ def test_records_of_many_cold_partitions_come_as_they_are_found_and_those_that_h
     assert producer.flush(120) == 0
     del producer
     gateway.restart()
-    attach = PulsarLog._find_and_follow
+    ends = PartitionSearch.ends
 
-    async def hang_or_attach(log: PulsarLog) -> None:
-        if log.topic.name == "t" and log.index < 100:
-            await log.loop.create_future()
-        await attach(log)
+    async def hang_or_look(search: PartitionSearch) -> PartitionEnds:
+        topic, _, index = search.title.rpartition("-")
+        if topic == "t" and int(index) < 100:
+            await asyncio.get_running_loop().create_future()
+        return await ends(search)
 
-    monkeypatch.setattr(PulsarLog, "_find_and_follow", hang_or_attach)
+    monkeypatch.setattr(PartitionSearch, "ends", hang_or_look)
     seen, first = consume(gateway, PARTITIONS - 100, 60)
     assert seen == set(range(100, PARTITIONS))
     assert first < 30

@@ -19,7 +19,7 @@ from kop.records.batch import read_header
 from kop.storage.pulsar.faults import refusal_name
 from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays
 from kop.storage.pulsar.partition import log as log_module
-from kop.storage.pulsar.partition import producer as sender_module
+from kop.storage.pulsar.partition import producer as producer_module
 from kop.storage.pulsar.partition import tail as tail_module
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading import stored_batches
@@ -482,7 +482,7 @@ async def test_what_stands_behind_a_failed_batch_fails_with_it(error: str) -> No
 
 
 async def test_a_batch_refused_before_it_is_sent_is_not_passed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "_DOUBTS", ())
+    monkeypatch.setattr(producer_module, "_DOUBTS", ())
     play = Play(41)
     await play.run("aSR")
     play.broker.refuse_over = 500
@@ -549,7 +549,7 @@ async def test_a_retry_through_another_gateway_is_confirmed_by_pulsar() -> None:
 async def test_a_producer_goes_on_behind_what_an_earlier_version_stored_under_its_own_name(
     former: int, sequence: int, expected: int | ErrorCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender_module, "_DOUBTS", ())
+    monkeypatch.setattr(producer_module, "_DOUBTS", ())
     play = Play(41)
     play.broker.sequences["former-pid-41"] = former
     play.append(sequence)
@@ -574,7 +574,7 @@ async def test_what_pulsar_has_in_hand_and_cannot_store_is_no_duplicate() -> Non
 
 
 async def test_a_pulsar_that_knows_less_than_the_client_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "_DOUBTS", (0.01, 0.01))
+    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 0.01))
     play = Play(41)
     play.broker.sequences["pid-41"] = 3  # it is still reading what was stored before it crashed
     opened = play.broker.open_producer
@@ -596,7 +596,7 @@ async def test_a_pulsar_that_knows_less_than_the_client_is_asked_again(monkeypat
 @pytest.mark.parametrize("epoch", [0, 3])
 async def test_what_pulsar_stored_and_forgot_is_found_in_the_log(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
     """A topic that is loaded may replay what was stored twice, and forget what came between."""
-    monkeypatch.setattr(sender_module, "_DOUBTS", (0.01, 0.01))
+    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 0.01))
     play = Play(41)
     play.broker.sequences["pid-41"] = 3
     play.broker.foreign(6, "pid-41", epoch << 47 | 4)
@@ -610,7 +610,7 @@ async def test_what_pulsar_stored_and_forgot_is_found_in_the_log(monkeypatch: py
 
 
 async def test_a_pulsar_that_knows_nothing_of_a_producer_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "_DOUBTS", (0.01, 0.01))
+    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 0.01))
     play = Play(41)
     opened = play.broker.open_producer
 
@@ -628,7 +628,7 @@ async def test_a_pulsar_that_knows_nothing_of_a_producer_yet_is_asked_again(monk
 
 
 async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "_DOUBTS", (0.01, 0.01))
+    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 0.01))
     play = Play(41)
     play.broker.sequences["pid-41"] = 3
     play.append(10)
@@ -911,7 +911,7 @@ async def test_closing_while_the_producer_opens_ends_what_waits() -> None:
 
 
 async def test_opening_a_producer_takes_its_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "_OPEN_SECONDS", 0.02)
+    monkeypatch.setattr(producer_module, "_OPEN_SECONDS", 0.02)
     play = Play(41)
     play.broker.opening_takes = asyncio.Event()
     await play.run("a")
@@ -921,7 +921,7 @@ async def test_opening_a_producer_takes_its_time_and_no_more(monkeypatch: pytest
 
 
 async def test_a_name_that_another_gateway_holds_sends_the_client_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "_BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(producer_module, "_BUSY_SECONDS", 0.05)
     play = Play(41)
     play.broker.open_names.add("pid-41")
     await play.run("a")

@@ -27,7 +27,7 @@ from kop.records.batch import read_header
 from kop.storage.base import PartitionLog
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.faults import Faults
-from kop.storage.pulsar.offsets import mapping as numbering
+from kop.storage.pulsar.offsets import mapping
 from kop.storage.pulsar.offsets.ledger_closing import close_ledger
 from kop.storage.pulsar.offsets.mapping import PartitionEntries
 from kop.storage.pulsar.partition import log as log_module
@@ -177,9 +177,9 @@ async def test_a_batch_that_would_be_split_is_refused() -> None:
 async def test_a_ledger_that_does_not_close_takes_no_more() -> None:
     play = PackedPlay(-1)
     await play.log.attach()
-    play.broker.position = Position(7, numbering.REFUSE_AT - 2)
+    play.broker.position = Position(7, mapping.REFUSE_AT - 2)
     await play.run("FT a SR a")
-    assert play.places == [(7, numbering.REFUSE_AT), AGAIN]
+    assert play.places == [(7, mapping.REFUSE_AT), AGAIN]
     assert play.counts == {REFUSED: 1}
     await play.run("L F T a SR")
     assert play.places[-1] == (8, 1), "a new ledger heals it"
@@ -193,10 +193,10 @@ async def test_a_ledger_that_cannot_be_closed_is_told_of(caplog: pytest.LogCaptu
         raise PulsarError("Forbidden", "so says the test")
 
     play.log.context.admin.unload = unload  # type: ignore[method-assign]
-    assert not play.log.services.mapping.closes_ledger(Position(7, numbering.CLOSE_AT - 1))
+    assert not play.log.services.mapping.closes_ledger(Position(7, mapping.CLOSE_AT - 1))
     await settle()
     assert play.counts == {}
-    position = Position(7, numbering.CLOSE_AT - numbering.CLOSE_AT % (1 << 14) + (1 << 14))
+    position = Position(7, mapping.CLOSE_AT - mapping.CLOSE_AT % (1 << 14) + (1 << 14))
     assert play.log.services.mapping.closes_ledger(position)
     await close_ledger(play.log.context, play.log.partition_name, play.log.title, position.ledger)
     await settle()
@@ -206,7 +206,7 @@ async def test_a_ledger_that_cannot_be_closed_is_told_of(caplog: pytest.LogCaptu
 
 
 async def test_behind_the_last_entry_that_has_offsets_nothing_is_told_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbering, "REFUSE_AT", LAST_ENTRY + 99)
+    monkeypatch.setattr(mapping, "REFUSE_AT", LAST_ENTRY + 99)
     play = PackedPlay(-1)
     await play.log.attach()
     play.broker.position = Position(7, LAST_ENTRY - 2)
@@ -231,7 +231,7 @@ def entry(position: Position, count: int = 3) -> Entry:
 
 def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
     faults = Faults(time.monotonic)
-    packed = numbering.offset_mapping("packed", faults)
+    packed = mapping.offset_mapping("packed", faults)
     converter = Converter(
         "t-0", pack(Position(7, 4)), packed, append_time=False, count=faults.count, max_message_bytes=1 << 20
     )
@@ -246,7 +246,7 @@ def test_an_entry_of_too_many_messages_is_an_error_in_its_place() -> None:
 
 
 def test_a_cluster_with_larger_ledger_ids_is_refused() -> None:
-    packed = numbering.offset_mapping("packed", Faults(time.monotonic))
+    packed = mapping.offset_mapping("packed", Faults(time.monotonic))
     position = Position(MOST_LEDGERS, 0)
     for attempt in (lambda: packed.place(entry(position)), lambda: packed.first_id(position, 1000)):
         with pytest.raises(KopError, match=r"kop\.pulsar\.offsets=index"):
@@ -410,7 +410,7 @@ async def test_an_emptied_log_goes_on_behind_all_that_was(packed: PulsarStore) -
 async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
     packed: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbering, "CLOSE_AT", 10)
+    monkeypatch.setattr(mapping, "CLOSE_AT", 10)
     monkeypatch.setattr(log_module, "_MARK_EVERY", 6)
     async with packed.opened() as engine:
         log = await make(engine)

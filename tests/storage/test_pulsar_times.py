@@ -17,7 +17,7 @@ from kop.pulsar_client import Entry, Position
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.pulsar.faults import Faults
-from kop.storage.pulsar.offsets import mapping as numbering
+from kop.storage.pulsar.offsets import mapping
 
 HOUR = 3_600_000
 INDEX_ALONE = "brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor\n"
@@ -33,7 +33,7 @@ def test_an_entry_without_the_brokers_time_has_its_producers(
         data, read_header(data), producer_name="p", sequence_base=0, publish_time=1_234_567, max_size=1 << 20
     )
     entry = Entry(Position(3, 4), 1, broker_timestamp, 2, memoryview(made.metadata), memoryview(made.payload))
-    numbers: Any = numbering.offset_mapping(offsets, Faults(lambda: 0.0))
+    numbers: Any = mapping.offset_mapping(offsets, Faults(lambda: 0.0))
     assert numbers.append_time(numbers.place(entry)) == expected
 
 

@@ -18,7 +18,7 @@ from kop.pulsar_client.packed import pack
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records.batch import read_header
 from kop.storage.pulsar.faults import Faults
-from kop.storage.pulsar.offsets import mapping as numbering
+from kop.storage.pulsar.offsets import mapping
 from kop.storage.pulsar.reading.batches import Converter, UnreadableEntryError
 
 UNREADABLE = "unreadable_entries"
@@ -116,7 +116,7 @@ class Chunked:
         self.converter = Converter(
             "t-0",
             0,
-            numbering.offset_mapping("index", self.faults),
+            mapping.offset_mapping("index", self.faults),
             append_time=False,
             count=self.faults.count,
             max_message_bytes=largest,

@@ -42,8 +42,8 @@ class EntryWithOffsets(NamedTuple):
     """Why the entry cannot be read. Then `info` says nothing, and `base` is exact where the messages can be counted."""
 
     @property
-    def numbered(self) -> bool:
-        """False where the broker gave the entry no index, as all did that were written before it was told to."""
+    def has_offsets(self) -> bool:
+        """False where the broker gave the entry no index: it was written before brokers were set up to give one."""
         return self.base >= 0
 
 

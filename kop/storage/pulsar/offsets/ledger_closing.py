@@ -15,7 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 async def close_ledger(context: PulsarContext, partition_name: str, title: str, ledger: int) -> None:
-    """Unload the partition, so that Pulsar closes its ledger, unless a newer one is there. Failures are told only."""
+    """Unload the partition, so that Pulsar closes its ledger, unless a newer ledger is there.
+
+    Failures are counted and logged.
+    """
     faults = context.faults
     try:
         stats = await context.admin.internal_stats(partition_name)

@@ -187,7 +187,7 @@ class _IndexMapping:
 
 
 class _PackedMapping:
-    """Offsets are packed from message ids; `faults` is told what went wrong."""
+    """Offsets are packed from message ids. What goes wrong is counted and logged by `faults`."""
 
     claim: str = f"packed-{LEDGER_BITS}-{ENTRY_BITS}-{PLACE_BITS}"
     dense: bool = False

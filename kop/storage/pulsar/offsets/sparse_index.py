@@ -1,6 +1,6 @@
-"""Offset -> position: a sparse index of entries that were seen, and the arithmetic of a search between them.
+"""A sparse index from offsets to positions of entries that were seen, and the arithmetic of a search between them.
 
-Owns: the marks, how many are kept, where to look next. Pure: no I/O.
+Owns: which entries are kept, how many, where a search looks next. A pure machine: it does no I/O.
 Must not know: how an entry is read.
 """
 
@@ -12,13 +12,13 @@ from typing import Final
 
 from kop.pulsar_client import Position
 
-MOST_MARKS: Final = 512
+MOST_KEPT: Final = 512
 NEAR: Final = 64
-"""Entries that are rather read over than searched."""
+"""Where so few entries lie between two known ones, reading them is cheaper than searching."""
 
 
 class SparseIndex:
-    """Offsets, each of an entry's last message (or another of its), and where they lie, both ascending."""
+    """Known entries in order: an offset of each, mostly its last one, and the entry's position."""
 
     def __init__(self) -> None:
         self._offsets: list[int] = []
@@ -35,21 +35,21 @@ class SparseIndex:
             return
         self._offsets.insert(at, offset)
         self._positions.insert(at, position)
-        if len(self._offsets) > MOST_MARKS:
+        if len(self._offsets) > MOST_KEPT:
             del self._offsets[1:-1:2], self._positions[1:-1:2]
 
     def floor(self, offset: int) -> tuple[int, Position] | None:
-        """The last mark before `offset`: from there on a reader meets the entry before the one that holds it."""
+        """The last known entry before `offset`: from there on a reader meets the entry before the one that holds it."""
         at = bisect_left(self._offsets, offset) - 1
         return (self._offsets[at], self._positions[at]) if at >= 0 else None
 
     def above(self, offset: int) -> tuple[int, Position] | None:
-        """The first mark at or behind `offset`."""
+        """The first known entry at or behind `offset`."""
         at = bisect_left(self._offsets, offset)
         return (self._offsets[at], self._positions[at]) if at < len(self._offsets) else None
 
     def drop_before(self, offset: int) -> None:
-        """Forget what retention took."""
+        """Forget the entries before an offset: retention took them."""
         at = bisect_left(self._offsets, offset)
         del self._offsets[:at], self._positions[:at]
 
@@ -87,7 +87,7 @@ class Ledgers:
 def next_probe(
     low: tuple[int, Position], high: tuple[int, Position], offset: int, ledgers: Ledgers, *, halve: bool
 ) -> Position | None:
-    """Where to look for `offset` between two marks: by proportion, or in the middle; None when reading on is cheaper.
+    """Where to look for `offset` between two known entries: by proportion or in the middle. None: reading is cheaper.
 
     Proportion is right at once where entries are alike; taking turns with the middle bounds the bad cases.
     """

@@ -1,4 +1,4 @@
-"""A partition's appends, from the batch to its offset.
+"""The appends of one partition, from the batch to its offset.
 
 Owns: batches under way and their entries, receipts that have no offset yet, which offset each entry of ours has.
 Must not know: how a producer is opened, Kafka's sequences, who reads.
@@ -66,7 +66,7 @@ class Append:
         self.header = header
         self.waiters = [future]
         self.left = 0
-        """Entries that have no end yet."""
+        """Entries of which it is not known yet whether they are stored, and at which offset."""
         self.base = -1
         """Offset of the first record; -1 while it is not known."""
         self.time = -1
@@ -77,12 +77,12 @@ class Append:
 
     @property
     def idempotent(self) -> bool:
-        """Its producer can be told "stored already"."""
+        """The batch has a producer id, so that its client understands DUPLICATE_SEQUENCE_NUMBER."""
         return self.header.producer_id >= 0
 
     @property
     def placed(self) -> bool:
-        """Its offset is known."""
+        """The offset of its first record is known, and all others follow from it."""
         return self.base >= 0 and not self.scattered
 
     def lies_at(self, base: int, first: int) -> None:
@@ -94,11 +94,11 @@ class Append:
             self.scattered = True
 
     def refuse(self, error: KopError) -> None:
-        """The batch fails when its last entry has ended."""
+        """Let the batch fail with `error` when its last entry has ended."""
         self.error = without_frames(error)
 
     def end(self, log_start_offset: int) -> None:
-        """Tell those who wait, and keep no more than where the batch lies."""
+        """Give the callers their result, and keep no more than where the batch lies."""
         error = self.error
         self.error, self.batch = None, _NOTHING
         if error is not None:
@@ -118,7 +118,7 @@ class Append:
 
 
 class EntryProducer(Protocol):
-    """What sent an entry."""
+    """The producer that sent an entry."""
 
     name: str
     pending: dict[int, InFlightEntry]
@@ -162,13 +162,13 @@ class InFlightEntry:
         self.whole = whole
         self.done = False
         self.stored = False
-        """Pulsar said so: only its offset is missing."""
+        """Pulsar has said that the entry is stored: only its offset is missing."""
         self.producer = producer
         self.size = len(entry.metadata) + len(entry.payload)
         self.sent = sent
         """Loop time."""
         self.before = before
-        """Bytes that Pulsar had answered of this producer then."""
+        """Bytes of this producer's entries that Pulsar had answered when this one was sent."""
         self.since = 0.0
         """Loop time from which on it waits for its offset."""
 
@@ -190,12 +190,12 @@ class LogEnd(Protocol):
     policy: LogPolicy
     log_start_offset: int
     high_watermark: int
-    end_is_numbered: bool
+    end_has_offset: bool
     """The entry at `last_position` has offsets: that of the next one follows from them."""
 
     @property
     def title(self) -> str:
-        """For logs."""
+        """The partition as log lines name it."""
 
     @property
     def last_position(self) -> Position:
@@ -205,11 +205,11 @@ class LogEnd(Protocol):
         """An entry of ours is the next one of the log."""
 
     def detach(self, error: KopError) -> None:
-        """What is known of the log's end is wrong."""
+        """What is known of the log's end is wrong: the log has to attach again."""
 
 
 class Appends:
-    """Those of one log.
+    """The appends of one log that have no offset yet.
 
     `ask_place(position, count)` asks Pulsar where a stored entry of `count` records lies, `search(wanted)` finds stored
     entries by producer and sequence id; both may raise PulsarError and KopError. `tail_is_late()` is called where an
@@ -235,15 +235,15 @@ class Appends:
         self._search = search
         self._tail_is_late = tail_is_late
         self._stored: dict[Position, InFlightEntry] = {}
-        """Stored by us, neither the chain nor the tail has reached them."""
+        """Entries that are stored, by position, which neither the chain nor the tail has reached."""
         self._unverified: deque[tuple[Position, int]] = deque()
-        """Placed by the chain, to be seen by the tail: position, last offset."""
+        """Entries that the chain has placed and the tail has not brought yet: position, last offset."""
         self._answered: dict[Position, int] = {}
-        """Answered before the tail came so far, not placed: their last offsets."""
+        """Entries that were answered before the tail came so far, and not placed: their last offsets."""
         self._anchor: tuple[Position, int] | None = None
         """An entry ahead of the log's end that an offset is known of, and the offset behind it."""
         self._duplicates: dict[InFlightEntry, None] = {}
-        """Pulsar has an earlier copy, nobody has said where."""
+        """Entries of which Pulsar has an earlier copy, at a position that is not known yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._searching: asyncio.Task[None] | None = None
@@ -276,7 +276,7 @@ class Appends:
             self._searching = self._loop.create_task(self._find_duplicates())
 
     def failed(self, entry: InFlightEntry, error: KopError) -> None:
-        """It is not known to be stored."""
+        """An entry was refused, or it is not known whether it is stored."""
         if not entry.done:
             entry.append.refuse(error)
             self._done(entry)
@@ -290,7 +290,7 @@ class Appends:
             self.failed(entry, error)
 
     def close(self) -> None:
-        """Fail what waits."""
+        """Fail all that waits for an offset."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -308,7 +308,7 @@ class Appends:
             append.end(self._log.log_start_offset)
 
     def _give_up(self, entry: InFlightEntry, text: str) -> None:
-        """It is stored, nobody could tell where in time. The client tries again; what is known then is answered."""
+        """An entry is stored, and its offset was not found in time. The client sends it again, and may get it then."""
         self._count("offsets_not_found_in_time")
         self.failed(entry, BackendError(f"{self._log.title}: {text}", ErrorCode.REQUEST_TIMED_OUT))
 
@@ -319,7 +319,7 @@ class Appends:
         log = self._log
         if log.policy.log_append_time:
             return  # the tail tells the time, or Pulsar when it is asked
-        if log.attached and log.end_is_numbered:
+        if log.attached and log.end_has_offset:
             mapping = self._mapping
             last = log.last_position
             while self._stored and len(self._unverified) < _MOST_UNVERIFIED and last.entry < mapping.last_entry:
@@ -352,7 +352,7 @@ class Appends:
     def tail_left(self) -> None:
         """The log follows no tail for a while. Offsets that are known stay known."""
         log = self._log
-        if log.end_is_numbered and (self._anchor is None or self._anchor[0] < log.last_position):
+        if log.end_has_offset and (self._anchor is None or self._anchor[0] < log.last_position):
             self._anchor = log.last_position, log.high_watermark
         self._unverified.clear()
         self._answered.clear()
@@ -567,7 +567,7 @@ class Appends:
                 wanted = [Wanted(entry.producer.name, entry.sequence_id, entry.count) for entry in due]
                 try:
                     found = await self._search(wanted)
-                except Exception as error:  # nobody may wait for ever
+                except Exception as error:  # no client may wait for ever
                     level = logging.INFO if isinstance(error, PulsarError | KopError) else logging.ERROR
                     _log.log(level, "%s: stored batches cannot be searched: %r", self._log.title, error)
                     found = [Stored(Outcome.UNFINISHED)] * len(due)

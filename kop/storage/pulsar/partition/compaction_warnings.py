@@ -1,4 +1,4 @@
-"""What Pulsar's compaction makes of a compacted topic otherwise than Kafka's would: told before it happens.
+"""Warnings of entries that Pulsar's compaction treats otherwise than Kafka's would.
 
 Owns: which entries at the tail are worth a warning: one line for each topic, a count for each entry.
 Must not know: how entries are read.

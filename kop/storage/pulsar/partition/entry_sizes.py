@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class EntrySizeLimit:
-    """Of one topic. `ask` gets the policy that applies, None or 0 where there is none; it may raise PulsarError."""
+    """The limit of one topic. `ask` gets the policy that applies, None or 0 where there is none. PulsarError."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Being the only writer of a log: Pulsar's exclusive producer, and who has to hear when another one takes it.
+"""The lease of a log's only writer: Pulsar's exclusive producer.
 
-Owns: that producer, and the one call when it is lost.
+Owns: that producer, whether it is surely still exclusive, and the one call when another gateway has taken it.
 Must not know: what is written.
 """
 
@@ -44,7 +44,7 @@ class WriterLease:
         self._asking: asyncio.Task[None] | None = None
 
     async def begin(self, lost: Callable[[], None]) -> None:
-        """Fence whoever was it before, by the topic's epoch in Pulsar, then read what it wrote."""
+        """Fence the former holder, by the topic's epoch in Pulsar, then read what it wrote. KopError, PulsarError."""
         await self.end()
         await self._attach()
         producer = self._make_producer()
@@ -58,11 +58,11 @@ class WriterLease:
 
     @property
     def sure(self) -> bool:
-        """This gateway leads: so said Pulsar so lately that none can have found it silent meanwhile."""
+        """Whether this gateway surely holds the lease: Pulsar said so lately enough that no other can have taken it."""
         return self.producer is not None and self._context.loop.time() - self.producer.sure_at < _SURE_SECONDS
 
     async def make_sure(self) -> None:
-        """Ask Pulsar whether it leads; those who want to know at the same time share the answer."""
+        """Ask Pulsar whether this gateway still holds the lease. Callers at the same time share the answer."""
         if self.producer is None:
             return
         if self._asking is None:
@@ -78,13 +78,13 @@ class WriterLease:
             self._asking = None
 
     async def end(self) -> None:
-        """Lead no more."""
+        """Give the lease up."""
         producer, self.producer, self._lost = self.producer, None, None
         if producer is not None:
             await producer.close()
 
     def ended(self, producer: PartitionProducer) -> bool:
-        """A producer takes no more batches; True where it was this one."""
+        """A producer takes no more batches. True where it was the producer of the lease."""
         if producer is not self.producer:
             return False
         lost, self.producer, self._lost = self._lost, None, None

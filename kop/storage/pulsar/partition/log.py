@@ -70,8 +70,8 @@ class PulsarLog(Partition):
         self.partition_name = partition_name
         self.attached = False
         self.size_bytes = 0
-        self.end_is_numbered = True
-        """The entry at `last_position` has offsets: that of the next one follows from them."""
+        self.end_has_offset = True
+        """The entry at `last_position` has offsets, so that the next entry's offset follows from them."""
         self.clock_ahead = _CLOCK_TOLERANCE
         """By how many ms a record may be older in the log than by its timestamp: look-ups by time begin earlier."""
         self._last = Position(-1, -1)
@@ -103,11 +103,11 @@ class PulsarLog(Partition):
         self._give_up: asyncio.TimerHandle | None = None
         """Ends the appends in `_waiting` when attaching takes too long for them."""
         self._in_demand = True
-        """Somebody asked since `close_idle` looked last."""
+        """Somebody has asked for the partition since the last call of `close_idle`."""
         self._demanded = self.loop.time()
         self._asking_start: asyncio.Task[None] | None = None
         self._start_known_at = 0.0
-        """Loop time at which that was asked last."""
+        """Loop time at which Pulsar was asked for the log start the last time."""
         self._since_mark = 0
         self._telling = False
         """The observers will be told in the loop's next turn."""
@@ -119,12 +119,12 @@ class PulsarLog(Partition):
 
     @property
     def may_shrink(self) -> bool:
-        """Retention may take from it, and there is something to take."""
+        """Whether retention may move the log start: the log holds records, and its policy deletes."""
         return self.attached and not self.deleted and self.policy.delete and self.log_start_offset < self.high_watermark
 
     @property
     def producing(self) -> bool:
-        """A Pulsar producer of ours is on it, or on its way."""
+        """A Pulsar producer of this gateway is attached to the partition, or being opened."""
         return bool(self._producers) or self._lease.producer is not None
 
     @property
@@ -133,7 +133,7 @@ class PulsarLog(Partition):
         return self._lease.producer is not None
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
-        """Pulsar does not let us read: the error for the client; it is counted and told."""
+        """The Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
         return self._source.refused(error, doing)
 
     # --- attach
@@ -222,7 +222,7 @@ class PulsarLog(Partition):
             self._tell_of_older_entries()
         self._last = found.end_position
         last = found.last
-        self.end_is_numbered = not found.older if last is None else last.position == found.end_position
+        self.end_has_offset = not found.older if last is None else last.position == found.end_position
         await self.tail.begin(self.high_watermark, found.end_position)
         self.size_bytes = found.size
         if self.deleted:
@@ -241,12 +241,12 @@ class PulsarLog(Partition):
         )
 
     async def guard(self) -> None:
-        """Before anything subscribes or produces: it would resurrect a topic that is gone. Raises then."""
+        """Raise UNKNOWN_TOPIC_OR_PARTITION where the topic is gone: subscribing or producing would bring it back."""
         if self.deleted or not await self.services.may_attach(self):
             raise self.gone()
 
     def tail_lost(self, error: PulsarError | KopError) -> None:
-        """The tail cannot go on: everything begins anew with the next one who asks."""
+        """The tail cannot go on. The log attaches again when somebody asks for it the next time."""
         if self.deleted:
             self.detach(self.gone())
             return
@@ -256,7 +256,7 @@ class PulsarLog(Partition):
         self.detach(BackendError(f"the tail of {self.title} ended: {error}"))
 
     def detach(self, error: KopError) -> None:
-        """Follow the log no more; the next one who asks attaches again.
+        """Follow the tail no more. The log attaches again when somebody asks for it the next time.
 
         Appends need no tail and go on, but those of a log that is gone, and the leader's: it has to read what it wrote.
         """
@@ -340,11 +340,11 @@ class PulsarLog(Partition):
 
     def from_tail(self, placed: EntryWithOffsets) -> None:
         """The tail brought an entry: ours, or somebody else's."""
-        if not placed.numbered:
-            # What is written now has no offsets: nothing may be told to producers, or kept from consumers unsaid.
+        if not placed.has_offsets:
+            # What is written now has no offsets. Producers must not be given any, and consumers must get an error.
             self.tail_lost(KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR))
             return
-        self.end_is_numbered = True
+        self.end_has_offset = True
         if placed.position <= self._last:
             self.appends.verify(placed)
             self.appends.follow()
@@ -543,7 +543,7 @@ class PulsarLog(Partition):
             self.detach(error)
 
     def remove(self) -> None:
-        """The topic was deleted: whoever waits is told, nothing works any more."""
+        """The topic was deleted: all that waits fails, and everything asked from now on is refused."""
         self.deleted, error = True, self.gone()
         self._end_waiting(error)
         self.detach(error)

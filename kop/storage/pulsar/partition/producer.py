@@ -8,7 +8,7 @@ One Pulsar producer for each idempotent producer id, one for everything else of 
 name, so what is sent again after a lost connection is stored once.
 
 When a batch of an idempotent producer fails and nothing is known of it, what was sent behind it must not pass: the
-sender ends, its batches fail in order, and the next one asks Pulsar again what is stored. Where a broker refuses one
+producer ends, its batches fail in order, and the next one asks Pulsar again what is stored. Where a broker refuses one
 entry for good, those behind it are stored all the same: they end with their own receipts.
 """
 
@@ -111,16 +111,16 @@ class PartitionProducer:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits in it."""
+        """Whether no batch waits in it."""
         return not self.pending and not self._queue and self._opening is None
 
     @property
     def sure_at(self) -> float:
-        """Loop time at which it was surely not fenced yet."""
+        """The latest loop time at which it was surely not fenced."""
         return float("-inf") if self._producer is None else self._producer.sure_at
 
     async def verify(self) -> None:
-        """Ask whether it is fenced. PulsarError where it is, or nobody answers."""
+        """Ask Pulsar whether it is fenced. PulsarError where it is, or Pulsar does not answer."""
         if self._producer is not None:
             await self._producer.verify()
 
@@ -141,7 +141,7 @@ class PartitionProducer:
             raise self._refused or BackendError(f"cannot write to {self._log.title}")
 
     async def close(self) -> None:
-        """Let the name go, so that another gateway may have it. What waits fails."""
+        """Close the producer, so that another gateway may have its name. What waits in it fails."""
         self.fail(BackendError(f"the producer of {self._log.title} was closed"))
         opening, self._opening = self._opening, None
         if opening is not None:
@@ -153,7 +153,7 @@ class PartitionProducer:
             await self._producer.close()
 
     def fail(self, error: KopError) -> None:
-        """Everything that waits has failed; the sender ends."""
+        """End the producer: every batch that waits in it fails with `error`."""
         if not self.ended:
             self._refused = error = without_frames(error)
             self.ended = True
@@ -331,7 +331,7 @@ class PartitionProducer:
             if verdict.error is not None:
                 assert self._producer is not None
                 if not self._producer.connected and verdict.error.code in _OF_WHAT_IS_STORED:
-                    # Another gateway may have written for this client since the connection was lost. The next sender
+                    # Another gateway may have written for this client since the connection was lost. The next producer
                     # asks Pulsar what is stored.
                     text = f"{self._log.title}: no connection to Pulsar to ask what {self.name} has stored"
                     unsure = BackendError(f"{text}: {verdict.error.message}")

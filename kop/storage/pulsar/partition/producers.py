@@ -32,11 +32,11 @@ class PartitionProducers:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits in any."""
+        """Whether no batch waits in any of them."""
         return all(producer.idle for producer in self._producers.values())
 
     def of(self, header: BatchHeader) -> PartitionProducer:
-        """The one that takes the batch."""
+        """The producer that takes a batch."""
         leader = self.lease.producer
         if leader is not None:
             return leader
@@ -50,7 +50,7 @@ class PartitionProducers:
         return producer
 
     def find(self, producer_name: str, sequence_id: int) -> InFlightEntry | None:
-        """Ours whose receipt is not here yet, or says "duplicate" because an earlier one was lost."""
+        """An entry of ours without a receipt, or with one that says "duplicate" because an earlier one was lost."""
         leader = self.lease.producer
         for producer in self._producers.values() if leader is None else (leader,):
             if producer.name == producer_name:
@@ -62,7 +62,7 @@ class PartitionProducers:
         return PartitionProducer(self._path, name, idempotent=False, exclusive=True, on_ended=self._ended)
 
     def _ended(self, producer: PartitionProducer) -> None:
-        """It takes no more batches."""
+        """A producer takes no more batches: the next batch gets a new one."""
         if self.lease.ended(producer):
             return
         for producer_id, known in self._producers.items():
@@ -71,7 +71,7 @@ class PartitionProducers:
                 return
 
     def fail(self, error: KopError) -> None:
-        """All of them end, the leader's too."""
+        """End all producers, the leader's too; what waits in them fails with `error`."""
         producers, self._producers = list(self._producers.values()), {}
         if self.lease.producer is not None:
             producers.append(self.lease.producer)
@@ -88,12 +88,12 @@ class PartitionProducers:
         ]
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Let those go that nobody used for a while: another gateway may want the names."""
+        """Close producers that took no batch for `seconds`: another gateway may want their names."""
         for producer_id, producer in tuple(self._producers.items()):
             if producer_id >= 0 and producer.idle and now - producer.used > seconds:
                 del self._producers[producer_id]
                 self._path.context.spawn(producer.close())
 
     async def close(self) -> None:
-        """Let all go; what waits in them fails."""
+        """Close all producers. What waits in them fails."""
         await asyncio.gather(*(producer.close() for producer in tuple(self._producers.values())))

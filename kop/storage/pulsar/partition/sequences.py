@@ -52,7 +52,9 @@ class Verdict(NamedTuple):
 
 
 class SequenceWindow:
-    """One producer id on one partition, from what Pulsar said when its producer was opened (-1: nothing known).
+    """The window of one producer id on one partition.
+
+    `last_sequence_id` is what Pulsar said when the producer was opened; -1: it knows nothing of that producer.
 
     `complete`: what Pulsar does not know was never stored under this name. Then a producer may begin with any sequence,
     as in Kafka: it wrote to a topic of the same name that was deleted, or under the name of an earlier version.

@@ -42,7 +42,7 @@ def reason(stats: Mapping[str, Any], buffer: Mapping[str, Any]) -> str:
 
 
 class TailDelays:
-    """Of one partition; `title` names it in the log."""
+    """The delays of one partition's tail; `title` names the partition in log lines."""
 
     def __init__(
         self,

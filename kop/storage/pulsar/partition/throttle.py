@@ -35,7 +35,7 @@ def still_to_wait(waited: float, taken: int, left: int) -> int:
 
 
 class RateExceeded:
-    """Whether a rate is exceeded now, from a count that grows. A pure machine: times in seconds come with each call."""
+    """Whether a publish rate is exceeded now, from a count that grows. A pure machine: each call brings the time."""
 
     def __init__(self) -> None:
         self._count = -1

@@ -3,6 +3,9 @@
 Owns: the offsets of each batch, what stands for offsets of which nothing came, what stands for an entry that cannot be
 read.
 Must not know: who reads the batches, the cache, appends.
+
+What Pulsar does not hand out (transaction markers, aborted messages, what compaction took) still has its offsets: an
+empty batch stands for them, so that positions and lag move on.
 """
 
 from __future__ import annotations
@@ -80,14 +83,14 @@ class Converter:
         self.torn: set[int] = set()
         """Offsets of chunked messages whose first chunks did not come."""
         self.looks_back = False
-        """Such a message is read again from further back: that they did not come is no trouble yet."""
+        """Such a message is read again from further back. That its first chunks are missing is no error yet."""
         self.leaves_large = False
-        """A message that is too large here is put together by a reader that may: that is no trouble yet."""
+        """A message that is too large here is left to another reader that may put it together. It is no error yet."""
 
     def feed(self, placed: EntryWithOffsets) -> list[Batch]:
         """What an entry makes of the log: nothing where it lies behind, else up to two batches."""
         found: list[Batch] = []
-        if not placed.numbered:
+        if not placed.has_offsets:
             return found
         base, last = placed.base, placed.last
         expected = base if self.next_offset is None else self.next_offset
@@ -141,7 +144,7 @@ class Converter:
         return found
 
     def _unreadable(self, placed: EntryWithOffsets, first: int, why: str) -> Batch:
-        """What stands for an entry that cannot be read, from offset `first` on. It is counted and told."""
+        """The error that stands for an entry that cannot be read, from offset `first` on. It is counted and logged."""
         text = f"{self._name}: entry {placed.position.ledger}:{placed.position.entry}: {why}"
         self._count("unreadable_entries")
         log.error("%s; consumers stop there until it is skipped or trimmed", text)

@@ -1,6 +1,6 @@
-"""What all readers behind the tails hold in memory together.
+"""What all cold readers hold in memory together.
 
-Owns: the bound in bytes, who has to go for somebody else, who has to wait.
+Owns: the bound in bytes, which idle reader is closed for another one, which reader has to wait.
 Must not know: partitions, entries.
 
 Permits count messages and say nothing of bytes: the broker's first answer to a reader is as much as it reads at once,
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 
 class BudgetShare:
-    """What one reader holds. It is idle until somebody reads; an idle one may have to go."""
+    """What one reader holds. While nobody reads from it, it may be closed for another reader."""
 
     __slots__ = ("_ended", "_pool", "drop", "held")
 
@@ -27,22 +27,22 @@ class BudgetShare:
         self._ended = False
 
     def holds(self, size: int) -> None:
-        """So many bytes from now on."""
+        """The reader holds `size` bytes from now on."""
         if not self._ended:
             self._pool.change(self, size)
 
     def busy(self) -> None:
-        """It is read from."""
+        """Somebody reads from the reader."""
         self._pool.idle.pop(self, None)
 
     def idle(self) -> None:
-        """Nobody reads from it; the one that was left longest goes first."""
+        """Nobody reads from the reader. Of several, the one that was left first is closed first."""
         if not self._ended:
             self._pool.idle[self] = None
             self._pool.wake()
 
     def end(self) -> None:
-        """It is gone; nothing counts any more."""
+        """The reader is closed: it holds nothing any more."""
         self._pool.idle.pop(self, None)
         if not self._ended:
             self._pool.change(self, 0)
@@ -83,7 +83,7 @@ class ReadBudget:
         return share
 
     def change(self, share: BudgetShare, size: int) -> None:
-        """A share holds another amount."""
+        """A reader holds another number of bytes."""
         grown = size - share.held
         self.held += grown
         share.held = size
@@ -93,7 +93,7 @@ class ReadBudget:
             pass
 
     def wake(self) -> None:
-        """There may be room for one that waits."""
+        """Let a reader that waits look whether there is room."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -101,7 +101,7 @@ class ReadBudget:
                 return
 
     def _evict(self) -> bool:
-        """Let the reader go that was left longest. False where none is idle."""
+        """Close the idle reader that was left first. False where none is idle."""
         if not self.idle:
             return False
         oldest = next(iter(self.idle))

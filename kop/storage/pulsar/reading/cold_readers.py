@@ -321,24 +321,24 @@ class ColdReaders:
         return reader.ready
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Let those go that nobody used for a while."""
+        """Close the readers that nobody has used for `seconds`; `now` is the loop's time."""
         for reader in tuple(self._readers):
             if not reader.busy and now - reader.used > seconds:
                 self._drop(reader)
 
     def drop_all(self) -> None:
-        """Let all go; who waits in one is told."""
+        """Close all readers. Reads that wait in one of them fail."""
         for reader in tuple(self._readers):
             self._drop(reader)
 
     async def close(self) -> None:
-        """As `drop_all`, to the end."""
+        """Close all readers, and wait until they are closed."""
         readers, self._readers = self._readers, []
         for reader in readers:
             await reader.close()
 
     async def _at(self, offset: int) -> ColdReader:
-        """One that stands at `offset`, or a new one."""
+        """A reader that stands at `offset`, or a new one."""
         for reader in self._readers:
             if not reader.busy and not reader.failed and reader.holds(offset):
                 reader.busy = True

@@ -43,12 +43,12 @@ class Gap(NamedTuple):
 
     @property
     def may_be_kept_back(self) -> bool:
-        """Whether it is worth asking."""
+        """Whether Pulsar is worth asking."""
         return 0 < self.entries <= _MOST_ENTRIES
 
 
 class Gaps:
-    """Those of one partition."""
+    """The gaps of one partition that are known to hold no records."""
 
     def __init__(self, source: PartitionSource) -> None:
         self._source = source

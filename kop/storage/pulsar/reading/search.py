@@ -84,41 +84,41 @@ class PartitionSearch:
         # loaded).
         stats = await self._source.internal_stats()
         oldest, newest = await self._oldest_and_newest() if stats["numberOfEntries"] else (None, EARLIEST)
-        first = oldest if oldest is None or oldest.numbered else await self._first_numbered(stats)
+        first = oldest if oldest is None or oldest.has_offsets else await self._first_with_offsets(stats)
         last = first
         if first is not None and newest > first.position:
             last = await self._probe(newest, maybe_empty=False)
-            if last is not None and not last.numbered:
-                last = await self._last_numbered(stats)
+            if last is not None and not last.has_offsets:
+                last = await self._last_with_offsets(stats)
         end = await self._source.mapping.emptied_end(self) if last is None else last.last + 1
         if oldest is not None:
             end_position = max(newest, oldest.position)
         else:
             confirmed = Position(*map(int, stats["lastConfirmedEntry"].split(":")))
             end_position = confirmed if confirmed.entry < 0 else Position(-1, -1)  # else it was emptied just now
-        older = oldest is not None and not oldest.numbered
+        older = oldest is not None and not oldest.has_offsets
         return PartitionEnds(
             await self._start(first, end), end, first, last, older, int(stats["totalSize"]), end_position
         )
 
-    async def _numbered(self, ledger: int) -> bool:
+    async def _has_index(self, ledger: int) -> bool:
         """Whether the entries of a ledger have an index: brokers are told by a restart, which begins another ledger."""
         return (await self._source.context.admin.entry(self._source.partition_name, ledger, 0)).index is not None
 
-    async def _first_numbered(self, stats: dict[str, Any]) -> EntryWithOffsets | None:
+    async def _first_with_offsets(self, stats: dict[str, Any]) -> EntryWithOffsets | None:
         """The oldest entry with offsets, where the oldest one of all has none."""
         ledgers = [ledger for ledger, _ in _ledgers_with_entries(stats)]
         if not ledgers:
             return None
         low, high = 0, len(ledgers) - 1
-        if not await self._numbered(ledgers[high]):
+        if not await self._has_index(ledgers[high]):
             index = await self._source.context.admin.closed_index(self._source.partition_name)
             if index is None or index < 0:
                 return None  # there never was one
         else:
             while high - low > 1:
                 middle = (low + high) // 2
-                if await self._numbered(ledgers[middle]):
+                if await self._has_index(ledgers[middle]):
                     high = middle
                 else:
                     low = middle
@@ -127,14 +127,14 @@ class PartitionSearch:
                 return found
         # Brokers counted before that: they were told not to in between. Nothing is passed over that has an offset.
         for ledger in ledgers:
-            if await self._numbered(ledger):
+            if await self._has_index(ledger):
                 return await self._probe(Position(ledger, 0), maybe_empty=False)
         return None
 
-    async def _last_numbered(self, stats: dict[str, Any]) -> EntryWithOffsets | None:
+    async def _last_with_offsets(self, stats: dict[str, Any]) -> EntryWithOffsets | None:
         """The newest entry with offsets, where the newest one of all has none."""
         for ledger, entries in reversed(_ledgers_with_entries(stats)):
-            if await self._numbered(ledger):
+            if await self._has_index(ledger):
                 return await self._probe(Position(ledger, entries - 1), maybe_empty=False)
         return None
 
@@ -160,8 +160,8 @@ class PartitionSearch:
         if any(one["ledgerId"] == self.first_ledger for one in stats["ledgers"]) and not self._log.policy.compact:
             return self._log.log_start_offset  # retention takes whole ledgers, the oldest first
         first = await self._probe(EARLIEST, maybe_empty=True) if stats["numberOfEntries"] else None
-        if first is not None and not first.numbered:
-            first = await self._first_numbered(stats)
+        if first is not None and not first.has_offsets:
+            first = await self._first_with_offsets(stats)
         self.first_ledger = -1 if first is None else first.position.ledger
         return await self._start(first, self._log.high_watermark)
 
@@ -287,7 +287,7 @@ class PartitionSearch:
         if position < self.begin:
             return self._log.log_start_offset
         placed = await self._probe(position, maybe_empty=True)
-        if placed is None or not placed.numbered:
+        if placed is None or not placed.has_offsets:
             return self._log.log_start_offset
         return max(min(placed.base, self._log.high_watermark), self._log.log_start_offset)
 

@@ -83,5 +83,5 @@ class PartitionSource:
         return await self.context.admin.internal_stats(self.partition_name)
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
-        """Pulsar does not let us read: the error for the client; it is counted and told."""
+        """The Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
         return self.context.faults.refused(error, "reads", doing)

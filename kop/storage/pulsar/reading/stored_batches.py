@@ -129,7 +129,7 @@ class Stretch:
 
 
 def all_known(found: Sequence[Stored]) -> bool:
-    """Nothing is left to look for."""
+    """Whether nothing is left to look for."""
     return all(each.outcome is not Outcome.UNKNOWN for each in found)
 
 

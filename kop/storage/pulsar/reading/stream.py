@@ -1,10 +1,7 @@
-"""A run of entries of one partition, from a position on, as Kafka batches.
+"""Entries of one partition from a position on, as Pulsar sends them.
 
-Owns: reading ahead within a budget of bytes, putting chunked messages together, filling gaps with empty batches.
-Must not know: who reads, what is cached, appends.
-
-What Pulsar does not hand out (transaction markers, aborted messages, what compaction took) still has its offsets: an
-empty batch stands for them, so that positions and lag move on.
+Owns: how many entries are asked for, within a budget of bytes; putting chunked messages together.
+Must not know: Kafka batches, who reads, what is cached, appends.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kop.pulsar_client import Position
-from kop.storage.pulsar.offsets.sparse_index import MOST_MARKS, NEAR, Ledgers, SparseIndex, next_probe
+from kop.storage.pulsar.offsets.sparse_index import MOST_KEPT, NEAR, Ledgers, SparseIndex, next_probe
 
 P = Position
 
@@ -59,7 +59,7 @@ def test_what_retention_took_is_forgotten(before: int, left: int) -> None:
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=1500, unique=True))
 def test_marks_are_bounded_and_ends_stay(offsets: list[int]) -> None:
     found = marks(*((offset, P(1, offset)) for offset in offsets))
-    assert len(found) <= MOST_MARKS
+    assert len(found) <= MOST_KEPT
     assert found.floor(10_001) == (max(offsets), P(1, max(offsets)))
     assert found.above(-1) == (min(offsets), P(1, min(offsets)))
 
