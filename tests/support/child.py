@@ -125,5 +125,8 @@ def child(directory: Path, *, files: int | None = None, **settings: str) -> Iter
     try:
         one.start()
         yield one
+    except BaseException as error:
+        error.add_note(f"kop serve said:\n{one.log[-4000:]}")
+        raise
     finally:
         one.kill()
