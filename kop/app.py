@@ -122,7 +122,7 @@ async def _serve(config: Config, worker: bool) -> None:
 
 
 class Serving:
-    """What runs, for the banner and for tests that run a gateway in their own process."""
+    """A gateway that serves: its parts and where it listens, for the banner and for tests in whose process it runs."""
 
     def __init__(
         self, gateway: Gateway, server: Server, listeners: list[tuple[str, int]], http_port: int | None
@@ -134,7 +134,7 @@ class Serving:
 
 
 class _Readiness:
-    """What /readyz says: from the first moment on, with what the start waits for."""
+    """The text of /readyz, which answers while the gateway is starting, too."""
 
     def __init__(self) -> None:
         self._starting = "the storage engine is being opened"
@@ -142,19 +142,19 @@ class _Readiness:
         self._groups: GroupCoordinator | None = None
 
     def waits(self, text: str) -> None:
-        """The start goes on when something has passed."""
+        """Note what the start waits for."""
         self._starting = text
 
     def serves(self, engine: Engine, groups: GroupCoordinator) -> None:
-        """Clients are answered from now on."""
+        """Note that clients are answered from now on."""
         self._engine, self._groups = engine, groups
 
     def not_ready(self) -> str | None:
-        """Why clients had better go elsewhere."""
+        """Why no records can be written now; None where they can."""
         return f"starting: {self._starting}" if self._engine is None else self._engine.healthy
 
     def waiting_for(self) -> str | None:
-        """What is not served yet, where the rest is."""
+        """Which groups are not served yet, while everything else is; None where all are."""
         return None if self._groups is None else self._groups.waiting_for
 
 

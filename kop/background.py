@@ -1,7 +1,7 @@
-"""Work that a passing failure must not end: loops in the background, many items side by side, steps of the start.
+"""Work that goes on after a failure: loops in the background, many items side by side, steps of the start.
 
 Owns: that an exception ends neither a loop nor the work on other items, time limits, tries, the log line about each.
-Must not know: what the work is, which failures pass.
+Must not know: what the work is, which failures are worth another try.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ async def repeat(
     failed: Failed | None = None,
     kind: str | None = None,
 ) -> None:
-    """Do `work` again and again, `every` so many seconds after the last round has ended, until this is cancelled.
+    """Do `work` in rounds, each `every` seconds after the end of the last one, until the caller cancels this.
 
     No exception ends it. A round takes `limit` seconds at most; then it is cancelled and counts as failed with a
-    TimeoutError. `failed` hears of each failure; without it, or where it fails itself, `what` (such as "the listing of
-    topics") is logged with the error: a KopError or a TimeoutError as one line, all else, which is a fault of this
-    program, with its traceback. `kind` is given where `what` varies; see `tell`.
+    TimeoutError. `failed` is called with each failure; without it `what` (such as "the listing of topics") is logged
+    with the error: a KopError or a TimeoutError as one line, all else, which is a fault of this program, with its
+    traceback. `kind` is given where `what` varies; see `tell`.
     """
     while True:
         await asyncio.sleep(every() if callable(every) else every)
@@ -63,7 +63,7 @@ async def for_each(
 ) -> None:
     """Do `work` for each item, `at_once` of them side by side, each within `limit` seconds.
 
-    An item whose work fails or takes longer (TimeoutError) is told to `failed` and keeps no other one from its turn.
+    `failed` is called with an item whose work fails or takes longer (TimeoutError). The others go on.
     """
     left = iter(items)
 
@@ -91,7 +91,7 @@ async def retried(
     seconds: float,
     waiting: Callable[[str], None] | None = None,
 ) -> T:
-    """Do `work` until it succeeds; the error where it does not pass, or `seconds` after the first failure.
+    """Do `work` until it succeeds. Raises its error where `passes` says no, or `seconds` after the first failure.
 
     `what` completes "cannot ...". Pauses grow to 5 s. Each failure is a line in the log; `waiting` gets the same text.
     """

@@ -1,10 +1,10 @@
 """Which of many log lines that say the same are written.
 
-Owns: what was said and when.
-Must not know: the clock, the lines.
+Owns: which lines were written, and when.
+Must not know: the clock, what the lines say.
 
-A line is written when a trouble begins, then every few minutes while it lasts; one that was quiet for a minute begins
-again.
+A line is written when a fault begins, then every few minutes while it lasts. A fault that was quiet for a minute begins
+once more.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _MOST: Final = 2000
 
 
 class Repeats:
-    """Which of many lines are to be said. A pure machine: the time (seconds) comes with each."""
+    """Decides which of many equal lines are written. It has no clock: the time, in seconds, comes with each line."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[object, tuple[float, float, int]] = OrderedDict()
-        """When it was said, when it was last seen, how often since it was said."""
+        """For each key: when its line was written, when it last came, how often it was left out since."""
 
     def say(self, key: object, now: float) -> int | None:
-        """None: said a moment ago. Else how often it was kept back since then."""
+        """How often the line of `key` was left out since it was last written; None where it is to be left out now."""
         said, seen, kept = self._known.pop(key, (now, now, -1))
         again = kept < 0 or now - seen > _QUIET_SECONDS or now - said > _REMIND_SECONDS
         self._known[key] = (now, now, 0) if again else (said, now, kept + 1)

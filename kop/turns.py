@@ -1,7 +1,7 @@
-"""A bound on how many do the same slow thing side by side.
+"""A bound on how many tasks do the same kind of work at a time, which slow ones among them cannot use up.
 
-Owns: the places, and that who is slow gives its place to the next one.
-Must not know: what is done.
+Owns: the places, and the rule that a slow task gives its place to the next one.
+Must not know: what the tasks do.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 SLOW_SECONDS: Final = 1.0
-"""After it a turn does not count any more: whoever waits for a broker that does not answer burdens nobody."""
+"""A turn that takes longer no longer counts: a task that waits for a broker without an answer is no burden."""
 
 
 class Turns:
-    """`at_once` turns at a time, first come, first served. A turn of more than `slow_seconds` lets the next one in."""
+    """A semaphore of `at_once` places, in the order of asking; after `slow_seconds` a place goes to the next task."""
 
     def __init__(self, at_once: int, slow_seconds: float = SLOW_SECONDS) -> None:
         self._places = asyncio.Semaphore(at_once)

@@ -110,8 +110,8 @@ def _pulsar_steps(url: str, config: Config) -> list[Step]:
         async def both(admin: Any) -> tuple[str, Settings]:
             return await admin.version(), await admin.broker_config()
 
-        version, found = ask(url, config, both)
-        settings.update(found)
+        version, in_force = ask(url, config, both)
+        settings.update(in_force)
         return f"{version} at {url}"
 
     def bound(look: Callable[[Settings], str]) -> Callable[[], str]:
@@ -213,11 +213,11 @@ class RoundTrip:
             end = time.monotonic() + STEP_SECONDS
             while True:
                 asked = ConfigResource(ConfigResourceType.TOPIC, self.name)
-                found = server.describe_configs([asked])["topic"][self.name].get("retention.ms", {}).get("value")
-                if found == "7200000":
+                value = server.describe_configs([asked])["topic"][self.name].get("retention.ms", {}).get("value")
+                if value == "7200000":
                     return "retention.ms set and read back"
                 if time.monotonic() > end:
-                    fail(f"retention.ms was set to 7200000 and reads {found}")
+                    fail(f"retention.ms was set to 7200000 and reads {value}")
                 time.sleep(0.2)
 
     def produce_and_fetch(self, codec: str) -> str:
@@ -254,12 +254,12 @@ class RoundTrip:
 
         partition = TopicPartition(self.name, 0)
         with admin(self.bootstrap) as server:
-            found = [
+            offsets = [
                 server.list_partition_offsets({partition: spec})[partition].offset
                 for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST, OffsetTimestamp(1))
             ]
-        if found != [0, self.end, 0]:
-            fail(f"first, end and by time should be 0, {self.end}, 0 and are {', '.join(map(str, found))}")
+        if offsets != [0, self.end, 0]:
+            fail(f"first, end and by time should be 0, {self.end}, 0 and are {', '.join(map(str, offsets))}")
         return f"first 0, end {self.end}, by time 0"
 
     def consumer_group(self) -> str:
@@ -288,12 +288,12 @@ class RoundTrip:
             if described["error"]:
                 fail(named(described["error"]))
             offsets = retrying(server.list_group_offsets, {self.name: None})[self.name]
-        found = offsets.get(TopicPartition(self.name, 0))
-        if found is None or found.offset != self.end:
-            fail(f"should be {self.end} and is {found.offset if found else 'not there'}")
+        committed = offsets.get(TopicPartition(self.name, 0))
+        if committed is None or committed.offset != self.end:
+            fail(f"should be {self.end} and is {committed.offset if committed else 'not there'}")
         if described["group_state"] != "Empty":
             fail(f"its member has left, so the group should be Empty; it is {described['group_state']}")
-        return f"{found.offset} kept after the member left"
+        return f"{committed.offset} kept after the member left"
 
     def delete_group(self) -> str:
         """DeleteGroups."""

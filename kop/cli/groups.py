@@ -153,7 +153,7 @@ def _offsets(client: Any, keys: Sequence[Any], which: str) -> dict[Any, int]:
         for p in t["partitions"]
     }
     specs = {key: OffsetSpec[which] for key in keys if tuple(key) in present}
-    return {key: found.offset for key, found in client.list_partition_offsets(specs).items()} if specs else {}
+    return {key: answer.offset for key, answer in client.list_partition_offsets(specs).items()} if specs else {}
 
 
 @command.command("delete")
@@ -299,5 +299,5 @@ def _times(client: Any, keys: Sequence[Any], timestamp: int) -> dict[Any, int]:
 
     if not keys:
         return {}
-    found = client.list_partition_offsets(dict.fromkeys(keys, OffsetTimestamp(timestamp)))
-    return {key: answer.offset for key, answer in found.items()}
+    answers = client.list_partition_offsets(dict.fromkeys(keys, OffsetTimestamp(timestamp)))
+    return {key: answer.offset for key, answer in answers.items()}

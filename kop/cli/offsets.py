@@ -99,18 +99,18 @@ async def _offset(admin: Any, topic: str, ledger: int, entry: int, batch: int, p
 
 
 async def _place(admin: Any, topic: str, ledger: int, entry: int) -> _Place:
-    found = await admin.entry(topic, ledger, entry)
-    if found.index is None:
+    head = await admin.entry(topic, ledger, entry)
+    if head.index is None:
         fail("the broker keeps no entry index: see `kop serve --store pulsar://...`, which says what to set")
-    return _Place(ledger, entry, found.index - (found.num_messages or 1) + 1, found.index)
+    return _Place(ledger, entry, head.index - (head.num_messages or 1) + 1, head.index)
 
 
 async def _packed(admin: Any, topic: str, ledger: int, entry: int) -> _Place:
     from kop.pulsar_client import Position
     from kop.pulsar_client.packed import MOST_MESSAGES, fits, pack
 
-    found = await admin.entry(topic, ledger, entry)
-    count = found.num_messages or 1
+    head = await admin.entry(topic, ledger, entry)
+    count = head.num_messages or 1
     if not fits(Position(ledger, entry)) or count > MOST_MESSAGES:
         fail(f"the entry {ledger}:{entry} with {count} messages has no packed offsets")
     base = pack(Position(ledger, entry))
@@ -138,7 +138,7 @@ async def _message_id(admin: Any, topic: str, offset: int) -> str:
     """Bisection over the entries: their offsets ascend."""
     stats = await admin.internal_stats(topic)
     _, _, last = stats["lastConfirmedEntry"].partition(":")
-    ledgers = [(found["ledgerId"], found["entries"]) for found in stats["ledgers"]]
+    ledgers = [(row["ledgerId"], row["entries"]) for row in stats["ledgers"]]
     ledgers[-1] = ledgers[-1][0], int(last) + 1 if stats["lastConfirmedEntry"].startswith(f"{ledgers[-1][0]}:") else 0
     entries = [(ledger, count) for ledger, count in ledgers if count > 0]
     low, high = 0, sum(count for _, count in entries)

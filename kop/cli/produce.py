@@ -131,8 +131,8 @@ def _send(
         value = line.removesuffix(b"\n")
         key = None
         if separator is not None:
-            key, found, value = value.partition(separator)
-            if not found:
+            key, separated, value = value.partition(separator)
+            if not separated:
                 sent.failure = sent.failure or f"line {number} has no {separator.decode()!r}"
                 break
         if not sent.room(len(line)):

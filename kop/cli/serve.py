@@ -53,6 +53,6 @@ def command(context: click.Context, /, debug: bool, **flags: Any) -> None:
     except OSError as error:
         if debug or error.errno != errno.EADDRINUSE:
             raise
-        found = re.search(r"\('([^']*)', (\d+)", str(error))
-        where = str(Address(found[1], int(found[2]))) if found else "an address of --listen or --http"
+        match = re.search(r"\('([^']*)', (\d+)", str(error))
+        where = str(Address(match[1], int(match[2]))) if match else "an address of --listen or --http"
         fail(f"{where} is in use by another program; choose another with --listen (Kafka) or --http (metrics)")

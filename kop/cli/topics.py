@@ -149,21 +149,21 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool) -> None:
         if not names:
             topics = [topic for topic in topics if not topic["is_internal"]]
         missing = [f"{t['name']}: {reason(t['error_code'])}" for t in topics if t["error_code"]]
-        found = sorted((t for t in topics if not t["error_code"]), key=lambda t: str(t["name"]))
-        if found:
-            resources = [ConfigResource(ConfigResourceType.TOPIC, t["name"]) for t in found]
+        known = sorted((t for t in topics if not t["error_code"]), key=lambda t: str(t["name"]))
+        if known:
+            resources = [ConfigResource(ConfigResourceType.TOPIC, t["name"]) for t in known]
             which = "all" if all_configs else "modified"
             configs = client.describe_configs(resources, config_filter=which).get("topic", {})
             led = [
                 TopicPartition(t["name"], p["partition_index"])
-                for t in found
+                for t in known
                 for p in t["partitions"]
                 if p["leader_id"] >= 0
             ]
             starts = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.EARLIEST))
             ends = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.LATEST))
-            sizes = _sizes(client, [t["name"] for t in found])
-    for number, topic in enumerate(found):
+            sizes = _sizes(client, [t["name"] for t in known])
+    for number, topic in enumerate(known):
         if number:
             click.echo()
         rows = []
@@ -175,7 +175,7 @@ def describe(bootstrap: str, names: tuple[str, ...], all_configs: bool) -> None:
         _show(topic, configs.get(topic["name"], {}), rows)
     if missing:
         fail("\n".join(missing))
-    if not found:
+    if not known:
         note("there are no topics; make one with: kop topics create NAME")
 
 

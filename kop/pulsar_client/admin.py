@@ -195,8 +195,8 @@ class Admin(Rest):
 
     async def bundles(self, namespace: str) -> list[str]:
         """The namespace's hash ranges, each served by one broker, such as "0x00000000_0x40000000"."""
-        found = await self._object(f"namespaces/{_namespace_path(namespace)}/bundles", "boundaries")
-        bounds = found["boundaries"]
+        bundles = await self._object(f"namespaces/{_namespace_path(namespace)}/bundles", "boundaries")
+        bounds = bundles["boundaries"]
         return [f"{low}_{high}" for low, high in pairwise(bounds)]
 
     async def bundle_of(self, topic: str) -> str:
@@ -234,8 +234,8 @@ class Admin(Rest):
     async def partitioned_metadata(self, topic: str) -> PartitionedMetadata:
         """Partitions and properties; never creates the topic. NotFound where neither kind of topic is."""
         query = {"checkAllowAutoCreation": "false"}
-        found = await self._object(f"{topic_path(topic)}/partitions", "partitions", query=query)
-        return PartitionedMetadata(found["partitions"], found.get("properties") or {})
+        answer = await self._object(f"{topic_path(topic)}/partitions", "partitions", query=query)
+        return PartitionedMetadata(answer["partitions"], answer.get("properties") or {})
 
     async def grow(self, topic: str, partitions: int) -> None:
         """Raise the number of partitions. BadRequest when it has more already; the same number changes nothing."""
@@ -258,9 +258,9 @@ class Admin(Rest):
 
     async def properties(self, topic: str) -> dict[str, str]:
         """A topic's properties, without the broker's own."""
-        found = await self._properties(topic)
-        found.pop(OWN_PROPERTY, None)
-        return found
+        properties = await self._properties(topic)
+        properties.pop(OWN_PROPERTY, None)
+        return properties
 
     async def closed_index(self, partition: str) -> int | None:
         """Index of the last message in the closed ledgers of a plain topic or one partition.
@@ -268,8 +268,8 @@ class Admin(Rest):
         -1 before its first ledger is closed, None on a broker that keeps no index. It is still there when retention has
         emptied the log: with no entry left, the next message gets this number plus one.
         """
-        found = (await self._properties(partition)).get(OWN_PROPERTY)
-        return None if found is None else int(found)
+        index = (await self._properties(partition)).get(OWN_PROPERTY)
+        return None if index is None else int(index)
 
     async def set_properties(self, topic: str, properties: Mapping[str, str]) -> None:
         """Set these properties; others stay. NotFound, late, where there is no such topic."""

@@ -156,8 +156,8 @@ class OAuth2(Auth):
                 async with session.get(url) as response:
                     for step in (*response.history, response):
                         self._check_safe(str(step.url))
-                    found = await self._object(response)
-                url = _text(found, "token_endpoint", url)
+                    metadata = await self._object(response)
+                url = _text(metadata, "token_endpoint", url)
                 self._check_safe(url)
                 async with session.post(url, data=self._form, allow_redirects=False) as response:
                     answer = await self._object(response)
@@ -181,14 +181,14 @@ class OAuth2(Auth):
     async def _object(response: aiohttp.ClientResponse) -> Mapping[str, Any]:
         """The JSON object of an answer. What the issuer says of an error is shown, unless it is no OAuth2 error."""
         try:
-            found = json.loads(await response.read())
+            answer = json.loads(await response.read())
         except ValueError:
-            found = None
-        if response.status == 200 and isinstance(found, dict):
-            return found
+            answer = None
+        if response.status == 200 and isinstance(answer, dict):
+            return answer
         said = ""
-        if isinstance(found, dict):
-            said = " ".join(str(found[key]) for key in ("error", "error_description") if key in found)
+        if isinstance(answer, dict):
+            said = " ".join(str(answer[key]) for key in ("error", "error_description") if key in answer)
         retriable = response.status in {408, 429} or response.status >= 500
         text = f"{response.url}: answered {response.status} {said}".rstrip()
         raise PulsarError("AuthFailed", text[:500], retriable=retriable)
@@ -224,19 +224,19 @@ def parse_auth(text: str, tls: TlsOptions | None = None) -> Auth | None:
 
 def _oauth2(text: str, tls: TlsOptions | None) -> OAuth2:
     try:
-        found = json.loads(text)
+        options = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        options = None
+    if not isinstance(options, dict):
         raise ValueError("oauth2: must be followed by a JSON object") from None
     names = {"issuer": "issuer", "issuerUrl": "issuer", "issuer_url": "issuer"}
     names |= {"clientId": "client_id", "clientSecret": "client_secret", "privateKey": "private_key"}
     names |= {name: name for name in ("client_id", "client_secret", "private_key", "audience", "scope", "type")}
-    if unknown := sorted(str(key) for key in found if key not in names):
+    if unknown := sorted(str(key) for key in options if key not in names):
         raise ValueError(f"oauth2 has no {', '.join(unknown)}; it knows {', '.join(sorted(set(names.values())))}")
-    if wrong := sorted(key for key, value in found.items() if not isinstance(value, str)):
+    if wrong := sorted(key for key, value in options.items() if not isinstance(value, str)):
         raise ValueError(f"oauth2: {', '.join(wrong)} must be text")
-    given: dict[str, str] = {names[key]: value for key, value in found.items() if value}
+    given: dict[str, str] = {names[key]: value for key, value in options.items() if value}
     if given.get("type", "client_credentials") != "client_credentials":
         raise ValueError("oauth2: the only type is client_credentials")
     if key_file := given.get("private_key"):
@@ -258,14 +258,14 @@ def _oauth2(text: str, tls: TlsOptions | None) -> OAuth2:
 def _key_file(path: str) -> dict[str, str]:
     """Client id and secret from the JSON file that Pulsar's own clients use."""
     try:
-        found = json.loads(Path(path).read_text())
+        content = json.loads(Path(path).read_text())
     except OSError as error:
         raise ValueError(f"oauth2: cannot read {path}: {error.strerror}") from None
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise ValueError(f"oauth2: {path} holds no JSON object") from None
-    return {key: found[key] for key in ("client_id", "client_secret") if isinstance(found.get(key), str)}
+    return {key: content[key] for key in ("client_id", "client_secret") if isinstance(content.get(key), str)}
 
 
 def _path(text: str) -> str:
@@ -297,8 +297,8 @@ def _checked(token: str) -> str:
         raise PulsarError("AuthFailed", str(error), retriable=True) from None
 
 
-def _text(found: Mapping[str, Any], key: str, url: str) -> str:
-    value = found.get(key)
+def _text(answer: Mapping[str, Any], key: str, url: str) -> str:
+    value = answer.get(key)
     if not isinstance(value, str) or not value:
         raise PulsarError("AuthFailed", f"{url}: the answer has no {key}")
     return value

@@ -74,5 +74,5 @@ class Lookup:
         number = connection.request_id()
         asked = pb.CommandGetTopicsOfNamespace(request_id=number, namespace=namespace)
         command = pb.BaseCommand(type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE, getTopicsOfNamespace=asked)
-        found: list[str] = await connection.request(command, number, self._timeout, f"the topics of {namespace}")
-        return found
+        topics: list[str] = await connection.request(command, number, self._timeout, f"the topics of {namespace}")
+        return topics

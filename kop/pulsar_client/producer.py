@@ -195,7 +195,7 @@ class Producer(BrokerAttachment):
             item.future.set_exception(EntryRefusedError(error))
 
     def on_writable(self) -> None:
-        """Go on writing."""
+        """Write what waits: the socket takes more."""
         self._flush()
 
     # --- attaching

@@ -135,7 +135,7 @@ class Reader(BrokerAttachment):
     # --- what the connection tells
 
     def on_entry(self, frame: memoryview, at: int, message: pb.CommandMessage) -> None:
-        """Check and deliver. The frame's bytes are there during this call only."""
+        """Check an entry and deliver it. The frame's bytes may be used during this call only."""
         if self._end is not None or message.consumer_id != self._id:
             return
         if not self._borrow:
@@ -143,10 +143,10 @@ class Reader(BrokerAttachment):
         try:
             entry = wire.read_entry(frame, at, message)
         except PulsarError as error:
-            found = self._on_damaged(error, frame, at, message)
-            if found is None:
+            damaged = self._on_damaged(error, frame, at, message)
+            if damaged is None:
                 return
-            entry = found
+            entry = damaged
         if self._position.take(entry.position, entry.num_messages):
             self._damaged = 0
             try:
@@ -161,7 +161,7 @@ class Reader(BrokerAttachment):
             self.flow(entry.num_messages)
 
     def on_end(self) -> None:
-        """Note the end."""
+        """Note that the topic is terminated and wholly read."""
         self.ended = True
 
     def _on_damaged(self, error: PulsarError, frame: memoryview, at: int, message: pb.CommandMessage) -> Entry | None:

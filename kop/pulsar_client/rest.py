@@ -141,18 +141,18 @@ class Rest:
 
     async def _object(self, path: str, *keys: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """A GET that answers a JSON object with these keys at least."""
-        found = await self._json("GET", path, query)
-        if not isinstance(found, dict) or not all(key in found for key in keys):
+        answer = await self._json("GET", path, query)
+        if not isinstance(answer, dict) or not all(key in answer for key in keys):
             text = f"GET {path}: not an object{' with ' + ', '.join(keys) if keys else ''}"
             raise PulsarError("BadAnswer", f"{text}; is the admin URL a Pulsar broker's?")
-        return found
+        return answer
 
     async def _list(self, path: str) -> list[str]:
         """A GET that answers a JSON list of texts."""
-        found = await self._json("GET", path)
-        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        answer = await self._json("GET", path)
+        if not isinstance(answer, list) or not all(isinstance(item, str) for item in answer):
             raise PulsarError("BadAnswer", f"GET {path}: not a list; is the admin URL a Pulsar broker's?")
-        return found
+        return answer
 
     async def _call(
         self,
@@ -253,8 +253,8 @@ class Rest:
             code, retriable = "NotFound", False
         if status == 412 and _NO_OWNER.search(text):
             code, retriable = "ServiceUnavailable", True
-        found = _SERVER_TEXT.search(text)
-        text = (found[1] if found else text).strip()[:500]
+        match = _SERVER_TEXT.search(text)
+        text = (match[1] if match else text).strip()[:500]
         if status == 401 and _DENIED.search(text):
             code, status = "Forbidden", 403
         if status == 401:

@@ -195,9 +195,9 @@ def pack(
 
 def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:
     """The headers; None where they are more than MAX_SHOWN, which are walked and not kept."""
-    found = tuple(islice(headers, MAX_SHOWN + 1))
-    if len(found) <= MAX_SHOWN:
-        return found
+    shown = tuple(islice(headers, MAX_SHOWN + 1))
+    if len(shown) <= MAX_SHOWN:
+        return shown
     deque(headers, maxlen=0)
     return None
 
@@ -282,7 +282,7 @@ def unpack(payload: bytes, count: int, publish_time: int, event_time: int) -> tu
     """
     if not 0 < count <= len(payload) // 6:  # size, and an SMM with a payload_size
         raise _damaged(f"{len(payload)} bytes cannot hold {count} messages")
-    found: list[tuple[int, int, bytearray]] = []
+    contents: list[tuple[int, int, bytearray]] = []
     keyless = 0
     pos, size = 0, len(payload)
     for index in range(count):
@@ -296,9 +296,9 @@ def unpack(payload: bytes, count: int, publish_time: int, event_time: int) -> tu
             raise _damaged(f"message {index} of {count} says {message.payload_size} bytes, {size - start} are left")
         if not message.compacted_out:
             timestamp, content = _record(message, payload[start:pos], publish_time, event_time)
-            found.append((index, timestamp, content))
+            contents.append((index, timestamp, content))
             keyless += message.key is None
-    return *_records(found), keyless
+    return *_records(contents), keyless
 
 
 def unpack_one(metadata: bytes, payload: bytes) -> tuple[bytes, int, int, int, int]:
@@ -441,16 +441,16 @@ def _marker(value: bytes) -> int | None:
     return number if -_INT63 <= number <= 0 and b"%d" % number == value else None
 
 
-def _records(found: list[tuple[int, int, bytearray]]) -> tuple[bytes, int, int, int]:
-    if not found:
+def _records(contents: list[tuple[int, int, bytearray]]) -> tuple[bytes, int, int, int]:
+    if not contents:
         return b"", 0, -1, -1
-    base = found[0][1]
-    if any(not -_INT63 <= timestamp - base < _INT63 for _, timestamp, _ in found):
+    base = contents[0][1]
+    if any(not -_INT63 <= timestamp - base < _INT63 for _, timestamp, _ in contents):
         base = 0  # a delta has 64 bits
     out = bytearray()
-    for index, timestamp, content in found:
+    for index, timestamp, content in contents:
         put_record(out, timestamp - base, index, content)
-    return bytes(out), len(found), base, max(timestamp for _, timestamp, _ in found)
+    return bytes(out), len(contents), base, max(timestamp for _, timestamp, _ in contents)
 
 
 def parse_entry(metadata: bytes) -> EntryView:

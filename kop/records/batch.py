@@ -359,9 +359,9 @@ def first_at_or_after(
     batch: Buffer, header: BatchHeader, timestamp: int, *, max_bytes: int, from_offset: int = 0
 ) -> tuple[int, int] | None:
     """Offset and timestamp of the first record at or after `timestamp` (ms), not looking before `from_offset`."""
-    for offset, found, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
-        if found >= timestamp and offset >= from_offset:
-            return offset, found
+    for offset, record_timestamp, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
+        if record_timestamp >= timestamp and offset >= from_offset:
+            return offset, record_timestamp
     return None
 
 

@@ -22,8 +22,8 @@ async def serve_http(
 ) -> tuple[web.AppRunner, int]:
     """Start serving; returns the runner (`await runner.cleanup()` stops it) and the port bound.
 
-    /healthz is 200 while the process answers; /readyz is 503 with one line of reason while `not_ready()` gives one, and
-    names in a second line what a gateway that is ready does not serve yet.
+    /healthz is 200 while the process lives. /readyz is 503 with the line that `not_ready()` gives, and 200 where it
+    gives none; a second line, by `waiting_for()`, names what is not served yet.
     """
 
     async def metrics(_request: web.Request) -> web.Response:

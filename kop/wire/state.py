@@ -167,12 +167,12 @@ class _Reader:
         return count
 
     def tags(self) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
+        fields: dict[int, bytes] = {}
         if self.flexible:
             for _ in range(self.uvarint()):
                 tag = self.uvarint()
-                found[tag] = self.take(self.uvarint())
-        return found
+                fields[tag] = self.take(self.uvarint())
+        return fields
 
 
 class _Writer:

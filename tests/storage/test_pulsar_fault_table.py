@@ -82,7 +82,7 @@ def test_a_trouble_is_said_when_it_begins_and_now_and_then() -> None:
     assert [repeats.say("a", now) for now in (180, 230, 280)] == [None] * 3
     assert repeats.say("a", 301) == 8, "still: how often it was kept back"
     assert repeats.say("a", 302) is None
-    assert repeats.say("a", 363) == 1, "quiet for a minute: it begins anew"
+    assert repeats.say("a", 363) == 1, "quiet for a minute: it begins once more"
 
 
 def test_what_is_remembered_of_troubles_is_bounded() -> None:
