@@ -344,6 +344,11 @@ class Admin(Rest):
         """Take the topic out of the broker's deletion of idle topics (`inactiveTopicPolicies`)."""
         await self.set_policy(topic, "inactiveTopicPolicies", IDLE_TOPICS_STAY)
 
+    async def stays_when_idle(self, topic: str) -> bool:
+        """Whether the broker's deletion of idle topics leaves the topic alone now."""
+        applied: Any = await self.policy(topic, "inactiveTopicPolicies", applied=True)
+        return applied is not None and not applied["deleteWhileInactive"]
+
     async def set_max_message_size(self, topic: str, size: int) -> None:
         """Bytes of one entry, up to the broker's own limit; 0 is no limit but that one."""
         await self.set_policy(topic, "maxMessageSize", size)

@@ -20,7 +20,7 @@ has not done what it says until the policy reads back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -34,18 +34,20 @@ OWN_COMPACTION_THRESHOLD: Final = 16 * 1024 * 1024
 _MINUTE: Final = 60_000
 _MIB: Final = 1 << 20
 _IN_FORCE_SECONDS: Final = 10.0
+_SET_AGAIN_SECONDS: Final = 1.0
 _LARGEST: Final = 2**31 - 1
 _ENTRY_GROWTH: Final = 6
 _ENTRY_ROOM: Final = 64 * 1024
 """Bytes that an entry may have beside its records: names, schemas."""
 
 
-class _Policies(NamedTuple):
-    """Those that are set and waited for."""
+class _Policy(NamedTuple):
+    """One policy of a topic."""
 
-    retention: Retention
-    compaction: int
-    max_size: int
+    set: Callable[[], Awaitable[None]]
+    applied: Callable[[], Awaitable[object]]
+    """What holds now."""
+    wanted: object
 
 
 def retention_of(policy: LogPolicy) -> Retention:
@@ -103,25 +105,64 @@ async def apply(
 ) -> None:
     """Set what differs from `before` (None: all of it, on a new topic), and wait until it reads back."""
 
-    def of(policy: LogPolicy) -> _Policies:
-        return _Policies(retention_of(policy), compaction_of(policy, internal), max_size_of(policy, largest))
+    async def max_size_applied() -> int:
+        return await admin.get_max_message_size(full_name, applied=True) or 0
 
-    wanted = of(policy)
-    known = _Policies(Retention(0, 0), 0, 0) if before is None else of(before)
-    calls: list[Callable[[], Awaitable[None]]] = []
-    if before is None or known.retention != wanted.retention:
-        calls.append(partial(set_retention, admin, full_name, wanted.retention))
-    if known.compaction != wanted.compaction:
-        calls.append(partial(admin.set_compaction_threshold, full_name, wanted.compaction))
-    if known.max_size != wanted.max_size:
-        calls.append(partial(admin.set_max_message_size, full_name, wanted.max_size))
+    async def compaction_applied() -> int:
+        return await admin.get_compaction_threshold(full_name, applied=True) or 0
+
+    retention, compaction = retention_of(policy), compaction_of(policy, internal)
+    max_size = max_size_of(policy, largest)
+    changed: list[_Policy] = []
+    if before is None or retention_of(before) != retention:
+        changed.append(
+            _Policy(
+                partial(set_retention, admin, full_name, retention),
+                partial(admin.get_retention, full_name, applied=True),
+                retention,
+            )
+        )
+    if (0 if before is None else compaction_of(before, internal)) != compaction:
+        changed.append(
+            _Policy(partial(admin.set_compaction_threshold, full_name, compaction), compaction_applied, compaction)
+        )
+    if (0 if before is None else max_size_of(before, largest)) != max_size:
+        changed.append(_Policy(partial(admin.set_max_message_size, full_name, max_size), max_size_applied, max_size))
     if before is None:
-        calls.append(partial(admin.set_deduplication, full_name, True))
-        calls.append(partial(admin.keep_when_idle, full_name))
-    for call in calls:  # one after the other: Pulsar merges concurrent changes of a topic's policies badly
-        await call()
-    if calls:
-        await _in_force(admin, full_name, wanted)
+        changed.append(
+            _Policy(
+                partial(admin.set_deduplication, full_name, True),
+                partial(admin.get_deduplication, full_name, applied=True),
+                True,
+            )
+        )
+        changed.append(
+            _Policy(partial(admin.keep_when_idle, full_name), partial(admin.stays_when_idle, full_name), True)
+        )
+    await _bring_into_force(changed)
+
+
+async def _bring_into_force(policies: Sequence[_Policy]) -> None:
+    """Set them one after the other, and wait until all hold; PulsarError Timeout where they do not.
+
+    A broker that is told of a policy while another one of the same topic is on its way may write back what it read
+    before, and the other one is gone (seen on 4.0.6). So what does not hold after a while is set again.
+    """
+    for policy in policies:
+        await policy.set()
+    loop = asyncio.get_running_loop()
+    end, again = loop.time() + _IN_FORCE_SECONDS, loop.time() + _SET_AGAIN_SECONDS
+    pause = 0.005
+    while missing := [policy for policy in policies if await policy.applied() != policy.wanted]:
+        if loop.time() > end:
+            wanted = ", ".join(str(policy.wanted) for policy in missing)
+            raise PulsarError("Timeout", f"policies did not come into force: {wanted}")
+        if loop.time() > again:
+            again = loop.time() + _SET_AGAIN_SECONDS
+            for policy in missing:
+                await policy.set()
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.2)
 
 
 async def set_retention(admin: Admin, full_name: str, retention: Retention) -> None:
@@ -132,27 +173,20 @@ async def set_retention(admin: Admin, full_name: str, retention: Retention) -> N
         if error.code != "PreconditionFailed":
             raise
         # The broker wants retention to exceed the backlog quota (10 GB by default). Kafka knows no such quota.
-        await admin.lift_backlog_quotas(full_name)
-        end = asyncio.get_running_loop().time() + _IN_FORCE_SECONDS
+        loop = asyncio.get_running_loop()
+        end = again = loop.time()
+        end += _IN_FORCE_SECONDS
         while True:
+            if loop.time() >= again:  # a change that came at the same time may have undone it
+                await admin.lift_backlog_quotas(full_name)
+                again = loop.time() + _SET_AGAIN_SECONDS
             try:
                 await admin.set_retention(full_name, retention)
                 return
             except PulsarError as still:
-                if still.code != "PreconditionFailed" or asyncio.get_running_loop().time() > end:
+                if still.code != "PreconditionFailed" or loop.time() > end:
                     raise
             await asyncio.sleep(0.02)
-
-
-async def _in_force(admin: Admin, full_name: str, wanted: _Policies) -> None:
-    async def seen() -> tuple[Retention | None, int, int]:
-        return (
-            await admin.get_retention(full_name, applied=True),
-            await admin.get_compaction_threshold(full_name, applied=True) or 0,
-            (await admin.get_max_message_size(full_name, applied=True) or 0) if wanted.max_size else 0,
-        )
-
-    await wait_for(seen, wanted)
 
 
 async def wait_for(seen: Callable[[], Awaitable[object]], wanted: object) -> None:
