@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -101,15 +100,12 @@ def topic_path(topic: str) -> str:
     return "/".join([domain, *(quote(part, safe="") for part in parts)])
 
 
-def _namespace_path(namespace: str) -> str:
+def namespace_path(namespace: str) -> str:
+    """`t/ns`, percent-encoded. PulsarError InvalidTopicName for anything else."""
     parts = namespace.split("/")
     if len(parts) != 2 or not all(parts):
         raise PulsarError("InvalidTopicName", f"{namespace!r} is no TENANT/NAMESPACE")
     return "/".join(quote(part, safe="") for part in parts)
-
-
-def _message_id(ledger: int, entry: int) -> dict[str, int]:
-    return {"ledgerId": ledger, "entryId": entry, "partitionIndex": -1}
 
 
 class Admin(Rest):
@@ -130,25 +126,7 @@ class Admin(Rest):
         """The broker's settings as they are in force, all as text."""
         return await self._object("brokers/configuration/runtime")
 
-    async def clusters(self) -> list[str]:
-        """Names of the clusters that this one knows, itself included."""
-        return await self._list("clusters")
-
-    # -- tenants and namespaces
-
-    async def create_tenant(self, tenant: str, clusters: list[str] | None = None) -> None:
-        """Create a tenant that may use these clusters (all known ones). Conflict when it exists."""
-        allowed = await self.clusters() if clusters is None else clusters
-        info = {"allowedClusters": allowed, "adminRoles": []}
-        await self._call("PUT", f"tenants/{quote(tenant, safe='')}", info, repeat=False)
-
-    async def delete_tenant(self, tenant: str) -> None:
-        """Delete a tenant without namespaces. Conflict while it has some."""
-        await self._call("DELETE", f"tenants/{quote(tenant, safe='')}", repeat=False)
-
-    async def list_namespaces(self, tenant: str) -> list[str]:
-        """Full names of a tenant's namespaces."""
-        return await self._list(f"namespaces/{quote(tenant, safe='')}")
+    # -- namespaces
 
     async def namespace_exists(self, namespace: str) -> bool:
         """Whether there is such a namespace."""
@@ -162,28 +140,20 @@ class Admin(Rest):
 
     async def create_namespace(self, namespace: str, policies: Mapping[str, Any] | None = None) -> None:
         """Create it with policies by Pulsar's names, such as `retention_policies`. Conflict when it exists."""
-        await self._call("PUT", f"namespaces/{_namespace_path(namespace)}", policies and dict(policies), repeat=False)
-
-    async def delete_namespace(self, namespace: str) -> None:
-        """Delete an empty namespace. Conflict when it still has topics."""
-        await self._call("DELETE", f"namespaces/{_namespace_path(namespace)}", repeat=False)
+        await self._call("PUT", f"namespaces/{namespace_path(namespace)}", policies and dict(policies), repeat=False)
 
     async def namespace_policies(self, namespace: str) -> dict[str, Any]:
         """All its policies by the names of the stored form (`retention_policies`, `encryption_required`)."""
-        return await self._object(f"namespaces/{_namespace_path(namespace)}")
+        return await self._object(f"namespaces/{namespace_path(namespace)}")
 
     async def namespace_policy(self, namespace: str, name: str) -> Any:
         """One policy by the name in its URL (`retention`, `deduplication`); None when it is not set."""
-        return await self._json("GET", f"namespaces/{_namespace_path(namespace)}/{name}")
+        return await self._json("GET", f"namespaces/{namespace_path(namespace)}/{name}")
 
     async def set_namespace_policy(self, namespace: str, name: str, value: Any) -> None:
         """Set one policy. It is stored at once and in force a little later."""
         method = "PUT" if name in _NAMESPACE_PUT else "POST"
-        await self._call(method, f"namespaces/{_namespace_path(namespace)}/{name}", value)
-
-    async def remove_namespace_policy(self, namespace: str, name: str) -> None:
-        """Back to the broker's default."""
-        await self._call("DELETE", f"namespaces/{_namespace_path(namespace)}/{name}")
+        await self._call(method, f"namespaces/{namespace_path(namespace)}/{name}", value)
 
     async def set_namespace_retention(self, namespace: str, retention: Retention) -> None:
         """What is kept on topics that say nothing themselves."""
@@ -193,43 +163,20 @@ class Admin(Rest):
         """None: the broker's default holds."""
         return _retention(await self.namespace_policy(namespace, _RETENTION))
 
-    async def bundles(self, namespace: str) -> list[str]:
-        """The namespace's hash ranges, each served by one broker, such as "0x00000000_0x40000000"."""
-        bundles = await self._object(f"namespaces/{_namespace_path(namespace)}/bundles", "boundaries")
-        bounds = bundles["boundaries"]
-        return [f"{low}_{high}" for low, high in pairwise(bounds)]
-
-    async def bundle_of(self, topic: str) -> str:
-        """The bundle that a topic or partition lies in."""
-        return (await self._call("GET", f"{topic_path(topic)}/bundle", root="lookup/v2/topic")).body.decode()
-
-    async def unload_bundle(self, namespace: str, bundle: str) -> None:
-        """Take a bundle's topics from their broker; the next lookup gives them a broker."""
-        await self._call("PUT", f"namespaces/{_namespace_path(namespace)}/{bundle}/unload")
-
-    async def split_bundle(self, namespace: str, bundle: str) -> None:
-        """Split a bundle in two and unload both."""
-        path = f"namespaces/{_namespace_path(namespace)}/{bundle}/split"
-        await self._call("PUT", path, query={"unload": "true"}, repeat=False)
-
     # -- topics
 
     async def list_partitioned(self, namespace: str) -> list[str]:
         """Full names of the partitioned topics, without their partitions."""
-        return await self._list(f"persistent/{_namespace_path(namespace)}/partitioned")
+        return await self._list(f"persistent/{namespace_path(namespace)}/partitioned")
 
     async def list_topics(self, namespace: str) -> list[str]:
         """Full names of the plain topics, and of the partitions (`...-partition-0`) of the others."""
-        return await self._list(f"persistent/{_namespace_path(namespace)}")
+        return await self._list(f"persistent/{namespace_path(namespace)}")
 
     async def create_partitioned(self, topic: str, partitions: int, properties: Mapping[str, str]) -> None:
         """Create a topic with its properties in one step. Conflict when there is one of this name of either kind."""
         body = {"partitions": partitions, "properties": dict(properties)}
         await self._call("PUT", f"{topic_path(topic)}/partitions", body, content_type=_PARTITIONED, repeat=False)
-
-    async def create_plain(self, topic: str, properties: Mapping[str, str]) -> None:
-        """Create a topic without partitions. Conflict when there is one of this name."""
-        await self._call("PUT", topic_path(topic), _own(properties), repeat=False)
 
     async def partitioned_metadata(self, topic: str) -> PartitionedMetadata:
         """Partitions and properties; never creates the topic. NotFound where neither kind of topic is."""
@@ -273,7 +220,9 @@ class Admin(Rest):
 
     async def set_properties(self, topic: str, properties: Mapping[str, str]) -> None:
         """Set these properties; others stay. NotFound, late, where there is no such topic."""
-        call = asyncio.ensure_future(self._call("PUT", f"{topic_path(topic)}/properties", _own(properties)))
+        call = asyncio.ensure_future(
+            self._call("PUT", f"{topic_path(topic)}/properties", checked_properties(properties))
+        )
         try:
             # For a topic that is not there brokers never answer (seen on 4.0.8).
             while not (await asyncio.wait({call}, timeout=_SILENT_SECONDS))[0]:
@@ -284,7 +233,7 @@ class Admin(Rest):
 
     async def remove_property(self, topic: str, key: str) -> None:
         """Remove one property; nothing happens when it is not there."""
-        _own({key: ""})
+        checked_properties({key: ""})
         await self._call("DELETE", f"{topic_path(topic)}/properties", query={"key": key})
 
     async def _properties(self, topic: str) -> dict[str, str]:
@@ -300,10 +249,6 @@ class Admin(Rest):
         """Set one policy by the name in its URL, such as `maxConsumers`. NotFound when there is no such topic."""
         await self._call("POST", f"{topic_path(topic)}/{name}", value)
 
-    async def remove_policy(self, topic: str, name: str) -> None:
-        """Back to what the namespace says."""
-        await self._call("DELETE", f"{topic_path(topic)}/{name}")
-
     async def set_retention(self, topic: str, retention: Retention) -> None:
         """BadRequest where one limit is 0 and the other is not."""
         await self.set_policy(topic, _RETENTION, _retention_json(retention))
@@ -317,10 +262,6 @@ class Admin(Rest):
         unlimited = {"limitSize": -1, "limitTime": -1, "policy": "producer_request_hold"}
         for kind in ("destination_storage", "message_age"):
             await self._call("POST", f"{topic_path(topic)}/backlogQuota", unlimited, query={"backlogQuotaType": kind})
-
-    async def remove_retention(self, topic: str) -> None:
-        """Back to the namespace's."""
-        await self.remove_policy(topic, _RETENTION)
 
     async def set_deduplication(self, topic: str, enabled: bool) -> None:
         """Whether the broker drops what a producer of the same name sends twice."""
@@ -357,12 +298,6 @@ class Admin(Rest):
         """Bytes; None: not set."""
         found: int | None = await self.policy(topic, "maxMessageSize", applied=applied)
         return found
-
-    async def set_publish_rate(self, topic: str, *, messages: int = -1, size: int = -1) -> None:
-        """Limit messages and bytes a second of all producers together; -1 is no limit."""
-        await self.set_policy(
-            topic, "publishRate", {"publishThrottlingRateInMsg": messages, "publishThrottlingRateInByte": size}
-        )
 
     # -- a look into the log of a plain topic or one partition
 
@@ -432,10 +367,6 @@ class Admin(Rest):
         """Delete all closed ledgers, whoever still wants them. The current ledger's entries stay."""
         await self._call("DELETE", f"{topic_path(partition)}/truncate")
 
-    async def trim(self, partition: str) -> None:
-        """Delete now what retention lets go, instead of at the broker's next round."""
-        await self._call("POST", f"{topic_path(partition)}/trim")
-
     async def unload(self, topic: str) -> None:
         """Take the topic (or one partition) from its broker: a new ledger, and its clients are cut."""
         await self._call("PUT", f"{topic_path(topic)}/unload")
@@ -449,36 +380,6 @@ class Admin(Rest):
         found = await self._object(f"{topic_path(partition)}/compaction", "status")
         return CompactionStatus(found["status"], found.get("lastError") or "")
 
-    # -- subscriptions
-
-    async def create_subscription(self, partition: str, name: str, ledger: int, entry: int) -> None:
-        """A durable subscription whose next message is the entry's first. Conflict when it exists.
-
-        NotFound when the topic is not there: asked first, since the request itself would create it.
-        """
-        await self.partitioned_metadata(partition)
-        await self._call("PUT", self._subscription(partition, name), _message_id(ledger, entry), repeat=False)
-
-    async def expire_messages(self, partition: str, name: str, ledger: int, entry: int) -> None:
-        """Move a subscription forward, just behind an entry, without disturbing its consumers.
-
-        Conflict for a position that is not before the log's end, or while an earlier move runs.
-        """
-        await self._call("POST", self._subscription(partition, name, "expireMessages"), _message_id(ledger, entry))
-
-    async def reset_cursor(self, partition: str, name: str, ledger: int, entry: int) -> None:
-        """Move a subscription forward or back to an entry; its consumers are cut and come again."""
-        await self._call("POST", self._subscription(partition, name, "resetcursor"), _message_id(ledger, entry))
-
-    async def delete_subscription(self, partition: str, name: str, force: bool = True) -> None:
-        """Delete a subscription; without `force` PreconditionFailed while consumers are on it."""
-        query = {"force": json.dumps(force)}
-        await self._call("DELETE", self._subscription(partition, name), query=query, repeat=False)
-
-    @staticmethod
-    def _subscription(partition: str, name: str, *more: str) -> str:
-        return "/".join([topic_path(partition), "subscription", quote(name, safe=""), *more])
-
 
 IDLE_TOPICS_STAY: Mapping[str, Any] = {
     "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
@@ -488,7 +389,8 @@ IDLE_TOPICS_STAY: Mapping[str, Any] = {
 """The value of `inactiveTopicPolicies`, of a topic or a namespace, that switches the deletion off."""
 
 
-def _own(properties: Mapping[str, str]) -> dict[str, str]:
+def checked_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """What a request sets. PulsarError BadRequest where the broker's own property is among them."""
     if OWN_PROPERTY in properties:
         raise PulsarError("BadRequest", f"the property {OWN_PROPERTY!r} is the broker's own")
     return dict(properties)

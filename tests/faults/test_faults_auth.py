@@ -18,10 +18,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from fault_kit import create, gateway, stored, until
 from support.pulsar import OwnBroker, Pulsar, Urls
+from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
 from test_faults_errors import Client, one, said
 
-from kop.pulsar_client.admin import FOREVER, Admin
+from kop.pulsar_client.admin import FOREVER
 from kop.pulsar_client.auth import Token
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -49,9 +50,9 @@ class Guarded:
 
     urls: Urls
 
-    def admin(self, work: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+    def admin(self, work: Callable[[PulsarAdmin], Coroutine[Any, Any, T]]) -> T:
         async def run() -> T:
-            async with Admin(self.urls.admin_url, Token(token("root"))) as client:
+            async with PulsarAdmin(self.urls.admin_url, Token(token("root"))) as client:
                 return await work(client)
 
         return asyncio.run(run())
@@ -61,7 +62,7 @@ class Guarded:
         tenant = f"t-{secrets.token_hex(4)}"
         pulsar = Pulsar(*self.urls, f"{tenant}/data")
 
-        async def make(client: Admin) -> None:
+        async def make(client: PulsarAdmin) -> None:
             await client.create_tenant(tenant)
             await client.create_namespace(pulsar.namespace)
             await client.set_namespace_retention(pulsar.namespace, FOREVER)
@@ -74,7 +75,7 @@ class Guarded:
         """These are the tenant's admins from now on."""
         tenant = pulsar.namespace.partition("/")[0]
 
-        async def change(client: Admin) -> None:
+        async def change(client: PulsarAdmin) -> None:
             info = {"adminRoles": roles, "allowedClusters": await client.clusters()}
             await client._call("POST", f"tenants/{tenant}", info)
 

@@ -14,12 +14,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from fault_kit import PATIENCE, create, gateway, rest, until
 from support.child import free_port
 from support.pulsar import OwnBroker, Pulsar, Urls, fresh_namespace
+from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import SECONDS
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import EARLIEST
-from kop.pulsar_client.admin import Admin
 
 T = TypeVar("T")
 
@@ -37,9 +37,9 @@ def served(space: Pulsar) -> Iterator[PulsarGateway]:
     gateway.stop()
 
 
-def admin(pulsar: Pulsar, work: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+def admin(pulsar: Pulsar, work: Callable[[PulsarAdmin], Coroutine[Any, Any, T]]) -> T:
     async def run() -> T:
-        async with Admin(pulsar.admin_url) as one:
+        async with PulsarAdmin(pulsar.admin_url) as one:
             return await work(one)
 
     return asyncio.run(run())
@@ -140,7 +140,7 @@ def test_a_broker_without_the_index_is_refused_with_the_settings_to_add(pulsar_u
 def test_deduplication_is_turned_on_for_a_native_topic(space: Pulsar, served: PulsarGateway) -> None:
     name = f"persistent://{space.namespace}/native-without"
 
-    async def prepare(client: Admin) -> None:
+    async def prepare(client: PulsarAdmin) -> None:
         await client.create_partitioned(name, 1, {})
         await client.set_deduplication(name, False)
 

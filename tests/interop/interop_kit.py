@@ -16,11 +16,11 @@ import uvloop
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.gateway import RawClient, fetch_fields, produce_fields
 from support.pulsar import Pulsar
+from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import wait_until
 
 from kop.pulsar_client import Client
-from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records.batch import build, iter_batches, iter_records
 from kop.records.record import Record
@@ -250,11 +250,11 @@ class Interop:
             self.readers[topic] = reader
         return [reader.read_next(timeout_millis=int(SECONDS * 1000)) for _ in range(end - begin)]
 
-    def admin(self, work: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
+    def admin(self, work: Callable[[PulsarAdmin], Coroutine[Any, Any, T]]) -> T:
         """Admin calls to Pulsar."""
 
         async def do() -> T:
-            async with Admin(self.pulsar.admin_url, timeout=100) as admin:
+            async with PulsarAdmin(self.pulsar.admin_url, timeout=100) as admin:
                 return await work(admin)
 
         return run(do())

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import KafkaException
 from interop_kit import NOW, Interop, raw, run
 from support.gateway import produce_fields
+from support.pulsar_admin import PulsarAdmin
 from support.waiting import SECONDS, wait_until
 
 from kop.errors import ErrorCode
@@ -96,14 +97,14 @@ def test_a_plain_topic_that_somebody_made_again_meanwhile_is_left_alone(
 ) -> None:
     topic = interop.name("again")
     full = interop.full(topic)
-    admin = interop.gateway.engine.admin
     interop.admin(lambda a: a.create_plain(full, {}))
     interop.known(topic)
     interop.ends(topic)
 
     async def make_again() -> None:
-        await admin.delete_plain(full)
-        await admin.create_plain(full, {})
+        async with PulsarAdmin(interop.pulsar.admin_url) as admin:
+            await admin.delete_plain(full)
+            await admin.create_plain(full, {})
         await asyncio.sleep(0.2)
 
     between_guard_and_producer(interop, monkeypatch, make_again)

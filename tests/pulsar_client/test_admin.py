@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.gateway import run
+from support.pulsar_admin import PulsarAdmin
 
-from kop.pulsar_client.admin import Admin, Retention, topic_path
+from kop.pulsar_client.admin import Retention, topic_path
 from kop.pulsar_client.auth import Auth, Token
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.rest import ATTEMPTS, STATUS
@@ -101,7 +102,7 @@ def test_each_status_is_a_code(status: int) -> None:
     code, retriable = STATUS[status]
 
     async def main() -> None:
-        async with fake() as server, Admin(server.url) as admin:
+        async with fake() as server, PulsarAdmin(server.url) as admin:
             server.then(status, {"reason": "because"})
             error = await refusal(admin.create_plain(TOPIC, {}))
             assert (error.code, error.retriable) == (code, retriable)
@@ -113,7 +114,7 @@ def test_each_status_is_a_code(status: int) -> None:
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
 def test_what_may_pass_is_asked_again(status: int) -> None:
     async def main() -> None:
-        async with fake() as server, Admin(server.url) as admin:
+        async with fake() as server, PulsarAdmin(server.url) as admin:
             server.then(status).then_hang_up().then(200, ["standalone"])
             assert await admin.clusters() == ["standalone"]
             assert len(server.asked) == 3
@@ -123,7 +124,7 @@ def test_what_may_pass_is_asked_again(status: int) -> None:
 
 def test_what_does_not_pass_ends_after_some_attempts() -> None:
     async def main() -> None:
-        async with fake() as server, Admin(server.url) as admin:
+        async with fake() as server, PulsarAdmin(server.url) as admin:
             server.then(503, {"reason": "not yet"})
             assert (await refusal(admin.clusters())).code == "ServiceUnavailable"
             assert len(server.asked) == ATTEMPTS
@@ -134,7 +135,7 @@ def test_what_does_not_pass_ends_after_some_attempts() -> None:
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 412, 422])
 def test_a_refusal_is_not_asked_again(status: int) -> None:
     async def main() -> None:
-        async with fake() as server, Admin(server.url) as admin:
+        async with fake() as server, PulsarAdmin(server.url) as admin:
             server.then(status, {"reason": "no"})
             assert not (await refusal(admin.clusters())).retriable
             assert len(server.asked) == 1
@@ -155,7 +156,7 @@ def test_a_topic_without_an_owner_is_asked_for_again(reason: str) -> None:
     """A bundle that is unloaded has no owner for a moment: status 412, as refusals that do not pass."""
 
     async def main() -> None:
-        async with fake() as server, Admin(server.url) as admin:
+        async with fake() as server, PulsarAdmin(server.url) as admin:
             server.then(412, {"reason": reason}).then(200, True)
             assert await admin.get_deduplication(TOPIC)
             assert len(server.asked) == 2
@@ -170,7 +171,7 @@ def test_a_topic_without_an_owner_is_asked_for_again(reason: str) -> None:
 @pytest.mark.parametrize("how", ["hang up", "500", "503"])
 def test_what_may_have_been_done_is_not_done_twice(how: str) -> None:
     async def main() -> None:
-        async with fake() as server, Admin(server.url) as admin:
+        async with fake() as server, PulsarAdmin(server.url) as admin:
             (server.then_hang_up() if how == "hang up" else server.then(int(how))).then(204)
             error = await refusal(admin.create_partitioned(TOPIC, 2, {"id": "a"}))
             assert error.retriable
@@ -181,7 +182,7 @@ def test_what_may_have_been_done_is_not_done_twice(how: str) -> None:
 
 def test_what_was_surely_not_done_is_asked_again() -> None:
     async def main() -> None:
-        async with fake() as server, Admin(f"http://127.0.0.1:1,{server.url}") as admin:
+        async with fake() as server, PulsarAdmin(f"http://127.0.0.1:1,{server.url}") as admin:
             server.then(429).then(204)
             await admin.create_partitioned(TOPIC, 2, {"id": "ü"})
             assert len(server.asked) == 2
@@ -194,7 +195,7 @@ def test_what_was_surely_not_done_is_asked_again() -> None:
 
 def test_no_server_is_a_lost_connection_that_names_it() -> None:
     async def main() -> None:
-        async with Admin("http://127.0.0.1:1") as admin:
+        async with PulsarAdmin("http://127.0.0.1:1") as admin:
             error = await refusal(admin.clusters())
             assert (error.code, error.retriable) == ("ConnectionLost", True)
             assert "http://127.0.0.1:1" in error.message
@@ -204,7 +205,7 @@ def test_no_server_is_a_lost_connection_that_names_it() -> None:
 
 def test_the_time_limit_holds_for_the_whole_call() -> None:
     async def main() -> None:
-        async with fake() as server, Admin(server.url, timeout=1.0) as admin:
+        async with fake() as server, PulsarAdmin(server.url, timeout=1.0) as admin:
             server.then_never()
             begin = time.monotonic()
             error = await refusal(admin.clusters())
@@ -220,7 +221,7 @@ def test_the_time_limit_holds_for_the_whole_call() -> None:
 
 def test_redirects_keep_method_body_and_token_and_end() -> None:
     async def main() -> None:
-        async with fake() as first, fake() as second, Admin(first.url, Token("T")) as admin:
+        async with fake() as first, fake() as second, PulsarAdmin(first.url, Token("T")) as admin:
             first.then(307, Location=f"{second.url}/admin/v2/persistent/t/ns/a%20b/retention?authoritative=true")
             second.then(204)
             await admin.set_retention("persistent://t/ns/a b", Retention(10, -1))
@@ -257,7 +258,7 @@ class Renewed(Auth):
 
 def test_refused_credentials_are_renewed_once() -> None:
     async def main() -> None:
-        async with fake() as server, Admin(server.url, Renewed()) as admin:
+        async with fake() as server, PulsarAdmin(server.url, Renewed()) as admin:
             server.then(401).then(204).then(401, {"reason": "Expired"})
             await admin.create_plain(TOPIC, {})
             assert [asked[2] for asked in server.asked] == ["Bearer T0", "Bearer T1"]
@@ -271,7 +272,7 @@ def test_refused_credentials_are_renewed_once() -> None:
 
 def test_a_server_that_is_no_pulsar_is_no_missing_topic() -> None:
     async def main() -> None:
-        async with fake() as server, Admin(server.url) as admin:
+        async with fake() as server, PulsarAdmin(server.url) as admin:
             server.then(404, "<html>nginx</html>").then(200, "<html>nginx</html>").then(200, [1]).then(204)
             for what in ("no such page", "no JSON", "an object"):
                 error = await refusal(admin.partitioned_metadata(TOPIC))
@@ -283,7 +284,7 @@ def test_a_server_that_is_no_pulsar_is_no_missing_topic() -> None:
 
 def test_of_a_stack_trace_only_the_message_is_shown() -> None:
     async def main() -> None:
-        async with fake() as server, Admin(server.url) as admin:
+        async with fake() as server, PulsarAdmin(server.url) as admin:
             server.then(500, {"reason": "\n --- An unexpected error\n\nMessage: it broke\n\nStacktrace:\n\nat x.y\n"})
             error = await refusal(admin.create_plain(TOPIC, {}))
             assert error.message.endswith("500 it broke")
@@ -293,7 +294,7 @@ def test_of_a_stack_trace_only_the_message_is_shown() -> None:
 
 def test_a_closed_client_says_so() -> None:
     async def main() -> None:
-        admin = Admin("http://127.0.0.1:1")
+        admin = PulsarAdmin("http://127.0.0.1:1")
         await admin.close()
         assert (await refusal(admin.clusters())).code == "Closed"
 
@@ -303,12 +304,12 @@ def test_a_closed_client_says_so() -> None:
 @pytest.mark.parametrize("url", ["", "pulsar://h:6650", "h:8080", "http://", "http://h/admin/v2", "http://h:x"])
 def test_an_url_that_cannot_be_used_is_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="looks like http://HOST:8080"):
-        Admin(url)
+        PulsarAdmin(url)
 
 
 def test_an_urls_password_is_not_shown() -> None:
     with pytest.raises(ValueError, match="admin URL") as caught:
-        Admin("http://me:s3cret@h:8080")
+        PulsarAdmin("http://me:s3cret@h:8080")
     assert "s3cret" not in str(caught.value)
 
 
@@ -348,19 +349,19 @@ def test_tls_trusts_the_named_authority_and_checks_the_host(certificate: tuple[P
         async with fake(server_tls) as server:
             server.then(200, ["standalone"])
             trusted = TlsOptions(ca_file=str(cert))
-            async with Admin(server.url, tls=trusted) as admin:
+            async with PulsarAdmin(server.url, tls=trusted) as admin:
                 assert await admin.clusters() == ["standalone"]
             by_address = server.url.replace("localhost", "127.0.0.1")
             for url, tls in ((server.url, None), (by_address, trusted)):
-                async with Admin(url, tls=tls) as admin:
+                async with PulsarAdmin(url, tls=tls) as admin:
                     error = await refusal(admin.clusters())
                     assert (error.code, error.retriable) == ("TlsError", False)
                     assert "certificate" in error.message.lower()
-            async with Admin(by_address, tls=TlsOptions(ca_file=str(cert), server_hostname="localhost")) as admin:
+            async with PulsarAdmin(by_address, tls=TlsOptions(ca_file=str(cert), server_hostname="localhost")) as admin:
                 assert await admin.clusters() == ["standalone"]
             server.answers.clear()
             server.then(307, Location="http://127.0.0.1:1/x")
-            async with Admin(server.url, Token("T"), trusted) as admin:
+            async with PulsarAdmin(server.url, Token("T"), trusted) as admin:
                 assert "not safe" in (await refusal(admin.clusters())).message
 
     run(main())

@@ -13,9 +13,10 @@ import aiohttp
 import pytest
 from support.gateway import run
 from support.pulsar import OwnBroker, Pulsar, Urls, fresh_namespace
+from support.pulsar_admin import PulsarAdmin
 from support.waiting import until
 
-from kop.pulsar_client.admin import FOREVER, IDLE_TOPICS_STAY, Admin, Retention
+from kop.pulsar_client.admin import FOREVER, IDLE_TOPICS_STAY, Retention
 from kop.pulsar_client.errors import PulsarError
 
 
@@ -37,9 +38,9 @@ async def publish(pulsar: Pulsar | Urls, topic: str, count: int) -> None:
             assert (await socket.receive_json())["result"] == "ok"
 
 
-def real(pulsar: Pulsar, main: Callable[[Admin], Awaitable[None]]) -> None:
+def real(pulsar: Pulsar, main: Callable[[PulsarAdmin], Awaitable[None]]) -> None:
     async def opened() -> None:
-        async with Admin(pulsar.admin_url, timeout=100) as admin:
+        async with PulsarAdmin(pulsar.admin_url, timeout=100) as admin:
             await main(admin)
 
     run(opened())
@@ -48,7 +49,7 @@ def real(pulsar: Pulsar, main: Callable[[Admin], Awaitable[None]]) -> None:
 def test_a_partitioned_topic_from_birth_to_death(pulsar: Pulsar) -> None:
     topic = pulsar.topic("ä b%?#&")
 
-    async def main(admin: Admin) -> None:
+    async def main(admin: PulsarAdmin) -> None:
         await admin.create_partitioned(topic, 2, {"id": "1", "text": "ü\n\"'"})
         found = await admin.partitioned_metadata(topic)
         assert (found.partitions, found.properties) == (2, {"id": "1", "text": "ü\n\"'"})
@@ -78,7 +79,7 @@ def test_a_partitioned_topic_from_birth_to_death(pulsar: Pulsar) -> None:
 def test_a_plain_topic_hides_the_brokers_own_property(pulsar: Pulsar) -> None:
     topic = pulsar.topic()
 
-    async def main(admin: Admin) -> None:
+    async def main(admin: PulsarAdmin) -> None:
         await admin.create_plain(topic, {"id": "1"})
         found = await admin.partitioned_metadata(topic)
         assert (found.partitions, found.properties) == (0, {})
@@ -99,7 +100,7 @@ def test_a_plain_topic_hides_the_brokers_own_property(pulsar: Pulsar) -> None:
 def test_policies_are_read_back(pulsar: Pulsar) -> None:
     topic = pulsar.topic()
 
-    async def main(admin: Admin) -> None:
+    async def main(admin: PulsarAdmin) -> None:
         await admin.create_partitioned(topic, 1, {})
         assert await admin.get_retention(topic) is None
         assert await admin.get_retention(topic, applied=True) == FOREVER
@@ -141,7 +142,7 @@ def test_namespaces_and_tenants(pulsar: Pulsar) -> None:
     tenant = f"tenant-{secrets.token_hex(4)}"
     namespace = f"{tenant}/ns"
 
-    async def main(admin: Admin) -> None:
+    async def main(admin: PulsarAdmin) -> None:
         assert await admin.clusters()
         assert await admin.version()
         settings = await admin.broker_config()
@@ -186,7 +187,7 @@ def test_namespaces_and_tenants(pulsar: Pulsar) -> None:
 def test_a_look_into_the_log(pulsar: Pulsar) -> None:
     topic = pulsar.topic()
 
-    async def main(admin: Admin) -> None:
+    async def main(admin: PulsarAdmin) -> None:
         begin = int(time.time() * 1000)
         await admin.create_plain(topic, {})
         await publish(pulsar, topic, 5)
@@ -215,7 +216,7 @@ def test_a_look_into_the_log(pulsar: Pulsar) -> None:
 def test_the_end_of_an_emptied_log_is_still_known(pulsar: Pulsar) -> None:
     topic = pulsar.topic()
 
-    async def main(admin: Admin) -> None:
+    async def main(admin: PulsarAdmin) -> None:
         await admin.create_plain(topic, {"id": "1"})
         await publish(pulsar, topic, 5)
         await publish(pulsar, topic, 5)
@@ -247,7 +248,7 @@ def test_the_end_of_an_emptied_log_is_still_known(pulsar: Pulsar) -> None:
 def test_subscriptions_move_and_never_bring_a_topic_back(pulsar: Pulsar) -> None:
     topic = pulsar.topic()
 
-    async def main(admin: Admin) -> None:
+    async def main(admin: PulsarAdmin) -> None:
         assert (await refusal(admin.create_subscription(topic, "s", 0, 0))).code == "NotFound"
         assert topic not in await admin.list_topics(pulsar.namespace)
         await admin.create_plain(topic, {})
@@ -278,7 +279,7 @@ def test_subscriptions_move_and_never_bring_a_topic_back(pulsar: Pulsar) -> None
 def test_compaction_runs_to_its_end(pulsar: Pulsar) -> None:
     topic = pulsar.topic()
 
-    async def main(admin: Admin) -> None:
+    async def main(admin: PulsarAdmin) -> None:
         await admin.create_plain(topic, {})
         await publish(pulsar, topic, 5)
         assert (await admin.compaction_status(topic)).status == "NOT_RUN"
@@ -301,14 +302,14 @@ def test_the_end_of_a_log_survives_a_killed_broker(own_broker: OwnBroker) -> Non
     topic = "persistent://public/default/x"
 
     async def before() -> None:
-        async with Admin(urls.admin_url, timeout=100) as admin:
+        async with PulsarAdmin(urls.admin_url, timeout=100) as admin:
             await admin.create_plain(topic, {})
             await admin.set_retention(topic, FOREVER)
             for _ in range(2):
                 await publish(urls, topic, 5)
 
     async def after(end: int) -> None:
-        async with Admin(urls.admin_url, timeout=100) as admin:
+        async with PulsarAdmin(urls.admin_url, timeout=100) as admin:
             assert await admin.closed_index(topic) == end
             await publish(urls, topic, 5)
 
@@ -326,7 +327,7 @@ def test_a_namespace_is_gone_after_its_tests(pulsar_urls: Urls) -> None:
         topic = found.topic()
 
         async def fill() -> None:
-            async with Admin(found.admin_url, timeout=100) as admin:
+            async with PulsarAdmin(found.admin_url, timeout=100) as admin:
                 assert await admin.get_namespace_retention(found.namespace) == FOREVER
                 await admin.create_partitioned(topic, 2, {})
                 await admin.create_plain(found.topic(), {})
@@ -336,7 +337,7 @@ def test_a_namespace_is_gone_after_its_tests(pulsar_urls: Urls) -> None:
         run(fill())
 
     async def gone() -> None:
-        async with Admin(found.admin_url, timeout=100) as admin:
+        async with PulsarAdmin(found.admin_url, timeout=100) as admin:
             assert not [name for name in await admin.list_namespaces("public") if name.startswith(found.namespace)]
 
     run(gone())

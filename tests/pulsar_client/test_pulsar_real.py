@@ -13,25 +13,25 @@ from pulsar_kit import client, metadata, numbers, send
 from support.fake_pulsar import fails
 from support.faulty_link import Link, link
 from support.pulsar import OwnBroker, Pulsar
+from support.pulsar_admin import PulsarAdmin
 from support.waiting import until
 
 from kop.pulsar_client import EARLIEST, LATEST, Client, Entry, Position, Producer, PulsarError
 from kop.pulsar_client.address import Address, parse_one
-from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.pool import Broker
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 
 @contextlib.asynccontextmanager
-async def tools(pulsar: Pulsar, **options: object) -> AsyncIterator[tuple[Client, Admin]]:
+async def tools(pulsar: Pulsar, **options: object) -> AsyncIterator[tuple[Client, PulsarAdmin]]:
     async with (
-        Admin(pulsar.admin_url, timeout=60) as admin,
+        PulsarAdmin(pulsar.admin_url, timeout=60) as admin,
         client(pulsar.service_url, request_timeout=60.0, **options) as made,
     ):
         yield made, admin
 
 
-async def create(admin: Admin, topic: str) -> str:
+async def create(admin: PulsarAdmin, topic: str) -> str:
     await admin.create_plain(topic, {})
     return topic
 
@@ -96,7 +96,7 @@ async def test_positions_indexes_and_starts(pulsar: Pulsar) -> None:
             await reader.close()
 
 
-async def deduplicate(admin: Admin, topic: str) -> None:
+async def deduplicate(admin: PulsarAdmin, topic: str) -> None:
     """Turn it on, and wait until the policy is in force."""
     await admin.set_deduplication(topic, True)
     await until(lambda: admin.get_deduplication(topic, applied=True))

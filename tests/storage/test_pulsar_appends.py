@@ -12,6 +12,7 @@ from batches import append, attached, batch, first, make, read_all, read_values
 from engines import PulsarStore
 from support.native_transactions import NativeTransactions
 from support.pulsar import Urls, fresh_namespace
+from support.pulsar_admin import PulsarAdmin
 from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
@@ -101,7 +102,8 @@ async def test_a_dispatch_rate_keeps_no_producer_waiting(
         await until(lambda: engine.counts.get("tail_held_by_dispatch_rate"))
         assert any("set-dispatch-rate" in record.getMessage() for record in caplog.records)
         assert slowest < 10, "the rate would let the tail bring the last one after 40 s"
-        await engine.admin.remove_policy(name, "dispatchRate")
+        async with PulsarAdmin(pulsar_store.urls[1]) as admin:
+            await admin.remove_policy(name, "dispatchRate")
         await until(lambda: has(engine, name, "dispatchRate", None))
         await until(lambda: log.high_watermark == 60)
         found = await read_values(log)
@@ -175,12 +177,9 @@ async def test_the_first_batch_of_a_topic_is_answered_while_its_transaction_buff
         assert ASKED not in engine.counts
 
 
-async def limit(engine: PulsarEngine, size: int | None) -> None:
+async def limit(engine: PulsarEngine, size: int) -> None:
     name = engine.context.naming.full_name("t", False)
-    if size is None:
-        await engine.admin.remove_policy(name, "maxMessageSize")
-    else:
-        await engine.admin.set_max_message_size(name, size)
+    await engine.admin.set_max_message_size(name, size)
     await until(lambda: has(engine, name, "maxMessageSize", size))
 
 

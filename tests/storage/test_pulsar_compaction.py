@@ -10,6 +10,7 @@ import pytest
 from engines import PulsarStore
 from prometheus_client import generate_latest
 from support.pulsar import Urls, fresh_namespace
+from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import until
 
@@ -78,7 +79,7 @@ async def compact(engine: PulsarEngine, log: PulsarLog) -> None:
     await until(done, "the compaction")
 
 
-async def drop_originals(engine: PulsarEngine, log: PulsarLog) -> None:
+async def drop_originals(engine: PulsarEngine, log: PulsarLog, admin_url: str) -> None:
     """What retention lets go in a day and some ledgers, now."""
     full_name = log.partition_name.removesuffix("-partition-0")
     before = (await engine.admin.internal_stats(log.partition_name))["ledgers"]
@@ -87,7 +88,8 @@ async def drop_originals(engine: PulsarEngine, log: PulsarLog) -> None:
     await engine.admin.set_retention(full_name, Retention(0, 0))
 
     async def gone() -> bool:
-        await engine.admin.trim(log.partition_name)
+        async with PulsarAdmin(admin_url) as admin:
+            await admin.trim(log.partition_name)
         stats = await engine.admin.internal_stats(log.partition_name)
         return {one["ledgerId"] for one in stats["ledgers"]}.isdisjoint(one["ledgerId"] for one in before[:-1])
 
@@ -116,7 +118,7 @@ async def test_a_takeover_reads_what_compaction_kept_where_the_log_is_gone(
             expected |= {b"k0": b"newest", b"new": b"1"}
             await groups.resign(0)
         end = log.high_watermark
-        await drop_originals(engine, log)
+        await drop_originals(engine, log, pulsar_store.urls[1])
 
     async with pulsar_store.opened() as engine:
         groups = await opened(engine)
@@ -145,7 +147,7 @@ async def test_the_log_start_moves_to_what_compaction_kept(pulsar_store: PulsarS
         await engine.admin.unload(log.partition_name)
         await groups.lead(0, lambda: None)
         await write(groups, {b"b": b"1"})
-        await drop_originals(engine, log)
+        await drop_originals(engine, log, pulsar_store.urls[1])
         await log.ask_start()  # `refresh_start` may share an answer from before, for a second
         assert (log.log_start_offset, log.high_watermark) == (1, 4)
         assert await groups.read(0) == {b"rare": b"kept", b"a": b"2", b"b": b"1"}
@@ -161,7 +163,7 @@ async def test_a_log_of_tombstones_alone_ends_where_it_ended(pulsar_store: Pulsa
         await groups.resign(0)
         await engine.admin.unload(log.partition_name)
         await engine.client.partitions(log.partition_name)
-        await drop_originals(engine, log)
+        await drop_originals(engine, log, pulsar_store.urls[1])
     async with pulsar_store.opened() as engine:
         groups = await opened(engine)
         assert await groups.read(0) == {}
@@ -203,7 +205,8 @@ async def test_all_is_kept_until_a_compaction_has_succeeded(
         await until(chosen, "the operator's retention")
         assert await kept() == Retention(7 * 24 * 60, -1)
         # Without the cursor nothing holds what was not compacted.
-        await engine.admin.delete_subscription(partition_of(engine, 1).partition_name, compaction.CURSOR)
+        async with PulsarAdmin(pulsar_store.urls[1]) as admin:
+            await admin.delete_subscription(partition_of(engine, 1).partition_name, compaction.CURSOR)
 
         async def forever() -> bool:
             return await kept() == FOREVER

@@ -13,11 +13,12 @@ import pytest
 from batches import append, attached, batch, read_values, refused
 from engines import PulsarStore, policy_of
 from support.pulsar import Urls, fresh_namespace
+from support.pulsar_admin import PulsarAdmin
 from support.waiting import SECONDS
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
-from kop.pulsar_client.admin import Admin, Retention
+from kop.pulsar_client.admin import Retention
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.faults import Faults
@@ -47,7 +48,7 @@ def forgetful(pulsar_urls: Urls) -> Iterator[PulsarStore]:
 
 
 async def _forget(admin_url: str, namespace: str) -> None:
-    async with Admin(admin_url) as admin:
+    async with PulsarAdmin(admin_url) as admin:
         await admin.remove_namespace_policy(namespace, "retention")
 
 
@@ -59,7 +60,7 @@ async def known(engine: PulsarEngine, name: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def make_native(admin: Admin, full_name: str, kind: str) -> str:
+async def make_native(admin: PulsarAdmin, full_name: str, kind: str) -> str:
     """A topic of Pulsar's side; returns the name of its first partition."""
     if kind == "plain":
         await admin.create_plain(full_name, {})
@@ -71,7 +72,7 @@ async def make_native(admin: Admin, full_name: str, kind: str) -> str:
 @pytest.mark.parametrize("kind", ["plain", "partitioned"])
 async def test_what_is_acknowledged_on_a_native_topic_outlives_its_ledger(forgetful: PulsarStore, kind: str) -> None:
     full_name = f"persistent://{forgetful.settings.namespace}/native"
-    async with Admin(forgetful.urls[1]) as admin:
+    async with PulsarAdmin(forgetful.urls[1]) as admin:
         partition = await make_native(admin, full_name, kind)
         assert await admin.get_retention(full_name, applied=True) == Retention(0, 0)
         async with forgetful.opened() as engine:
@@ -100,7 +101,7 @@ def elsewhere(pulsar_urls: Urls) -> Iterator[str]:
 
 async def test_a_topic_of_another_namespace_keeps_its_records_too(forgetful: PulsarStore, elsewhere: str) -> None:
     full_name = f"persistent://{elsewhere}/native"
-    async with Admin(forgetful.urls[1]) as admin, forgetful.opened() as engine:
+    async with PulsarAdmin(forgetful.urls[1]) as admin, forgetful.opened() as engine:
         await make_native(admin, full_name, "partitioned")
         await known(engine, f"{elsewhere}/native")
         await append(await attached(engine, f"{elsewhere}/native"), batch(["a"]))
@@ -111,7 +112,7 @@ async def test_a_topic_of_another_namespace_keeps_its_records_too(forgetful: Pul
 async def test_a_retention_that_somebody_chose_stays(forgetful: PulsarStore, level: str) -> None:
     hour = Retention(60, -1)
     full_name = f"persistent://{forgetful.settings.namespace}/native"
-    async with Admin(forgetful.urls[1]) as admin, forgetful.opened() as engine:
+    async with PulsarAdmin(forgetful.urls[1]) as admin, forgetful.opened() as engine:
         if level == "namespace":
             await admin.set_namespace_retention(forgetful.settings.namespace, hour)
         await make_native(admin, full_name, "plain")
@@ -130,7 +131,7 @@ async def test_nothing_is_taken_while_the_retention_cannot_be_set(
     forgetful: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_name = f"persistent://{forgetful.settings.namespace}/native"
-    async with Admin(forgetful.urls[1]) as admin, forgetful.opened() as engine:
+    async with PulsarAdmin(forgetful.urls[1]) as admin, forgetful.opened() as engine:
         await make_native(admin, full_name, "partitioned")
         await known(engine, "native")
         log = await attached(engine, "native")

@@ -34,8 +34,9 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-from kop.pulsar_client.admin import FOREVER, Admin
+from kop.pulsar_client.admin import FOREVER
 from kop.pulsar_client.errors import PulsarError
+from support.pulsar_admin import PulsarAdmin
 
 SCRIPT = Path(__file__).parents[2] / "conformance" / "pulsar_server.sh"
 START_TIMEOUT = 900
@@ -132,14 +133,14 @@ def fresh_namespace(urls: Urls) -> Iterator[Pulsar]:
 
 
 async def _create(pulsar: Pulsar) -> None:
-    async with Admin(pulsar.admin_url, timeout=100) as admin:
+    async with PulsarAdmin(pulsar.admin_url, timeout=100) as admin:
         await admin.create_namespace(pulsar.namespace)
         await admin.set_namespace_retention(pulsar.namespace, FOREVER)
 
 
 async def _delete(pulsar: Pulsar) -> None:
     """Also what a gateway named after it, such as `public/test-1234-kop`."""
-    async with Admin(pulsar.admin_url, timeout=100) as admin:
+    async with PulsarAdmin(pulsar.admin_url, timeout=100) as admin:
         for _ in range(3):  # a client that still closes may have made a topic again
             namespaces = [
                 name
@@ -153,7 +154,7 @@ async def _delete(pulsar: Pulsar) -> None:
                 return
 
 
-async def _delete_one(admin: Admin, namespace: str) -> None:
+async def _delete_one(admin: PulsarAdmin, namespace: str) -> None:
     for topic in await admin.list_partitioned(namespace):
         with contextlib.suppress(PulsarError):
             await admin.delete_partitioned(topic)
