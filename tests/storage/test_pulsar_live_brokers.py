@@ -8,20 +8,20 @@ from kop.storage.base import LiveBroker
 from kop.storage.pulsar.cluster.live_brokers import LiveBrokers
 
 
-def member(node_id: int) -> LiveBroker:
+def broker(node_id: int) -> LiveBroker:
     return LiveBroker(node_id, f"host-{node_id}", 9000 + node_id)
 
 
 def found(*ids: int) -> dict[int, LiveBroker]:
-    return {node_id: member(node_id) for node_id in ids}
+    return {node_id: broker(node_id) for node_id in ids}
 
 
 def ids(live: LiveBrokers) -> list[int]:
-    return [one.node_id for one in live.members]
+    return [one.node_id for one in live.brokers]
 
 
 def of_three() -> LiveBrokers:
-    live = LiveBrokers(member(1))
+    live = LiveBrokers(broker(1))
     assert live.snapshot(found(1, 2, 3), 0.0)
     assert ids(live) == [1, 2, 3]
     return live
@@ -123,10 +123,10 @@ def test_one_that_is_known_to_be_dead_is_gone_at_once_and_welcome_when_it_comes_
 def test_a_gateway_that_comes_back_at_another_address_is_known_by_that() -> None:
     live = of_three()
     live.snapshot({**found(1, 3), 2: LiveBroker(2, "elsewhere", 1)}, 1.0)
-    assert live.members[1] == LiveBroker(2, "elsewhere", 1)
+    assert live.brokers[1] == LiveBroker(2, "elsewhere", 1)
 
 
 def test_our_own_address_is_what_we_say_it_is() -> None:
-    live = LiveBrokers(member(1))
+    live = LiveBrokers(broker(1))
     live.snapshot({1: LiveBroker(1, "what the broker says", 1)}, 1.0)
-    assert list(live.members) == [member(1)]
+    assert list(live.brokers) == [broker(1)]

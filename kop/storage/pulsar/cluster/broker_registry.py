@@ -60,7 +60,7 @@ Answers: TypeAlias = Callable[[LiveBroker], Awaitable[bool]]
 log = logging.getLogger(__name__)
 
 
-async def _nobody_asks(member: LiveBroker) -> bool:
+async def _nobody_asks(broker: LiveBroker) -> bool:
     return False
 
 
@@ -115,7 +115,7 @@ class BrokerRegistry:
         """Call `callback` after each change of `brokers`."""
         self._listeners.append(callback)
 
-    async def join(self, member: LiveBroker) -> None:
+    async def join(self, broker: LiveBroker) -> None:
         """Take the id. BROKER_ID_NOT_REGISTERED where a live gateway has it."""
         try:
             await self._admin.create_partitioned(self._topic, 1, {})
@@ -128,13 +128,13 @@ class BrokerRegistry:
         told = False
         while self._producer is None:
             try:
-                await self._take_place(member)
+                await self._take_place(broker)
             except PulsarError as error:
                 if error.code != "ProducerBusy":
                     raise
                 if loop.time() > end:
                     raise BackendError(
-                        f"node.id {member.node_id} is taken by another live gateway: give this one an id of its own "
+                        f"node.id {broker.node_id} is taken by another live gateway: give this one an id of its own "
                         "(--set node.id=N)",
                         ErrorCode.BROKER_ID_NOT_REGISTERED,
                     ) from None
@@ -142,13 +142,13 @@ class BrokerRegistry:
                     told = True
                     log.warning(
                         "node.id %d is held by another gateway; waiting up to %.0f s for it to go, if it was stopped",
-                        member.node_id,
+                        broker.node_id,
                         _BUSY_SECONDS,
                     )
                 await asyncio.sleep(0.5)
         if self._reader is None:
             await self._listen()
-        live = LiveBrokers(member)
+        live = LiveBrokers(broker)
         end = loop.time() + _SNAPSHOT_SECONDS
         while not await self._look(live):
             if loop.time() > end:
@@ -160,13 +160,13 @@ class BrokerRegistry:
             loop.create_task(repeat("the look after the next gateway", self._probe_next, every=_PROBE_SECONDS)),
         ]
 
-    async def _take_place(self, member: LiveBroker) -> None:
+    async def _take_place(self, broker: LiveBroker) -> None:
         """Hold the producer of our id. PulsarError ProducerBusy where another has it."""
         self._producer = await self._client.open_producer(
             self._partition,
-            name=f"{BROKER_PRODUCER}{member.node_id}",
+            name=f"{BROKER_PRODUCER}{broker.node_id}",
             lane="members",
-            properties={"host": member.host, "port": str(member.port)},
+            properties={"host": broker.host, "port": str(broker.port)},
             on_lost=self._out,
         )
         self._sequence = self._producer.last_sequence_id + 1
@@ -256,7 +256,7 @@ class BrokerRegistry:
                 self._ask,
                 at_once=_ASKED_AT_ONCE,
                 limit=_ANSWER_SECONDS,
-                failed=lambda member, _: self._answered(member, False),
+                failed=lambda broker, _: self._answered(broker, False),
             )
 
     def _cannot_see(self, error: Exception) -> None:
@@ -265,12 +265,12 @@ class BrokerRegistry:
         else:
             tell("membership", error)
 
-    async def _ask(self, member: LiveBroker) -> None:
-        self._answered(member, await self._answers(member))
+    async def _ask(self, broker: LiveBroker) -> None:
+        self._answered(broker, await self._answers(broker))
 
-    def _answered(self, member: LiveBroker, answers: bool) -> None:
+    def _answered(self, broker: LiveBroker, answers: bool) -> None:
         if self._live is not None:
-            self._live.answered(member.node_id, answers)
+            self._live.answered(broker.node_id, answers)
 
     async def _probe_next(self) -> None:
         """Ask for the name of the next gateway: the broker gives it away where its holder does not answer."""
@@ -294,32 +294,34 @@ class BrokerRegistry:
         self._faults.count("brokers_that_did_not_answer")
         log.warning("gateway %d left or does not answer Pulsar: others take over what it led", next_one.node_id)
         self._live.is_dead(next_one.node_id)
-        self._members_are(self._live)
+        self._set_brokers(self._live)
 
     def _next_one(self) -> LiveBroker | None:
         """The gateway after this one, in a ring by id: each is looked after by one other."""
         assert self._live is not None
-        own, absent = self._live.own.node_id, {member.node_id for member in self._live.absent}
+        own, absent = self._live.own.node_id, {broker.node_id for broker in self._live.absent}
         others = [one for one in self.brokers if one.node_id != own and (not self.fresh or one.node_id not in absent)]
         return next((one for one in others if one.node_id > own), others[0] if others else None)
 
     async def _look(self, live: LiveBrokers) -> bool:
         """See who is attached; False where the broker does not know yet."""
         stats = await self._admin.stats(self._partition)
-        found = {member.node_id: member for member in map(_member, stats.get("publishers", ())) if member is not None}
+        found = {
+            broker.node_id: broker for broker in map(_broker_of, stats.get("publishers", ())) if broker is not None
+        }
         now = asyncio.get_running_loop().time()
         if not live.snapshot(found, now):
             return False
         away, self._seen = now - self._seen > _AWAY_SECONDS, now
-        self._members_are(live, tell_anyway=away)
+        self._set_brokers(live, tell_anyway=away)
         return True
 
-    def _members_are(self, live: LiveBrokers, *, tell_anyway: bool = False) -> None:
+    def _set_brokers(self, live: LiveBrokers, *, tell_anyway: bool = False) -> None:
         """Take over who counts, and tell those who listen of a change."""
         self._live = live
-        if live.members != self.brokers:
-            self.brokers = live.members
-            log.info("gateways: %s", ", ".join(f"{one.node_id} at {one.host}:{one.port}" for one in live.members))
+        if live.brokers != self.brokers:
+            self.brokers = live.brokers
+            log.info("gateways: %s", ", ".join(f"{one.node_id} at {one.host}:{one.port}" for one in live.brokers))
         elif not tell_anyway:
             return
         for callback in self._listeners:
@@ -331,7 +333,7 @@ def _announced(sent: asyncio.Future[Position]) -> None:
         log.warning("the other gateways could not be told of a change, they find it within a minute: %s", error)
 
 
-def _member(publisher: dict[str, Any]) -> LiveBroker | None:
+def _broker_of(publisher: dict[str, Any]) -> LiveBroker | None:
     name, told = publisher.get("producerName", ""), publisher.get("metadata", {})
     if not name.startswith(BROKER_PRODUCER) or "host" not in told:
         return None

@@ -3,8 +3,9 @@
 Owns: how long a gateway may be missing, and what shortens or lengthens that.
 Must not know: sockets, clocks, how anything is asked. A pure machine: times are seconds and come with each call.
 
-A broker that loads the membership topic anew, after an unload or its own restart, knows none of the gateways that come
-back within a second or two. Whoever takes a missing gateway for dead at once fences it, on partitions that it leads.
+A Pulsar broker that loads the topic of live gateways again, after an unload or its own restart, knows none of those
+that come back within a second or two. Whoever takes a missing gateway for dead at once fences it, on partitions that it
+leads.
 
 - A snapshot without the gateway that took it tells nothing: the broker has just begun.
 - A gateway counts as gone after `ABSENT_SNAPSHOTS` snapshots in a row without it, over `ABSENT_SECONDS` or more.
@@ -56,7 +57,7 @@ class LiveBrokers:
 
     def __init__(self, own: LiveBroker) -> None:
         self.own = own
-        self.members: Sequence[LiveBroker] = (own,)
+        self.brokers: Sequence[LiveBroker] = (own,)
         """Ordered by id, `own` among them."""
         self._absences: dict[int, _Absence] = {}
         self._leaving: dict[int, float] = {}
@@ -64,25 +65,25 @@ class LiveBrokers:
     @property
     def absent(self) -> Iterable[LiveBroker]:
         """Those that still count and were not in the last snapshot: whether they answer decides how long they do."""
-        return [member for member in self.members if member.node_id in self._absences]
+        return [broker for broker in self.brokers if broker.node_id in self._absences]
 
     def snapshot(self, found: Mapping[int, LiveBroker], now: float) -> bool:
         """Take what a broker says of who is attached; False where that tells nothing."""
         if self.own.node_id not in found:
             return False
         kept = dict(found)
-        for member in self.members:
-            if member.node_id in found:
+        for broker in self.brokers:
+            if broker.node_id in found:
                 continue
-            absence = self._absences.setdefault(member.node_id, _Absence(now))
+            absence = self._absences.setdefault(broker.node_id, _Absence(now))
             absence.snapshots += 1
-            said = self._leaving.pop(member.node_id, None)
+            said = self._leaving.pop(broker.node_id, None)
             leaves = said is not None and now - said < LEAVING_SECONDS
             if not leaves and not absence.is_over(now):
-                kept[member.node_id] = member
+                kept[broker.node_id] = broker
         self._absences = {node_id: one for node_id, one in self._absences.items() if node_id in kept.keys() - found}
         kept[self.own.node_id] = self.own
-        self.members = tuple(kept[node_id] for node_id in sorted(kept))
+        self.brokers = tuple(kept[node_id] for node_id in sorted(kept))
         return True
 
     def answered(self, node_id: int, answers: bool) -> None:
@@ -98,5 +99,5 @@ class LiveBrokers:
     def is_dead(self, node_id: int) -> None:
         """It is known otherwise that a gateway neither answers nor holds its place: it is gone at once."""
         if node_id != self.own.node_id:
-            self.members = tuple(member for member in self.members if member.node_id != node_id)
+            self.brokers = tuple(broker for broker in self.brokers if broker.node_id != node_id)
             self._absences.pop(node_id, None)

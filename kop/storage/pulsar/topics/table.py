@@ -470,7 +470,7 @@ class PulsarTopics(TopicTable):
         return await self._ask(f"cannot read the policies of {topic.name!r}", found)
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Look at one topic anew: Pulsar said something of it that does not fit, or a gateway may have changed it."""
+        """Look at one topic again: Pulsar said something of it that does not fit, or a gateway may have changed it."""
         if topic_id in self._pulsar:
             failed = await self.look_for({self._name_of(topic_id)})
             for error in failed.values():
