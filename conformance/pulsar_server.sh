@@ -41,8 +41,21 @@ fetch() {
   rm -rf "$work"
 }
 
+# Below the ports that the kernel gives to outgoing connections: it takes seconds until the node listens, and a node that
+# is started again wants the same ones.
 free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+  python3 - <<'P'
+import random, socket
+while True:
+    port = random.SystemRandom().randrange(10_000, 32_000)
+    with socket.socket() as found:
+        try:
+            found.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+    print(port)
+    break
+P
 }
 
 running() { [ -f "$DIR/pid" ] && kill -0 "$(cat "$DIR/pid")" 2>/dev/null; }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,11 +17,6 @@ def environment(**extra: str) -> dict[str, str]:
     """The environment of a fresh user: none of our variables, 80 columns."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KOP_")}
     return kept | {"COLUMNS": "80", "PYTHONPATH": str(REPOSITORY)} | extra
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @dataclass

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_support import Kop, environment, free_port
+from cli_support import Kop, environment
 from click.testing import CliRunner, Result
+from support.child import free_port
 from support.waiting import SECONDS
 
 from kop.cli.main import cli

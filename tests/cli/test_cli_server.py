@@ -8,7 +8,8 @@ import time
 import uuid
 
 import pytest
-from cli_support import Kop, free_port
+from cli_support import Kop
+from support.child import free_port
 from support.waiting import SECONDS
 
 

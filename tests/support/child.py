@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,10 +18,19 @@ from support.waiting import SECONDS
 
 
 def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
+    """A port that nobody has now, nor takes by chance while its gateway is down.
+
+    The kernel gives outgoing connections ports from 32768 on. A client that calls a dead gateway there may even get
+    that port as its own, and be connected to itself.
+    """
+    while True:
+        port = _random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+_random = random.SystemRandom()
+"""Tests seed the usual one alike in all processes."""
 
 
 class Child:
