@@ -119,7 +119,7 @@ def test_a_chunked_message_has_the_offset_of_its_last_chunk(interop: Interop, co
     before, large, after = both(interop, topic, 5)
     assert (before.offset, large.offset, after.offset) == (0, 3, 4)
     assert (large.key, large.value == value) == (b"k", True)
-    found = fetch(interop.other, topic, 1, max_bytes=1)
+    found = fetch(interop.other, topic, 1, max_bytes=1, max_wait_ms=20_000)
     assert found.batches in ([(1, 1, 0)], [(1, 1, 0), (2, 2, 0), (3, 3, 1)])  # a consumer goes on in any case
     for offset in (1, 2, 3):
         assert interop.read(topic, offset, 5)[0] == large
@@ -127,7 +127,7 @@ def test_a_chunked_message_has_the_offset_of_its_last_chunk(interop: Interop, co
     log = interop.other.log(topic)
     interop.other.call(forget_readers(interop.other, topic))
     # What is read from storage has a record: librdkafka takes an answer without one for a limit that was too small.
-    assert fetch(interop.other, topic, 1, max_bytes=1).batches == [(1, 1, 0), (2, 2, 0), (3, 3, 1)]
+    assert fetch(interop.other, topic, 1, max_bytes=1, max_wait_ms=20_000).batches == [(1, 1, 0), (2, 2, 0), (3, 3, 1)]
     # Where a reader would begin between the chunks it goes back for the first one.
     interop.other.call(forget_readers(interop.other, topic))
     log.search.index.add(2, Position(where.ledger_id(), where.entry_id() - 1))
