@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -27,6 +28,7 @@ from kop.errors import ErrorCode, KopError
 from kop.groups.offsets import Commit
 from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
+from kop.pulsar_client import Producer
 from kop.pulsar_client.admin import Admin
 from kop.storage.base import LiveBroker, TopicInfo
 from kop.storage.pulsar import PulsarEngine
@@ -273,6 +275,31 @@ async def test_a_new_leader_fences_the_old_one_and_reads_all_that_it_wrote(pulsa
         await until(lambda: lost == ["old"])
         assert (await append(new, batch(["6"], keys=["k"]))).base_offset == 6
         assert await read_values(new) == ["0", "1", "2", "3", "4", "5", "6"]
+
+
+async def test_a_leader_that_leaves_is_followed_without_being_fenced(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Pulsar broker may hang for ever where a producer is fenced at the moment in which its client closes it."""
+    modes: list[str] = []
+    async with two(pulsar_store) as (one, other):
+        topic = await one.topics.create("__state", 1, {"cleanup.policy": "compact"}, internal=True)
+        await until(lambda: other.topics.get("__state") is not None)
+        old, new = first(one, topic), await attached(other, "__state")
+        await old.lead(lambda: None)
+        open_producer = other.client.open_producer
+
+        async def watched(topic: str, **how: Any) -> Producer:
+            modes.append(how["access"])
+            return await open_producer(topic, **how)
+
+        monkeypatch.setattr(other.client, "open_producer", watched)
+        taking_over = asyncio.ensure_future(new.lead(lambda: None))
+        await until(lambda: bool(modes))
+        await old.resign()
+        await taking_over
+        assert set(modes) == {"exclusive"}
+        await append(new, batch(["0"], keys=["k"]))
 
 
 class Given:

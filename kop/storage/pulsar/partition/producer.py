@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
+from kop.pulsar_client.types import Access
 from kop.records import transcode
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, without_frames
@@ -33,6 +34,10 @@ from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.throttle import LATE_SECONDS, PublishThrottle, still_to_wait
 from kop.storage.pulsar.partition.view import PartitionView
 
+_HANDED_OVER_SECONDS: Final = 1.0
+"""How long the only writer of a log waits for its predecessor to leave before it pushes that one out. A Pulsar 4.0.8
+broker that pushes a producer out while that is closed by its client may block both threads for ever: the topic's lock
+and the producer's are taken in opposite order. Brokers that hand a partition over do both at the same moment."""
 _BUSY_SECONDS: Final = 3.0
 """How long a producer that another gateway holds is tried for, before the client is sent to look for a new leader."""
 _OPEN_SECONDS: Final = 25.0
@@ -273,7 +278,7 @@ class PartitionProducer:
     async def _opened(self, name: str | None = None) -> Producer:
         path, services, owner = self._path, self._services, self._log
         topic_id = owner.topic.topic_id
-        end = self._loop.time() + _BUSY_SECONDS
+        begun = self._loop.time()
         pause = 0.02
         await path.guard()
         await services.retains(topic_id)
@@ -283,6 +288,10 @@ class PartitionProducer:
         if owner.policy.raw_entries:
             await services.mark_raw(topic_id)
         while True:
+            access: Access = "shared"
+            if self.exclusive:
+                waited = self._loop.time() - begun
+                access = "exclusive" if waited < _HANDED_OVER_SECONDS else "exclusive_with_fencing"
             try:
                 return await self._context.client.open_producer(
                     owner.partition_name,
@@ -290,12 +299,13 @@ class PartitionProducer:
                     guard=path.guard,
                     confirm=lambda producer: services.confirm(owner, producer),
                     on_lost=self._lost,
-                    access="exclusive_with_fencing" if self.exclusive else "shared",
+                    access=access,
                     # A fenced producer loses its connection: it must not be the one that others send on.
                     lane="coordinators" if self.exclusive else "",
                 )
             except PulsarError as error:
-                if error.code != "ProducerBusy" or self.ended or self._loop.time() > end:
+                held = error.code == "ProducerBusy" or (access == "exclusive" and error.code == "ProducerFenced")
+                if not held or self.ended or self._loop.time() > begun + _BUSY_SECONDS:
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.5)
