@@ -134,6 +134,8 @@ class Broker:
         self.asked: list[Position] = []
         """Entries that REST was asked for."""
         self.ask_error: PulsarError | None = None
+        self.hanging_questions = 0
+        """So many questions by REST are never answered."""
         self.holds_readers = False
         self.stats: dict[str, Any] = {}
         self.size_limit: int | None = None
@@ -262,6 +264,9 @@ class FakeAdmin:
         self.broker.asked.append(Position(ledger, entry))
         if self.broker.ask_error is not None:
             raise self.broker.ask_error
+        if self.broker.hanging_questions:
+            self.broker.hanging_questions -= 1
+            await asyncio.Event().wait()
         found = next(one for one in self.broker.entries if one.position == (ledger, entry))
         info = transcode.parse_entry(found.metadata)
         return EntryHead(found.index, info.num_messages, info.producer_name, info.sequence_id, found.broker_timestamp)

@@ -706,6 +706,18 @@ async def test_the_first_batch_of_a_new_log_waits_for_nothing(producer: int) -> 
 
 
 @PRODUCERS
+async def test_a_question_without_an_answer_is_asked_again(producer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(appends, "_QUESTION_SECONDS", 0.05)
+    play = Play(producer)
+    play.broker.hanging_questions = 1
+    await play.run("aF SR")
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [6]
+    assert len(play.broker.asked) == 2
+    await play.log.close()
+
+
+@PRODUCERS
 async def test_an_offset_that_nobody_tells_is_an_error_that_clients_retry(
     producer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
