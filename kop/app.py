@@ -240,7 +240,7 @@ async def _open_engine(
             config.store,
             config.kop_pulsar_admin_url,
             policy=topic_configs.policy,
-            settings=pulsar.Settings(
+            settings=pulsar.PulsarSettings(
                 namespace=config.kop_pulsar_namespace,
                 metadata_namespace=config.kop_pulsar_metadata_namespace,
                 cache_bytes=config.kop_cache_bytes,
@@ -259,7 +259,7 @@ async def _open_engine(
     if config.store == "memory:":
         return await memory_store.open_engine(
             policy=topic_configs.policy,
-            settings=memory_store.Settings(
+            settings=memory_store.MemorySettings(
                 max_bytes=config.kop_memory_bytes,
                 upkeep_interval_ms=min(config.log_retention_check_interval_ms, config.log_cleaner_backoff_ms),
                 producer_id_expiration_ms=config.producer_id_expiration_ms,
@@ -271,7 +271,7 @@ async def _open_engine(
     return await sqlite.open_engine(
         path,
         policy=topic_configs.policy,
-        settings=sqlite.Settings(
+        settings=sqlite.SqliteSettings(
             cache_bytes=config.kop_cache_bytes,
             wal_bytes=config.kop_wal_bytes,
             min_free_bytes=config.kop_min_free_bytes,

@@ -243,6 +243,16 @@ def test_every_module_says_what_it_owns() -> None:
             )
 
 
+def test_no_two_classes_share_a_name() -> None:
+    """A name in a log line, a traceback or a search then leads to one class alone."""
+    places: dict[str, list[str]] = {}
+    for path in WRITTEN:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 def test_test_modules_have_names_of_their_own() -> None:
     """Pytest cannot import two files of one name, and leaves the second one out of the run."""
     names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in {"conftest.py", "__init__.py"}]

@@ -94,7 +94,7 @@ def command(
     interactive = file.isatty()
     if not interactive:
         settings["linger_ms"] = 5
-    sent = Sent()
+    sent = SendProgress()
     with client("KafkaProducer", bootstrap, **settings) as producer:
         try:
             known = producer.partitions_for(topic)
@@ -123,7 +123,7 @@ def _send(
     separator: bytes | None,
     headers: list[tuple[str, bytes]],
     partition: int | None,
-    sent: Sent,
+    sent: SendProgress,
     show: Callable[[int, int], None],
 ) -> None:
     """Send the lines and wait for the answers; stops at the first failure, which is in `sent` then."""
@@ -144,7 +144,7 @@ def _send(
     producer.flush(timeout=None if sent.failure is None else 5)
 
 
-class Sent:
+class SendProgress:
     """What was sent and answered; written by the producer's thread, read by ours."""
 
     def __init__(self) -> None:

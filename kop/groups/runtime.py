@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Entry:
+class _GroupEntry:
     """A group with what belongs to it."""
 
     group: ClassicGroup
@@ -120,9 +120,9 @@ class GroupCoordinator:
             self.state_log, engine, leader_choice, self._load, self._install, self._unload
         )
         self._offset_store = OffsetStore(self.state_log, self._topics, self._wall)
-        self.deadlines = Deadlines[_Entry](self._clock, self._due)
+        self.deadlines = Deadlines[_GroupEntry](self._clock, self._due)
         """When each group has something to do by itself."""
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _GroupEntry] = {}
         self._keys_read = 0
         self._expiry: asyncio.Task[None] | None = None
 
@@ -174,7 +174,7 @@ class GroupCoordinator:
     def _install(self, partition: int, groups: Loaded) -> None:
         """Serve the groups of a partition that was read: these and no others."""
         term, now = self._ownership.term(partition), self._clock()
-        entries = [_Entry(group, partition, term, offsets) for group, offsets in groups.values()]
+        entries = [_GroupEntry(group, partition, term, offsets) for group, offsets in groups.values()]
         for entry in entries:
             self._entries[entry.group.group_id] = entry
             self._carry_out(entry, entry.group.resume(now))
@@ -397,7 +397,7 @@ class GroupCoordinator:
         """Do what is due in every group. The timer calls it."""
         self.deadlines.tick()
 
-    def _due(self, entry: _Entry, now: int) -> None:
+    def _due(self, entry: _GroupEntry, now: int) -> None:
         try:
             self._carry_out(entry, entry.group.tick(now))
         finally:
@@ -425,7 +425,7 @@ class GroupCoordinator:
 
     def _find(
         self, group_id: str, missing: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID
-    ) -> tuple[_Entry, ErrorCode] | tuple[None, ErrorCode]:
+    ) -> tuple[_GroupEntry, ErrorCode] | tuple[None, ErrorCode]:
         if refusal := self.refusal_of(group_id):
             return None, refusal
         if not group_id and missing == ErrorCode.UNKNOWN_MEMBER_ID:  # only offsets may be kept under an empty id
@@ -433,24 +433,24 @@ class GroupCoordinator:
         entry = self._entries.get(group_id)
         return (None, missing) if entry is None else (entry, ErrorCode.NONE)
 
-    def _add(self, group_id: str) -> _Entry:
+    def _add(self, group_id: str) -> _GroupEntry:
         partition = self.state_log.partition_of(group_id)
         group = ClassicGroup(group_id, self.settings, self._clock())
-        entry = _Entry(group, partition, self._ownership.term(partition))
+        entry = _GroupEntry(group, partition, self._ownership.term(partition))
         self._entries[group_id] = entry
         return entry
 
-    def _is_current(self, entry: _Entry) -> bool:
+    def _is_current(self, entry: _GroupEntry) -> bool:
         """Whether the entry is of the term in which its partition is led now."""
         return entry.term == self._ownership.term(entry.partition)
 
-    def _drop_untouched(self, entry: _Entry) -> None:
+    def _drop_untouched(self, entry: _GroupEntry) -> None:
         """Forget a group that was made for a request that then failed."""
         group = entry.group
         if group.untouched and not entry.offsets and self._entries.get(group.group_id) is entry:
             del self._entries[group.group_id]
 
-    def _carry_out(self, entry: _Entry, effects: Sequence[Effect], written: Written | None = None) -> None:
+    def _carry_out(self, entry: _GroupEntry, effects: Sequence[Effect], written: Written | None = None) -> None:
         """Answer and write as the machine said; `written` hears of each write."""
         for effect in effects:
             if isinstance(effect, Reply):
@@ -471,7 +471,7 @@ class GroupCoordinator:
             )
         self.deadlines.arm(entry, group.next_deadline)
 
-    def _write_group(self, entry: _Entry, ticket: int, value: GroupMetadataValue, written: Written | None) -> None:
+    def _write_group(self, entry: _GroupEntry, ticket: int, value: GroupMetadataValue, written: Written | None) -> None:
         key = encode_key(GroupMetadataKey(entry.group.group_id))
 
         def persisted(code: ErrorCode) -> None:
@@ -488,10 +488,10 @@ class GroupCoordinator:
         else:
             self.state_log.write(entry.partition, [(key, record)], persisted)
 
-    def _delete_offsets(self, entry: _Entry, keys: Sequence[Key], written: Written) -> None:
+    def _delete_offsets(self, entry: _GroupEntry, keys: Sequence[Key], written: Written) -> None:
         self._offset_store.delete(entry.partition, entry.group.group_id, entry.offsets, keys, written)
 
-    def _delete_group(self, entry: _Entry, written: Written) -> None:
+    def _delete_group(self, entry: _GroupEntry, written: Written) -> None:
         """Write tombstones for an empty group and all that it committed. Nobody finds it meanwhile."""
         group = entry.group
         group.kill()
@@ -506,7 +506,7 @@ class GroupCoordinator:
         records.append((encode_key(GroupMetadataKey(group.group_id)), None))
         self.state_log.write(entry.partition, records, deleted)
 
-    def _restore(self, entry: _Entry) -> None:
+    def _restore(self, entry: _GroupEntry) -> None:
         """A group's deletion failed: it is back, or what it committed goes to the one that took its name.
 
         Not where the partition was lost meanwhile: whoever leads it next reads from its log whether the group is there.

@@ -31,7 +31,7 @@ from kop.cluster.topic_configs import TOPIC_CONFIGS, ConfigRow, ConfigType, Orig
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.turns import in_turns
+from kop.handlers.pauses import with_pauses
 from kop.storage.base import TopicInfo
 from kop.wire.messages import (
     AlterConfigsResponse,
@@ -226,7 +226,7 @@ async def _answer_each(ctx: Context, request: Message, response: Any, alter: Cal
     counts = Counter((asked.resource_type, asked.resource_name) for asked in request.resources)
     row = response.AlterConfigsResourceResponse
     rows = []
-    async for asked in in_turns(request.resources):
+    async for asked in with_pauses(request.resources):
         error: KopError | None = None
         try:
             if counts[asked.resource_type, asked.resource_name] > 1:

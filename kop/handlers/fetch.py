@@ -31,7 +31,7 @@ from kop.handlers.fetch_sessions import FetchSession
 from kop.handlers.gateway import Gateway
 from kop.records.compression import Codec
 from kop.storage.base import Buffer, PartitionLog, ReadResult
-from kop.wire.fetch import FetchCall, FetchPartition, PartitionAnswer, encode_response, parse
+from kop.wire.fetch import FetchCall, FetchPartition, FetchPartitionAnswer, encode_response, parse
 
 KEY = 1
 _ZSTD_FROM = 10
@@ -69,7 +69,7 @@ class _Response:
     budget: int
     reading: bool
     """What memory does not hold is being read."""
-    answers: list[tuple[FetchPartition, PartitionAnswer]] = field(default_factory=list)
+    answers: list[tuple[FetchPartition, FetchPartitionAnswer]] = field(default_factory=list)
     size: int = 0
     failed: bool = False
     unread: int = 0
@@ -201,7 +201,9 @@ class _Fetch:
         return ErrorCode.INCONSISTENT_TOPIC_ID if made_anew else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _note(self, response: _Response, wanted: FetchPartition, code: int, log_start_offset: int = -1) -> None:
-        response.answers.append((wanted, PartitionAnswer(wanted.partition, code, log_start_offset=log_start_offset)))
+        response.answers.append(
+            (wanted, FetchPartitionAnswer(wanted.partition, code, log_start_offset=log_start_offset))
+        )
         response.failed = True
 
     def _fail(self, response: _Response, wanted: FetchPartition, error: KopError, partition_log: PartitionLog) -> None:
@@ -219,14 +221,14 @@ class _Fetch:
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, result: ReadResult | None
     ) -> None:
         if not partition_log.attached:  # the ends are not known yet: -1, which clients pass over
-            response.answers.append((wanted, PartitionAnswer(wanted.partition, 0, -1, -1, -1)))
+            response.answers.append((wanted, FetchPartitionAnswer(wanted.partition, 0, -1, -1, -1)))
             return
         buffers: Sequence[Buffer] = ()
         size = 0
         if result is not None:
             buffers, size = result.buffers, result.size
         high_watermark = partition_log.high_watermark
-        answer = PartitionAnswer(
+        answer = FetchPartitionAnswer(
             wanted.partition, 0, high_watermark, high_watermark, partition_log.log_start_offset, buffers, size
         )
         response.size += size
@@ -239,7 +241,7 @@ class _Fetch:
         for partition_log in response.taken:
             self.reads.forget(partition_log)
         self.read_ahead(response)
-        answers: Iterable[tuple[FetchPartition, PartitionAnswer]] = response.answers
+        answers: Iterable[tuple[FetchPartition, FetchPartitionAnswer]] = response.answers
         session_id = 0
         session = self.session
         if session is not None:
@@ -261,7 +263,7 @@ class _Fetch:
         if response.failed:
             for code in {answer.error_code for _, answer in response.answers if answer.error_code}:
                 metrics.errors.labels("Fetch", ErrorCode(code).name).inc()
-        topics: list[tuple[str | UUID, list[PartitionAnswer]]] = []
+        topics: list[tuple[str | UUID, list[FetchPartitionAnswer]]] = []
         for wanted, answer in answers:
             if topics and topics[-1][0] == wanted.topic:
                 topics[-1][1].append(answer)

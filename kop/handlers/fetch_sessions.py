@@ -12,7 +12,7 @@ from uuid import UUID
 
 from kop.errors import ErrorCode, PeerError
 from kop.metrics import Metrics
-from kop.wire.fetch import FetchCall, FetchPartition, PartitionAnswer
+from kop.wire.fetch import FetchCall, FetchPartition, FetchPartitionAnswer
 
 Key = tuple[str | UUID, int]
 
@@ -36,7 +36,7 @@ class SessionPartition:
         self.high_watermark = -1
         self.log_start_offset = -1
 
-    def news(self, answer: PartitionAnswer) -> bool:
+    def news(self, answer: FetchPartitionAnswer) -> bool:
         """True when the answer has something that the client does not know; remembers it.
 
         Of a partition that is not read yet (no error, no high watermark) nothing is known.

@@ -51,7 +51,7 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
     if kept is not None:
         return _framed(ctx.correlation_id, kept)
     if len(body) > _LARGE:
-        return _answer_in_turns(gw, ctx, bytes(body))
+        return _answer_with_pauses(gw, ctx, bytes(body))
     request = codec.decode(MetadataRequest, ctx.version, body, slack=_LIBRDKAFKA_SLACK)
     to_find = gw.topics.names_to_find(topic.name for topic in request.topics or ())
     missing = _to_create(gw, ctx, request)
@@ -101,7 +101,7 @@ async def _found_and_made(gw: Gateway, ctx: Context, request: Any) -> Any:
     return _answer(gw, ctx, request, failed)
 
 
-async def _answer_in_turns(gw: Gateway, ctx: Context, body: bytes) -> Frame:
+async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     """Answer a request that names thousands of topics, a part of them at a time."""
     request = await asyncio.to_thread(
         codec.decode, MetadataRequest, ctx.version, memoryview(body), slack=_LIBRDKAFKA_SLACK

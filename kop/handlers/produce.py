@@ -28,7 +28,7 @@ from kop.handlers.gateway import Gateway
 from kop.records.batch import check_produced, is_transactional, read_header, stamp_max_timestamp
 from kop.records.validation import RecordsRejectedError, check_records
 from kop.storage.base import AppendResult, Buffer, PartitionLog, TopicInfo
-from kop.wire.produce import PartitionAnswer, ProduceCall, ProducePartition, encode_response, parse
+from kop.wire.produce import ProduceCall, ProducePartition, ProducePartitionAnswer, encode_response, parse
 
 KEY = 0
 MOST_DECOMPRESSED = 256 << 20
@@ -48,7 +48,7 @@ class _Pending:
         self.gw = gw
         self.ctx = ctx
         self.call = call
-        self.answers: list[list[PartitionAnswer]] = []
+        self.answers: list[list[ProducePartitionAnswer]] = []
         self.waiting = 0
         self.throttle_ms = 0
         self.room = MOST_DECOMPRESSED
@@ -70,7 +70,7 @@ class _Pending:
         raise BackendError(f"the batches of one request decompress to more than {MOST_DECOMPRESSED >> 20} MiB")
 
     def on_append(
-        self, row: list[PartitionAnswer], index: int, partition: int, partition_log: PartitionLog
+        self, row: list[ProducePartitionAnswer], index: int, partition: int, partition_log: PartitionLog
     ) -> Callable[[Any], None]:
         """A callback that puts the append's result in its place."""
 
@@ -78,7 +78,7 @@ class _Pending:
             error = future.exception()
             if error is None:
                 result = future.result()
-                row[index] = PartitionAnswer(
+                row[index] = ProducePartitionAnswer(
                     partition, 0, result.base_offset, result.log_append_time, result.log_start_offset
                 )
                 self.throttle_ms = max(self.throttle_ms, result.throttle_ms)
@@ -122,20 +122,20 @@ def produce(gw: Gateway, ctx: Context, call: ProduceCall) -> Frame | asyncio.Fut
     refusal = _refuse_whole(ctx, call)
     pending = _Pending(gw, ctx, call)
     for topic_data in call.topics:
-        row: list[PartitionAnswer] = []
+        row: list[ProducePartitionAnswer] = []
         pending.answers.append(row)
         if refusal is not None:
-            row += [PartitionAnswer(part.partition, refusal) for part in topic_data.partitions]
+            row += [ProducePartitionAnswer(part.partition, refusal) for part in topic_data.partitions]
             continue
         topic, code = _find(gw, topic_data.topic)
         for part in topic_data.partitions:
             index = len(row)
-            row.append(PartitionAnswer(part.partition, code))
+            row.append(ProducePartitionAnswer(part.partition, code))
             if topic is None:
                 continue
             partition_log = gw.topics.log(topic.topic_id, part.partition)
             if partition_log is None:
-                row[index] = PartitionAnswer(
+                row[index] = ProducePartitionAnswer(
                     part.partition,
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     message=f"{topic.name} has no partition {part.partition}",
@@ -211,13 +211,13 @@ def _append(
     return partition_log.append(batch, header, now_ms=ctx.now_ms)
 
 
-def _refusal(gw: Gateway, partition: int, error: BaseException) -> PartitionAnswer:
+def _refusal(gw: Gateway, partition: int, error: BaseException) -> ProducePartitionAnswer:
     if isinstance(error, KopError):
         rejected = error.records if isinstance(error, RecordsRejectedError) else ()
-        return PartitionAnswer(partition, error.code, message=error.message or None, record_errors=rejected)
+        return ProducePartitionAnswer(partition, error.code, message=error.message or None, record_errors=rejected)
     log.error("an append to partition %d failed", partition, exc_info=error)
     gw.metrics.internal_errors.labels("Produce").inc()
-    return PartitionAnswer(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+    return ProducePartitionAnswer(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 APIS = (

@@ -41,7 +41,7 @@ from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
-from kop.handlers.turns import in_turns
+from kop.handlers.pauses import with_pauses
 from kop.storage.base import TopicInfo
 from kop.wire.messages import (
     CreatePartitionsResponse,
@@ -78,7 +78,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
     names = _Names(gw)
     plans: dict[str, _Plan] = {}
     room = _Room(gw)
-    async for asked in in_turns(request.topics):
+    async for asked in with_pauses(request.topics):
         if asked.name in plans:
             continue
         plan = plans[asked.name] = _Plan(asked.name)
@@ -94,7 +94,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
             plan.error = error
     if not request.validate_only:
         await asyncio.gather(*(_create(gw, plan) for plan in plans.values() if plan.error is None))
-    rows = [_created(gw, ctx, plan) async for plan in in_turns(plans.values())]
+    rows = [_created(gw, ctx, plan) async for plan in with_pauses(plans.values())]
     return CreateTopicsResponse(version=ctx.version, topics=rows)
 
 
@@ -282,7 +282,7 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
                 error_code=row.code,
                 error_message=row.message,
             )
-            async for row in in_turns(rows)
+            async for row in with_pauses(rows)
         ],
     )
 
@@ -292,7 +292,7 @@ async def _resolve(gw: Gateway, rows: list[_Deletion]) -> list[_Deletion]:
     names = Counter(row.name for row in rows if row.topic_id is None)
     ids = Counter(row.topic_id for row in rows if row.name is None)
     answer: dict[tuple[str | None, UUID | None], _Deletion] = {(row.name, row.topic_id): row for row in rows}
-    async for row in in_turns(answer.values()):
+    async for row in with_pauses(answer.values()):
         if row.name is None and row.topic_id is None:
             row.refuse(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
         elif row.name is not None and row.topic_id is not None:
@@ -363,7 +363,7 @@ async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Mess
     room = _Room(gw)
     answers: dict[str, KopError | None] = {}
     grown: list[tuple[TopicInfo, int]] = []
-    async for name, wanted in in_turns(asked.items()):
+    async for name, wanted in with_pauses(asked.items()):
         try:
             if counts[gw.topics.canonical_name(name)] > 1:
                 raise PeerError("Duplicate topic name.")

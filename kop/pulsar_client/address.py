@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from kop.pulsar_client.errors import PulsarError
 
 
-class Address(NamedTuple):
+class PulsarAddress(NamedTuple):
     """One broker or proxy."""
 
     host: str
@@ -24,7 +24,7 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-def parse(url: str) -> list[Address]:
+def parse(url: str) -> list[PulsarAddress]:
     """The addresses of `pulsar://host:port,host:port`. PulsarError InvalidAddress with what is wrong."""
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme not in {"pulsar", "pulsar+ssl"}:
@@ -39,7 +39,7 @@ def parse(url: str) -> list[Address]:
             raise PulsarError("InvalidAddress", f"{part!r} in {url!r}: {error}") from error
         if not host or split.username is not None:
             raise PulsarError("InvalidAddress", f"{part!r} in {url!r} is no host:port")
-        found.append(Address(host, port or (6651 if tls else 6650), tls))
+        found.append(PulsarAddress(host, port or (6651 if tls else 6650), tls))
     return found
 
 
@@ -49,6 +49,6 @@ def is_in_clear(service_url: str, admin_url: str) -> bool:
     return service_url.strip().startswith("pulsar+ssl:") and any(url.startswith("http:") for url in admin)
 
 
-def parse_one(url: str) -> Address:
+def parse_one(url: str) -> PulsarAddress:
     """The (first) address of a broker's own URL."""
     return parse(url)[0]

@@ -24,7 +24,7 @@ REFRESH_EARLY = 60.0
 """An access token is replaced so many seconds before it expires, or at nine tenths of a shorter life."""
 
 
-class Auth:
+class Credentials:
     """Credentials of one role. `method` is Pulsar's name of the authentication method.
 
     `data` and `headers` are asked again for every connection, AUTH_CHALLENGE and REST request. They raise PulsarError
@@ -48,7 +48,7 @@ class Auth:
         return f"{type(self).__name__}()"
 
 
-class Token(Auth):
+class Token(Credentials):
     """A JSON web token or any other bearer token: a fixed one, or a function that gives the current one."""
 
     method = "token"
@@ -77,7 +77,7 @@ class Token(Auth):
         return _checked(await asyncio.to_thread(source))
 
 
-class Basic(Auth):
+class Basic(Credentials):
     """User and password."""
 
     method = "basic"
@@ -94,7 +94,7 @@ class Basic(Auth):
         return {"Authorization": f"Basic {base64.b64encode(self._pair).decode()}"}
 
 
-class OAuth2(Auth):
+class OAuth2(Credentials):
     """OAuth2 client credentials: an access token from the issuer, kept until shortly before it expires.
 
     The issuer is asked at `{issuer}/.well-known/openid-configuration` where its token endpoint is. `timeout` (seconds)
@@ -194,7 +194,7 @@ class OAuth2(Auth):
         raise PulsarError("AuthFailed", text[:500], retriable=retriable)
 
 
-def parse_auth(text: str, tls: TlsOptions | None = None) -> Auth | None:
+def parse_auth(text: str, tls: TlsOptions | None = None) -> Credentials | None:
     """Read a setting: `token:TOKEN`, `token-file:PATH`, `basic:USER:PASSWORD`, `oauth2:{JSON}`; None when empty.
 
     The JSON has `issuer` (or Pulsar's `issuerUrl`, `issuer_url`), `audience`, `scope` and either `client_id` and

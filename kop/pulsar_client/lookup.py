@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
-from kop.pulsar_client.pool import LOOKUP, Broker, Pool
+from kop.pulsar_client.pool import LOOKUP, BrokerRoute, Pool
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 _MOST_REDIRECTS = 20
@@ -22,7 +22,7 @@ class Lookup:
         self._timeout = timeout
         self._listener = listener
 
-    async def broker(self, topic: str) -> Broker:
+    async def broker(self, topic: str) -> BrokerRoute:
         """The broker that serves `topic` (a partition or an unpartitioned topic). PulsarError."""
         connection = await self._pool.any(LOOKUP)
         authoritative = False

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kop.background import every
-from kop.pulsar_client.address import Address, parse, parse_one
+from kop.pulsar_client.address import PulsarAddress, parse, parse_one
 from kop.pulsar_client.connection import Connection, connect
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.frames import Frames
@@ -32,11 +32,11 @@ WATCH = "watch"
 log = logging.getLogger(__name__)
 
 
-class Broker(NamedTuple):
+class BrokerRoute(NamedTuple):
     """A broker, and where to connect for it: to itself, or to a proxy."""
 
-    address: Address
-    through: Address
+    address: PulsarAddress
+    through: PulsarAddress
 
 
 class Pool:
@@ -64,12 +64,12 @@ class Pool:
         self._idle = idle
         self._client_version = client_version
         self._shared = Frames.shared_buffer()
-        self._open: dict[tuple[Broker, str], Connection] = {}
-        self._opening: dict[tuple[Broker, str], asyncio.Task[Connection]] = {}
+        self._open: dict[tuple[BrokerRoute, str], Connection] = {}
+        self._opening: dict[tuple[BrokerRoute, str], asyncio.Task[Connection]] = {}
         self._preferred = random.randrange(len(self.service))
         self._end_sweeps: Callable[[], None] | None = None
         self._closed = False
-        self._refused: set[Address] = set()
+        self._refused: set[PulsarAddress] = set()
         """Addresses without TLS that the log has named."""
         self.proxied = False
         """Brokers are reached through the service's address, as the last lookup said."""
@@ -80,7 +80,7 @@ class Pool:
         for _ in self.service:
             address = self.service[self._preferred]
             try:
-                return await self.get(Broker(address, address), kind)
+                return await self.get(BrokerRoute(address, address), kind)
             except PulsarError as error:
                 if not error.retriable:
                     raise
@@ -89,14 +89,14 @@ class Pool:
         assert first is not None
         raise first
 
-    def broker(self, url: str) -> Broker:
+    def broker(self, url: str) -> BrokerRoute:
         """The broker of an address that a broker named.
 
         PulsarError TlsError for one without TLS where the service has it: credentials would go there in clear text.
         A proxy keeps its own connection to the broker, whose address may be of either kind.
         """
         address = parse_one(url)
-        broker = Broker(address, self.service[self._preferred] if self.proxied else address)
+        broker = BrokerRoute(address, self.service[self._preferred] if self.proxied else address)
         if self.tls and not broker.through.tls:
             text = (
                 f"{self.service[self._preferred]} has TLS and names the broker pulsar://{address}, which has not: "
@@ -109,7 +109,7 @@ class Pool:
             raise PulsarError("TlsError", text)
         return broker
 
-    async def get(self, broker: Broker, kind: str) -> Connection:
+    async def get(self, broker: BrokerRoute, kind: str) -> Connection:
         """The connection to `broker` for `kind`; callers at the same time share one attempt. PulsarError."""
         if self._closed:
             raise PulsarError("Closed", "the client is closed")
@@ -125,12 +125,12 @@ class Pool:
             task.add_done_callback(lambda done: self._opened(key, done))
         return await asyncio.shield(task)
 
-    def _opened(self, key: tuple[Broker, str], task: asyncio.Task[Connection]) -> None:
+    def _opened(self, key: tuple[BrokerRoute, str], task: asyncio.Task[Connection]) -> None:
         self._opening.pop(key, None)
         if not task.cancelled():
             task.exception()  # its callers may all be gone
 
-    async def _make(self, key: tuple[Broker, str]) -> Connection:
+    async def _make(self, key: tuple[BrokerRoute, str]) -> Connection:
         broker, kind = key
         if broker.through.tls and self._context is None:
             self._context = await asyncio.to_thread(self._options.context)
@@ -167,7 +167,7 @@ class Pool:
         log.debug("connected to %s, version %s", name, connection.server_version)
         return connection
 
-    def _forget(self, key: tuple[Broker, str], connection: Connection) -> None:
+    def _forget(self, key: tuple[BrokerRoute, str], connection: Connection) -> None:
         if self._open.get(key) is connection:
             del self._open[key]
 

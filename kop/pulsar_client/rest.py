@@ -18,7 +18,7 @@ from multidict import CIMultiDictProxy
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 from yarl import URL
 
-from kop.pulsar_client.auth import Auth
+from kop.pulsar_client.auth import Credentials
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.tls import TlsOptions
 
@@ -58,7 +58,7 @@ _SERVER_TEXT = re.compile(r"Message: (.*)")
 """The line of a broker's stack trace that says something."""
 
 
-class Answer(NamedTuple):
+class RestResponse(NamedTuple):
     """The headers and the raw body of a 2xx."""
 
     headers: CIMultiDictProxy[str]
@@ -94,7 +94,7 @@ class Rest:
     """What `Admin` stands on; see there for `url` and `timeout`."""
 
     def __init__(
-        self, url: str, auth: Auth | None = None, tls: TlsOptions | None = None, timeout: float = 10.0
+        self, url: str, auth: Credentials | None = None, tls: TlsOptions | None = None, timeout: float = 10.0
     ) -> None:
         self._bases = [self._base(part.strip()) for part in url.split(",") if part.strip()]
         if not self._bases:
@@ -164,7 +164,7 @@ class Rest:
         content_type: str = "application/json",
         repeat: bool = True,
         root: str = "admin/v2",
-    ) -> Answer:
+    ) -> RestResponse:
         """Send until it is answered, refused or out of time. `repeat`: the request may be performed twice."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": content_type}
@@ -176,7 +176,7 @@ class Rest:
         )
         last: list[PulsarError] = []
 
-        async def attempt() -> Answer:
+        async def attempt() -> RestResponse:
             base = self._bases[0]
             url = URL(f"{base}/{root}/{path}", encoded=True)
             try:
@@ -196,7 +196,7 @@ class Rest:
             text = f"{method} {path}: no answer from {self._bases[0]} within {self._timeout:g} s"
             raise PulsarError("Timeout", text, retriable=True) from None
 
-    async def _send(self, method: str, url: URL, data: bytes | None, headers: dict[str, str]) -> Answer:
+    async def _send(self, method: str, url: URL, data: bytes | None, headers: dict[str, str]) -> RestResponse:
         """One attempt with its redirects (followed here: aiohttp would drop the token on the way to another broker)."""
         session = self._open()
         name = self._tls.server_hostname if self._tls else None
@@ -212,7 +212,7 @@ class Rest:
                 ) as response:
                     status, target = response.status, response.headers.get("Location")
                     body = await response.read()
-                    answer = Answer(response.headers, body)
+                    answer = RestResponse(response.headers, body)
                     reason = response.reason or ""
             except (aiohttp.ClientSSLError, aiohttp.ClientConnectorCertificateError) as error:
                 raise PulsarError("TlsError", f"{url.origin()}: {error}; check the CA file and the name") from error
@@ -240,7 +240,7 @@ class Rest:
         return target
 
     @staticmethod
-    def _refused(method: str, url: URL, status: int, reason: str, answer: Answer) -> PulsarError:
+    def _refused(method: str, url: URL, status: int, reason: str, answer: RestResponse) -> PulsarError:
         code, retriable = STATUS.get(status, ("ServerFailure", True) if status > 500 else ("BadAnswer", False))
         try:
             said = json.loads(answer.body)["reason"]

@@ -66,17 +66,17 @@ class ConnectionOwner(Protocol):
     bytes_in: int
     bytes_out: int
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: ClientConnection) -> bool:
         """Count a connection in; False where a limit is reached."""
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: ClientConnection) -> None:
         """Count a connection out."""
 
-    def bad_frame(self, connection: Connection, reason: str) -> None:
+    def bad_frame(self, connection: ClientConnection, reason: str) -> None:
         """Log and count a connection that is closed for what it sent."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """One client connection, as asyncio's protocol object."""
 
     __slots__ = (

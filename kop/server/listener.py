@@ -16,7 +16,7 @@ from collections import Counter
 from kop.background import every
 from kop.metrics import Metrics
 from kop.server import memory
-from kop.server.connection import Connection
+from kop.server.connection import ClientConnection
 from kop.server.limits import ClientLimits, MemoryBudget, ReadAdmission
 from kop.server.peer import describe
 from kop.server.request import RequestPipeline
@@ -53,7 +53,7 @@ class Server:
         self.bytes_out = 0
         self._traffic_seen = 0
         self._metrics = metrics
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._by_host: Counter[str] = Counter()
         self._most_files = _most_files()
         self._listeners: list[asyncio.Server] = []
@@ -74,7 +74,7 @@ class Server:
         `shared`: other processes listen on the same address, the system deals connections out.
         """
         listener = await self.loop.create_server(
-            lambda: Connection(self, advertised),
+            lambda: ClientConnection(self, advertised),
             None if host in {"*", ""} else host,
             port,
             backlog=4096,
@@ -94,7 +94,7 @@ class Server:
         """How many connections are open."""
         return len(self._connections)
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: ClientConnection) -> bool:
         """Count a connection in; False where a limit is reached."""
         host = connection.info.client_host
         if self._draining:
@@ -119,7 +119,7 @@ class Server:
         self._metrics.connections.set(len(self._connections))
         return True
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: ClientConnection) -> None:
         """Count a connection out."""
         if connection in self._connections:
             self._connections.discard(connection)
@@ -129,7 +129,7 @@ class Server:
                 del self._by_host[host]
             self._metrics.connections.set(len(self._connections))
 
-    def bad_frame(self, connection: Connection, reason: str) -> None:
+    def bad_frame(self, connection: ClientConnection, reason: str) -> None:
         """Log and count a connection that is closed for what it sent."""
         self._metrics.bad_frames.labels("foreign_protocol" if reason.startswith("this is ") else "bad_frame").inc()
         self.log_line("closing the connection of %s: %s", describe(connection.info), reason)
@@ -197,7 +197,7 @@ class Server:
         parts = sum([connection.charged for connection in waiting])
         self._deadlocked = self.memory.short and 2 * parts > self.limits.memory_bytes
 
-    def _close_slow(self, connection: Connection, what: str) -> None:
+    def _close_slow(self, connection: ClientConnection, what: str) -> None:
         self._metrics.slow_readers.inc()
         held = connection.charged >> 10
         self.log_line(

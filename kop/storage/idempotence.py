@@ -75,7 +75,7 @@ class Kind(Enum):
     REFUSED = "refused"
 
 
-class Verdict(NamedTuple, Generic[BatchT]):
+class IdempotenceVerdict(NamedTuple, Generic[BatchT]):
     """The answer of `check`."""
 
     kind: Kind
@@ -85,7 +85,7 @@ class Verdict(NamedTuple, Generic[BatchT]):
     """Why it is REFUSED."""
 
 
-_NEW: Final[Verdict[Any]] = Verdict(Kind.NEW)
+_NEW: Final[IdempotenceVerdict[Any]] = IdempotenceVerdict(Kind.NEW)
 
 
 class ProducerWindow(NamedTuple, Generic[BatchT]):
@@ -97,7 +97,7 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
     batches: tuple[BatchT, ...] = ()
     """Oldest first, at most `WINDOW`, all of `epoch`. None where only `last_sequence` is known."""
 
-    def check(self, header: BatchHeader) -> Verdict[BatchT]:
+    def check(self, header: BatchHeader) -> IdempotenceVerdict[BatchT]:
         """NEW, DUPLICATE of a batch in the window, or REFUSED.
 
         REFUSED with INVALID_PRODUCER_EPOCH (an older epoch) or OUT_OF_ORDER_SEQUENCE_NUMBER.
@@ -114,7 +114,7 @@ class ProducerWindow(NamedTuple, Generic[BatchT]):
         last_sequence = header.last_sequence
         for batch in self.batches if epoch == self.epoch else ():
             if batch.base_sequence == sequence and batch.last_sequence == last_sequence:
-                return Verdict(Kind.DUPLICATE, batch)
+                return IdempotenceVerdict(Kind.DUPLICATE, batch)
         return _refused(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             f"producer {producer_id} in epoch {epoch} sent sequence {sequence}, {expected} comes next",
@@ -151,7 +151,7 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def check(self, header: BatchHeader) -> Verdict[BatchMetadata]:
+    def check(self, header: BatchHeader) -> IdempotenceVerdict[BatchMetadata]:
         """As `ProducerWindow.check`; NEW also without a producer id and where the producer is not known."""
         known = self._producers.get(header.producer_id)
         return _NEW if known is None else known.window.check(header)
@@ -283,5 +283,5 @@ class ProducerStates:
 _NO_BATCHES: Final[ProducerWindow[BatchMetadata]] = ProducerWindow(-1, -1)
 
 
-def _refused(code: ErrorCode, text: str) -> Verdict[Any]:
-    return Verdict(Kind.REFUSED, error=PeerError(text, code))
+def _refused(code: ErrorCode, text: str) -> IdempotenceVerdict[Any]:
+    return IdempotenceVerdict(Kind.REFUSED, error=PeerError(text, code))

@@ -73,7 +73,7 @@ class FetchCall(NamedTuple):
     forgotten: list[tuple[str | UUID, int]]
 
 
-class PartitionAnswer(NamedTuple):
+class FetchPartitionAnswer(NamedTuple):
     """What one partition is answered. `size` is the number of bytes in `buffers`."""
 
     partition: int
@@ -190,7 +190,7 @@ def _tail_tags(body: memoryview, pos: int, end: int, replica_id: int) -> tuple[i
 def encode_response(
     correlation_id: int,
     version: int,
-    topics: Sequence[tuple[str | UUID, Sequence[PartitionAnswer]]],
+    topics: Sequence[tuple[str | UUID, Sequence[FetchPartitionAnswer]]],
     *,
     error_code: int = 0,
     session_id: int = 0,

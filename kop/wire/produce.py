@@ -55,7 +55,7 @@ class ProduceCall(NamedTuple):
     topics: list[ProduceTopic]
 
 
-class PartitionAnswer(NamedTuple):
+class ProducePartitionAnswer(NamedTuple):
     """What one partition is answered."""
 
     partition: int
@@ -163,7 +163,7 @@ def _parse_old(body: memoryview, version: int) -> ProduceCall:
 def encode_response(
     correlation_id: int,
     version: int,
-    topics: Sequence[tuple[str | UUID, Sequence[PartitionAnswer]]],
+    topics: Sequence[tuple[str | UUID, Sequence[ProducePartitionAnswer]]],
     throttle_ms: int = 0,
 ) -> bytes:
     """Encode a whole response frame: size, header, body."""
@@ -192,7 +192,7 @@ def encode_response(
     return b"".join(parts)
 
 
-def _encode_partition(parts: list[bytes], answer: PartitionAnswer, version: int, flexible: bool) -> None:
+def _encode_partition(parts: list[bytes], answer: ProducePartitionAnswer, version: int, flexible: bool) -> None:
     parts.append(_PARTITION_OLD.pack(answer.partition, answer.error_code, answer.base_offset))
     if version >= 2:
         parts.append(answer.log_append_time.to_bytes(8, "big", signed=True))

@@ -70,7 +70,7 @@ class Admin:
         if self.directory is not None:
             path = self.directory / "kop.db"
             return await sqlite.open_engine(path, policy=topic_configs.policy, maintain=False)
-        settings = memory.Settings(maintain=False)
+        settings = memory.MemorySettings(maintain=False)
         return await memory.open_engine(self.memory, policy=topic_configs.policy, settings=settings)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

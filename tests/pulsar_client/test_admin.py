@@ -19,7 +19,7 @@ from support.gateway import run
 from support.pulsar_admin import PulsarAdmin
 
 from kop.pulsar_client.admin import Retention, topic_path
-from kop.pulsar_client.auth import Auth, Token
+from kop.pulsar_client.auth import Credentials, Token
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.rest import ATTEMPTS, STATUS
 from kop.pulsar_client.tls import TlsOptions
@@ -241,7 +241,7 @@ def test_redirects_keep_method_body_and_token_and_end() -> None:
     run(main())
 
 
-class Renewed(Auth):
+class Renewed(Credentials):
     """Credentials that are new after each refusal."""
 
     method = "token"

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from support.gateway import run
 
-from kop.pulsar_client.auth import Auth, Basic, OAuth2, Token, parse_auth
+from kop.pulsar_client.auth import Basic, Credentials, OAuth2, Token, parse_auth
 from kop.pulsar_client.errors import PulsarError
 
 SECRET = "s3cr3t-XYZ"
@@ -202,7 +202,7 @@ def test_an_issuer_that_is_not_there_is_a_retriable_error() -> None:
 # -- settings
 
 
-def data(auth: Auth | None) -> bytes:
+def data(auth: Credentials | None) -> bytes:
     assert auth is not None
     return run(auth.data())
 

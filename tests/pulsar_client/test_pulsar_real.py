@@ -17,8 +17,8 @@ from support.pulsar_admin import PulsarAdmin
 from support.waiting import until
 
 from kop.pulsar_client import EARLIEST, LATEST, Client, Entry, Position, Producer, PulsarError
-from kop.pulsar_client.address import Address, parse_one
-from kop.pulsar_client.pool import Broker
+from kop.pulsar_client.address import PulsarAddress, parse_one
+from kop.pulsar_client.pool import BrokerRoute
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 
@@ -43,8 +43,8 @@ def batch(messages: int, size: int = 20) -> bytes:
 
 def through(made: Client, wire: Link) -> None:
     """Let every further connection of a client go through a link."""
-    address = Address("127.0.0.1", wire.port, False)
-    made._pool.broker = lambda url: Broker(address, address)  # type: ignore[method-assign]
+    address = PulsarAddress("127.0.0.1", wire.port, False)
+    made._pool.broker = lambda url: BrokerRoute(address, address)  # type: ignore[method-assign]
 
 
 async def test_a_topic_that_is_asked_for_or_read_is_not_created(pulsar: Pulsar) -> None:

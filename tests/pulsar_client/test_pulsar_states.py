@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kop.pulsar_client.address import Address, parse
+from kop.pulsar_client.address import PulsarAddress, parse
 from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.errors import PulsarError, server_error
 from kop.pulsar_client.pending import PendingEntries, PendingEntry
@@ -176,19 +176,19 @@ def test_waits_double_with_jitter_up_to_the_most() -> None:
 @pytest.mark.parametrize(
     ("url", "found"),
     [
-        ("pulsar://h", [Address("h", 6650, False)]),
-        ("pulsar+ssl://h", [Address("h", 6651, True)]),
-        ("pulsar://h:1,other:2", [Address("h", 1, False), Address("other", 2, False)]),
-        ("pulsar://[::1]:7/", [Address("::1", 7, False)]),
+        ("pulsar://h", [PulsarAddress("h", 6650, False)]),
+        ("pulsar+ssl://h", [PulsarAddress("h", 6651, True)]),
+        ("pulsar://h:1,other:2", [PulsarAddress("h", 1, False), PulsarAddress("other", 2, False)]),
+        ("pulsar://[::1]:7/", [PulsarAddress("::1", 7, False)]),
     ],
 )
-def test_addresses(url: str, found: list[Address]) -> None:
+def test_addresses(url: str, found: list[PulsarAddress]) -> None:
     assert parse(url) == found
 
 
 def test_an_address_of_ipv6_is_written_with_brackets() -> None:
-    assert str(Address("::1", 7, False)) == "[::1]:7"
-    assert str(Address("h", 7, True)) == "h:7"
+    assert str(PulsarAddress("::1", 7, False)) == "[::1]:7"
+    assert str(PulsarAddress("h", 7, True)) == "h:7"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from support.fake_peer import FakePipeline, FakeTransport, Peer, close_server, fake_server, frame, settle
 from support.waiting import until
 
-from kop.server.connection import Connection
+from kop.server.connection import ClientConnection
 from kop.server.listener import Server
 
 MIB = 1024 * 1024
@@ -574,11 +574,11 @@ def test_a_drain_ends_when_its_time_is_over() -> None:
 
 def test_a_connection_lost_before_it_was_made_does_no_harm() -> None:
     async def main(server: Server, fake: FakePipeline) -> None:
-        lone = Connection(server, None)
+        lone = ClientConnection(server, None)
         lone.connection_lost(None)
         transport = FakeTransport(server.loop)
         transport.get_extra_info = lambda name, default=None: default  # type: ignore[method-assign]
-        made = Connection(server, None)
+        made = ClientConnection(server, None)
         transport.protocol = made
         made.connection_made(transport)
         assert made.info.client_host == "?"

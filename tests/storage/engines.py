@@ -16,7 +16,7 @@ from dense_view import DenseEngine
 from kop.storage import memory
 from kop.storage.base import Engine, LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.memory import Memory, MemoryEngine
-from kop.storage.pulsar import PulsarEngine, Settings
+from kop.storage.pulsar import PulsarEngine, PulsarSettings
 from kop.storage.pulsar import open_engine as open_pulsar
 from kop.storage.sqlite import SqliteEngine, open_engine
 
@@ -77,7 +77,7 @@ class MemoryStore(EngineStore[MemoryEngine]):
 
     def __init__(self, **settings: Any) -> None:
         self.memory = Memory()
-        self.settings = memory.Settings(maintain=False, **settings)
+        self.settings = memory.MemorySettings(maintain=False, **settings)
 
     async def open(self) -> MemoryEngine:
         return await memory.open_engine(self.memory, policy=policy_of, settings=self.settings)
@@ -112,7 +112,7 @@ class PulsarStore(EngineStore[PulsarEngine]):
         self.urls = service_url, admin_url
         self.policy = policy
         self.answers: Callable[[LiveBroker], Awaitable[bool]] | None = None
-        self.settings = Settings(
+        self.settings = PulsarSettings(
             namespace=namespace, metadata_namespace=f"{namespace}-kop", idle_seconds=1.0, offsets=offsets
         )
 

@@ -14,7 +14,7 @@ from engines import policy_of
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import PartitionedMetadata
 from kop.storage.pulsar.engine import PulsarEngine
-from kop.storage.pulsar.settings import Settings
+from kop.storage.pulsar.settings import PulsarSettings
 
 HOME = "public/default"
 METADATA = "public/kafka"
@@ -59,7 +59,9 @@ class FakePulsar:
         """A gateway's engine on it, that is not started: `topics.load` and `topics.follow` are called by the test."""
         admin: Any = self
         client: Any = SimpleNamespace(topics=self.list_all, max_message_size=5 << 20)
-        return PulsarEngine(client, admin, policy_of, Settings(namespace=HOME, metadata_namespace=METADATA, **settings))
+        return PulsarEngine(
+            client, admin, policy_of, PulsarSettings(namespace=HOME, metadata_namespace=METADATA, **settings)
+        )
 
     @property
     def requests(self) -> int:

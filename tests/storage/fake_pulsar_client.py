@@ -23,7 +23,7 @@ from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.reading.budget import ReadBudget
-from kop.storage.pulsar.settings import Settings
+from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns
 
@@ -287,7 +287,7 @@ class FakeEngine:
         self.admin = FakeAdmin(broker)
         self.faults = Faults(self.loop.time)
         self.counts = self.faults.counts
-        self.settings = Settings()
+        self.settings = PulsarSettings()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.gone = False
         self.queued_bytes = 0

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from kop.errors import ErrorCode, InternalError
 from kop.records.batch import MAX_SEQUENCE, BatchHeader, Record, build, read_header
-from kop.storage.idempotence import BatchMetadata, Kind, ProducerInfo, ProducerStates, ProducerWindow, Verdict
+from kop.storage.idempotence import (
+    BatchMetadata,
+    IdempotenceVerdict,
+    Kind,
+    ProducerInfo,
+    ProducerStates,
+    ProducerWindow,
+)
 
 NOW = 1_700_000_000_000
 
@@ -103,7 +110,7 @@ def test_a_window_of_which_only_the_last_sequence_is_known_finds_what_comes_next
     taken = BatchMetadata(1, 10, 11, 100, 101, NOW)
     after = window.then(3, taken)
     assert after == ProducerWindow(3, 11, (taken,))
-    assert after.check(header(1, 3, 10, 2)) == Verdict(Kind.DUPLICATE, taken)
+    assert after.check(header(1, 3, 10, 2)) == IdempotenceVerdict(Kind.DUPLICATE, taken)
     assert window.batches == (), "it is a value"
 
 
@@ -126,7 +133,7 @@ def test_a_duplicate_names_the_original_pending_or_not() -> None:
     entry = log.append(header(1, 0, 0, 3))
     entry.owner = "a future"
     verdict = log.states.check(header(1, 0, 0, 3))
-    assert verdict == Verdict(Kind.DUPLICATE, entry)
+    assert verdict == IdempotenceVerdict(Kind.DUPLICATE, entry)
     assert (entry.pending, entry.owner, entry.base_offset, entry.last_offset) == (True, "a future", 1, 3)
     log.states.commit(entry)
     assert log.states.check(header(1, 0, 0, 3)).batch is entry

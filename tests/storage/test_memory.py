@@ -8,14 +8,14 @@ from batches import LIMIT, NOW, append, attached, batch, fill, first, make, put,
 from engines import MemoryStore, policy_of
 
 from kop.errors import ErrorCode
-from kop.storage.memory import MemoryEngine, Settings, open_engine
+from kop.storage.memory import MemoryEngine, MemorySettings, open_engine
 
 SIZE = len(batch(["x" * 100]))
 
 
 async def engine_of(batches: int) -> MemoryEngine:
     """An engine with room for so many batches of one record of 100 bytes."""
-    settings = Settings(max_bytes=batches * SIZE, maintain=False)
+    settings = MemorySettings(max_bytes=batches * SIZE, maintain=False)
     return await open_engine(policy=policy_of, settings=settings)
 
 
@@ -110,7 +110,7 @@ async def test_an_append_and_a_deletion_during_compaction_are_kept() -> None:
 
 
 async def test_upkeep_runs_by_itself() -> None:
-    settings = Settings(upkeep_interval_ms=1)
+    settings = MemorySettings(upkeep_interval_ms=1)
     engine = await open_engine(policy=policy_of, settings=settings)
     log = await make(engine, retention_ms="1000")
     moved = asyncio.Event()

@@ -14,7 +14,7 @@ from typing import Any
 from kop.errors import FrameError
 from kop.handlers.api import Api, ConnectionInfo
 from kop.metrics import Metrics
-from kop.server.connection import Connection
+from kop.server.connection import ClientConnection
 from kop.server.listener import ClientLimits, Server
 from kop.server.request import Answer
 
@@ -48,7 +48,7 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self.loop = loop
         self.host = host
-        self.protocol: Connection | None = None
+        self.protocol: ClientConnection | None = None
         self.written: list[bytes] = []
         self.reading = True
         self.unsent = 0
@@ -186,7 +186,7 @@ class Peer:
     def __init__(self, server: Server, host: str = "10.0.0.1") -> None:
         self.server = server
         self.transport = FakeTransport(server.loop, host)
-        self.connection = Connection(server, None)
+        self.connection = ClientConnection(server, None)
         self.transport.protocol = self.connection
         self.kernel = bytearray()
         self.connection.connection_made(self.transport)

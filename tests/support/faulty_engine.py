@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.records.batch import BatchHeader, iter_records
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ReadResult, TopicInfo
-from kop.storage.memory import Memory, MemoryEngine, Settings
+from kop.storage.memory import Memory, MemoryEngine, MemorySettings
 from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
 from kop.storage.memory.topics import MemoryTopics
@@ -175,7 +175,7 @@ class FaultyEngine(MemoryEngine):
     topics: FaultyTopics
 
     def __init__(self, memory: Memory, policy: Callable[[TopicInfo], LogPolicy]) -> None:
-        super().__init__(memory, policy, Settings(maintain=False))
+        super().__init__(memory, policy, MemorySettings(maintain=False))
         self.topics = FaultyTopics(memory.topics_version, memory.topics, self.topic_changed)
 
     def new_log(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
@@ -191,7 +191,10 @@ class FaultyStore:
         self.memory = Memory()
 
     async def open(
-        self, *, policy: Callable[[TopicInfo], LogPolicy] = lambda _: LogPolicy(), settings: Settings | None = None
+        self,
+        *,
+        policy: Callable[[TopicInfo], LogPolicy] = lambda _: LogPolicy(),
+        settings: MemorySettings | None = None,
     ) -> FaultyEngine:
         """An engine on the records of the one before, which has to be closed. Called as `memory.open_engine` is."""
         self.engine = FaultyEngine(self.memory, policy)

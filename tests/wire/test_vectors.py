@@ -202,7 +202,7 @@ def test_produce_by_hand_writes_the_same(vector: dict[str, Any]) -> None:
                 [(e.batch_index, e.batch_index_error_message) for e in row.record_errors or []] if version >= 8 else []
             )
             answers.append(
-                produce.PartitionAnswer(
+                produce.ProducePartitionAnswer(
                     row.index,
                     row.error_code,
                     row.base_offset,
@@ -271,7 +271,7 @@ def test_fetch_by_hand_writes_the_same(vector: dict[str, Any]) -> None:
             half = len(row.records) // 2
             parts = [part for part in (row.records[:half], row.records[half:]) if part]
             answers.append(
-                fetch.PartitionAnswer(
+                fetch.FetchPartitionAnswer(
                     row.partition_index,
                     row.error_code,
                     row.high_watermark,

@@ -7,6 +7,6 @@ What is where
 - `topics`: the table of topics.
 """
 
-from kop.storage.memory.engine import Memory, MemoryEngine, Settings, open_engine
+from kop.storage.memory.engine import Memory, MemoryEngine, MemorySettings, open_engine
 
-__all__ = ["Memory", "MemoryEngine", "Settings", "open_engine"]
+__all__ = ["Memory", "MemoryEngine", "MemorySettings", "open_engine"]

@@ -31,7 +31,7 @@ _PRODUCER_IDS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class MemorySettings:
     """What can be set of the memory engine. Sizes in bytes, times in milliseconds."""
 
     max_bytes: int = 1 << 30
@@ -74,7 +74,7 @@ class MemoryEngine:
     brokers: Sequence[LiveBroker] = ()
     brokers_fresh = True
 
-    def __init__(self, memory: Memory, policy: Callable[[TopicInfo], LogPolicy], settings: Settings) -> None:
+    def __init__(self, memory: Memory, policy: Callable[[TopicInfo], LogPolicy], settings: MemorySettings) -> None:
         self._memory = memory
         self._policy = policy
         self._settings = settings
@@ -187,10 +187,10 @@ async def open_engine(
     memory: Memory | None = None,
     *,
     policy: Callable[[TopicInfo], LogPolicy],
-    settings: Settings | None = None,
+    settings: MemorySettings | None = None,
 ) -> MemoryEngine:
     """Start an engine on the running loop, empty unless `memory` is what another one left behind.
 
     `policy` gives a topic's effective configs and is asked again after each change of the topic.
     """
-    return MemoryEngine(memory or Memory(), policy, settings or Settings())
+    return MemoryEngine(memory or Memory(), policy, settings or MemorySettings())

@@ -27,7 +27,7 @@ from kop.storage.partition import NOTHING_TO_READ, Partition, stamped
 _log = logging.getLogger(__name__)
 
 
-class Batch(NamedTuple):
+class StoredBatch(NamedTuple):
     """A stored batch. `last` is the offset of its last record, also where compaction took that."""
 
     base: int
@@ -52,8 +52,8 @@ class MemoryLog(Partition):
         super().__init__(topic, index, policy)
         self._space = space
         self.size_bytes = 0
-        self._batches: list[Batch] = []
-        self._taken: list[Batch] = []
+        self._batches: list[StoredBatch] = []
+        self._taken: list[StoredBatch] = []
         """Batches that are not readable yet; they follow those that are."""
         self._appends: list[tuple[asyncio.Future[AppendResult], AppendResult]] = []
         """The appends of this turn of the loop and what they will be answered."""
@@ -104,7 +104,7 @@ class MemoryLog(Partition):
             self._producers.commit(entry)
         time = header.max_timestamp
         data = stamped(batch, base, time if self.policy.log_append_time else -1)
-        self._taken.append(Batch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data))
+        self._taken.append(StoredBatch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data))
         self._space.used += len(data)
         return base
 
@@ -183,7 +183,7 @@ class MemoryLog(Partition):
         self._replace(0, bisect_left(self._batches, offset, key=_LAST), [])
         self.tell()
 
-    def _replace(self, first: int, end: int, batches: Sequence[Batch]) -> None:
+    def _replace(self, first: int, end: int, batches: Sequence[StoredBatch]) -> None:
         freed = sum(len(batch.data) for batch in self._batches[first:end]) - sum(len(batch.data) for batch in batches)
         self._batches[first:end] = batches
         self.size_bytes -= freed
@@ -262,7 +262,7 @@ class MemoryLog(Partition):
         """Nothing to do."""
 
 
-def _first_at(batches: Sequence[Batch], start: int, max_bytes: int, timestamp: int) -> TimestampOffset | None:
+def _first_at(batches: Sequence[StoredBatch], start: int, max_bytes: int, timestamp: int) -> TimestampOffset | None:
     for batch in batches:
         if batch.timestamp >= max(timestamp, 0):
             header = read_header(batch.data)
@@ -272,7 +272,7 @@ def _first_at(batches: Sequence[Batch], start: int, max_bytes: int, timestamp: i
     return None
 
 
-def _newest(batches: Sequence[Batch], start: int, max_bytes: int) -> TimestampOffset | None:
+def _newest(batches: Sequence[StoredBatch], start: int, max_bytes: int) -> TimestampOffset | None:
     best: TimestampOffset | None = None
     for batch in batches:
         if batch.timestamp > (-1 if best is None else best.timestamp):
@@ -283,17 +283,17 @@ def _newest(batches: Sequence[Batch], start: int, max_bytes: int) -> TimestampOf
 
 
 def _cleaned(
-    batches: Sequence[Batch], dirty: int, last: int, policy: LogPolicy, now_ms: int, title: str
-) -> list[tuple[Batch, Batch | None]]:
+    batches: Sequence[StoredBatch], dirty: int, last: int, policy: LogPolicy, now_ms: int, title: str
+) -> list[tuple[StoredBatch, StoredBatch | None]]:
     """The batches that compaction changes, each with what takes its place; on a thread.
 
     `batches[dirty:]` are the dirty ones, and may supersede records; those before `last` are cleaned.
     """
     newest, bound = NewestOffsets(), policy.max_uncompressed_bytes
     horizon = now_ms + policy.delete_retention_ms
-    changes: list[tuple[Batch, Batch | None]] = []
+    changes: list[tuple[StoredBatch, StoredBatch | None]] = []
 
-    def unread(batch: Batch, error: KopError) -> None:
+    def unread(batch: StoredBatch, error: KopError) -> None:
         _log.warning("the batch at offset %d of %s cannot be read, it stays as it is: %s", batch.base, title, error)
 
     for batch in batches[dirty:]:

@@ -2,6 +2,6 @@
 
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.engine import PulsarEngine, open_engine
-from kop.storage.pulsar.settings import Settings
+from kop.storage.pulsar.settings import PulsarSettings
 
-__all__ = ["Access", "PulsarEngine", "Settings", "open_engine"]
+__all__ = ["Access", "PulsarEngine", "PulsarSettings", "open_engine"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kop.errors import BackendError
 from kop.pulsar_client import TlsOptions
 from kop.pulsar_client.address import is_in_clear
-from kop.pulsar_client.auth import Auth, parse_auth
+from kop.pulsar_client.auth import Credentials, parse_auth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Access:
         """For an OAuth2 issuer, which may be a public one or have a certificate from the same house as Pulsar's."""
         return TlsOptions(ca_file=self.ca_file or None, system_too=True)
 
-    def credentials(self) -> Auth | None:
+    def credentials(self) -> Credentials | None:
         """The credentials, or None. BackendError says what is wrong with the text, without it."""
         if not self.auth:
             return None

@@ -16,7 +16,7 @@ from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.layout import TopicNaming
-from kop.storage.pulsar.settings import Settings
+from kop.storage.pulsar.settings import PulsarSettings
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class PulsarContext:
     """Clients, settings, names and faults of one engine."""
 
-    def __init__(self, client: Client, admin: Admin, settings: Settings) -> None:
+    def __init__(self, client: Client, admin: Admin, settings: PulsarSettings) -> None:
         self.loop = asyncio.get_running_loop()
         self.client = client
         self.admin = admin

@@ -37,7 +37,7 @@ from kop.storage.pulsar.partition.log_table import LogTable
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.budget import ReadBudget
-from kop.storage.pulsar.settings import Settings
+from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.pulsar.topics.compaction import Compactions
 from kop.storage.pulsar.topics.deletion import DeletionGuard
 from kop.storage.pulsar.topics.partition_numbers import PartitionNumbers
@@ -79,7 +79,7 @@ class PulsarEngine:
         client: Client,
         admin: Admin,
         policy: Callable[[TopicInfo], LogPolicy],
-        settings: Settings,
+        settings: PulsarSettings,
         answers: Answers | None = None,
         waiting: Callable[[str], None] | None = None,
     ) -> None:
@@ -314,7 +314,7 @@ async def open_engine(
     admin_url: str,
     *,
     policy: Callable[[TopicInfo], LogPolicy],
-    settings: Settings | None = None,
+    settings: PulsarSettings | None = None,
     access: Access | None = None,
     answers: Answers | None = None,
     waiting: Callable[[str], None] | None = None,
@@ -329,7 +329,7 @@ async def open_engine(
     auth, tls = access.credentials(), access.tls()
     client = Client(service_url, auth=auth, tls=tls)
     admin = Admin(admin_url, auth=auth, tls=tls)
-    engine = PulsarEngine(client, admin, policy, settings or Settings(), answers, waiting)
+    engine = PulsarEngine(client, admin, policy, settings or PulsarSettings(), answers, waiting)
     try:
         await engine.start()
     except PulsarError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PulsarSettings:
     """What can be set of the engine over Pulsar. Sizes in bytes, times in seconds."""
 
     namespace: str = "public/default"

@@ -11,6 +11,6 @@ What is where
 """
 
 from kop.storage.sqlite.engine import SqliteEngine, open_engine
-from kop.storage.sqlite.settings import Settings
+from kop.storage.sqlite.settings import SqliteSettings
 
-__all__ = ["Settings", "SqliteEngine", "open_engine"]
+__all__ = ["SqliteEngine", "SqliteSettings", "open_engine"]

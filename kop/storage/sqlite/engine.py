@@ -29,12 +29,12 @@ from kop.storage.idempotence import ProducerStates
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.log import LogContext, SqliteLog
-from kop.storage.sqlite.logs import LogTable
+from kop.storage.sqlite.logs import SqliteLogTable
 from kop.storage.sqlite.maintenance import Maintenance
 from kop.storage.sqlite.reader import Readers
-from kop.storage.sqlite.settings import Settings
+from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.topics import SqliteTopics
-from kop.storage.sqlite.writer import Destination, Entry, Writer
+from kop.storage.sqlite.writer import Destination, QueuedAppend, Writer
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_cluster_id
 
@@ -68,7 +68,7 @@ class SqliteEngine:
         lock: IO[str],
         conn: sqlite3.Connection,
         policy: Callable[[TopicInfo], LogPolicy],
-        settings: Settings,
+        settings: SqliteSettings,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.path = path
@@ -94,7 +94,7 @@ class SqliteEngine:
             self._refusal,
             self._move_start,
         )
-        self.logs = LogTable(context, policy)
+        self.logs = SqliteLogTable(context, policy)
         self.maintenance = Maintenance(self.loop, path, settings, self.writer, self.cache, self.logs.all)
         self._lock = lock
         self._closed = False
@@ -234,7 +234,7 @@ class SqliteEngine:
                 log.snapshot_offset = stored.snapshot_offset
                 log.producer_states = stored.producers
 
-    def _on_committed(self, group: Sequence[Entry]) -> None:
+    def _on_committed(self, group: Sequence[QueuedAppend]) -> None:
         if self._failing and self.writer.failure is None:
             self._failing = False
             _logger.warning("batches are stored again")
@@ -247,11 +247,11 @@ class SqliteEngine:
             log.tell()
         self.maintenance.on_committed(len(group), len(logs), size)
 
-    def _on_failed(self, lost: Sequence[Entry], error: BackendError) -> None:
+    def _on_failed(self, lost: Sequence[QueuedAppend], error: BackendError) -> None:
         if not self._failing:
             self._failing = True
             _logger.error("%d batch(es) could not be stored, more may follow: %s", len(lost), error.message)
-        by_log: dict[Destination, list[Entry]] = {}
+        by_log: dict[Destination, list[QueuedAppend]] = {}
         for entry in lost:
             by_log.setdefault(entry.log, []).append(entry)
         for log, entries in by_log.items():
@@ -337,17 +337,17 @@ async def open_engine(
     path: str | Path,
     *,
     policy: Callable[[TopicInfo], LogPolicy],
-    settings: Settings | None = None,
+    settings: SqliteSettings | None = None,
     **changes: Any,
 ) -> SqliteEngine:
     """Open the database at `path`, making it where there is none, and start the engine on the running loop.
 
     `policy` gives a topic's effective configs and is asked again after each change of the topic. `changes` are
-    fields of `Settings`. Sets the process's thread switch interval to `SWITCH_INTERVAL`.
+    fields of `SqliteSettings`. Sets the process's thread switch interval to `SWITCH_INTERVAL`.
 
     Raises BackendError where the file is in use, is not ours, has another schema version or cannot be written.
     """
-    settings = Settings(**changes) if settings is None else settings
+    settings = SqliteSettings(**changes) if settings is None else settings
     file = Path(os.path.abspath(path))  # noqa: ASYNC240 - touches no disk
     loop = asyncio.get_running_loop()
     lock = await loop.run_in_executor(None, _lock, file)
@@ -370,7 +370,7 @@ async def open_engine(
     return engine
 
 
-def _fitted(settings: Settings, directory: Path) -> Settings:
+def _fitted(settings: SqliteSettings, directory: Path) -> SqliteSettings:
     """The settings with sizes that a small disk can bear: a log as large as the disk could never be emptied."""
     disk = os.statvfs(directory)
     total = disk.f_blocks * disk.f_frsize

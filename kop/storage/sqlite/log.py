@@ -27,7 +27,7 @@ from kop.storage.idempotence import Kind, ProducerStates
 from kop.storage.partition import NOTHING_TO_READ, Partition, stamped
 from kop.storage.sqlite import lookup, reader
 from kop.storage.sqlite.reader import Readers
-from kop.storage.sqlite.writer import Entry, Writer
+from kop.storage.sqlite.writer import QueuedAppend, Writer
 from kop.storage.tail_cache import Tail, TailCache
 
 
@@ -113,7 +113,7 @@ class SqliteLog(Partition):
                 future.set_exception(error)
                 return future
             if original is not None and kind is Kind.DUPLICATE:
-                if isinstance(original.owner, Entry):
+                if isinstance(original.owner, QueuedAppend):
                     original.owner.followers = [*(original.owner.followers or ()), future]
                 else:
                     append_time = original.timestamp if append_time >= 0 else -1
@@ -123,7 +123,7 @@ class SqliteLog(Partition):
         batch = stamped(batch, base, append_time)
         self.end_offset = base + header.last_offset_delta + 1
         timestamp = header.max_timestamp
-        entry = Entry(
+        entry = QueuedAppend(
             self,
             batch,
             base,
@@ -140,7 +140,7 @@ class SqliteLog(Partition):
         writer.append(entry)
         return future
 
-    def committed(self, entry: Entry) -> None:
+    def committed(self, entry: QueuedAppend) -> None:
         """A batch is on disk: readers may have it, the caller's future ends."""
         if entry.token is not None and self.producer_states is not None:
             self.producer_states.commit(entry.token)
@@ -156,7 +156,7 @@ class SqliteLog(Partition):
         self._context.cache.push(tail, entry.base, entry.last, entry.data)
         entry.succeed(AppendResult(entry.base, entry.log_append_time, self.log_start_offset))
 
-    def failed(self, entries: Sequence[Entry], error: KopError) -> None:
+    def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
         """All that is queued of the log, from the first batch of a failed commit on, did not happen."""
         self.end_offset = entries[0].base
         if self.producer_states is not None:

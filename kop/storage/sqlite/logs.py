@@ -14,7 +14,7 @@ from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.sqlite.log import LogContext, SqliteLog
 
 
-class LogTable:
+class SqliteLogTable:
     """Logs by topic id, one for each partition. `policy` gives a topic's effective configs."""
 
     def __init__(self, context: LogContext, policy: Callable[[TopicInfo], LogPolicy]) -> None:

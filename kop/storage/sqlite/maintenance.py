@@ -27,7 +27,7 @@ from kop.storage.sqlite.compaction import Cleaner
 from kop.storage.sqlite.log import SqliteLog
 from kop.storage.sqlite.reader import Readers
 from kop.storage.sqlite.schema import BUSY_TIMEOUT_MS, PAGE_SIZE
-from kop.storage.sqlite.settings import Settings
+from kop.storage.sqlite.settings import SqliteSettings
 from kop.storage.sqlite.writer import Writer
 from kop.storage.tail_cache import TailCache
 
@@ -77,7 +77,7 @@ class Maintenance:
         self,
         loop: asyncio.AbstractEventLoop,
         path: Path,
-        settings: Settings,
+        settings: SqliteSettings,
         writer: Writer,
         cache: TailCache,
         logs: Callable[[], Sequence[SqliteLog]],

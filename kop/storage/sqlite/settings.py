@@ -15,7 +15,7 @@ def _fifteen_seconds() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SqliteSettings:
     """What can be set of the embedded engine. Sizes in bytes, times in milliseconds."""
 
     cache_bytes: int = 64 << 20

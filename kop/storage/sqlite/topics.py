@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from kop.storage.base import TopicInfo
-from kop.storage.sqlite.logs import LogTable
+from kop.storage.sqlite.logs import SqliteLogTable
 from kop.storage.sqlite.writer import Writer
 from kop.storage.topic_table import TopicTable, new_uuid
 
@@ -43,7 +43,7 @@ class SqliteTopics(TopicTable):
         topics: Sequence[tuple[int, TopicInfo]],
         *,
         writer: Writer,
-        logs: LogTable,
+        logs: SqliteLogTable,
         finish: Finish[Any],
         on_removed: Callable[[], None],
     ) -> None:

@@ -1,7 +1,7 @@
 """The one thread that writes: group commit of appends, and every other change of the database.
 
 Owns: the queue between the event loop and the thread, the INSERT, the order of commits, what a failed commit means.
-Must not know: topics, producers, reads; a batch is an `Entry` here.
+Must not know: topics, producers, reads; a batch is a `QueuedAppend` here.
 
 How a commit goes
 1. `append` queues an entry on the loop. The thread is woken once for a whole round of the loop.
@@ -51,17 +51,17 @@ class Destination(Protocol):
     topic: TopicInfo
     log_id: int
 
-    def committed(self, entry: Entry) -> None:
+    def committed(self, entry: QueuedAppend) -> None:
         """A batch is on disk."""
 
-    def failed(self, entries: Sequence[Entry], error: KopError) -> None:
+    def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
         """All that is queued of the log, from the first batch of a failed commit on, did not happen."""
 
     def tell(self) -> None:
         """Call the observers: the high watermark has moved."""
 
 
-class Entry:
+class QueuedAppend:
     """One append on its way to the disk."""
 
     __slots__ = (
@@ -153,8 +153,8 @@ class Writer:
         path: Path,
         *,
         min_free_bytes: int,
-        on_committed: Callable[[Sequence[Entry]], None],
-        on_failed: Callable[[Sequence[Entry], BackendError], None],
+        on_committed: Callable[[Sequence[QueuedAppend]], None],
+        on_failed: Callable[[Sequence[QueuedAppend], BackendError], None],
     ) -> None:
         self._loop = loop
         self._conn = conn
@@ -163,7 +163,7 @@ class Writer:
         self._min_free_bytes = min_free_bytes
         self._on_committed = on_committed
         self._on_failed = on_failed
-        self._appends: deque[Entry] = deque()
+        self._appends: deque[QueuedAppend] = deque()
         self._ops: deque[_Op] = deque()
         self._queued = 0  # batches ever queued: by the loop
         self._taken = 0  # batches ever taken out of the queue: by the thread, or the loop while the thread stands still
@@ -189,7 +189,7 @@ class Writer:
 
     # On the loop.
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: QueuedAppend) -> None:
         """Queue a batch."""
         self.queued_bytes += entry.size
         self._queued += 1
@@ -247,13 +247,13 @@ class Writer:
         if self._wake.locked():
             self._wake.release()
 
-    def _committed(self, group: Sequence[Entry], size: int, short: bool) -> None:
+    def _committed(self, group: Sequence[QueuedAppend], size: int, short: bool) -> None:
         self.queued_bytes -= size
         if not short:
             self.failure = None
         self._on_committed(group)
 
-    def _failed(self, group: Sequence[Entry], error: BackendError, handled: threading.Event) -> None:
+    def _failed(self, group: Sequence[QueuedAppend], error: BackendError, handled: threading.Event) -> None:
         try:
             self.failure = error.message
             logs = {entry.log for entry in group}
@@ -282,9 +282,9 @@ class Writer:
             if self._stopping:
                 return
 
-    def _take(self) -> tuple[list[Entry], int]:
+    def _take(self) -> tuple[list[QueuedAppend], int]:
         queue, size = self._appends, 0
-        group: list[Entry] = []
+        group: list[QueuedAppend] = []
         while queue and size < MAX_COMMIT_BYTES and len(group) < MAX_COMMIT_ROWS:
             entry = queue.popleft()
             size += entry.size
@@ -292,7 +292,7 @@ class Writer:
         self._taken += len(group)
         return group, size
 
-    def _commit(self, group: list[Entry], size: int) -> None:
+    def _commit(self, group: list[QueuedAppend], size: int) -> None:
         self._since_space_check += size
         often = min(_SPACE_CHECK_BYTES, self._min_free_bytes // 4)
         if self._since_space_check >= often or time.monotonic() >= self._next_space_check:
@@ -317,7 +317,7 @@ class Writer:
         else:
             self._to_loop(self._committed, group, size, self._short)
 
-    def _insert(self, group: Sequence[Entry]) -> None:
+    def _insert(self, group: Sequence[QueuedAppend]) -> None:
         values: list[Any] = []
         for e in group:
             values += (e.log.log_id, e.base, e.last, e.timestamp, e.size, e.head, e.data)
@@ -335,7 +335,7 @@ class Writer:
                 pass  # a disk that fails; the next commit tells
         self._bound.clear()
 
-    def _lose(self, group: Sequence[Entry], error: BackendError) -> None:
+    def _lose(self, group: Sequence[QueuedAppend], error: BackendError) -> None:
         if not group:
             return
         handled = threading.Event()

@@ -72,7 +72,7 @@ class Stored(NamedTuple):
     """When the broker took the last one, in ms."""
 
 
-class _Entry(NamedTuple):
+class _StoredEntry(NamedTuple):
     order: int
     sequence_id: int
     num_messages: int
@@ -87,7 +87,7 @@ class Stretch:
     """
 
     def __init__(self, *, from_beginning: bool) -> None:
-        self._by_producer: dict[str, list[_Entry]] = {}
+        self._by_producer: dict[str, list[_StoredEntry]] = {}
         self._order = 0
         self._gaps: list[int] = [] if from_beginning else [0]
         """Orders before which entries are missing."""
@@ -101,7 +101,7 @@ class Stretch:
         """The next entry; `gap`: others may lie between it and the one before."""
         if gap and self._order:
             self._gaps.append(self._order)
-        entry = _Entry(self._order, sequence_id, count, base, append_time)
+        entry = _StoredEntry(self._order, sequence_id, count, base, append_time)
         self._by_producer.setdefault(producer_name, []).append(entry)
         self._order += 1
 
