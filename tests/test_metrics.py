@@ -1,7 +1,7 @@
 """Metrics are an interface: their names are snake_case, and docs/operations.md says what each of them means.
 
-The code is walked: every collector, every fault that a part of the Pulsar engine counts, every kind of work in the
-background. What is counted under a name that cannot be read off the code fails here: give it as a literal.
+The code is walked: every collector, every kind of work in the background. What is counted under a name that cannot be
+read off the code fails here: give it as a literal. Faults and refusals are the members of two enumerations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from kop.background import label_of
 from kop.metrics import Metrics
-from kop.storage.pulsar.faults import refusal_name
+from kop.storage.pulsar.faults import Fault, Refused, refusal_name
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kop"
@@ -25,9 +25,6 @@ PAGE = ROOT / "docs" / "operations.md"
 SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 COLLECTORS = {"Counter", "Gauge", "Histogram", "gauge_family", "counter_family", "counter_value"}
 COUNTERS = {"Counter", "counter_family", "counter_value"}
-COUNTS_FAULTS = {"faults", "_faults", "engine", "_engine", "context", "_context"}
-"""What the object is called on which `count(fault)` is a call that counts a fault."""
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -136,33 +133,22 @@ def collectors() -> dict[str, tuple[str, ...]]:
 
 
 def faults() -> set[str]:
-    """Every fault that is counted, except refusals, which are named by what was refused and Pulsar's error code."""
-    found: set[str] = set()
-    for module in modules("storage/pulsar"):
-        for call in module.calls():
-            if called(call) not in {"count", "_count"} or len(call.args) != 1:
-                continue
-            argument = call.args[0]
-            snake = isinstance(argument, ast.Constant) and re.fullmatch(r"[a-z]+(_[a-z]+)+", str(argument.value))
-            if not snake and receiver(call) not in COUNTS_FAULTS and called(call) != "_count":
-                continue
-            function = module.inside[call]
-            if function is not None and function.name == "count" and isinstance(argument, ast.Name):
-                continue  # it hands on what its callers count
-            found |= module.texts(argument)
-    return found
+    return {fault.value for fault in Fault}
 
 
 def refused() -> set[str]:
     """What a refusal by Pulsar is counted as, up to Pulsar's error code."""
-    found: set[str] = set()
-    for module in modules("storage/pulsar"):
-        for call in module.calls():
-            if called(call) == "refused" and receiver(call) in {"faults", "_faults"}:
-                found |= {refusal_name(kind, "") for kind in module.texts(call.args[1])}
-            elif called(call) == "refusal_name" and module.path.name != "faults.py":
-                found |= {refusal_name(kind, "") for kind in module.texts(call.args[0])}
-    return found
+    return {refusal_name(kind, "") for kind in Refused}
+
+
+def used(name: str) -> set[str]:
+    """The members of an enumeration that the Pulsar engine names, beside the module that has it."""
+    return {
+        node.attr
+        for module in modules("storage/pulsar")
+        for node in module.inside
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+    }
 
 
 def works() -> set[str]:
@@ -217,6 +203,11 @@ def test_the_page_has_every_fault_between_gateway_and_pulsar() -> None:
     page = rows("Every value of `fault`")
     assert_same(faults() | {f"{kind}..." for kind in refused()}, set(page))
     assert all(meaning and advice for meaning, advice in page.values())
+
+
+def test_every_fault_and_refusal_is_counted_somewhere() -> None:
+    assert used("Fault") == set(Fault.__members__)
+    assert used("Refused") == set(Refused.__members__)
 
 
 def test_the_page_has_every_kind_of_work_in_the_background() -> None:

@@ -11,7 +11,7 @@ from kop.pulsar_client import PulsarError
 from kop.pulsar_client.errors import server_error
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.repeats import Repeats
-from kop.storage.pulsar.faults import Faults, kafka_error
+from kop.storage.pulsar.faults import Faults, Refused, kafka_error
 from kop.storage.pulsar.partition.throttle import RateExceeded, still_to_wait
 
 RETRIED = {
@@ -98,13 +98,13 @@ def test_of_thousands_that_are_alike_a_few_are_named(caplog: pytest.LogCaptureFi
     faults = Faults(lambda: now)
     with caplog.at_level(logging.WARNING):
         for number in range(5000):
-            faults.refused(PulsarError("Timeout", "x"), "reads", f"cannot attach t-{number}")
-        faults.refused(PulsarError("ServiceNotReady", "x"), "reads", "cannot attach t-0")
+            faults.refused(PulsarError("Timeout", "x"), Refused.READS, f"cannot attach t-{number}")
+        faults.refused(PulsarError("ServiceNotReady", "x"), Refused.READS, "cannot attach t-0")
         lines = [record.getMessage() for record in caplog.records]
         assert len(lines) == 11, "ten of the one kind, one of the other"
         assert ["kop_pulsar_faults_total" in line for line in lines] == [False] * 9 + [True, False]
         now = 61.0
-        faults.refused(PulsarError("Timeout", "x"), "reads", "cannot attach t-7777")
+        faults.refused(PulsarError("Timeout", "x"), Refused.READS, "cannot attach t-7777")
         assert "t-7777" in caplog.records[-1].getMessage()
     assert faults.counts["reads_refused_timeout"] == 5001
 
@@ -116,9 +116,9 @@ def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_i
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
             assert isinstance(
-                faults.refused(PulsarError("Timeout", "x"), "writes", "cannot write to t-0"), BackendError
+                faults.refused(PulsarError("Timeout", "x"), Refused.WRITES, "cannot write to t-0"), BackendError
             )
-        assert isinstance(faults.refused(PulsarError("NotFound", "x"), "reads", "cannot read t-0"), PeerError)
+        assert isinstance(faults.refused(PulsarError("NotFound", "x"), Refused.READS, "cannot read t-0"), PeerError)
     assert faults.counts == {"writes_refused_timeout": 50, "reads_refused_not_found": 1}
     assert len(caplog.records) == 1
 

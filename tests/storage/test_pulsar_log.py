@@ -16,7 +16,7 @@ from support.waiting import until
 from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import Position, PulsarError
 from kop.records.batch import read_header
-from kop.storage.pulsar.faults import refusal_name
+from kop.storage.pulsar.faults import Refused, refusal_name
 from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as producer_module
@@ -472,7 +472,7 @@ async def test_what_stands_behind_a_failed_batch_fails_with_it(error: str) -> No
     assert None not in play.outcomes
     assert not any(isinstance(one, int) and one >= 0 and not isinstance(one, ErrorCode) for one in play.outcomes)
     assert play.broker.producers[0].closed, "Pulsar is asked again what it has"
-    assert play.counts == {refusal_name("writes", error): 1}
+    assert play.counts == {refusal_name(Refused.WRITES, error): 1}
     play.append(0)
     await settle()
     assert len(play.broker.producers) == 2
@@ -964,7 +964,7 @@ async def test_a_producer_that_cannot_be_opened_has_a_named_error(code: str, exp
     play.append()
     await settle()
     assert play.outcomes == [expected] * 2
-    assert play.counts == {refusal_name("writes", code): 1}
+    assert play.counts == {refusal_name(Refused.WRITES, code): 1}
     assert play.log.producers() == []
     await play.log.close()
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kop.errors import BackendError, KopError
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
-from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.layout import TopicNaming
 from kop.storage.pulsar.settings import PulsarSettings
 
@@ -37,8 +37,8 @@ class PulsarContext:
         """The engine is being closed: nothing new is taken."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def count(self, fault: str) -> None:
-        """One more of a fault; see `Faults.count`."""
+    def count(self, fault: Fault) -> None:
+        """Count one more of a fault; see `Faults.count`."""
         self.faults.count(fault)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:

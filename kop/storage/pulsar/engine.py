@@ -28,7 +28,7 @@ from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.faults import kafka_error
+from kop.storage.pulsar.faults import Refused, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
@@ -152,7 +152,7 @@ class PulsarEngine:
         try:
             return await self.producer_id_blocks.take()
         except PulsarError as error:
-            raise self.faults.refused(error, "requests", "cannot reserve producer ids") from error
+            raise self.faults.refused(error, Refused.REQUESTS, "cannot reserve producer ids") from error
 
     async def get_state(self, key: str) -> str | None:
         """A small durable value, or None."""
@@ -162,14 +162,14 @@ class PulsarEngine:
                 return await self._tried("read a setting", read)
             return await read()
         except PulsarError as error:
-            raise self.faults.refused(error, "requests", "cannot read a setting") from error
+            raise self.faults.refused(error, Refused.REQUESTS, "cannot read a setting") from error
 
     async def put_state(self, key: str, value: str | None) -> None:
         """Set or remove such a value."""
         try:
             await self._cluster_topic.put_state(key, value)
         except PulsarError as error:
-            raise self.faults.refused(error, "requests", "cannot keep a setting") from error
+            raise self.faults.refused(error, Refused.REQUESTS, "cannot keep a setting") from error
 
     def on_state(self, callback: Callable[[], None]) -> None:
         """Call `callback` when another gateway has changed such a value."""
@@ -194,7 +194,7 @@ class PulsarEngine:
         try:
             await self._tried("join the gateways", lambda: self._registry.join(broker))
         except PulsarError as error:
-            raise self.faults.refused(error, "requests", "cannot join the gateways") from error
+            raise self.faults.refused(error, Refused.REQUESTS, "cannot join the gateways") from error
 
     @property
     def healthy(self) -> str | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
@@ -30,6 +31,71 @@ _MOST_ALIKE: Final = 10
 _ALIKE_SECONDS: Final = 60.0
 
 log = logging.getLogger(__name__)
+
+
+class Fault(StrEnum):
+    """What is counted besides refusals, as the label `fault` of a metric names it; docs/operations.md explains each."""
+
+    BATCHES_BEYOND_PACKED_OFFSETS = "batches_beyond_packed_offsets"
+    BATCHES_THROTTLED_BY_PUBLISH_RATE = "batches_throttled_by_publish_rate"
+    BROKERS_THAT_DID_NOT_ANSWER = "brokers_that_did_not_answer"
+    COMPACTIONS_LATE = "compactions_late"
+    COMPACTIONS_NOT_CHECKED = "compactions_not_checked"
+    COMPACTIONS_WITHOUT_CURSOR = "compactions_without_cursor"
+    DEDUPLICATION_TURNED_OFF = "deduplication_turned_off"
+    DELETED_TOPICS_THAT_CAME_BACK = "deleted_topics_that_came_back"
+    DUPLICATES_FOUND = "duplicates_found"
+    DUPLICATES_NOT_FOUND = "duplicates_not_found"
+    DUPLICATES_THAT_ARE_NOT_STORED = "duplicates_that_are_not_stored"
+    ENTRIES_BEYOND_PACKED_OFFSETS = "entries_beyond_packed_offsets"
+    ENTRIES_PASSED_OVER_BY_TAIL = "entries_passed_over_by_tail"
+    FOREIGN_TOPICS_NOT_READ = "foreign_topics_not_read"
+    FOREIGN_TOPICS_REFUSED = "foreign_topics_refused"
+    KEYLESS_MESSAGES_ON_COMPACTED_TOPIC = "keyless_messages_on_compacted_topic"
+    LEDGERS_CLOSED_FOR_PACKED_OFFSETS = "ledgers_closed_for_packed_offsets"
+    LEDGERS_NOT_CLOSED = "ledgers_not_closed"
+    MISCOUNTED_ENTRIES = "miscounted_entries"
+    OFFSET_REQUESTS_FAILED = "offset_requests_failed"
+    OFFSETS_ASKED_OF_PULSAR = "offsets_asked_of_pulsar"
+    OFFSETS_NOT_FOUND_IN_TIME = "offsets_not_found_in_time"
+    OFFSETS_TOLD_WRONG = "offsets_told_wrong"
+    PARTITIONS_RECREATED = "partitions_recreated"
+    PARTITIONS_WITH_ENTRIES_OLDER_THAN_INDEX = "partitions_with_entries_older_than_index"
+    PROPERTIES_NOT_KEPT = "properties_not_kept"
+    PROPERTIES_NOT_PARSED = "properties_not_parsed"
+    RAW_BATCHES_ON_COMPACTED_TOPIC = "raw_batches_on_compacted_topic"
+    READERS_MOVED_PAST_ENTRIES = "readers_moved_past_entries"
+    READS_BEFORE_LOG_START = "reads_before_log_start"
+    SEQUENCES_AHEAD_OF_PULSAR = "sequences_ahead_of_pulsar"
+    SEQUENCES_THAT_PULSAR_FORGOT = "sequences_that_pulsar_forgot"
+    TAIL_HELD_BY_DISPATCH_RATE = "tail_held_by_dispatch_rate"
+    TAIL_HELD_BY_TRANSACTION = "tail_held_by_transaction"
+    TAIL_HELD_BY_TRANSACTION_BUFFER = "tail_held_by_transaction_buffer"
+    TAIL_LATE = "tail_late"
+    TAILS_LOST = "tails_lost"
+    TAILS_MOVED_PAST_ENTRIES = "tails_moved_past_entries"
+    TOPIC_IDS_COPIED = "topic_ids_copied"
+    TOPICS_NOT_READ = "topics_not_read"
+    TOPICS_READ_LATE = "topics_read_late"
+    TOPICS_WITHOUT_RETENTION = "topics_without_retention"
+    UNREADABLE_ENTRIES = "unreadable_entries"
+    UPKEEP_FAILED = "upkeep_failed"
+    WRITES_REFUSED_WITHOUT_RETENTION = "writes_refused_without_retention"
+
+
+class Refused(StrEnum):
+    """What Pulsar can refuse: the first part of what such a refusal is counted as (`refusal_name`)."""
+
+    WRITES = "writes"
+    READS = "reads"
+    TOPIC_CHANGES = "topic_changes"
+    REQUESTS = "requests"
+    """What else a client's request needs: producer ids, settings of brokers, the properties of a topic."""
+    BROKER_REGISTRY = "broker_registry"
+    """The answer which other brokers there are."""
+    LEADS = "leads"
+    """The answer which broker leads a partition."""
+
 
 _CODES: Final[Mapping[str, ErrorCode]] = MappingProxyType(
     {
@@ -147,7 +213,7 @@ def kafka_error(error: PulsarError, doing: str) -> KopError:
     return PeerError(text, code) if code in _FINAL else BackendError(text, code)
 
 
-def refusal_name(what: str, code: str) -> str:
+def refusal_name(what: Refused, code: str) -> str:
     """What the metric calls a refusal with one of Pulsar's error codes: `writes_refused_producer_busy`."""
     return f"{what}_refused_{re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', code).lower()}"
 
@@ -176,9 +242,12 @@ class Faults:
         self._repeats = Repeats()
         self._alike = Alike()
 
-    def count(self, what: str) -> None:
-        """One more."""
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def count(self, fault: Fault) -> None:
+        """Count one more of a fault."""
+        self._count(fault)
+
+    def _count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
 
     def tell(self, key: object, text: str, kind: object = None) -> None:
         """Log a warning, unless that fault was told of a moment ago, or many of its kind (None: the only one)."""
@@ -192,10 +261,10 @@ class Faults:
             more += "; others like it are counted in kop_pulsar_faults_total, not logged, for a minute"
         log.warning("%s%s", text, more)
 
-    def refused(self, error: PulsarError, what: str, doing: str) -> KopError:
-        """Count and tell of a refusal by Pulsar; the error for the client. `what` was refused, such as "writes"."""
-        found = kafka_error(error, doing)
-        self.count(refusal_name(what, error.code))
-        if isinstance(found, BackendError):  # else the client asked for what cannot be
-            self.tell((doing, error.code), found.message, (what, error.code))
-        return found
+    def refused(self, error: PulsarError, what: Refused, doing: str) -> KopError:
+        """Count a refusal by Pulsar, log it, and return the error for the client."""
+        kafka = kafka_error(error, doing)
+        self._count(refusal_name(what, error.code))
+        if isinstance(kafka, BackendError):  # otherwise the client asked for something impossible, and is told so
+            self.tell((doing, error.code), kafka.message, (what, error.code))
+        return kafka

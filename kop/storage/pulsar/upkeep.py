@@ -18,6 +18,7 @@ from kop.errors import KopError
 from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.partition.view import PartitionView
 
 Work: TypeAlias = Callable[[], Awaitable[None]]
@@ -113,7 +114,7 @@ class Upkeep:
         self._tasks.append(self._context.loop.create_task(repeat(what, work, every=every, limit=limit, failed=heard)))
 
     def _failed(self, what: str, error: Exception) -> None:
-        self._context.count("upkeep_failed")
+        self._context.count(Fault.UPKEEP_FAILED)
         if isinstance(error, PulsarError | KopError | TimeoutError):
             why = str(error) or "it took too long"
             self._context.faults.tell(("upkeep", what), f"{what} failed: {why}; trying again")

@@ -35,6 +35,7 @@ from kop.records.record import Record
 from kop.storage.base import LiveBroker
 from kop.storage.pulsar.cluster.live_brokers import LiveBrokers
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import BROKER_PRODUCER
 
 _POLL_SECONDS: Final = 1.0
@@ -156,7 +157,7 @@ class BrokerRegistry:
                 raise PulsarError("Timeout", text, retriable=True)
             await asyncio.sleep(0.2)
         self._tasks = [
-            loop.create_task(repeat("membership", self._look_again, every=_POLL_SECONDS, failed=self._cannot_see)),
+            loop.create_task(repeat("broker registry", self._look_again, every=_POLL_SECONDS, failed=self._cannot_see)),
             loop.create_task(repeat("the look after the next gateway", self._probe_next, every=_PROBE_SECONDS)),
         ]
 
@@ -165,7 +166,7 @@ class BrokerRegistry:
         self._producer = await self._client.open_producer(
             self._partition,
             name=f"{BROKER_PRODUCER}{broker.node_id}",
-            lane="members",
+            lane="broker_registry",
             properties={"host": broker.host, "port": str(broker.port)},
             on_lost=self._out,
         )
@@ -261,9 +262,9 @@ class BrokerRegistry:
 
     def _cannot_see(self, error: Exception) -> None:
         if isinstance(error, PulsarError):
-            self._faults.refused(error, "membership", "cannot see the other gateways, trying again")
+            self._faults.refused(error, Refused.BROKER_REGISTRY, "cannot see the other gateways, trying again")
         else:
-            tell("membership", error)
+            tell("broker registry", error)
 
     async def _ask(self, broker: LiveBroker) -> None:
         self._answered(broker, await self._answers(broker))
@@ -281,7 +282,7 @@ class BrokerRegistry:
         asked = loop.time()
         try:
             probe = await self._client.open_producer(
-                self._partition, name=f"{BROKER_PRODUCER}{next_one.node_id}", lane="members"
+                self._partition, name=f"{BROKER_PRODUCER}{next_one.node_id}", lane="broker_registry"
             )
         except PulsarError:
             return  # ProducerBusy: it is alive. Of all else `_look_again` tells.
@@ -291,7 +292,7 @@ class BrokerRegistry:
             return  # its place was empty, as behind an unload: what snapshots show decides
         if await self._answers(next_one):
             return  # it lives, and comes back to its place
-        self._faults.count("brokers_that_did_not_answer")
+        self._faults.count(Fault.BROKERS_THAT_DID_NOT_ANSWER)
         log.warning("gateway %d left or does not answer Pulsar: others take over what it led", next_one.node_id)
         self._live.is_dead(next_one.node_id)
         self._set_brokers(self._live)

@@ -10,6 +10,7 @@ import logging
 
 from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault
 
 _log = logging.getLogger(__name__)
 
@@ -24,11 +25,11 @@ async def close_ledger(context: PulsarContext, partition_name: str, title: str, 
         stats = await context.admin.internal_stats(partition_name)
         if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
             return  # it is closed already: another gateway was faster
-        faults.count("ledgers_closed_for_packed_offsets")
+        faults.count(Fault.LEDGERS_CLOSED_FOR_PACKED_OFFSETS)
         _log.info("%s: ledger %d is closed before its offsets are used up, by an unload", title, ledger)
         await context.admin.unload(partition_name)
     except PulsarError as error:
-        faults.count("ledgers_not_closed")
+        faults.count(Fault.LEDGERS_NOT_CLOSED)
         faults.tell(
             ("close", title),
             f"{title}: ledger {ledger} comes to the end of its offsets and cannot be closed: {error}; "

@@ -34,7 +34,7 @@ from kop.pulsar_client.packed import (
     unpack,
 )
 from kop.records import transcode
-from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets, place, view_of
 from kop.storage.pulsar.offsets.sparse_index import Ledgers
 
@@ -246,7 +246,7 @@ class _PackedMapping:
             )
         else:
             return
-        self._count("entries_beyond_packed_offsets")
+        self._count(Fault.ENTRIES_BEYOND_PACKED_OFFSETS)
         raise PeerError(text, ErrorCode.CORRUPT_MESSAGE)
 
     append_time = staticmethod(append_time)
@@ -257,7 +257,7 @@ class _PackedMapping:
     async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
         start = entries.log_start_offset
         if offset < start:
-            self._count("reads_before_log_start")
+            self._count(Fault.READS_BEFORE_LOG_START)
             self._faults.tell(
                 ("before the start", entries.title),
                 f"{entries.title}: offset {offset} is older than the log start {start}, the oldest records answer: "
@@ -299,7 +299,7 @@ class _PackedMapping:
             )
         else:
             return
-        self._count("batches_beyond_packed_offsets")
+        self._count(Fault.BATCHES_BEYOND_PACKED_OFFSETS)
         self._faults.tell(("refused", error.code), f"a batch is refused: {error.message}")
         raise error
 

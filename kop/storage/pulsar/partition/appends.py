@@ -30,6 +30,7 @@ from kop.pulsar_client.backoff import Backoff
 from kop.records import transcode
 from kop.records.batch import BatchHeader, stamp, stamp_log_append_time
 from kop.storage.base import AppendResult, Buffer, LogPolicy
+from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.reading.batches import Batch
@@ -224,7 +225,7 @@ class Appends:
         loop: asyncio.AbstractEventLoop,
         mapping: OffsetMapping,
         *,
-        count: Callable[[str], None],
+        count: Callable[[Fault], None],
         ask_place: Callable[[Position, int], Awaitable[EntryPlace]],
         search: Callable[[Sequence[Wanted]], Awaitable[Sequence[Stored]]],
         tail_is_late: Callable[[], None],
@@ -311,7 +312,7 @@ class Appends:
 
     def _give_up(self, entry: InFlightEntry, text: str) -> None:
         """An entry is stored, and its offset was not found in time. The client sends it again, and may get it then."""
-        self._count("offsets_not_found_in_time")
+        self._count(Fault.OFFSETS_NOT_FOUND_IN_TIME)
         self.failed(entry, BackendError(f"{self._log.title}: {text}", ErrorCode.REQUEST_TIMED_OUT))
 
     # --- the chain
@@ -369,7 +370,7 @@ class Appends:
         """The tail brought an entry that the chain had placed."""
         while self._unverified and self._unverified[0][0] < placed.position:
             self._unverified.popleft()
-            self._count("entries_passed_over_by_tail")
+            self._count(Fault.ENTRIES_PASSED_OVER_BY_TAIL)
         if self._unverified and self._unverified[0][0] == placed.position:
             _, last = self._unverified.popleft()
             self._compare(placed, last)
@@ -383,7 +384,7 @@ class Appends:
     def _compare(self, placed: EntryWithOffsets, last: int) -> None:
         if last == placed.last:
             return
-        self._count("offsets_told_wrong")
+        self._count(Fault.OFFSETS_TOLD_WRONG)
         _log.error(
             "%s: entry %d:%d has offset %d, %d had been told to its producer; attaching again",
             self._log.title, placed.position.ledger, placed.position.entry, placed.last, last,
@@ -525,7 +526,7 @@ class Appends:
         except Exception as error:  # the question is asked again until nobody waits
             known = isinstance(error, PulsarError | KopError | TimeoutError)
             level = logging.DEBUG if known else logging.ERROR
-            self._count("offset_requests_failed")
+            self._count(Fault.OFFSET_REQUESTS_FAILED)
             _log.log(level, "%s: where entry %d:%d lies cannot be asked: %r", self._log.title, *position, error)
             return False
         if self._stored.get(position) is not entry:
@@ -535,7 +536,7 @@ class Appends:
         late = not log.attached or position > log.last_position
         if late:
             self._held_until = self._loop.time() + _HELD_SECONDS
-            self._count("offsets_asked_of_pulsar")
+            self._count(Fault.OFFSETS_ASKED_OF_PULSAR)
             if self._anchor is None or self._anchor[0] < position:
                 self._anchor = position, place.base + entry.count
         self._answer(entry, position, place.base, place.append_time if log.policy.log_append_time else -1)
@@ -583,14 +584,14 @@ class Appends:
     def _found_duplicate(self, entry: InFlightEntry, stored: Stored) -> None:
         append = entry.append
         if stored.outcome is Outcome.FOUND:
-            self._count("duplicates_found")
+            self._count(Fault.DUPLICATES_FOUND)
             append.lies_at(stored.base, entry.first)
             append.time = stored.append_time if self._log.policy.log_append_time else -1
         elif stored.outcome is Outcome.SCATTERED:
             append.scattered = True
         elif stored.outcome is Outcome.ABSENT:
             # Later ones of its producer are stored, so Pulsar drops it: it was refused when it came.
-            self._count("duplicates_that_are_not_stored")
+            self._count(Fault.DUPLICATES_THAT_ARE_NOT_STORED)
             append.refuse(
                 PeerError(
                     "the batch was refused when it was sent first, and later ones of its producer are stored",
@@ -598,7 +599,7 @@ class Appends:
                 )
             )
         else:
-            self._count("duplicates_not_found")
+            self._count(Fault.DUPLICATES_NOT_FOUND)
             text = f"{self._log.title}: the batch is stored, where was not found"
             if append.idempotent and stored.outcome is Outcome.UNKNOWN:
                 append.refuse(PeerError(text, ErrorCode.DUPLICATE_SEQUENCE_NUMBER))

@@ -8,7 +8,7 @@ Kafka clients cannot write such entries to a compacted topic, Pulsar's own can.
 
 from __future__ import annotations
 
-from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.partition.view import PartitionView
 
 
@@ -23,7 +23,7 @@ class CompactionWarnings:
         """An entry has messages without a key."""
         if self._partition.policy.compact:
             self._tell(
-                "keyless_messages_on_compacted_topic",
+                Fault.KEYLESS_MESSAGES_ON_COMPACTED_TOPIC,
                 f"a Pulsar client writes messages without a key ({messages} in this entry): compaction will drop them. "
                 "Let it set a key, or topicCompactionRetainNullKey=true in Pulsar's broker.conf",
             )
@@ -32,12 +32,12 @@ class CompactionWarnings:
         """An entry has Kafka's batches as they came."""
         if self._partition.policy.compact:
             self._tell(
-                "raw_batches_on_compacted_topic",
+                Fault.RAW_BATCHES_ON_COMPACTED_TOPIC,
                 "somebody writes batches in KoP's kafka entry format, on which Pulsar's compaction fails: "
                 "nothing of the topic will be compacted. Write with kop.entry.format=pulsar",
             )
 
-    def _tell(self, what: str, text: str) -> None:
+    def _tell(self, what: Fault, text: str) -> None:
         topic = self._partition.topic
         self._faults.count(what)
         self._faults.tell((topic.topic_id, what), f"topic {topic.name}: {text}")

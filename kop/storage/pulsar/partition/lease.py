@@ -12,6 +12,7 @@ from typing import Final
 
 from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.partition.producer import PartitionProducer
 
 _SURE_SECONDS: Final = 4.0
@@ -73,7 +74,7 @@ class WriterLease:
         try:
             await producer.verify()
         except PulsarError as error:
-            self._context.faults.refused(error, "leads", f"cannot tell who leads {self._title}")
+            self._context.faults.refused(error, Refused.LEADS, f"cannot tell who leads {self._title}")
         finally:
             self._asking = None
 

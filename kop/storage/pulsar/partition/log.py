@@ -21,6 +21,7 @@ from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.partition import NOTHING_TO_READ, Partition
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets
 from kop.storage.pulsar.offsets.ledger_closing import close_ledger
@@ -231,7 +232,7 @@ class PulsarLog(Partition):
             raise BackendError(f"the tail of {self.title} ended while it began")
 
     def _tell_of_older_entries(self) -> None:
-        self.context.count("partitions_with_entries_older_than_index")
+        self.context.count(Fault.PARTITIONS_WITH_ENTRIES_OLDER_THAN_INDEX)
         self.context.faults.tell(
             ("older", self.topic.topic_id),
             f"{self.title} has entries from before the brokers gave them an index: they have no offsets, its log "
@@ -252,7 +253,7 @@ class PulsarLog(Partition):
             return
         text = f"the tail of {self.title} ended: {error}; attaching again"
         self.context.faults.tell(("tail", self.title), text, "tail")
-        self.context.count("tails_lost")
+        self.context.count(Fault.TAILS_LOST)
         self.detach(BackendError(f"the tail of {self.title} ended: {error}"))
 
     def detach(self, error: KopError) -> None:

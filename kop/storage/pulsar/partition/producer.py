@@ -27,6 +27,7 @@ from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
 from kop.pulsar_client.types import Access
 from kop.records import transcode
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, without_frames
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.sequences import SequenceWindow
@@ -226,7 +227,7 @@ class PartitionProducer:
         if self._misfit(sequences) is not None:
             last = sequences.directly_before(self._queue[0].header)
             if await self._appends.is_stored(self.name, last):
-                self._context.count("sequences_that_pulsar_forgot")
+                self._context.count(Fault.SEQUENCES_THAT_PULSAR_FORGOT)
                 log.warning(
                     "%s: Pulsar knows %s up to %d, but has stored %d: the topic's deduplication forgot the rest",
                     self._log.title, self.name, producer.last_sequence_id, last,
@@ -248,7 +249,7 @@ class PartitionProducer:
         error = self._misfit(self._sequences(producer))
         if error is None:
             return False
-        self._context.count("sequences_ahead_of_pulsar")
+        self._context.count(Fault.SEQUENCES_AHEAD_OF_PULSAR)
         self._context.faults.tell(
             (self._log.title, self.name),
             f"{self._log.title}: Pulsar knows {self.name} up to {producer.last_sequence_id}, the client goes on "
@@ -312,7 +313,7 @@ class PartitionProducer:
 
     def _refusal(self, error: PulsarError) -> KopError:
         """The error for the client; it is counted and logged."""
-        return self._context.faults.refused(error, "writes", f"cannot write to {self._log.title}")
+        return self._context.faults.refused(error, Refused.WRITES, f"cannot write to {self._log.title}")
 
     def _send(self, append: Append) -> None:
         try:

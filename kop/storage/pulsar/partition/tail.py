@@ -17,6 +17,7 @@ from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.storage.base import Buffer, LogPolicy, ReadResult
 from kop.storage.partition import NOTHING_TO_READ
+from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
 from kop.storage.pulsar.reading.batches import Converter
@@ -147,7 +148,7 @@ class LogTail:
                     if not await _set_within(moved, _STANDS_SECONDS):
                         # Truncating a topic, or message TTL, moves readers' cursors, too: they wait for what comes
                         # next.
-                        source.context.count("tails_moved_past_entries")
+                        source.context.count(Fault.TAILS_MOVED_PAST_ENTRIES)
                         log.tail_lost(BackendError("it does not come to the last entry"))
                     moved.clear()
         except TimeoutError:

@@ -14,31 +14,31 @@ from typing import Any, Final
 
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Admin
-from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.faults import Fault, Faults
 
 _ASK_SECONDS: Final = 30.0
 
-_TEXTS: Final[Mapping[str, str]] = {
-    "tail_held_by_dispatch_rate": "a dispatch rate holds readers back, consumers of Kafka, too: raise it "
+_TEXTS: Final[Mapping[Fault, str]] = {
+    Fault.TAIL_HELD_BY_DISPATCH_RATE: "a dispatch rate holds readers back, consumers of Kafka, too: raise it "
     "(pulsar-admin topics set-dispatch-rate, namespaces set-dispatch-rate, or set-subscription-dispatch-rate)",
-    "tail_held_by_transaction": "a transaction is open, and Pulsar shows nobody what lies behind its first record "
+    Fault.TAIL_HELD_BY_TRANSACTION: "a transaction is open, and Pulsar shows nobody what lies behind its first record "
     "until it ends (pulsar-admin transactions transaction-buffer-stats, coordinator-stats)",
-    "tail_held_by_transaction_buffer": "its transaction buffer is not recovered yet, until then Pulsar gives nothing "
-    "to readers",
+    Fault.TAIL_HELD_BY_TRANSACTION_BUFFER: "its transaction buffer is not recovered yet, until then Pulsar gives "
+    "nothing to readers",
 }
 
 
-def reason(stats: Mapping[str, Any], buffer: Mapping[str, Any]) -> str:
-    """The metric's name of why readers are held back, from a topic's statistics and those of its transaction buffer."""
+def reason(stats: Mapping[str, Any], buffer: Mapping[str, Any]) -> Fault:
+    """Why readers are held back, from a topic's statistics and those of its transaction buffer."""
     subscriptions = stats.get("subscriptions") or {}
     if buffer.get("state") in {"None", "Initializing", "FirstSnapshotting"}:
-        return "tail_held_by_transaction_buffer"
+        return Fault.TAIL_HELD_BY_TRANSACTION_BUFFER
     if stats.get("ongoingTxnCount") or buffer.get("ongoingTxnSize"):
-        return "tail_held_by_transaction"
+        return Fault.TAIL_HELD_BY_TRANSACTION
     for subscription in subscriptions.values():
         if any(value for name, value in subscription.items() if name.startswith("dispatchThrottled")):
-            return "tail_held_by_dispatch_rate"
-    return "tail_late"
+            return Fault.TAIL_HELD_BY_DISPATCH_RATE
+    return Fault.TAIL_LATE
 
 
 class TailDelays:
@@ -81,7 +81,7 @@ class TailDelays:
             return  # there is worse, and others tell of it
         why = reason(stats, buffer)
         self._faults.count(why)
-        if why != "tail_late":  # a busy machine is late now and then
+        if why != Fault.TAIL_LATE:  # a busy machine is late now and then
             self._faults.tell(
                 (why, self._title),
                 f"{self._title}: Pulsar stores records that it does not give to readers: {_TEXTS[why]}. Producers are "

@@ -18,6 +18,7 @@ from typing import Final
 
 from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault
 
 LATE_SECONDS: Final = 0.1
 """A receipt that took so long is a reason to ask."""
@@ -79,7 +80,7 @@ class PublishThrottle:
             self._context.spawn(self._ask())
         if not self._held.now(now):
             return False
-        self._context.count("batches_throttled_by_publish_rate")
+        self._context.count(Fault.BATCHES_THROTTLED_BY_PUBLISH_RATE)
         return True
 
     async def _ask(self) -> None:

@@ -18,6 +18,7 @@ from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import Position
 from kop.records import transcode
 from kop.storage.base import Buffer
+from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.reading.gaps import Gap
@@ -57,7 +58,7 @@ class Converter:
         mapping: OffsetMapping,
         *,
         append_time: bool,
-        count: Callable[[str], None],
+        count: Callable[[Fault], None],
         max_message_bytes: int,
         on_keyless: Callable[[int], None] | None = None,
         on_raw: Callable[[], None] | None = None,
@@ -113,7 +114,7 @@ class Converter:
                 filler = self.mapping.filler(expected, base - 1)
                 found.append(Batch(expected, base - 1, filler, missing=True, gap=gap))
         elif base < expected and self.next_offset is not None and not within:
-            self._count("miscounted_entries")
+            self._count(Fault.MISCOUNTED_ENTRIES)
             text = (
                 f"{self._name}: the entry at {placed.position.ledger}:{placed.position.entry} has "
                 f"{placed.info.num_messages} messages, the index moved by {last - expected + 1}: a producer counted "
@@ -146,7 +147,7 @@ class Converter:
     def _unreadable(self, placed: EntryWithOffsets, first: int, why: str) -> Batch:
         """The error that stands for an entry that cannot be read, from offset `first` on. It is counted and logged."""
         text = f"{self._name}: entry {placed.position.ledger}:{placed.position.entry}: {why}"
-        self._count("unreadable_entries")
+        self._count(Fault.UNREADABLE_ENTRIES)
         log.error("%s; consumers stop there until it is skipped or trimmed", text)
         return Batch(first, placed.last, b"", UnreadableEntryError(text, placed.last + 1))
 

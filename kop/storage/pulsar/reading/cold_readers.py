@@ -16,7 +16,7 @@ from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.records.batch import read_header
 from kop.storage.base import Buffer, ReadResult
-from kop.storage.pulsar.faults import kafka_error
+from kop.storage.pulsar.faults import Fault, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.reading.batches import Batch, Converter
 from kop.storage.pulsar.reading.budget import BudgetShare, ReadBudget
@@ -281,7 +281,7 @@ class ColdReaders:
             await reader.wait(_SECONDS)
         if reader.gap is None or reader.gap.last < gap.last:
             faults = self._source.context.faults
-            faults.count("readers_moved_past_entries")
+            faults.count(Fault.READERS_MOVED_PAST_ENTRIES)
             faults.tell(
                 ("moved", self._source.title),
                 f"Pulsar moved a reader of {self._source.title} past entries that are there, now they are read again: "

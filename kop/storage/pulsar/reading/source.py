@@ -13,6 +13,7 @@ from kop.errors import KopError
 from kop.pulsar_client import Position, PulsarError
 from kop.storage.base import LogPolicy
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.reading.stream import FIRST_PERMITS, Stream
@@ -84,4 +85,4 @@ class PartitionSource:
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
         """The Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
-        return self.context.faults.refused(error, "reads", doing)
+        return self.context.faults.refused(error, Refused.READS, doing)

@@ -31,6 +31,7 @@ from kop.metrics import gauge_family
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import FOREVER, Retention
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.topics import policies
 from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
@@ -136,18 +137,18 @@ class Compactions:
             log.warning("cannot look after the compaction of %s: %s", one.title, str(error) or "no answer in time")
         else:
             tell(f"the look at the compaction of {one.title}", error, kind="the look at a compaction")
-        self._context.count("compactions_not_checked")
+        self._context.count(Fault.COMPACTIONS_NOT_CHECKED)
 
     async def _look_at(self, one: PartitionView) -> Uncompacted | None:
         stats = await self._context.admin.stats(one.partition_name, backlogs=True)
         seen, key = uncompacted(stats, int(time.time() * 1000)), (one.topic.name, one.index)
         if seen is None:
-            self._context.count("compactions_without_cursor")
+            self._context.count(Fault.COMPACTIONS_WITHOUT_CURSOR)
             return None
         if not seen.late:
             self._late.discard(key)
             return seen
-        self._context.count("compactions_late")
+        self._context.count(Fault.COMPACTIONS_LATE)
         if key not in self._late:
             self._late.add(key)
             status = await self._context.admin.compaction_status(one.partition_name)
@@ -179,7 +180,7 @@ class Compactions:
                 "one (pulsar-admin topics compact)",
                 full_name, CURSOR,
             )  # fmt: skip
-            self._context.count("compactions_without_cursor")
+            self._context.count(Fault.COMPACTIONS_WITHOUT_CURSOR)
         else:
             log.info("%s is compacted: what was is kept for %d minutes from now on", full_name, wanted.minutes)
         await policies.set_retention(admin, full_name, wanted)

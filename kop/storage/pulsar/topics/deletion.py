@@ -26,6 +26,7 @@ from kop import background
 from kop.errors import ErrorCode, PeerError
 from kop.pulsar_client import Producer, PulsarError
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import DELETING_PROPERTY, ID_PROPERTY, number
 from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.topics.strays import NOT_THERE, StrayPartitions, is_unused
@@ -211,7 +212,7 @@ class DeletionGuard:
             log.warning("%s came back when it was deleted, and is in use: it is left as it is", name)
             return True
         await self._context.admin.delete_plain(name, force=False)
-        self._context.count("deleted_topics_that_came_back")
+        self._context.count(Fault.DELETED_TOPICS_THAT_CAME_BACK)
         log.info("%s, which a producer had brought back, is deleted again", name)
         if base != name:
             await self._strays.complete(base)

@@ -21,7 +21,7 @@ from kop.pulsar_client.watch import Watch
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.faults import kafka_error
+from kop.storage.pulsar.faults import Fault, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, may_be_named, topic_of
 
 _MISSING_SECONDS: Final = 5.0
@@ -123,7 +123,7 @@ class ForeignTopics:
         if not may_be_named(name) or self._context.naming.kafka_name(full_name) != (name, False):
             return False
         log.warning("%s", kafka_error(error, f"cannot read topic {name!r}").message)
-        self._context.count("foreign_topics_not_read")
+        self._context.count(Fault.FOREIGN_TOPICS_NOT_READ)
         return True
 
     async def close(self) -> None:
@@ -143,7 +143,7 @@ class ForeignTopics:
 
     def _failed(self, name: str, error: KopError, *, refused: bool) -> None:
         log.warning("%s", error.message)
-        self._context.count("foreign_topics_refused")
+        self._context.count(Fault.FOREIGN_TOPICS_REFUSED)
         final = {ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if not refused and error.code not in final:
             error = KopError(error.message, ErrorCode.LEADER_NOT_AVAILABLE)  # every client asks again

@@ -13,6 +13,7 @@ from uuid import UUID
 from kop.errors import BackendError
 from kop.storage.base import TopicInfo
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import all_remembered, largest_remembered, outdated, remembered
 from kop.storage.pulsar.topics.table import PulsarTopics
 
@@ -48,7 +49,7 @@ class PartitionNumbers:
             if largest >= value:
                 break
         else:
-            self._context.count("properties_not_kept")
+            self._context.count(Fault.PROPERTIES_NOT_KEPT)
             raise BackendError(f"Pulsar does not keep the property {name} of {topic.name}: clients try again")
         # Also what this gateway wrote, where another one has kept a larger number meanwhile.
         old = outdated(kept, kind, partition, largest)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.layout import ID_PROPERTY, namespace_of
 
 NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
@@ -49,7 +50,7 @@ class StrayPartitions:
         """A partition was deleted as one of no topic: where another gateway made the topic just then, it lacks it."""
         if await self.id_or_none(full_name) is not None:
             await self._context.admin.create_missed_partitions(full_name)
-            self._context.count("partitions_recreated")
+            self._context.count(Fault.PARTITIONS_RECREATED)
             log.warning("%s was made while what its predecessor had left was deleted: it is whole again", full_name)
 
     async def clear(self, full_name: str) -> bool:
@@ -79,7 +80,7 @@ class StrayPartitions:
                 if not is_unused(await admin.internal_stats(name)):
                     return False
                 await admin.delete_plain(name, force=False)
-                self._context.count("deleted_topics_that_came_back")
+                self._context.count(Fault.DELETED_TOPICS_THAT_CAME_BACK)
                 return True
             except PulsarError as error:
                 if error.code in NOT_THERE:

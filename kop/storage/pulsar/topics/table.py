@@ -31,7 +31,7 @@ from kop.pulsar_client.backoff import Backoff
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.faults import kafka_error
+from kop.storage.pulsar.faults import Fault, Refused, kafka_error
 from kop.storage.pulsar.layout import (
     CONFIGS_PROPERTY,
     CREATED_PROPERTY,
@@ -232,7 +232,7 @@ class PulsarTopics(TopicTable):
         try:
             return await call
         except PulsarError as error:
-            raise self._context.faults.refused(error, "topic_changes", doing) from error
+            raise self._context.faults.refused(error, Refused.TOPIC_CHANGES, doing) from error
 
     async def _create(self, topic: TopicInfo) -> TopicInfo:
         self._check_new(topic)
@@ -336,7 +336,7 @@ class PulsarTopics(TopicTable):
                     with suppress(PulsarError):  # it is obeyed for a minute only
                         await admin.remove_property(known.full_name, DELETING_PROPERTY)
                 doing = f"cannot delete topic {topic.name!r}"
-                raise self._context.faults.refused(error, "topic_changes", doing) from error
+                raise self._context.faults.refused(error, Refused.TOPIC_CHANGES, doing) from error
         self._remove(topic)
         self._gateways.announce(known.full_name)
 
@@ -417,7 +417,7 @@ class PulsarTopics(TopicTable):
             await looks
             await self._finish_abandoned()
         else:
-            self._context.count("topics_read_late")
+            self._context.count(Fault.TOPICS_READ_LATE)
             log.warning(
                 "%d of %d topics have not been read from Pulsar within %.0f s: the gateway begins without them, and "
                 "clients are told to try again. See whether all brokers answer",
@@ -474,7 +474,7 @@ class PulsarTopics(TopicTable):
         if topic_id in self._pulsar:
             failed = await self.look_for({self._name_of(topic_id)})
             for error in failed.values():
-                raise self._context.faults.refused(error, "requests", "cannot read a topic") from error
+                raise self._context.faults.refused(error, Refused.REQUESTS, "cannot read a topic") from error
 
     def watched(
         self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str], *, namespace: str = ""
@@ -561,7 +561,7 @@ class PulsarTopics(TopicTable):
     def _not_read(self, name: str, error: Exception) -> None:
         """A topic cannot be read: what is known of it stays, and it is tried again."""
         if not self._foreign.unreadable(name, error):
-            self._context.count("topics_not_read")
+            self._context.count(Fault.TOPICS_NOT_READ)
             if isinstance(error, PulsarError):
                 text = kafka_error(error, f"cannot read topic {name}").message
                 self._context.faults.tell(("not read", name), f"{text}; trying again", "not read")
@@ -611,7 +611,7 @@ class PulsarTopics(TopicTable):
         self._look_again(rival.full_name)
 
     def _tell_of_copy(self, full_name: str, original: str) -> None:
-        self._context.count("topic_ids_copied")
+        self._context.count(Fault.TOPIC_IDS_COPIED)
         self._context.faults.tell(
             ("copied", full_name),
             f"{full_name} carries the {ID_PROPERTY} of {original}, from where its properties were copied: it gets an "
@@ -654,7 +654,7 @@ class PulsarTopics(TopicTable):
                 _, raw = await self._ids.metadata(full_name)
         good, wrong = repaired(raw, before)
         for key in wrong:
-            self._context.count("properties_not_parsed")
+            self._context.count(Fault.PROPERTIES_NOT_PARSED)
             self._context.faults.tell(
                 ("property", full_name, key),
                 f"the property {key} of topic {full_name} does not parse: {raw[key]!r:.100}; "

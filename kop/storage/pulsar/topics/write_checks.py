@@ -22,7 +22,7 @@ from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Retention
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.context import PulsarContext
-from kop.storage.pulsar.faults import kafka_error
+from kop.storage.pulsar.faults import Fault, kafka_error
 from kop.storage.pulsar.layout import CONFIGS_PROPERTY, namespace_of
 from kop.storage.pulsar.topics import policies
 from kop.storage.pulsar.topics.table import PulsarTopics
@@ -123,7 +123,7 @@ class WriteChecks:
                 return  # it was on; a broker that comes back from a crash cannot tell for a while
             raise
         if ours:
-            context.count("deduplication_turned_off")
+            context.count(Fault.DEDUPLICATION_TURNED_OFF)
             text = f"deduplication of {name} was turned off: it is turned on again, idempotent producers rest on it"
             context.faults.tell(("deduplication", name), text)
         else:
@@ -147,7 +147,7 @@ class WriteChecks:
         if policies.keeps(found):
             return
         wanted = policies.retention_of(self._policy(topic))
-        context.count("topics_without_retention")
+        context.count(Fault.TOPICS_WITHOUT_RETENTION)
         context.faults.tell(
             ("retention", name),
             f"{name} keeps nothing that its subscriptions have read (retention {found.minutes} minutes, "
@@ -188,7 +188,7 @@ class WriteChecks:
         )
         if error.code in _NOT_PERMITTED:
             found = BackendError(f"{found.message}; {_HELP}", ErrorCode.POLICY_VIOLATION)
-        self._context.count("writes_refused_without_retention")
+        self._context.count(Fault.WRITES_REFUSED_WITHOUT_RETENTION)
         self._context.faults.tell(("no retention", name), found.message, "no retention")
         return found
 
