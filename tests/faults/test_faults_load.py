@@ -100,7 +100,7 @@ def test_clients_switch_between_two_gateways(fresh: Pulsar, tmp_path: Path) -> N
         one.signal(signal.SIGSTOP)
         took = load.flows()
         say(f"flows {took:.1f} s after one gateway was stopped")
-        until(lambda: "gateway 1 left or does not answer" in two.log)
+        until(lambda: "broker 1 left or does not answer" in two.log)
         time.sleep(5)
         one.signal(signal.SIGCONT)
         say(f"flows {load.flows():.1f} s after it went on")

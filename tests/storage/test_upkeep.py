@@ -166,7 +166,7 @@ async def test_the_gateway_is_healthy_while_rest_is_silent_and_not_where_it_refu
 
     engine.errors["rest"] = PulsarError("Unauthorized", "expired", retriable=False)
     await until(lambda: looked_after.failure is not None)
-    assert "refuses this gateway: Unauthorized: expired" in str(looked_after.failure)
+    assert "refuses this broker: Unauthorized: expired" in str(looked_after.failure)
     del engine.errors["rest"]
     await until(lambda: looked_after.failure is None)
 

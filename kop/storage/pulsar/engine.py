@@ -158,7 +158,7 @@ class PulsarEngine:
         """A small durable value, or None."""
         read = partial(self._cluster_topic.get_state, key)
         try:
-            if self._registry.own is None:  # while the gateway starts nobody would ask again
+            if self._registry.own is None:  # while the broker starts nobody would ask again
                 return await self._tried("read a setting", read)
             return await read()
         except PulsarError as error:
@@ -172,7 +172,7 @@ class PulsarEngine:
             raise self.faults.refused(error, Refused.REQUESTS, "cannot keep a setting") from error
 
     def on_state(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when another gateway has changed such a value."""
+        """Call `callback` when another broker has changed such a value."""
         self._cluster_topic.on_state(callback)
 
     @property
@@ -192,9 +192,9 @@ class PulsarEngine:
     async def join(self, broker: LiveBroker) -> None:
         """Become one of the live brokers; BROKER_ID_NOT_REGISTERED where the id is taken."""
         try:
-            await self._tried("join the gateways", lambda: self._registry.join(broker))
+            await self._tried("join the brokers", lambda: self._registry.join(broker))
         except PulsarError as error:
-            raise self.faults.refused(error, Refused.REQUESTS, "cannot join the gateways") from error
+            raise self.faults.refused(error, Refused.REQUESTS, "cannot join the brokers") from error
 
     @property
     def healthy(self) -> str | None:
@@ -253,7 +253,7 @@ class PulsarEngine:
         self.deletion_guard.removed(one)
 
     def _announced(self, full_names: Sequence[str]) -> None:
-        """Another gateway has changed the properties of these topics."""
+        """Another broker has changed the properties of these topics."""
         self._cluster_topic.announced(full_names)
         self.topics.watched(None, full_names, ())
 
@@ -264,7 +264,7 @@ class PulsarEngine:
 
     @property
     def producer_naming(self) -> ProducerNaming:
-        """Names of the Pulsar producers of this gateway. For use after the start, which reads the cluster id."""
+        """Names of the Pulsar producers of this broker. For use after the start, which reads the cluster id."""
         return ProducerNaming(self.cluster_id, self._instance)
 
     # --- open
@@ -272,14 +272,14 @@ class PulsarEngine:
     async def start(self) -> None:
         """Read what is there and follow it. KopError with what to do where the cluster does not fit.
 
-        What passes is tried again for a minute: brokers restart, topics move. An address where nobody answers is taken
-        for a wrong one: that ends the start at once, as refused credentials do.
+        What passes is tried again for a minute: Pulsar brokers restart, topics move. An address where nobody answers is
+        taken for a wrong one: that ends the start at once, as refused credentials do.
         """
         cluster_topic = self._cluster_topic
         await self._tried("connect to Pulsar", self.client.start, answered=False)
         await self._tried("look for the namespace over REST", self._look_for_namespace, answered=False)
-        await self._tried("make the namespace of the gateways", cluster_topic.make_namespace)
-        self.cluster_id = await self._tried("read the gateways' own topic", cluster_topic.open)
+        await self._tried("make the namespace of the brokers", cluster_topic.make_namespace)
+        self.cluster_id = await self._tried("read the gateway's own topic", cluster_topic.open)
         await self._tried("take a block of producer ids", self.producer_id_blocks.start)
         claim = partial(cluster_topic.claim_offsets, self.mapping.claim)
         await self._tried("agree on what offsets are made of", claim)
@@ -321,7 +321,7 @@ async def open_engine(
 ) -> PulsarEngine:
     """Connect to a cluster and read its topics. KopError with what to do where that cannot be.
 
-    `answers` asks another gateway whether it serves Kafka clients; see `BrokerRegistry`. `waiting` is called with one
+    `answers` asks another broker whether it serves Kafka clients; see `BrokerRegistry`. `waiting` is called with one
     line for each failure that is tried again.
     """
     access = access or Access()

@@ -5,7 +5,7 @@ line is new and which was said a moment ago.
 Must not know: who asked, what is done about it.
 
 Which of them a client tries again is Kafka's own rule for the code. Final are those that the same request meets again
-until somebody changes a setting of the topic; whatever is wrong between this gateway and Pulsar, credentials that have
+until somebody changes a setting of the topic; whatever is wrong between this broker and Pulsar, credentials that have
 run out among it, is no fault of the client and retriable.
 
 Clients try again many times a second. A line is logged when a fault begins, then every few minutes while it lasts; one
@@ -132,7 +132,7 @@ _HELP: Final[Mapping[str, str]] = MappingProxyType(
         "(pulsar-admin namespaces set-schema-validation-enforce --disable)",
         "EncryptionRequired": "Pulsar wants every message encrypted by its producer, Kafka clients cannot: turn that "
         "off (pulsar-admin namespaces set-encryption-required --disable) or use another namespace",
-        "ProducerBusy": "another gateway holds this producer's name; clients try again",
+        "ProducerBusy": "another broker holds this producer's name; clients try again",
         "ConsumerBusy": "another consumer holds the topic; clients try again",
         "AuthorizationError": "grant the gateway's role produce and consume "
         "(pulsar-admin namespaces grant-permission --actions produce,consume)",
@@ -143,7 +143,7 @@ _HELP: Final[Mapping[str, str]] = MappingProxyType(
         "Unauthorized": "see kop.pulsar.auth: Pulsar's REST interface does not take these credentials, or they have "
         "run out",
         "Timeout": "Pulsar is overloaded, throttles the topic or cannot be reached; clients try again",
-        "ConnectionLost": "see that the brokers run and --store and --admin-url name them",
+        "ConnectionLost": "see that the Pulsar brokers run and --store and --admin-url name them",
         "InvalidAddress": "see --store and --admin-url",
         "FrameError": "--store must name the port of Pulsar's binary protocol, 6650 as it comes",
         "MessageTooLarge": "raise maxMessageSize in broker.conf and, more, nettyMaxFrameSizeBytes in bookkeeper.conf",
@@ -163,7 +163,7 @@ _SAID: Final[tuple[tuple[str, str, ErrorCode | None, str], ...]] = (
         "max producers limit",
         None,
         "the topic or its namespace allows fewer producers than write to it: raise the limit (pulsar-admin topics "
-        "set-max-producers, namespaces set-max-producers-per-topic); each gateway needs one and one more for each "
+        "set-max-producers, namespaces set-max-producers-per-topic); each broker needs one and one more for each "
         "idempotent producer; clients try again",
     ),
     (
@@ -171,7 +171,7 @@ _SAID: Final[tuple[tuple[str, str, ErrorCode | None, str], ...]] = (
         "max consumers limit",
         None,
         "the topic or its namespace allows fewer consumers than read it: raise the limit (pulsar-admin topics "
-        "set-max-consumers, namespaces set-max-consumers-per-topic); each gateway needs a few readers; clients try "
+        "set-max-consumers, namespaces set-max-consumers-per-topic); each broker needs a few readers; clients try "
         "again",
     ),
     (

@@ -1,18 +1,18 @@
-"""Everything of the gateways that lasts in Pulsar: names of topics, of producers and of properties, and their values.
+"""Everything of the gateway that lasts in Pulsar: names of topics, of producers and of properties, and their values.
 
 Owns: those names and formats; reading them, and what is used instead of a value that does not parse. Whoever changes
-one of them changes what gateways of other versions find.
+one of them changes what other versions of the gateway find.
 Must not know: who reads or writes them, and when.
 
 - Kafka's topics are `persistent://NAMESPACE/TOPIC`, partitioned, in the home namespace or in any other one that a
   client names. What belongs to a topic lies in its properties.
-- The gateways' own topics lie in the metadata namespace. `__kop` has the cluster's id, its small values and its
+- The gateway's own topics lie in the metadata namespace. `__kop` has the cluster's id, its small values and its
   producer ids, `__gateways` the live brokers, `__offsets` the committed offsets of groups.
 - Pulsar deduplicates by a producer's name alone, so each name holds the cluster's id.
 
 Everybody who may change a topic's properties may also spoil them, or copy all of one topic's to another. A value that
 does not parse is no news of the topic: the last good one is used, or the default where none is known. An id belongs to
-the topic whose full name is kept beside it; topics of older gateways have the id alone.
+the topic whose full name is kept beside it; topics of older versions of the gateway have the id alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kop.storage.topic_table import is_usable
 
 PERSISTENT: Final = "persistent://"
 OWN_TOPIC: Final = "__kop"
-"""The gateways' own topic: its id is the cluster's, its properties are small values, its entries are blocks of producer
+"""The gateway's own topic: its id is the cluster's, its properties are small values, its entries are blocks of producer
 ids."""
 BROKERS_TOPIC: Final = "__gateways"
 """Each live broker holds a producer of it."""
@@ -52,7 +52,7 @@ CREATED_PROPERTY: Final = "kop.created"
 UNFINISHED_PROPERTY: Final = "kop.unfinished"
 """There until the topic has its policies."""
 DELETING_PROPERTY: Final = "kop.deleting"
-"""When a gateway began to delete the topic, in ms since 1970: no producer may come back from then on."""
+"""When a broker began to delete the topic, in ms since 1970: no producer may come back from then on."""
 
 LOG_START: Final = "log_start"
 """Kept of a partition: the first offset that may be read, where DeleteRecords moved it."""
@@ -64,7 +64,7 @@ _FOREIGN: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", r
 _SYSTEM: Final = "pulsar"
 """Pulsar's own tenant."""
 _OF_PARTITION: Final = re.compile(r"kop\.([a-z_]+)\.(\d{1,9})(?:\.\d+)?\Z")
-"""A number that a gateway remembers of one partition; see `remembered`."""
+"""A number that a broker remembers of one partition; see `remembered`."""
 _LARGEST: Final = 2**63 - 1
 
 
@@ -92,7 +92,7 @@ class TopicNaming:
     namespace: str
     """`tenant/namespace` whose topics Kafka clients see."""
     metadata_namespace: str
-    """Where internal topics and the gateways' own lie."""
+    """Where internal topics and the gateway's own lie."""
 
     @property
     def namespaces(self) -> tuple[str, str]:
@@ -130,7 +130,7 @@ class TopicNaming:
 
 @dataclass(frozen=True, slots=True)
 class ProducerNaming:
-    """Names of Pulsar producers. `instance` tells gateways of one cluster apart."""
+    """Names of Pulsar producers. `instance` tells brokers of one cluster apart."""
 
     cluster_id: str
     instance: str
@@ -138,7 +138,7 @@ class ProducerNaming:
     def of(self, producer_id: int) -> str:
         """The Pulsar producer for a Kafka producer id; -1: the gateway's own for plain batches.
 
-        It holds the cluster id, because the gateways of another cluster, or of a metadata namespace that was made
+        It holds the cluster id, because the brokers of another cluster, or of a metadata namespace that was made
         again, hand out the same producer ids.
         """
         own = f"pid-{producer_id}" if producer_id >= 0 else f"gateway-{self.instance}"
@@ -156,10 +156,10 @@ class ProducerNaming:
 
 
 def remembered(what: str, partition: int, value: int | None = None) -> str:
-    """The name of a number that is kept of one partition, the largest that any gateway kept.
+    """The name of a number that is kept of one partition, the largest that any broker kept.
 
-    The name holds the number: gateways that keep different ones at once write different properties, so none overwrites
-    a larger one. Without `value`, the one name that older gateways used for all numbers.
+    The name holds the number: brokers that keep different ones at once write different properties, so none overwrites
+    a larger one. Without `value`, the one name that older versions of the gateway used for all numbers.
     """
     name = f"kop.{what}.{partition}"
     return name if value is None else f"{name}.{value}"

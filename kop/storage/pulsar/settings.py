@@ -24,7 +24,7 @@ class PulsarSettings:
     tail_seconds: float = 300.0
     """After it a partition that nobody asks for has no reader any more; the next who asks attaches it again."""
     idle_seconds: float = 10.0
-    """After it a producer of an idempotent producer id is closed, so that another gateway may have its name."""
+    """After it a producer of an idempotent producer id is closed, so that another broker may have its name."""
     list_seconds: float = 60.0
     """Time between full listings, which find what the watcher missed."""
     offsets: str = "index"

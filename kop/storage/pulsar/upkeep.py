@@ -1,10 +1,10 @@
 """What the engine over Pulsar does now and then by itself, and whether Pulsar answers.
 
-Owns: the loops, their pace and time limits, the reason why the gateway is not healthy.
+Owns: the loops, their pace and time limits, the reason why this broker is not healthy.
 Must not know: what each of them looks after.
 
-Each loop goes on by itself: one that waits for a broker that does not answer delays no other. Within a loop partitions
-are looked at side by side, a bounded number of them, each within a time limit.
+Each loop goes on by itself: one that waits for a Pulsar broker that does not answer delays no other. Within a loop
+partitions are looked at side by side, a bounded number of them, each within a time limit.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Upkeep:
     def failure(self) -> str | None:
         """Why records cannot be written now; None where they can, as far as is known.
 
-        That is so while no broker answers over the binary protocol, and while REST refuses what this gateway shows: its
-        credentials have run out. A REST interface that does not answer keeps no record from being written.
+        That is so while no Pulsar broker answers over the binary protocol, and while REST refuses what this broker
+        shows: its credentials have run out. A REST interface that does not answer keeps no record from being written.
         """
         return self._failure or self._refusal
 
@@ -141,7 +141,7 @@ class Upkeep:
 
     def _unanswered_by_rest(self, error: Exception) -> None:
         final = isinstance(error, PulsarError) and not error.retriable
-        self._refusal = f"Pulsar's REST interface refuses this gateway: {error}" if final else None
+        self._refusal = f"Pulsar's REST interface refuses this broker: {error}" if final else None
         self._failed("the question whether Pulsar's REST answers", error)
 
     def _not_looked_at(self, one: PartitionView, error: Exception) -> None:

@@ -1,19 +1,19 @@
-"""The live gateways on the same data: each holds a producer of one topic, whose broker knows who is connected.
+"""The live brokers on the same data: each holds a producer of one topic, whose Pulsar broker knows who is connected.
 
-Owns: that topic, this gateway's place in it, how the others are asked about.
+Owns: that topic, this broker's place in it, how the others are asked about.
 Must not know: what membership is used for; `live_brokers.py` decides who counts.
 
-A producer's name is its gateway's id, so an id is taken once; its properties tell where clients find the gateway. The
-broker drops it when the connection ends, or does not answer any more. By itself it finds out about a gateway that
+A producer's name is its broker's id, so an id is taken once; its properties tell where clients find the broker. The
+Pulsar broker drops it when the connection ends, or does not answer any more. By itself it finds out about a broker that
 stands still after 30 to 60 s; asked for a name that is taken, it first looks whether the holder still answers, within
-5 s (connectionLivenessCheckTimeoutMillis). So each gateway asks for the name of the next one now and then, and lets it
+5 s (connectionLivenessCheckTimeoutMillis). So each broker asks for the name of the next one now and then, and lets it
 go where it should get it.
 
-Who is connected is asked over REST. While that does not answer, a gateway that dies is still found by its name, over
+Who is connected is asked over REST. While that does not answer, a broker that dies is still found by its name, over
 the binary protocol; one that comes is not, it cannot start then either.
 
 What is sent are names of topics whose properties one of them changed, as values: Pulsar's watchers do not tell of
-those. A gateway that stops says so by a record without a value; its key names the gateway.
+those. A broker that stops says so by a record without a value; its key names the broker.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
 _PROBE_SECONDS: Final = 10.0
 _TAKEN_SECONDS: Final = 1.0
-"""A name that the broker gave away after so long had a holder, which it asked and which did not answer."""
+"""A name that the Pulsar broker gave away after so long had a holder, which it asked and which did not answer."""
 _FRESH_SECONDS: Final = 15.0
 _AWAY_SECONDS: Final = 5.0
 """After so long without a look others may have taken this one's place and given it back."""
 _BUSY_SECONDS: Final = 12.0
-"""A gateway that was killed leaves its name at once, a stopped one when the broker has missed its answer."""
+"""A broker that was killed leaves its name at once, a stopped one when the Pulsar broker has missed its answer."""
 _SNAPSHOT_SECONDS: Final = 20.0
-"""How long a gateway that joins waits for a broker that knows of it."""
+"""How long a broker that joins waits for a Pulsar broker that knows of it."""
 _LEAVE_SECONDS: Final = 2.0
 _ASKED_AT_ONCE: Final = 8
 _ANSWER_SECONDS: Final = 3.0
 _LEAVES: Final = b"leaves:"
 
 Answers: TypeAlias = Callable[[LiveBroker], Awaitable[bool]]
-"""Whether a gateway answers Kafka clients at its address, within two or three seconds."""
+"""Whether a broker answers Kafka clients at its address, within two or three seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ async def _nobody_asks(broker: LiveBroker) -> bool:
 
 
 class BrokerRegistry:
-    """The live gateways, and this one's place among them from `join` to `close`."""
+    """The live brokers, and this one's place among them from `join` to `close`."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class BrokerRegistry:
         on_announced: Callable[[Sequence[str]], None],
         answers: Answers | None = None,
     ) -> None:
-        """`on_announced` is called with Pulsar's names of topics whose properties another gateway has changed.
+        """`on_announced` is called with Pulsar's names of topics whose properties another broker has changed.
 
-        `answers` is asked about gateways that are missing: without it they are gone sooner.
+        `answers` is asked about brokers that are missing: without it they are gone sooner.
         """
         self.brokers: Sequence[LiveBroker] = ()
         self._client = context.client
@@ -96,18 +96,18 @@ class BrokerRegistry:
 
     @property
     def own(self) -> LiveBroker | None:
-        """This gateway; None before it joins."""
+        """This broker; None before it joins."""
         return None if self._live is None else self._live.own
 
     @property
     def fresh(self) -> bool:
-        """Whether the others were seen in these last seconds; True before this gateway joins."""
+        """Whether the others were seen in these last seconds; True before this broker joins."""
         return self._live is None or asyncio.get_running_loop().time() - self._seen < _FRESH_SECONDS
 
     def is_chosen(self, key: str) -> bool:
-        """Whether this gateway is the one of all to do a piece of work that `key` names, such as to give a topic an id.
+        """Whether this broker is the one of all to do a piece of work that `key` names, such as to give a topic an id.
 
-        True while this gateway knows of no others.
+        True while this broker knows of no others.
         """
         brokers, own = self.brokers, self.own
         return own is None or not brokers or brokers[crc32(key.encode()) % len(brokers)].node_id == own.node_id
@@ -117,7 +117,7 @@ class BrokerRegistry:
         self._listeners.append(callback)
 
     async def join(self, broker: LiveBroker) -> None:
-        """Take the id. BROKER_ID_NOT_REGISTERED where a live gateway has it."""
+        """Take the id. BROKER_ID_NOT_REGISTERED where a live broker has it."""
         try:
             await self._admin.create_partitioned(self._topic, 1, {})
         except PulsarError as error:
@@ -135,14 +135,14 @@ class BrokerRegistry:
                     raise
                 if loop.time() > end:
                     raise BackendError(
-                        f"node.id {broker.node_id} is taken by another live gateway: give this one an id of its own "
+                        f"node.id {broker.node_id} is taken by another live broker: give this one an id of its "
                         "(--set node.id=N)",
                         ErrorCode.BROKER_ID_NOT_REGISTERED,
                     ) from None
                 if not told:
                     told = True
                     log.warning(
-                        "node.id %d is held by another gateway; waiting up to %.0f s for it to go, if it was stopped",
+                        "node.id %d is held by another broker; waiting up to %.0f s for it to go, if it was stopped",
                         broker.node_id,
                         _BUSY_SECONDS,
                     )
@@ -153,12 +153,12 @@ class BrokerRegistry:
         end = loop.time() + _SNAPSHOT_SECONDS
         while not await self._look(live):
             if loop.time() > end:
-                text = f"{self._partition}: the broker does not show this gateway's producer"
+                text = f"{self._partition}: the Pulsar broker does not show this broker's producer"
                 raise PulsarError("Timeout", text, retriable=True)
             await asyncio.sleep(0.2)
         self._tasks = [
             loop.create_task(repeat("broker registry", self._look_again, every=_POLL_SECONDS, failed=self._cannot_see)),
-            loop.create_task(repeat("the look after the next gateway", self._probe_next, every=_PROBE_SECONDS)),
+            loop.create_task(repeat("the look after the next broker", self._probe_next, every=_PROBE_SECONDS)),
         ]
 
     async def _take_place(self, broker: LiveBroker) -> None:
@@ -217,7 +217,7 @@ class BrokerRegistry:
             assert isinstance(data, bytes)
             records = list(iter_records(data, max_bytes=_LONGEST))
         except KopError as error:
-            log.warning("an announcement of another gateway cannot be read: %s", error)
+            log.warning("an announcement of another broker cannot be read: %s", error)
             return
         for record in records:
             if record.value is None and record.key is not None and record.key.startswith(_LEAVES) and self._live:
@@ -262,7 +262,7 @@ class BrokerRegistry:
 
     def _cannot_see(self, error: Exception) -> None:
         if isinstance(error, PulsarError):
-            self._faults.refused(error, Refused.BROKER_REGISTRY, "cannot see the other gateways, trying again")
+            self._faults.refused(error, Refused.BROKER_REGISTRY, "cannot see the other brokers, trying again")
         else:
             tell("broker registry", error)
 
@@ -274,7 +274,7 @@ class BrokerRegistry:
             self._live.answered(broker.node_id, answers)
 
     async def _probe_next(self) -> None:
-        """Ask for the name of the next gateway: the broker gives it away where its holder does not answer."""
+        """Ask for the name of the next broker: the Pulsar broker gives it away where its holder does not answer."""
         next_one = self._next_one()
         if next_one is None or self._producer is None or self._live is None:
             return
@@ -293,19 +293,19 @@ class BrokerRegistry:
         if await self._answers(next_one):
             return  # it lives, and comes back to its place
         self._faults.count(Fault.BROKERS_THAT_DID_NOT_ANSWER)
-        log.warning("gateway %d left or does not answer Pulsar: others take over what it led", next_one.node_id)
+        log.warning("broker %d left or does not answer Pulsar: others take over what it led", next_one.node_id)
         self._live.is_dead(next_one.node_id)
         self._set_brokers(self._live)
 
     def _next_one(self) -> LiveBroker | None:
-        """The gateway after this one, in a ring by id: each is looked after by one other."""
+        """The broker after this one, in a ring by id: each is looked after by one other."""
         assert self._live is not None
         own, absent = self._live.own.node_id, {broker.node_id for broker in self._live.absent}
         others = [one for one in self.brokers if one.node_id != own and (not self.fresh or one.node_id not in absent)]
         return next((one for one in others if one.node_id > own), others[0] if others else None)
 
     async def _look(self, live: LiveBrokers) -> bool:
-        """See who is attached; False where the broker does not know yet."""
+        """See who is attached; False where the Pulsar broker does not know yet."""
         stats = await self._admin.stats(self._partition)
         found = {
             broker.node_id: broker for broker in map(_broker_of, stats.get("publishers", ())) if broker is not None
@@ -322,7 +322,7 @@ class BrokerRegistry:
         self._live = live
         if live.brokers != self.brokers:
             self.brokers = live.brokers
-            log.info("gateways: %s", ", ".join(f"{one.node_id} at {one.host}:{one.port}" for one in live.brokers))
+            log.info("live brokers: %s", ", ".join(f"{one.node_id} at {one.host}:{one.port}" for one in live.brokers))
         elif not tell_anyway:
             return
         for callback in self._listeners:
@@ -331,7 +331,7 @@ class BrokerRegistry:
 
 def _announced(sent: asyncio.Future[Position]) -> None:
     if not sent.cancelled() and (error := sent.exception()) is not None:
-        log.warning("the other gateways could not be told of a change, they find it within a minute: %s", error)
+        log.warning("the other brokers could not be told of a change, they find it within a minute: %s", error)
 
 
 def _broker_of(publisher: dict[str, Any]) -> LiveBroker | None:

@@ -1,4 +1,4 @@
-"""The topic `__kop` of the metadata namespace, which all gateways of a cluster share.
+"""The topic `__kop` of the metadata namespace, which all brokers of a cluster share.
 
 Owns: making that topic; what its properties hold: the cluster id, what offsets are made of, small values, and the
 names of topics of other namespaces that clients have named. Its entries are counted by `producer_ids.py`.
@@ -21,10 +21,10 @@ _NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
 
 class ClusterTopic:
-    """The topic that a cluster's gateways share. Methods raise PulsarError, where nothing else is said."""
+    """The topic that a cluster's brokers share. Methods raise PulsarError, where nothing else is said."""
 
     def __init__(self, admin: Admin, naming: TopicNaming, announce: Callable[[str], None]) -> None:
-        """`announce` tells the other gateways that the properties of a topic have changed."""
+        """`announce` tells the other brokers that the properties of a topic have changed."""
         self.full_name = naming.own_topic
         self.partition = f"{self.full_name}-partition-0"
         """The partition whose entries are blocks of producer ids."""
@@ -37,7 +37,7 @@ class ClusterTopic:
         """All properties of the topic, as they are at this moment."""
         return (await self._admin.partitioned_metadata(self.full_name)).properties
 
-    # --- the start of a gateway
+    # --- the start of a broker
 
     async def make_namespace(self) -> None:
         """See to it that the metadata namespace exists, and that Pulsar keeps everything in it."""
@@ -45,7 +45,7 @@ class ClusterTopic:
             try:
                 await self._admin.create_namespace(self._namespace)
             except PulsarError as error:
-                if error.code != "Conflict":  # of gateways that start at once, one makes it
+                if error.code != "Conflict":  # of brokers that start at once, one makes it
                     raise
         await self._admin.set_namespace_retention(self._namespace, FOREVER)
 
@@ -67,16 +67,16 @@ class ClusterTopic:
         if cluster_id is None:
             raise BackendError(
                 f"the property {ID_PROPERTY} of {self.full_name} is {properties.get(ID_PROPERTY)!r}, which is no id: "
-                "it is the id of this cluster, and all gateways have to know the same one. Write it again "
-                f"(pulsar-admin topics update-properties -p {ID_PROPERTY}=UUID); a running gateway tells it as cluster "
+                "it is the id of this cluster, and all brokers have to know the same one. Write it again "
+                f"(pulsar-admin topics update-properties -p {ID_PROPERTY}=UUID); a running broker tells it as cluster "
                 "id, in base64"
             )
         return base64.urlsafe_b64encode(cluster_id.bytes).decode().rstrip("=")
 
     async def claim_offsets(self, claim: str) -> None:
-        """Agree on what offsets are made of: the first gateway on the data says so, for good.
+        """Agree on what offsets are made of: the first broker on the data says so, for good.
 
-        BackendError where another gateway has said otherwise: all of them have to give a record the same offset.
+        BackendError where another broker has said otherwise: all of them have to give a record the same offset.
         """
         properties = await self.properties()
         if OFFSETS_PROPERTY not in properties:
@@ -84,7 +84,7 @@ class ClusterTopic:
             properties = await self.properties()
         if (claimed := properties[OFFSETS_PROPERTY]) != claim:
             raise BackendError(
-                f"offsets here are by {claimed}, as the first gateway on {self._namespace} had it; "
+                f"offsets here are by {claimed}, as the first broker on {self._namespace} had it; "
                 f"{claim} would give the same records others, and committed offsets would mean nothing. Set "
                 f"kop.pulsar.offsets={claimed.partition('-')[0]}, or name another kop.pulsar.metadata.namespace"
             )
@@ -104,11 +104,11 @@ class ClusterTopic:
         self._announce(self.full_name)
 
     def on_state(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when another gateway may have changed such a value."""
+        """Call `callback` when another broker may have changed such a value."""
         self._state_listeners.append(callback)
 
     def announced(self, full_names: Sequence[str]) -> None:
-        """Another gateway says that the properties of these topics have changed."""
+        """Another broker says that the properties of these topics have changed."""
         if self.full_name in full_names:
             for callback in self._state_listeners:
                 callback()
@@ -116,7 +116,7 @@ class ClusterTopic:
     # --- topics of other namespaces
 
     async def named_topics(self) -> set[str]:
-        """`tenant/namespace/topic` of each topic of another namespace that a client of any gateway has named."""
+        """`tenant/namespace/topic` of each topic of another namespace that a client of any broker has named."""
         return {key.removeprefix(NAMED_PREFIX) for key in await self.properties() if key.startswith(NAMED_PREFIX)}
 
     async def add_named(self, name: str) -> None:

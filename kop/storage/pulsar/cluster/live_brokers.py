@@ -1,14 +1,14 @@
-"""Which gateways count as live: the decision alone, from what was seen of them and when.
+"""Which brokers count as live: the decision alone, from what was seen of them and when.
 
-Owns: how long a gateway may be missing, and what shortens or lengthens that.
+Owns: how long a broker may be missing, and what shortens or lengthens that.
 Must not know: sockets, clocks, how anything is asked. A pure machine: times are seconds and come with each call.
 
-A Pulsar broker that loads the topic of live gateways again, after an unload or its own restart, knows none of those
-that come back within a second or two. Whoever takes a missing gateway for dead at once fences it, on partitions that it
+A Pulsar broker that loads the topic of live brokers again, after an unload or its own restart, knows none of those
+that come back within a second or two. Whoever takes a missing broker for dead at once fences it, on partitions that it
 leads.
 
-- A snapshot without the gateway that took it tells nothing: the broker has just begun.
-- A gateway counts as gone after `ABSENT_SNAPSHOTS` snapshots in a row without it, over `ABSENT_SECONDS` or more.
+- A snapshot without the broker that took it tells nothing: the Pulsar broker has just begun.
+- A broker counts as gone after `ABSENT_SNAPSHOTS` snapshots in a row without it, over `ABSENT_SECONDS` or more.
 - One that answers Kafka requests at its address meanwhile is alive, also where it misses one now and then: it has
   `ANSWERING_SECONDS` to come back. One that has not come back then is cut off from Pulsar and coordinates nothing.
 - One that has said that it leaves is gone with the first snapshot without it.
@@ -28,7 +28,7 @@ ANSWERING_SECONDS: Final = 15.0
 SILENT_TIMES: Final = 2
 """So many times in a row without an answer: one may only be slow."""
 LEAVING_SECONDS: Final = 10.0
-"""So long it is believed that a gateway leaves: it may be started again at once."""
+"""So long it is believed that a broker leaves: it may be started again at once."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _Absence:
 
 
 class LiveBrokers:
-    """The gateways that one of them, `own`, takes for live."""
+    """The brokers that one of them, `own`, takes for live."""
 
     def __init__(self, own: LiveBroker) -> None:
         self.own = own
@@ -68,7 +68,7 @@ class LiveBrokers:
         return [broker for broker in self.brokers if broker.node_id in self._absences]
 
     def snapshot(self, found: Mapping[int, LiveBroker], now: float) -> bool:
-        """Take what a broker says of who is attached; False where that tells nothing."""
+        """Take what a Pulsar broker says of who is attached; False where that tells nothing."""
         if self.own.node_id not in found:
             return False
         kept = dict(found)
@@ -87,17 +87,17 @@ class LiveBrokers:
         return True
 
     def answered(self, node_id: int, answers: bool) -> None:
-        """Whether an absent gateway has answered a Kafka request."""
+        """Whether an absent broker has answered a Kafka request."""
         if (absence := self._absences.get(node_id)) is not None:
             absence.answered |= answers
             absence.silent = 0 if answers else absence.silent + 1
 
     def leaves(self, node_id: int, now: float) -> None:
-        """A gateway said that it stops."""
+        """A broker said that it stops."""
         self._leaving[node_id] = now
 
     def is_dead(self, node_id: int) -> None:
-        """It is known otherwise that a gateway neither answers nor holds its place: it is gone at once."""
+        """It is known otherwise that a broker neither answers nor holds its place: it is gone at once."""
         if node_id != self.own.node_id:
             self.brokers = tuple(broker for broker in self.brokers if broker.node_id != node_id)
             self._absences.pop(node_id, None)

@@ -1,4 +1,4 @@
-"""Producer ids, unique over all gateways and for good: blocks of them are counted by messages of a topic.
+"""Producer ids, unique over all brokers and for good: blocks of them are counted by messages of a topic.
 
 Owns: that topic's producer, the size of a block.
 Must not know: who gets an id.
@@ -34,7 +34,8 @@ class ProducerIdBlocks:
     ) -> None:
         """`partition` is the one whose messages are counted, `name` the producer's.
 
-        `first_id` tells the first of so many ids by a message's position; None where the broker's index tells it.
+        `first_id` tells the first of so many ids by a message's position; None where the Pulsar broker's index tells
+        it.
         """
         self._client = client
         self._partition = partition
@@ -46,10 +47,10 @@ class ProducerIdBlocks:
         self._spare: range | None = None
         """The block that `start` took."""
         self._told = False
-        """That brokers send no times of entries."""
+        """That Pulsar brokers send no times of entries."""
 
     async def start(self) -> None:
-        """Take the first block: tells whether the brokers send what offsets are made of."""
+        """Take the first block: tells whether the Pulsar brokers send what offsets are made of."""
         self._spare = await self._take()
 
     async def take(self) -> range:

@@ -1,4 +1,4 @@
-"""One entry of Pulsar with the Kafka offsets of its messages, by the index that brokers give to entries.
+"""One entry of Pulsar with the Kafka offsets of its messages, by the index that Pulsar brokers give to entries.
 
 Owns: `EntryWithOffsets`, what an entry's metadata says, the index read from it.
 Must not know: how entries are read, packed offsets.
@@ -43,7 +43,9 @@ class EntryWithOffsets(NamedTuple):
 
     @property
     def has_offsets(self) -> bool:
-        """False where the broker gave the entry no index: it was written before brokers were set up to give one."""
+        """False where the Pulsar broker gave the entry no index: it was written before Pulsar brokers were set up to
+        give one.
+        """
         return self.base >= 0
 
 
@@ -61,7 +63,7 @@ def view_of(entry: Entry) -> tuple[transcode.EntryView, KopError | None]:
 
 
 def place(entry: Entry) -> EntryWithOffsets:
-    """The offsets of an entry, from the index that the broker gave its last message; it may have none."""
+    """The offsets of an entry, from the index that the Pulsar broker gave its last message; it may have none."""
     if entry.index is None:
         return EntryWithOffsets(entry.position, -1, -1, entry, _NOTHING)
     info, error = view_of(entry)

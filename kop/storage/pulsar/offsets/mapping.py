@@ -1,4 +1,4 @@
-"""Which Kafka offset an entry has: by the brokers' index, or packed from its place in Pulsar.
+"""Which Kafka offset an entry has: by the Pulsar brokers' index, or packed from its place in Pulsar.
 
 Owns: the two ways, and all in which they differ.
 Must not know: the tail, appends, sockets.
@@ -49,7 +49,9 @@ _ASK_EVERY: Final = 1 << 14
 
 
 def append_time(placed: EntryWithOffsets) -> int:
-    """When the broker took an entry, in ms; from a broker that does not say so, when its producer sent it."""
+    """When the Pulsar broker took an entry, in ms; from a Pulsar broker that does not say so, when its producer sent
+    it.
+    """
     return placed.entry.broker_timestamp or placed.info.publish_time
 
 
@@ -71,14 +73,14 @@ class PartitionEntries(Protocol):
         """The ledgers that Pulsar has of the partition."""
 
     async def end_by_index(self) -> int:
-        """The offset behind the last message that ever was, by the brokers' index."""
+        """The offset behind the last message that ever was, by the Pulsar brokers' index."""
 
 
 class OffsetMapping(Protocol):
-    """One of the two ways. The same for all logs of an engine, and for all gateways on the same data."""
+    """One of the two ways. The same for all logs of an engine, and for all brokers on the same data."""
 
     claim: str
-    """What all gateways have to agree on."""
+    """What all brokers have to agree on."""
     dense: bool
     """There is an entry for each offset, unless it is missing."""
     last_entry: int
@@ -91,7 +93,7 @@ class OffsetMapping(Protocol):
         """The offset of the entry that lies directly behind the log end `end`, in the same ledger."""
 
     def stored_base(self, position: Position, index: int | None, count: int) -> int:
-        """The offset of a stored entry of `count` messages, to the last of which the broker gave `index`.
+        """The offset of a stored entry of `count` messages, to the last of which the Pulsar broker gave `index`.
 
         KAFKA_STORAGE_ERROR where it can have none.
         """
@@ -134,7 +136,7 @@ class OffsetMapping(Protocol):
 
 
 class _IndexMapping:
-    """Offsets are the brokers' index of messages."""
+    """Offsets are the Pulsar brokers' index of messages."""
 
     claim: str = "index"
     dense: bool = True

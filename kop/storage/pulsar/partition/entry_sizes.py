@@ -4,7 +4,7 @@ Owns: that number for each topic, and when it is asked for again.
 Must not know: batches, producers.
 
 Pulsar refuses a larger entry when it comes, and by then those behind it are on their way
-(https://pulsar.apache.org/docs/next/admin-api-topics/): a gateway that knows the limit refuses the batch before that.
+(https://pulsar.apache.org/docs/next/admin-api-topics/): a broker that knows the limit refuses the batch before that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from kop.pulsar_client import PulsarError
 from kop.storage.pulsar.context import PulsarContext
 
 ENTRY_FRAMING: Final = 10
-"""Bytes that a broker counts beside metadata and payload (seen on 4.0.8): magic, checksum, the metadata's size."""
+"""Bytes that a Pulsar broker counts beside metadata and payload (seen on 4.0.8): magic, checksum, the metadata's size.
+"""
 _FRESH_SECONDS: Final = 30.0
 _DOUBT_SECONDS: Final = 1.0
 """The least time between two questions where the answer is doubted."""
@@ -38,7 +39,7 @@ class EntrySizeLimit:
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
         self.bytes = 0
-        """The limit; 0: none but the broker's own, or not known."""
+        """The limit; 0: none but the Pulsar broker's own, or not known."""
         self._clock = clock
         self._ask = ask
         self._spawn = spawn

@@ -1,6 +1,6 @@
 """The lease of a log's only writer: Pulsar's exclusive producer.
 
-Owns: that producer, whether it is surely still exclusive, and the one call when another gateway has taken it.
+Owns: that producer, whether it is surely still exclusive, and the one call when another broker has taken it.
 Must not know: what is written.
 """
 
@@ -16,13 +16,13 @@ from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.partition.producer import PartitionProducer
 
 _SURE_SECONDS: Final = 4.0
-"""Less than the 5 s that a broker waits for a silent gateway before it lets another one have its place
-(connectionLivenessCheckTimeoutMillis). One that sees other members may fence a gateway that is there at any time: then
+"""Less than the 5 s that a Pulsar broker waits for a silent broker before it lets another one have its place
+(connectionLivenessCheckTimeoutMillis). One that sees other members may fence a broker that is there at any time: then
 so long at most it tells what was true a moment ago."""
 
 
 class WriterLease:
-    """The lease of one log. `producer` is there while this gateway holds the lease.
+    """The lease of one log. `producer` is there while this broker holds the lease.
 
     `make_producer()` gives a producer that fences all others when it is opened; `attach` and `refresh` are the log's.
     """
@@ -59,11 +59,11 @@ class WriterLease:
 
     @property
     def sure(self) -> bool:
-        """Whether this gateway surely holds the lease: Pulsar said so lately enough that no other can have taken it."""
+        """Whether this broker surely holds the lease: Pulsar said so lately enough that no other can have taken it."""
         return self.producer is not None and self._context.loop.time() - self.producer.sure_at < _SURE_SECONDS
 
     async def make_sure(self) -> None:
-        """Ask Pulsar whether this gateway still holds the lease. Callers at the same time share the answer."""
+        """Ask Pulsar whether this broker still holds the lease. Callers at the same time share the answer."""
         if self.producer is None:
             return
         if self._asking is None:

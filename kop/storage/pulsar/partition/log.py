@@ -125,12 +125,12 @@ class PulsarLog(Partition):
 
     @property
     def producing(self) -> bool:
-        """A Pulsar producer of this gateway is attached to the partition, or being opened."""
+        """A Pulsar producer of this broker is attached to the partition, or being opened."""
         return bool(self._producers) or self._lease.producer is not None
 
     @property
     def holds_lease(self) -> bool:
-        """This gateway holds the exclusive producer; see `PartitionView.holds_lease`."""
+        """This broker holds the exclusive producer; see `PartitionView.holds_lease`."""
         return self._lease.producer is not None
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
@@ -235,9 +235,9 @@ class PulsarLog(Partition):
         self.context.count(Fault.PARTITIONS_WITH_ENTRIES_OLDER_THAN_INDEX)
         self.context.faults.tell(
             ("older", self.topic.topic_id),
-            f"{self.title} has entries from before the brokers gave them an index: they have no offsets, its log "
-            f"starts behind them, at {self.log_start_offset}. Pulsar clients can read them, or copy them to a new "
-            "topic; kop.pulsar.offsets=packed gives offsets to all entries",
+            f"{self.title} has entries from before the Pulsar brokers gave them an index: they have no offsets, "
+            f"its log starts behind them, at {self.log_start_offset}. Pulsar clients can read them, or copy them to a "
+            "new topic; kop.pulsar.offsets=packed gives offsets to all entries",
             "older",
         )
 
@@ -279,7 +279,7 @@ class PulsarLog(Partition):
         future: asyncio.Future[AppendResult] = self.loop.create_future()
         refusal = self.gone() if self.deleted else self.services.refusal(len(batch))
         if self.topic.internal and self._lease.producer is None:
-            refusal = BackendError(f"{self.title} is led by another gateway", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            refusal = BackendError(f"{self.title} is led by another broker", ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if refusal is not None:
             future.set_exception(refusal)
             return future
@@ -303,7 +303,7 @@ class PulsarLog(Partition):
 
     @property
     def leads(self) -> bool:
-        """Whether this gateway surely leads now; see `PartitionLog.leads`."""
+        """Whether this broker surely leads now; see `PartitionLog.leads`."""
         return self._lease.sure
 
     async def verify_lead(self) -> None:
@@ -389,12 +389,12 @@ class PulsarLog(Partition):
         self.tell_soon()
 
     def _clock_runs_ahead(self, ahead: int) -> None:
-        """A record is of the future, by so many ms: look-ups by time have to begin earlier, on every gateway."""
+        """A record is of the future, by so many ms: look-ups by time have to begin earlier, on every broker."""
         self.clock_ahead = 1 << ahead.bit_length()
         self.context.spawn(self.services.keep_number(self.topic, self.index, CLOCK_AHEAD, self.clock_ahead))
 
     def learn(self) -> None:
-        """The topic's properties may have changed: another gateway moved the log start, or saw a clock run ahead."""
+        """The topic's properties may have changed: another broker moved the log start, or saw a clock run ahead."""
         self.clock_ahead = max(self.clock_ahead, self._kept_number(CLOCK_AHEAD))
         start = self._kept_number(LOG_START)
         if not self.attached or start <= self.log_start_offset:
@@ -405,11 +405,11 @@ class PulsarLog(Partition):
             self._move_start(start)
 
     def _kept_number(self, kind: str) -> int:
-        """The largest number of a kind that a gateway kept beside this partition, or 0."""
+        """The largest number of a kind that a broker kept beside this partition, or 0."""
         return self.services.kept_number(self.topic.topic_id, self.index, kind)
 
     async def _learn_when_refreshed(self) -> None:
-        """Another gateway deleted records that the tail has not brought yet."""
+        """Another broker deleted records that the tail has not brought yet."""
         await self.refresh()
         start = min(self._kept_number(LOG_START), self.high_watermark)
         if start > self.log_start_offset:
@@ -421,7 +421,7 @@ class PulsarLog(Partition):
         """What the tail cache holds from `offset` on; see `PartitionLog.read_cached`."""
         self._in_demand = True
         if offset > self.high_watermark and not self.deleted:
-            return None  # another gateway may have given it out already: `read` asks Pulsar
+            return None  # another broker may have given it out already: `read` asks Pulsar
         self.check_offset(offset)
         if self.high_watermark in (offset, self.log_start_offset):
             return NOTHING_TO_READ
@@ -506,7 +506,7 @@ class PulsarLog(Partition):
             raise self.refused(error, f"cannot look up times in {self.title}") from error
 
     def producers(self) -> Sequence[ProducerView]:
-        """Idempotent producers that this gateway serves now."""
+        """Idempotent producers that this broker serves now."""
         return self._producers.views()
 
     # --- listeners, upkeep
@@ -529,7 +529,7 @@ class PulsarLog(Partition):
             super().check_offset(offset)
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Let producers and readers go that nobody used for a while: another gateway may want the names.
+        """Let producers and readers go that nobody used for a while: another broker may want the names.
 
         The tail goes where nobody asked for the partition for longer still.
         """

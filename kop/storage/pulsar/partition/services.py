@@ -34,7 +34,7 @@ class PartitionServices:
     attaching: Turns
     """Of the partitions that wait to attach, a bounded number attach at a time."""
     producer_naming: Callable[[], ProducerNaming]
-    """Names of this gateway's Pulsar producers. For use after the start of the engine, which reads the cluster id."""
+    """Names of this broker's Pulsar producers. For use after the start of the engine, which reads the cluster id."""
 
     refusal: Callable[[int], KopError | None]
     """Why a batch of so many bytes cannot be taken now, or None."""
@@ -58,6 +58,6 @@ class PartitionServices:
     entry_size_limit: Callable[[UUID], EntrySizeLimit]
     """How large an entry the topic takes; one object for all of its partitions."""
     kept_number: Callable[[UUID, int, str], int]
-    """The largest number of a kind that a gateway kept beside partition `int` of the topic, or 0."""
+    """The largest number of a kind that a broker kept beside partition `int` of the topic, or 0."""
     keep_number: Callable[[TopicInfo, int, str, int], Coroutine[Any, Any, None]]
-    """Keep a number of a kind beside a partition, for all gateways. KopError, PulsarError."""
+    """Keep a number of a kind beside a partition, for all brokers. KopError, PulsarError."""

@@ -3,13 +3,13 @@
 Owns: that question, asked of Pulsar's own count, and the estimate for Kafka's throttle_time_ms.
 Must not know: batches, clients.
 
-A broker that has taken as much as the rate allows stops reading our connection; nothing says so on the wire. Receipts
-that are late may have other reasons, so the partition's `publishRateLimitedTimes` decides: it grows while Pulsar does
-this (https://pulsar.apache.org/docs/next/admin-api-topics/#get-stats).
+A Pulsar broker that has taken as much as the rate allows stops reading our connection; nothing says so on the wire.
+Receipts that are late may have other reasons, so the partition's `publishRateLimitedTimes` decides: it grows while
+Pulsar does this (https://pulsar.apache.org/docs/next/admin-api-topics/#get-stats).
 
-A broker takes a batch first and then stops until the rate has caught up with it. What is answered as throttle_time_ms
-is the time that this takes for the batch itself and for those behind it, at the pace of the last ones. A client that
-waits for so long loses nothing: what it sent earlier would stand in line here.
+A Pulsar broker takes a batch first and then stops until the rate has caught up with it. What is answered as
+throttle_time_ms is the time that this takes for the batch itself and for those behind it, at the pace of the last ones.
+A client that waits for so long loses nothing: what it sent earlier would stand in line here.
 """
 
 from __future__ import annotations
@@ -93,6 +93,6 @@ class PublishThrottle:
             context.faults.tell(
                 ("publish rate", self._title),
                 f"{self._title} is written to faster than its publish rate allows: Pulsar holds batches back, clients "
-                "are told to wait (throttle_time_ms); all topics behind the same broker wait with it. Raise the rate "
-                "(pulsar-admin topics set-publish-rate, namespaces set-publish-rate) or write less",
+                "are told to wait (throttle_time_ms); all topics behind the same Pulsar broker wait with it. Raise "
+                "the rate (pulsar-admin topics set-publish-rate, namespaces set-publish-rate) or write less",
             )

@@ -30,11 +30,11 @@ class PartitionView(Protocol):
 
     @property
     def producing(self) -> bool:
-        """A Pulsar producer of this gateway is attached to the partition, or being opened."""
+        """A Pulsar producer of this broker is attached to the partition, or being opened."""
 
     @property
     def holds_lease(self) -> bool:
-        """This gateway holds the partition's exclusive producer, as far as it knows."""
+        """This broker holds the partition's exclusive producer, as far as it knows."""
 
     async def look_at_ends(self) -> None:
         """Find what nothing tells of: retention moved the log start, or Pulsar moved the tail past entries."""

@@ -3,9 +3,9 @@
 Owns: the bound in bytes, which idle reader is closed for another one, which reader has to wait.
 Must not know: partitions, entries.
 
-Permits count messages and say nothing of bytes: the broker's first answer to a reader is as much as it reads at once,
-whatever was asked for. So a reader that waits for its first entries counts as such a burst; later it counts as what it
-really holds.
+Permits count messages and say nothing of bytes: the Pulsar broker's first answer to a reader is as much as it reads at
+once, whatever was asked for. So a reader that waits for its first entries counts as such a burst; later it counts as
+what it really holds.
 """
 
 from __future__ import annotations

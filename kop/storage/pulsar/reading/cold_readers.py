@@ -192,7 +192,7 @@ class ColdReader:
 class ColdReaders:
     """The cold readers of one partition.
 
-    `ask_start()` brings the log start up to date. `budget` bounds what all readers of the gateway hold.
+    `ask_start()` brings the log start up to date. `budget` bounds what all readers of this broker hold.
     """
 
     def __init__(

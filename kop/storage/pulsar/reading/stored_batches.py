@@ -7,8 +7,8 @@ Entries of one producer lie in the order of their sequence ids: Pulsar's dedupli
 lower one. So a range of sequence ids that is missing between two entries of its producer, in a stretch of the log
 without gaps, was never stored.
 
-The last entries are read by a reader of its own, which is fast. Where the broker holds readers back (a dispatch rate,
-an open transaction), fewer of them are looked at by REST, one request for each.
+The last entries are read by a reader of its own, which is fast. Where the Pulsar broker holds readers back (a dispatch
+rate, an open transaction), fewer of them are looked at by REST, one request for each.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Stored(NamedTuple):
     base: int = -1
     """Offset of the first message."""
     append_time: int = -1
-    """When the broker took the last one, in ms."""
+    """When the Pulsar broker took the last one, in ms."""
 
 
 class _StoredEntry(NamedTuple):
@@ -180,7 +180,7 @@ class StoredBatches:
         return found
 
     async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:
-        """The entries from `start` to `end`; None where the broker holds them back."""
+        """The entries from `start` to `end`; None where the Pulsar broker holds them back."""
         mapping = self._mapping
         stretch: Stretch | None = None
         expected = -1

@@ -16,7 +16,7 @@ from kop.storage.base import Buffer
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 
 FIRST_PERMITS: Final = 16
-"""The broker's first read ignores how many messages an entry holds: this many entries may come at once."""
+"""The Pulsar broker's first read ignores how many messages an entry holds: this many entries may come at once."""
 MOST_PERMITS: Final = 1000
 
 
@@ -187,7 +187,7 @@ class Stream:
             return
         each = max(self._bytes // max(self._messages, 1), 1)
         wanted = min(max(self._budget // each, 1), max(MOST_PERMITS, self._messages // 4))
-        permits = self._reader.permits  # below zero after the broker's first read: that has to be made good, too
+        permits = self._reader.permits  # below zero after the Pulsar broker's first read: that has to be made good, too
         if permits <= wanted // 2:
             self._reader.flow(wanted - permits)
 

@@ -1,4 +1,4 @@
-"""Compaction of the gateways' own topics: that it runs, what it has not seen yet, and what may be dropped after it.
+"""Compaction of the gateway's own topics: that it runs, what it has not seen yet, and what may be dropped after it.
 
 Owns: the look at each partition, the alarm, the retention of these topics.
 Must not know: what their records mean.
@@ -10,7 +10,7 @@ Pulsar compacts a partition when so many bytes have come since the last time, in
 - Then `AFTERWARDS` is enough: whatever no compaction has seen is held by the cursors, the newest record of each key is
   in the compacted ledger, and readers begin there. Where a cursor is missing (somebody deleted that subscription) the
   topic is kept for ever again.
-- A partition whose uncompacted part is large and old is looked after here, too: the gateway that leads it says so and
+- A partition whose uncompacted part is large and old is looked after here, too: the broker that leads it says so and
   starts a compaction itself. What has not been compacted is read whole by whoever takes the partition over.
 """
 
@@ -41,7 +41,7 @@ AFTERWARDS: Final = Retention(24 * 60, -1)
 """A day, for people who want to see what was written."""
 LATE_BYTES: Final = 2 * policies.OWN_COMPACTION_THRESHOLD
 LATE_SECONDS: Final = 900.0
-"""A partition is late with both: brokers look every minute whether to compact, and need a while for it."""
+"""A partition is late with both: Pulsar brokers look every minute whether to compact, and need a while for it."""
 RETENTION_EVERY: Final = 600.0
 """Seconds between two looks at all partitions of a topic."""
 
@@ -95,7 +95,7 @@ class Compactions:
     ) -> None:
         """`partitions` tells all partitions that there are now, `pulsar_topic` what Pulsar has of a topic by its id."""
         self.found: dict[tuple[str, int], Uncompacted] = {}
-        """By topic and partition, of those that this gateway leads."""
+        """By topic and partition, of those that this broker leads."""
         self._context = context
         self._partitions = partitions
         self._pulsar_topic = pulsar_topic
@@ -115,7 +115,7 @@ class Compactions:
         return size, age
 
     async def look(self) -> None:
-        """At each partition that this gateway leads. What cannot be asked is logged, and asked again next time."""
+        """At each partition that this broker leads. What cannot be asked is logged, and asked again next time."""
         now = self._context.loop.time
         found: dict[tuple[str, int], Uncompacted] = {}
 
@@ -154,7 +154,7 @@ class Compactions:
             status = await self._context.admin.compaction_status(one.partition_name)
             log.warning(
                 "no compaction has seen %d MiB of %s, the oldest of it %.0f minutes old (last compaction: %s %s). One "
-                "is started now; if this comes again, see the broker's log, and that "
+                "is started now; if this comes again, see the Pulsar broker's log, and that "
                 "brokerServiceCompactionMonitorIntervalInSeconds is not 0 in broker.conf. Until then taking the "
                 "partition over takes longer, and it is kept whole",
                 seen.size >> 20, one.title, seen.seconds / 60, status.status, status.error,

@@ -4,11 +4,11 @@ Owns: that question and its answers of just now; when a partition that came back
 Must not know: offsets, batches, how partitions of no topic are deleted (`strays.py`).
 
 Pulsar's PRODUCER creates the topic that it names. So the guard asks before a producer comes back, and because the topic
-may go between that answer and the broker's, it is asked once more when the producer is attached, before it sends. Where
-the topic is gone by then, the empty one that the producer made is deleted again. Of a partitioned topic Pulsar deletes
-the partitions first and the metadata last; in that moment a producer finds the topic alive and brings a partition back.
-Therefore the guard asks for the partition, too, a gateway that deletes a topic says so in its properties first, and the
-partitions that had producers are looked at when a topic turns out to be gone.
+may go between that answer and the Pulsar broker's, it is asked once more when the producer is attached, before it
+sends. Where the topic is gone by then, the empty one that the producer made is deleted again. Of a partitioned topic
+Pulsar deletes the partitions first and the metadata last; in that moment a producer finds the topic alive and brings a
+partition back. Therefore the guard asks for the partition, too, a broker that deletes a topic says so in its properties
+first, and the partitions that had producers are looked at when a topic turns out to be gone.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ class DeletionGuard:
         raise PeerError(f"topic {one.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def _made_by(self, producer: Producer) -> str | None:
-        """When its ledger was made, if that was while its broker let `producer` in: else somebody made it again.
+        """When its ledger was made, if that was while its Pulsar broker let `producer` in: else somebody made it again.
 
-        Both times are the broker's; how long its answer took is ours.
+        Both times are the Pulsar broker's; how long its answer took is ours.
         """
         try:
             stats = await self._context.admin.stats(producer.topic)

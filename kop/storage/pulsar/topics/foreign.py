@@ -4,7 +4,7 @@ Owns: which of them are known, the look for one that is not, why one was not fou
 Must not know: how a topic is read or made.
 
 Another namespace is never listed: it may be large, it is somebody else's, and its topics get an id of ours only where
-a client wants them. What has been named is kept in the properties of the gateway's own topic, so that all gateways
+a client wants them. What has been named is kept in the properties of the gateway's own topic, so that all brokers
 know the same ones, also after a restart: clients come with ids and commits then, not with names.
 """
 
@@ -61,7 +61,7 @@ class ForeignTopics:
     def __init__(
         self, context: PulsarContext, cluster_topic: ClusterTopic, table: Table, announce: Callable[[str], None]
     ) -> None:
-        """`announce` tells the other gateways to look at a topic."""
+        """`announce` tells the other brokers to look at a topic."""
         self._context = context
         self._cluster_topic = cluster_topic
         self._table = table
@@ -75,7 +75,7 @@ class ForeignTopics:
         table.on_change(self._changed)
 
     async def named(self) -> set[str]:
-        """Pulsar's names of what was named, here or at another gateway. PulsarError."""
+        """Pulsar's names of what was named, here or at another broker. PulsarError."""
         self._kept = await self._cluster_topic.named_topics()
         for names in self._known.values():
             for name in names - self._kept:
@@ -202,7 +202,7 @@ class ForeignTopics:
             self._kept.add(name)
             self._announce(PERSISTENT + name)
         except PulsarError as error:
-            log.warning("other gateways are not told for now that topic %s is in use: %s", name, error)
+            log.warning("other brokers are not told for now that topic %s is in use: %s", name, error)
 
     async def _drop(self, name: str) -> None:
         if self._table.get(name) is not None:

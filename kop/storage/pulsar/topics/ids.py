@@ -1,12 +1,12 @@
-"""Which id a topic in Pulsar has: each belongs to one name, and all gateways agree on it.
+"""Which id a topic in Pulsar has: each belongs to one name, and all brokers agree on it.
 
 Owns: giving an id to a topic that has none or another topic's, and who keeps an id that two names carry.
 Must not know: what is in memory, but for the names that hold an id there.
 
 The id lies in the topic's properties, and tools copy properties: a topic that is cloned with them carries the id of
 its original, and records, commits and fetches of one would go to the other. So the full name lies beside the id. Topics
-of older gateways have the id alone: where two of them carry the same one, the one that was known first keeps it, or at
-the start of a gateway the one with the older ledger, and then its name is written beside it.
+of older versions of the gateway have the id alone: where two of them carry the same one, the one that was known first
+keeps it, or at the start of a broker the one with the older ledger, and then its name is written beside it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _NAMING_ROUNDS: Final = 5
 _APART: Final = 0.2
 _OTHERS_NAME: Final = (0.1, 0.1, 0.2, 0.4, 0.8)
-"""Seconds to wait for the gateway that gives a topic its id, before another one does."""
+"""Seconds to wait for the broker that gives a topic its id, before another one does."""
 _NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
 
@@ -35,7 +35,7 @@ class TopicIds:
     """Gives topics their ids. Methods raise PulsarError."""
 
     def __init__(self, admin: Admin, is_chosen: Callable[[str], bool]) -> None:
-        """`is_chosen` tells by a topic's name whether this gateway is the one to give that topic an id."""
+        """`is_chosen` tells by a topic's name whether this broker is the one to give that topic an id."""
         self._admin = admin
         self._is_chosen = is_chosen
 
@@ -57,7 +57,7 @@ class TopicIds:
     async def give(
         self, full_name: str, plain: bool, present: Mapping[str, str], foreign: UUID | None = None
     ) -> Mapping[str, str]:
-        """Give a topic an id that has none, or has `foreign`, which is another's: one of the gateways does, the others
+        """Give a topic an id that has none, or has `foreign`, which is another's: one of the brokers does, the others
         read that. `present` are the topic's properties; returns those that it has then.
 
         Side by side on a topic that is not partitioned, Pulsar 4.0.8 carries one of the requests out 0.1 s later. Where
@@ -89,7 +89,7 @@ class TopicIds:
     async def keeper(self, topic_id: UUID, one: tuple[str, bool], other: tuple[str, bool], *, known: str | None) -> str:
         """Which of two topics (name, plain) that carry one id keeps it, written beside it now.
 
-        `known`: the one that was known first. Another gateway may have decided a moment ago.
+        `known`: the one that was known first. Another broker may have decided a moment ago.
         """
 
         first, second = sorted((one[0], other[0]))
@@ -124,9 +124,9 @@ class TopicIds:
         return min(await age(one), await age(other))[1]
 
     async def _after_others(self, key: str, plain: bool, done: Callable[[], Awaitable[T | None]]) -> T | None:
-        """What `done` finds once another gateway has done the work; None where this gateway has to do it.
+        """What `done` finds once another broker has done the work; None where this broker has to do it.
 
-        `key` says which gateway is to do it; the others wait for that one.
+        `key` says which broker is to do it; the others wait for that one.
         """
         # Gateways of another cluster on the same namespace do not know of this one: they are not to come at once.
         first = (random.random() * _APART,) if plain else ()
@@ -137,7 +137,7 @@ class TopicIds:
         return None
 
     async def _of_the_oldest_ledger(self, full_name: str, plain: bool, foreign: UUID | None) -> UUID | None:
-        """An id, the same from each gateway that asks at this moment; None where Pulsar does not say enough for that.
+        """An id, the same from each broker that asks at this moment; None where Pulsar does not say enough for that.
 
         It follows from the topic's oldest ledger, so a topic that is deleted and made again has another.
         """

@@ -1,4 +1,4 @@
-"""Numbers that gateways keep of one partition, in its topic's properties: the largest one counts.
+"""Numbers that brokers keep of one partition, in its topic's properties: the largest one counts.
 
 Owns: reading and keeping them; removing those that a larger one has made meaningless.
 Must not know: what a number means.
@@ -31,7 +31,7 @@ class PartitionNumbers:
         """By topic: its properties, and the numbers in exactly these properties."""
 
     def largest(self, topic_id: UUID, partition: int, kind: str) -> int:
-        """The largest number that a gateway kept of a partition, or 0."""
+        """The largest number that a broker kept of a partition, or 0."""
         properties = self._topics.pulsar(topic_id).properties
         parsed = self._parsed.get(topic_id)
         if parsed is None or parsed[0] is not properties:
@@ -39,7 +39,7 @@ class PartitionNumbers:
         return parsed[1].get((kind, partition), 0)
 
     async def keep(self, topic: TopicInfo, partition: int, kind: str, value: int) -> None:
-        """Keep a number for all gateways. BackendError where Pulsar does not keep it, or refuses."""
+        """Keep a number for all brokers. BackendError where Pulsar does not keep it, or refuses."""
         topic_id = topic.topic_id
         name = remembered(kind, partition, value)
         for _ in range(_TRIES):
@@ -51,7 +51,7 @@ class PartitionNumbers:
         else:
             self._context.count(Fault.PROPERTIES_NOT_KEPT)
             raise BackendError(f"Pulsar does not keep the property {name} of {topic.name}: clients try again")
-        # Also what this gateway wrote, where another one has kept a larger number meanwhile.
+        # Also what this broker wrote, where another one has kept a larger number meanwhile.
         old = outdated(kept, kind, partition, largest)
         if old and remembered(kind, partition, largest) in kept:
             self._context.spawn(self._topics.remove_properties(topic_id, old))

@@ -8,12 +8,12 @@ has not done what it says until the policy reads back.
 
 - retention.ms, retention.bytes -> retention, in whole minutes and MiB, rounded up: Pulsar drops whole ledgers, so it
   always keeps somewhat more than was asked for. Without `delete` in cleanup.policy, all is kept.
-- cleanup.policy=compact -> compactionThreshold; the threshold 0 turns it off. What the gateways' own topics keep after
+- cleanup.policy=compact -> compactionThreshold; the threshold 0 turns it off. What the gateway's own topics keep after
   their first compaction is said in `compaction.py`.
 - max.message.bytes -> maxMessageSize, where the topic itself sets it, so that Pulsar's producers are held to it, too.
-  Six times as much, at most the brokers' own limit: no entry that a gateway makes of such a batch is larger, not even
-  of records without content (4.2 times). The limit itself, on batches of Kafka's clients, the gateways check.
-- message.timestamp.type has no counterpart: Pulsar keeps both times of a message, and gateways show the one asked for.
+  Six times as much, at most the Pulsar brokers' own limit: no entry that a broker makes of such a batch is larger, not
+  even of records without content (4.2 times). The limit itself, on batches of Kafka's clients, the brokers check.
+- message.timestamp.type has no counterpart: Pulsar keeps both times of a message, and brokers show the one asked for.
 - every topic: deduplication on (idempotent producers), never deleted for being idle.
 """
 
@@ -30,7 +30,7 @@ from kop.storage.base import LogPolicy
 
 COMPACTION_THRESHOLD: Final = 100 * 1024 * 1024
 OWN_COMPACTION_THRESHOLD: Final = 16 * 1024 * 1024
-"""Of the gateways' own topics: who takes a partition over reads all that is not compacted."""
+"""Of the gateway's own topics: who takes a partition over reads all that is not compacted."""
 _MINUTE: Final = 60_000
 _MIB: Final = 1 << 20
 _IN_FORCE_SECONDS: Final = 10.0
@@ -72,7 +72,7 @@ def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
 
 
 def max_size_of(policy: LogPolicy, largest: int) -> int:
-    """Bytes of an entry, no more than the brokers' own limit `largest`; 0: that limit alone."""
+    """Bytes of an entry, no more than the Pulsar brokers' own limit `largest`; 0: that limit alone."""
     return min(_ENTRY_GROWTH * policy.max_message_bytes + _ENTRY_ROOM, largest) if policy.limits_messages else 0
 
 
@@ -145,8 +145,8 @@ async def apply(
 async def _bring_into_force(policies: Sequence[_Policy]) -> None:
     """Set them one after the other, and wait until all hold; PulsarError Timeout where they do not.
 
-    A broker that is told of a policy while another one of the same topic is on its way may write back what it read
-    before, and the other one is gone (seen on 4.0.6). So what does not hold after a while is set again.
+    A Pulsar broker that is told of a policy while another one of the same topic is on its way may write back what it
+    read before, and the other one is gone (seen on 4.0.6). So what does not hold after a while is set again.
     """
     for policy in policies:
         await policy.set()
@@ -166,13 +166,13 @@ async def _bring_into_force(policies: Sequence[_Policy]) -> None:
 
 
 async def set_retention(admin: Admin, full_name: str, retention: Retention) -> None:
-    """Set it, also where the broker's backlog quota stands in its way. PulsarError."""
+    """Set it, also where the Pulsar broker's backlog quota stands in its way. PulsarError."""
     try:
         await admin.set_retention(full_name, retention)
     except PulsarError as error:
         if error.code != "PreconditionFailed":
             raise
-        # The broker wants retention to exceed the backlog quota (10 GB by default). Kafka knows no such quota.
+        # The Pulsar broker wants retention to exceed the backlog quota (10 GB by default). Kafka knows no such quota.
         loop = asyncio.get_running_loop()
         end = again = loop.time()
         end += _IN_FORCE_SECONDS

@@ -32,7 +32,7 @@ class PulsarTopic:
 
     @property
     def is_young(self) -> bool:
-        """Whether a gateway made the topic within the last hour. It deduplicates from its beginning, and Pulsar has
+        """Whether a broker made the topic within the last hour. It deduplicates from its beginning, and Pulsar has
         forgotten no producer yet: that takes 6 idle hours (brokerDeduplicationProducerInactivityTimeoutMinutes).
         """
         created = number(self.properties, CREATED_PROPERTY, -1)

@@ -5,7 +5,7 @@ Must not know: entries, offsets.
 
 A topic's id and its Kafka configs lie in the Pulsar topic's properties, written in the same request that makes it. A
 topic that somebody else made gets an id when it is first seen. The watcher tells of creation, deletion and growth; a
-slow full listing finds what it missed and configs changed by another gateway.
+slow full listing finds what it missed and configs changed by another broker.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SCANNED_A_LISTING: Final = 100
 """Topics that are looked at in each listing although nothing tells of a change: 10,000 take a hundred listings."""
 _CLAIMED_A_LISTING: Final = 20
 _FIRST_SECONDS: Final = 60.0
-"""How long a gateway that starts waits for topics that cannot be read."""
+"""How long a broker that starts waits for topics that cannot be read."""
 _FRESH_SECONDS: Final = 30.0
 _RETRY_FIRST: Final = 1.0
 _RETRY_MOST: Final = 60.0
@@ -82,14 +82,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class OtherGateways(Protocol):
-    """What is asked of the registry of live gateways."""
+class OtherBrokers(Protocol):
+    """What is asked of the registry of live brokers."""
 
     def announce(self, full_name: str) -> None:
-        """Tell the other gateways that a topic's properties changed."""
+        """Tell the other brokers that a topic's properties changed."""
 
     def is_chosen(self, key: str) -> bool:
-        """Whether this gateway is the one of all to do a piece of work that `key` names."""
+        """Whether this broker is the one of all to do a piece of work that `key` names."""
 
 
 class TopicLogs(Protocol):
@@ -112,14 +112,14 @@ class PulsarTopics(TopicTable):
         self,
         context: PulsarContext,
         cluster_topic: ClusterTopic,
-        gateways: OtherGateways,
+        brokers: OtherBrokers,
         logs: TopicLogs,
         policy: Callable[[TopicInfo], LogPolicy],
         strays: StrayPartitions,
     ) -> None:
         super().__init__(time.time_ns() // 1_000_000)  # so that the version grows over restarts, too
         self._context = context
-        self._gateways = gateways
+        self._brokers = brokers
         self._logs = logs
         self._policy = policy
         self._strays = strays
@@ -128,7 +128,7 @@ class PulsarTopics(TopicTable):
         self._changes = asyncio.Semaphore(_AT_ONCE)
         self._looks = asyncio.Semaphore(_AT_ONCE)
         self._retries = asyncio.Semaphore(_RETRIES_AT_ONCE)
-        self._ids = TopicIds(context.admin, gateways.is_chosen)
+        self._ids = TopicIds(context.admin, brokers.is_chosen)
         self._loaded = False
         self._awaited: set[str] = set()
         """Pulsar names of the first listing that nobody has looked at yet."""
@@ -144,7 +144,7 @@ class PulsarTopics(TopicTable):
         self._dirty: set[str] = set()
         """Pulsar names that the watcher named and nobody has looked at yet."""
         self._wake = asyncio.Event()
-        self._foreign = ForeignTopics(context, cluster_topic, self, gateways.announce)
+        self._foreign = ForeignTopics(context, cluster_topic, self, brokers.announce)
 
     @property
     def namespace(self) -> str:
@@ -203,7 +203,7 @@ class PulsarTopics(TopicTable):
         now = self._pulsar.get(topic_id)
         if now is not None:  # with what else was set meanwhile
             self._pulsar[topic_id] = replace(now, properties={**now.properties, key: value})
-            self._gateways.announce(known.full_name)
+            self._brokers.announce(known.full_name)
 
     async def properties_now(self, topic_id: UUID) -> Mapping[str, str]:
         """The properties that lie beside a topic in Pulsar at this moment."""
@@ -223,7 +223,7 @@ class PulsarTopics(TopicTable):
     async def in_turn(
         self, full_name: str, work: Callable[[], Coroutine[Any, Any, T]], gate: asyncio.Semaphore | None = None
     ) -> T:
-        """Do something to a topic while this gateway neither makes, changes nor deletes it."""
+        """Do something to a topic while this broker neither makes, changes nor deletes it."""
         turn = self._turns.setdefault(full_name, asyncio.Lock())
         async with turn, gate or self._changes:
             return await work()
@@ -269,7 +269,7 @@ class PulsarTopics(TopicTable):
             await self._ask(doing, self._context.admin.delete_partitioned(full_name))
             raise
         self._put(None, topic, known)
-        self._gateways.announce(full_name)
+        self._brokers.announce(full_name)
         return topic
 
     async def _with_policies(self, topic: TopicInfo, known: PulsarTopic) -> PulsarTopic:
@@ -287,7 +287,7 @@ class PulsarTopics(TopicTable):
         )
 
     async def _finish_abandoned(self) -> None:
-        """A gateway died between making a topic and giving it its policies: Pulsar would keep nothing of it."""
+        """A broker died between making a topic and giving it its policies: Pulsar would keep nothing of it."""
         now = time.time() * 1000
         for topic_id, known in list(self._pulsar.items()):
             if UNFINISHED_PROPERTY not in known.properties:
@@ -310,7 +310,7 @@ class PulsarTopics(TopicTable):
             if error.code != "Conflict":
                 raise
             if not await self._strays.clear(full_name):
-                await self._look(full_name)  # another gateway was faster: whoever hears of that finds it at once
+                await self._look(full_name)  # another broker was faster: whoever hears of that finds it at once
                 raise
             try:
                 await self._context.admin.create_partitioned(full_name, partitions, properties)
@@ -338,7 +338,7 @@ class PulsarTopics(TopicTable):
                 doing = f"cannot delete topic {topic.name!r}"
                 raise self._context.faults.refused(error, Refused.TOPIC_CHANGES, doing) from error
         self._remove(topic)
-        self._gateways.announce(known.full_name)
+        self._brokers.announce(known.full_name)
 
     async def _grow(self, topic_id: UUID, partitions: int) -> TopicInfo:
         topic = self._find(topic_id)
@@ -352,7 +352,7 @@ class PulsarTopics(TopicTable):
         await self._ask(doing, self._context.admin.grow(known.full_name, partitions))
         grown = replace(topic, partitions=partitions)
         self._put(topic, grown, known)
-        self._gateways.announce(known.full_name)
+        self._brokers.announce(known.full_name)
         return grown
 
     async def _set_configs(self, topic_id: UUID, configs: Mapping[str, str]) -> TopicInfo:
@@ -375,7 +375,7 @@ class PulsarTopics(TopicTable):
         known = self.pulsar(topic_id)  # with what else was set meanwhile
         known = replace(known, properties={**known.properties, **properties})
         self._put(topic, changed, known)
-        self._gateways.announce(known.full_name)
+        self._brokers.announce(known.full_name)
         return changed
 
     # --- what is there
@@ -407,7 +407,7 @@ class PulsarTopics(TopicTable):
         await self._claim_ids()
 
     async def _load_first(self, names: Set[str]) -> None:
-        """Look at every topic. After a while the gateway begins with those that it has; the others come behind."""
+        """Look at every topic. After a while this broker begins with those that it has; the others come behind."""
         self._awaited = set(names)
         looks = self._context.loop.create_task(self._look_at(names))
         self._tasks.add(looks)
@@ -419,8 +419,8 @@ class PulsarTopics(TopicTable):
         else:
             self._context.count(Fault.TOPICS_READ_LATE)
             log.warning(
-                "%d of %d topics have not been read from Pulsar within %.0f s: the gateway begins without them, and "
-                "clients are told to try again. See whether all brokers answer",
+                "%d of %d topics have not been read from Pulsar within %.0f s: this broker begins without them, and "
+                "clients are told to try again. See whether all Pulsar brokers answer",
                 len(self._awaited),
                 len(names),
                 _FIRST_SECONDS,
@@ -428,17 +428,17 @@ class PulsarTopics(TopicTable):
         self._loaded = True
 
     def _next_to_scan(self, known: Sequence[str]) -> Sequence[str]:
-        """Whom nobody told of: a change that another gateway could not announce, or one by pulsar-admin."""
+        """Whom nobody told of: a change that another broker could not announce, or one by pulsar-admin."""
         begin = self._scanned % max(len(known), 1)
         self._scanned = begin + SCANNED_A_LISTING
         return known[begin : begin + SCANNED_A_LISTING]
 
     async def _claim_ids(self) -> None:
-        """Write the name beside the ids of topics that older gateways made; some in each round."""
+        """Write the name beside the ids of topics that older versions of the gateway made; some in each round."""
         unclaimed = (
             one.full_name
             for one in self._pulsar.values()
-            if NAME_PROPERTY not in one.properties and self._gateways.is_chosen(one.full_name)
+            if NAME_PROPERTY not in one.properties and self._brokers.is_chosen(one.full_name)
         )
 
         async def claim(full_name: str) -> None:
@@ -470,7 +470,7 @@ class PulsarTopics(TopicTable):
         return await self._ask(f"cannot read the policies of {topic.name!r}", found)
 
     async def refresh(self, topic_id: UUID) -> None:
-        """Look at one topic again: Pulsar said something of it that does not fit, or a gateway may have changed it."""
+        """Look at one topic again: Pulsar said something of it that does not fit, or a broker may have changed it."""
         if topic_id in self._pulsar:
             failed = await self.look_for({self._name_of(topic_id)})
             for error in failed.values():
@@ -506,7 +506,7 @@ class PulsarTopics(TopicTable):
             self._wake.clear()
             await asyncio.sleep(0.02)  # one event comes for each partition
             names, self._dirty = self._dirty, set()
-            # Nobody waits for these: a broker that does not answer for one topic keeps no other one away.
+            # Nobody waits for these: a Pulsar broker that does not answer for one topic keeps no other one away.
             for name in names:
                 task = self._context.loop.create_task(self._look_at((name,)))
                 self._tasks.add(task)

@@ -120,7 +120,7 @@ class WriteChecks:
                 return
         except PulsarError:
             if ours:
-                return  # it was on; a broker that comes back from a crash cannot tell for a while
+                return  # it was on; a Pulsar broker that comes back from a crash cannot tell for a while
             raise
         if ours:
             context.count(Fault.DEDUPLICATION_TURNED_OFF)
@@ -142,7 +142,7 @@ class WriteChecks:
             found = await self._retention(name)
         except PulsarError as error:
             if ours and error.retriable:
-                return  # it kept records before, and its broker cannot tell now
+                return  # it kept records before, and its Pulsar broker cannot tell now
             raise self._refused(name, error) from error
         if policies.keeps(found):
             return
@@ -170,7 +170,7 @@ class WriteChecks:
         except PulsarError as error:
             if error.code != "NotAllowed":
                 raise
-        # Brokers without policies of topics: the namespace's holds, or their own.
+        # Pulsar brokers without policies of topics: the namespace's holds, or their own.
         found = await admin.get_namespace_retention(namespace_of(name))
         if found is not None:
             return found
