@@ -191,6 +191,10 @@ class InternalError(KopError):
     """A promise of our own code is broken: logged with a traceback."""
 
 
+class StateRecordError(InternalError):
+    """A record of a coordinator's topic is not what it says it is."""
+
+
 Error = TypeVar("Error", bound=BaseException)
 
 

@@ -83,13 +83,15 @@ public class Vectors {
         lines.add(line);
     }
 
-    // ---- keys and values of __consumer_offsets, and what consumers put into JoinGroup and SyncGroup
+    // ---- keys and values of __consumer_offsets and __transaction_state, and what consumers put into JoinGroup and SyncGroup
 
     static void state(Lines lines) throws Exception {
         String pkg = "org.apache.kafka.coordinator.group.generated.";
         for (String name : List.of("LegacyOffsetCommitKey", "LegacyOffsetCommitValue", "OffsetCommitKey", "OffsetCommitValue",
                 "GroupMetadataKey", "GroupMetadataValue"))
             states(lines, Class.forName(pkg + name), name);
+        for (String name : List.of("TransactionLogKey", "TransactionLogValue"))
+            states(lines, Class.forName("org.apache.kafka.coordinator.transaction.generated." + name), name);
         for (Class<?> c : List.of(ConsumerProtocolSubscription.class, ConsumerProtocolAssignment.class))
             states(lines, c, c.getSimpleName());
     }

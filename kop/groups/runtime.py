@@ -26,7 +26,7 @@ from kop.coordination.deadlines import Deadlines
 from kop.coordination.failed_writes import answer_for
 from kop.coordination.ownership import LeaderChoice, Ownership
 from kop.coordination.state_log import StateLog, StateTopic, Written
-from kop.errors import ErrorCode, InternalError
+from kop.errors import ErrorCode, InternalError, StateRecordError
 from kop.groups.classic.group import ClassicGroup
 from kop.groups.classic.messages import (
     Description,
@@ -47,7 +47,6 @@ from kop.wire.state import (
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
-    StateRecordError,
     UnknownKey,
     decode_group_value,
     decode_key,

@@ -3,20 +3,18 @@
 Owns: the formats of OffsetCommit (keys 0 and 1, values 0 to 4) and GroupMetadata (key 2, values 0 to 4).
 Must not know: groups, partitions, which version is the newest that somebody else writes.
 
-A key begins with two bytes that say its kind, a value with two that say its version. Values of version 4 are in the
-flexible encoding (KIP-482); of their tagged fields only the topic id of a committed offset is known.
+Values of version 4 are in the flexible encoding (KIP-482); of their tagged fields only the topic id of a committed
+offset is known.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from kop.errors import InternalError
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
+from kop.errors import StateRecordError
+from kop.wire.state_encoding import Buffer, RecordReader, RecordWriter
 
 OFFSET_VALUE_VERSION: Final = 4
 """What Kafka 4.3 writes for a committed offset without a retention of its own."""
@@ -25,15 +23,8 @@ EXPIRING_OFFSET_VALUE_VERSION: Final = 1
 GROUP_VALUE_VERSION: Final = 3
 """What Kafka 4.3 writes for a group."""
 
-_INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
-_INT64: Final = struct.Struct(">q")
 _TOPIC_ID_TAG: Final = 0
 _ZERO_ID: Final = UUID(int=0)
-
-
-class StateRecordError(InternalError):
-    """A record of the coordinator's topic is not what it says it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,134 +97,13 @@ class GroupMetadataValue:
     members: tuple[MemberMetadata, ...] = field(default=())
 
 
-class _Reader:
-    """Reads primitives; whatever lies beyond the end or makes no sense is a StateRecordError."""
-
-    __slots__ = ("data", "flexible", "pos")
-
-    def __init__(self, data: Buffer) -> None:
-        self.data = bytes(data)
-        self.pos = 0
-        self.flexible = False
-
-    def take(self, size: int) -> bytes:
-        end = self.pos + size
-        if size < 0 or end > len(self.data):
-            raise StateRecordError(f"a field of {size} bytes at {self.pos} in a record of {len(self.data)} bytes")
-        part = self.data[self.pos : end]
-        self.pos = end
-        return part
-
-    def int16(self) -> int:
-        return int.from_bytes(self.take(2), "big", signed=True)
-
-    def int32(self) -> int:
-        return int.from_bytes(self.take(4), "big", signed=True)
-
-    def int64(self) -> int:
-        return int.from_bytes(self.take(8), "big", signed=True)
-
-    def uvarint(self) -> int:
-        value = 0
-        for shift in range(0, 35, 7):
-            (byte,) = self.take(1)
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise StateRecordError("a varint of more than 32 bits")
-
-    def nullable_string(self) -> str | None:
-        length = self.uvarint() - 1 if self.flexible else self.int16()
-        if length == -1:
-            return None
-        try:
-            return self.take(length).decode()
-        except UnicodeDecodeError as error:
-            raise StateRecordError(f"a string is not UTF-8: {error}") from None
-
-    def string(self) -> str:
-        text = self.nullable_string()
-        if text is None:
-            raise StateRecordError("a string is null")
-        return text
-
-    def blob(self) -> bytes:
-        return self.take(self.uvarint() - 1 if self.flexible else self.int32())
-
-    def count(self) -> int:
-        count = self.uvarint() - 1 if self.flexible else self.int32()
-        if not 0 <= count <= len(self.data) - self.pos:
-            raise StateRecordError(f"a list of {count} elements in {len(self.data) - self.pos} bytes")
-        return count
-
-    def tags(self) -> dict[int, bytes]:
-        fields: dict[int, bytes] = {}
-        if self.flexible:
-            for _ in range(self.uvarint()):
-                tag = self.uvarint()
-                fields[tag] = self.take(self.uvarint())
-        return fields
-
-
-class _Writer:
-    """Writes primitives of one encoding."""
-
-    __slots__ = ("flexible", "out")
-
-    def __init__(self, prefix: int, *, flexible: bool = False) -> None:
-        self.out = bytearray(_INT16.pack(prefix))
-        self.flexible = flexible
-
-    def int32(self, value: int) -> None:
-        self.out += _INT32.pack(value)
-
-    def int64(self, value: int) -> None:
-        self.out += _INT64.pack(value)
-
-    def uvarint(self, value: int) -> None:
-        while value >= 0x80:
-            self.out.append(value & 0x7F | 0x80)
-            value >>= 7
-        self.out.append(value)
-
-    def string(self, text: str | None) -> None:
-        if text is None:
-            self.out += b"\0" if self.flexible else b"\xff\xff"
-            return
-        raw = text.encode()
-        if self.flexible:
-            self.uvarint(len(raw) + 1)
-        elif len(raw) > 32_767:
-            raise StateRecordError(f"a string of {len(raw)} bytes does not fit")
-        else:
-            self.out += _INT16.pack(len(raw))
-        self.out += raw
-
-    def blob(self, raw: Buffer) -> None:
-        if self.flexible:
-            self.uvarint(len(raw) + 1)
-        else:
-            self.out += _INT32.pack(len(raw))
-        self.out += raw
-
-    def count(self, count: int) -> None:
-        if self.flexible:
-            self.uvarint(count + 1)
-        else:
-            self.out += _INT32.pack(count)
-
-    def no_tags(self) -> None:
-        if self.flexible:
-            self.out.append(0)
-
-
 def encode_key(key: OffsetCommitKey | GroupMetadataKey) -> bytes:
     """The bytes of a key, kind 1 or 2."""
     if isinstance(key, GroupMetadataKey):
-        writer = _Writer(2)
+        writer = RecordWriter(2)
         writer.string(key.group)
     else:
-        writer = _Writer(1)
+        writer = RecordWriter(1)
         writer.string(key.group)
         writer.string(key.topic)
         writer.int32(key.partition)
@@ -242,7 +112,7 @@ def encode_key(key: OffsetCommitKey | GroupMetadataKey) -> bytes:
 
 def decode_key(data: Buffer) -> Key:
     """The key in `data`. StateRecordError where it is none."""
-    reader = _Reader(data)
+    reader = RecordReader(data)
     kind = reader.int16()
     if kind in (0, 1):
         return OffsetCommitKey(reader.string(), reader.string(), reader.int32())
@@ -256,7 +126,7 @@ def encode_offset_value(value: OffsetCommitValue, version: int | None = None) ->
     if version is None:
         version = OFFSET_VALUE_VERSION if value.expire_timestamp < 0 else EXPIRING_OFFSET_VALUE_VERSION
     _known(version)
-    writer = _Writer(version, flexible=version >= 4)
+    writer = RecordWriter(version, flexible=version >= 4)
     writer.int64(value.offset)
     if version >= 3:
         writer.int32(value.leader_epoch)
@@ -268,14 +138,13 @@ def encode_offset_value(value: OffsetCommitValue, version: int | None = None) ->
         if value.topic_id is None or value.topic_id == _ZERO_ID:
             writer.no_tags()
         else:
-            writer.out += bytes((1, _TOPIC_ID_TAG, 16))
-            writer.out += value.topic_id.bytes
+            writer.tags({_TOPIC_ID_TAG: value.topic_id.bytes})
     return bytes(writer.out)
 
 
 def decode_offset_value(data: Buffer) -> OffsetCommitValue:
     """The committed offset in `data`. StateRecordError where it is none."""
-    reader = _Reader(data)
+    reader = RecordReader(data)
     version = _known(reader.int16())
     reader.flexible = version >= 4
     offset = reader.int64()
@@ -295,7 +164,7 @@ def decode_offset_value(data: Buffer) -> OffsetCommitValue:
 def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VERSION) -> bytes:
     """The bytes of a group."""
     _known(version)
-    writer = _Writer(version, flexible=version >= 4)
+    writer = RecordWriter(version, flexible=version >= 4)
     writer.string(value.protocol_type)
     writer.int32(value.generation)
     writer.string(value.protocol)
@@ -321,7 +190,7 @@ def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VER
 
 def decode_group_value(data: Buffer) -> GroupMetadataValue:
     """The group in `data`. StateRecordError where it is none."""
-    reader = _Reader(data)
+    reader = RecordReader(data)
     version = _known(reader.int16())
     reader.flexible = version >= 4
     protocol_type = reader.string()
@@ -334,7 +203,7 @@ def decode_group_value(data: Buffer) -> GroupMetadataValue:
     return GroupMetadataValue(protocol_type, generation, protocol, leader, since, members)
 
 
-def _member(reader: _Reader, version: int) -> MemberMetadata:
+def _member(reader: RecordReader, version: int) -> MemberMetadata:
     member_id = reader.string()
     instance_id = reader.nullable_string() if version >= 3 else None
     client_id = reader.string()

@@ -9,7 +9,7 @@ from support.faulty_engine import FaultyStore
 from support.waiting import until
 
 from kop.coordination.state_log import java_hash
-from kop.errors import ErrorCode
+from kop.errors import ErrorCode, StateRecordError
 from kop.groups.classic.group import ClassicGroup
 from kop.groups.classic.messages import Description, JoinRequest, LeavingMember, SyncRequest
 from kop.groups.offsets import Commit
@@ -19,7 +19,6 @@ from kop.wire.state import (
     GroupMetadataKey,
     OffsetCommitKey,
     OffsetCommitValue,
-    StateRecordError,
     decode_key,
     decode_offset_value,
     encode_key,

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kop.errors import StateRecordError
 from kop.wire.state import (
     GroupMetadataKey,
     GroupMetadataValue,
     MemberMetadata,
     OffsetCommitKey,
     OffsetCommitValue,
-    StateRecordError,
     UnknownKey,
     decode_group_value,
     decode_key,

@@ -1,0 +1,181 @@
+"""How the records of coordinators are laid out: primitives of Kafka's two encodings behind a number of two bytes.
+
+Owns: reading them with every length checked, and writing them.
+Must not know: which records there are.
+
+A key begins with two bytes that say its kind, a value with two that say its version. The flexible encoding (KIP-482)
+has compact lengths and tagged fields.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from kop.errors import StateRecordError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+_INT64: Final = struct.Struct(">q")
+
+
+class RecordReader:
+    """Reads primitives; whatever lies beyond the end or makes no sense is a StateRecordError."""
+
+    __slots__ = ("data", "flexible", "pos")
+
+    def __init__(self, data: Buffer) -> None:
+        self.data = bytes(data)
+        self.pos = 0
+        self.flexible = False
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        end = self.pos + size
+        if size < 0 or end > len(self.data):
+            raise StateRecordError(f"a field of {size} bytes at {self.pos} in a record of {len(self.data)} bytes")
+        part = self.data[self.pos : end]
+        self.pos = end
+        return part
+
+    def int16(self) -> int:
+        """A number of 16 bits."""
+        return int.from_bytes(self.take(2), "big", signed=True)
+
+    def int32(self) -> int:
+        """A number of 32 bits."""
+        return int.from_bytes(self.take(4), "big", signed=True)
+
+    def int64(self) -> int:
+        """A number of 64 bits."""
+        return int.from_bytes(self.take(8), "big", signed=True)
+
+    def uvarint(self) -> int:
+        """A number of up to 32 bits without a sign."""
+        value = 0
+        for shift in range(0, 35, 7):
+            (byte,) = self.take(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise StateRecordError("a varint of more than 32 bits")
+
+    def nullable_string(self) -> str | None:
+        """A string, or None."""
+        length = self.uvarint() - 1 if self.flexible else self.int16()
+        if length == -1:
+            return None
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise StateRecordError(f"a string is not UTF-8: {error}") from None
+
+    def string(self) -> str:
+        """A string; null is an error."""
+        text = self.nullable_string()
+        if text is None:
+            raise StateRecordError("a string is null")
+        return text
+
+    def blob(self) -> bytes:
+        """Bytes."""
+        return self.take(self.uvarint() - 1 if self.flexible else self.int32())
+
+    def count(self) -> int:
+        """How many elements follow; no more than there is room for."""
+        count = self.nullable_count()
+        if count < 0:
+            raise StateRecordError("a list is null")
+        return count
+
+    def nullable_count(self) -> int:
+        """As `count`; -1 for a list that is null."""
+        count = self.uvarint() - 1 if self.flexible else self.int32()
+        if not -1 <= count <= len(self.data) - self.pos:
+            raise StateRecordError(f"a list of {count} elements in {len(self.data) - self.pos} bytes")
+        return count
+
+    def tags(self) -> dict[int, bytes]:
+        """The tagged fields by their numbers; none outside the flexible encoding."""
+        fields: dict[int, bytes] = {}
+        if self.flexible:
+            for _ in range(self.uvarint()):
+                tag = self.uvarint()
+                fields[tag] = self.take(self.uvarint())
+        return fields
+
+
+class RecordWriter:
+    """Writes primitives of one encoding."""
+
+    __slots__ = ("flexible", "out")
+
+    def __init__(self, prefix: int, *, flexible: bool = False) -> None:
+        self.out = bytearray(_INT16.pack(prefix))
+        self.flexible = flexible
+
+    def int16(self, value: int) -> None:
+        """A number of 16 bits."""
+        self.out += _INT16.pack(value)
+
+    def int32(self, value: int) -> None:
+        """A number of 32 bits."""
+        self.out += _INT32.pack(value)
+
+    def int64(self, value: int) -> None:
+        """A number of 64 bits."""
+        self.out += _INT64.pack(value)
+
+    def uvarint(self, value: int) -> None:
+        """A number without a sign."""
+        while value >= 0x80:
+            self.out.append(value & 0x7F | 0x80)
+            value >>= 7
+        self.out.append(value)
+
+    def string(self, text: str | None) -> None:
+        """A string, or null."""
+        if text is None:
+            self.out += b"\0" if self.flexible else b"\xff\xff"
+            return
+        raw = text.encode()
+        if self.flexible:
+            self.uvarint(len(raw) + 1)
+        elif len(raw) > 32_767:
+            raise StateRecordError(f"a string of {len(raw)} bytes does not fit")
+        else:
+            self.out += _INT16.pack(len(raw))
+        self.out += raw
+
+    def blob(self, raw: Buffer) -> None:
+        """Bytes."""
+        if self.flexible:
+            self.uvarint(len(raw) + 1)
+        else:
+            self.out += _INT32.pack(len(raw))
+        self.out += raw
+
+    def count(self, count: int) -> None:
+        """How many elements follow; -1: the list is null."""
+        if self.flexible:
+            self.uvarint(count + 1)
+        else:
+            self.out += _INT32.pack(count)
+
+    def no_tags(self) -> None:
+        """An end without tagged fields; nothing outside the flexible encoding."""
+        if self.flexible:
+            self.out.append(0)
+
+    def tags(self, fields: Mapping[int, bytes]) -> None:
+        """Tagged fields, in the order of their numbers; nothing outside the flexible encoding."""
+        if not self.flexible:
+            return
+        self.uvarint(len(fields))
+        for tag in sorted(fields):
+            self.uvarint(tag)
+            self.uvarint(len(fields[tag]))
+            self.out += fields[tag]
