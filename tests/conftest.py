@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `from support import ...` 
 # On a slow machine examples take as long as they take.
 settings.register_profile("kop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kop")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background with SIGINT ignored, and processes under test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ("support.async_tests", "support.pulsar")
 

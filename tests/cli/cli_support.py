@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,11 +17,6 @@ def environment(**extra: str) -> dict[str, str]:
     """The environment of a fresh user: none of our variables, 80 columns."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KOP_")}
     return kept | {"COLUMNS": "80", "PYTHONPATH": str(REPOSITORY)} | extra
-
-
-def _hear_ctrl_c() -> None:
-    """A shell starts what it runs in the background with SIGINT ignored, and every process inherits that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass
@@ -45,7 +39,6 @@ class Kop:
             stdin=settings.pop("stdin", subprocess.DEVNULL),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=_hear_ctrl_c,
             **settings,
         )
 
