@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "cluster": {"storage.base", "records"},
     "coordination": {"storage.base", "records", "wire.state"},
     "groups": {"coordination", "storage.base", "records", "cluster", "wire.state"},
+    "transactions": {"coordination", "storage.base", "records", "cluster", "wire.transaction_state"},
     "handlers": {"groups", "cluster", "storage.base", "records", "wire"},
     "server": {"handlers", "wire"},
     "cli": set(),

@@ -1,0 +1,377 @@
+"""What one transactional id may do next: Kafka 4.3's transaction coordinator as a pure machine.
+
+Owns: epochs and producer ids of a transactional id, the states of its transaction, which request is refused with which
+error (KIP-98, KIP-360 and both parts of KIP-890).
+Must not know: sockets, clocks, storage, how a record is written, what the versions of requests look like.
+
+A request is a function of the present `Transaction`, the request's values and `now` (milliseconds since the epoch). It
+gives a `Decision`: the transaction that has to become durable, if any, and what the client is told once it is. While
+that is being written the caller passes the transaction with `pending` set: no other request passes meanwhile.
+
+The versions of transactions (`transaction.version`) live side by side. The client's request says which it goes by:
+- 0 and 1: the epoch stays through a transaction, partitions are added before data is sent to them.
+- 2: each end of a transaction bumps the epoch, so that nothing of an earlier transaction passes for a later one.
+
+Fencing: a new instance of a producer (InitProducerId) and the coordinator's own timeout abort an open transaction under
+a bumped epoch. The client that asked is told CONCURRENT_TRANSACTIONS and asks again. Epochs end at 32767, which no
+client is ever given: a producer id whose epoch came to 32766 gets a successor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from kop.errors import ErrorCode, InternalError
+from kop.wire.transaction_state import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TransactionStatus, TransactionValue
+
+Partition = tuple[str, int]
+"""Topic and partition."""
+
+LAST_EPOCH: Final = 32_767
+"""The largest epoch. It fences, and no client is given it."""
+EPOCH_BUMPED_AT_END: Final = 2
+"""The version of transactions from which on each end bumps the epoch (KIP-890, part 2)."""
+
+_PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
+_COMPLETE: Final = (TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transactional id and its present transaction. A value: each step makes a new one."""
+
+    producer_id: int
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    """-1 until the first InitProducerId is durable."""
+    timeout_ms: int = 0
+    status: TransactionStatus = TransactionStatus.EMPTY
+    partitions: frozenset[Partition] = field(default_factory=frozenset)
+    last_update_timestamp: int = -1
+    start_timestamp: int = -1
+    last_epoch: int = NO_PRODUCER_EPOCH
+    """The epoch before the last bump that a client asked for: asking again is no second bump. It is in no record."""
+    previous_producer_id: int = NO_PRODUCER_ID
+    next_producer_id: int = NO_PRODUCER_ID
+    client_version: int = 0
+    pending: bool = False
+    """A step is being written, or the markers of an end are. It is in no record."""
+    fence_failed: bool = False
+    """A bump of the epoch that fences could not be written. No client saw that epoch, so the next try takes the same
+    one: epochs do not run out while storage is away. It is in no record."""
+
+    @property
+    def epoch_exhausted(self) -> bool:
+        """No client may be given the next epoch."""
+        return self.producer_epoch >= LAST_EPOCH - 1
+
+    @property
+    def value(self) -> TransactionValue:
+        """What the record says of it."""
+        return TransactionValue(
+            self.producer_id,
+            self.producer_epoch,
+            self.timeout_ms,
+            self.status,
+            self.partitions,
+            self.last_update_timestamp,
+            self.start_timestamp,
+            self.previous_producer_id,
+            self.next_producer_id,
+            self.client_version,
+        )
+
+    @classmethod
+    def of(cls, value: TransactionValue) -> Transaction:
+        """The transaction that a record tells of. One that is being ended is pending until its markers are written."""
+        return cls(
+            value.producer_id,
+            value.producer_epoch,
+            value.timeout_ms,
+            value.status,
+            value.partitions,
+            value.last_update_timestamp,
+            value.start_timestamp,
+            NO_PRODUCER_EPOCH,
+            value.previous_producer_id,
+            value.next_producer_id,
+            value.client_version,
+            pending=value.status in _PREPARED,
+        )
+
+
+class Decision(NamedTuple):
+    """What becomes of a request."""
+
+    error: ErrorCode = ErrorCode.NONE
+    """What the client is told; where `next` is set, once that is durable."""
+    next: Transaction | None = None
+    """To be made durable. None: nothing changes."""
+    needs_producer_id: bool = False
+    """A new producer id is needed: the caller takes one and asks again with it."""
+    fences: bool = False
+    """`next` bumps the epoch to fence a producer; see `Transaction.fence_failed`."""
+
+
+_CONCURRENT: Final = Decision(ErrorCode.CONCURRENT_TRANSACTIONS)
+_NEEDS_PRODUCER_ID: Final = Decision(needs_producer_id=True)
+
+
+def init_producer_id(
+    transaction: Transaction,
+    now: int,
+    *,
+    timeout_ms: int,
+    expected: tuple[int, int] | None = None,
+    fresh_id: int | None = None,
+) -> Decision:
+    """InitProducerId: fence earlier instances and give the next epoch, or a new producer id at epoch 0.
+
+    `expected`: the producer id and epoch that a running client has (KIP-360); None for a new instance. `fresh_id` is a
+    producer id that nobody had before, where the decision asked for one.
+    """
+    if transaction.pending:
+        return _CONCURRENT
+    if expected is not None and not _may_be(transaction, *expected):
+        return Decision(ErrorCode.PRODUCER_FENCED)
+    if transaction.status in _PREPARED:
+        return _CONCURRENT
+    if transaction.status is TransactionStatus.ONGOING:
+        decision = fence(transaction, now, fresh_id=fresh_id)
+        return decision if decision.needs_producer_id else decision._replace(error=ErrorCode.CONCURRENT_TRANSACTIONS)
+    empty = replace(
+        transaction,
+        status=TransactionStatus.EMPTY,
+        timeout_ms=timeout_ms,
+        partitions=frozenset(),
+        start_timestamp=-1,
+        last_update_timestamp=now,
+    )
+    if transaction.epoch_exhausted and (expected is None or expected[1] == transaction.producer_epoch):
+        if fresh_id is None:
+            return _NEEDS_PRODUCER_ID
+        return Decision(
+            next=replace(
+                empty,
+                producer_id=fresh_id,
+                producer_epoch=0,
+                last_epoch=NO_PRODUCER_EPOCH if expected is None else transaction.producer_epoch,
+                previous_producer_id=transaction.producer_id,
+            )
+        )
+    epoch, last_epoch = transaction.producer_epoch + 1, NO_PRODUCER_EPOCH
+    if expected is not None:
+        if transaction.producer_epoch in (NO_PRODUCER_EPOCH, expected[1]):
+            last_epoch = expected[1]
+        elif transaction.last_epoch == expected[1]:  # the answer to the first request was lost
+            epoch, last_epoch = transaction.producer_epoch, transaction.last_epoch
+        else:
+            return Decision(ErrorCode.PRODUCER_FENCED)
+    return Decision(next=replace(empty, producer_epoch=epoch, last_epoch=last_epoch))
+
+
+def _may_be(transaction: Transaction, producer_id: int, epoch: int) -> bool:
+    """Whether a running client can have that producer id and epoch."""
+    return (
+        transaction.producer_epoch == NO_PRODUCER_EPOCH
+        or producer_id == transaction.producer_id
+        or (producer_id == transaction.previous_producer_id and epoch >= LAST_EPOCH - 1)
+    )
+
+
+def add_partitions(
+    transaction: Transaction,
+    now: int,
+    *,
+    producer_id: int,
+    epoch: int,
+    partitions: Collection[Partition],
+    client_version: int,
+) -> Decision:
+    """AddPartitionsToTxn and AddOffsetsToTxn: the partitions are in the transaction, which begins if none is open."""
+    if error := _refusal(transaction, producer_id, epoch):
+        return Decision(error)
+    if transaction.status is TransactionStatus.ONGOING and transaction.partitions.issuperset(partitions):
+        return Decision()
+    begins = transaction.status is not TransactionStatus.ONGOING
+    return Decision(
+        next=replace(
+            transaction,
+            status=TransactionStatus.ONGOING,
+            partitions=(frozenset() if begins else transaction.partitions).union(partitions),
+            start_timestamp=now if begins else transaction.start_timestamp,
+            last_update_timestamp=now,
+            client_version=client_version,
+        )
+    )
+
+
+def verify_partitions(
+    transaction: Transaction, *, producer_id: int, epoch: int, partitions: Collection[Partition]
+) -> ErrorCode | dict[Partition, ErrorCode]:
+    """Whether the partitions are in the open transaction (KIP-890, part 1): an error of all, or one for each."""
+    if error := _mismatch(transaction, producer_id, epoch):
+        return error
+    open_ones = transaction.partitions if transaction.status is TransactionStatus.ONGOING else frozenset[Partition]()
+    return {
+        partition: ErrorCode.NONE if partition in open_ones else ErrorCode.TRANSACTION_ABORTABLE
+        for partition in partitions
+    }
+
+
+def _refusal(transaction: Transaction, producer_id: int, epoch: int) -> ErrorCode:
+    # The pending step comes first: a producer may have been told a new id already that is not in force yet.
+    if transaction.pending:
+        return ErrorCode.CONCURRENT_TRANSACTIONS
+    return _mismatch(transaction, producer_id, epoch)
+
+
+def _mismatch(transaction: Transaction, producer_id: int, epoch: int) -> ErrorCode:
+    if producer_id != transaction.producer_id:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    if epoch != transaction.producer_epoch:
+        return ErrorCode.PRODUCER_FENCED
+    return ErrorCode.CONCURRENT_TRANSACTIONS if transaction.status in _PREPARED else ErrorCode.NONE
+
+
+def end(
+    transaction: Transaction,
+    now: int,
+    *,
+    producer_id: int,
+    epoch: int,
+    commit: bool,
+    client_version: int,
+    fresh_id: int | None = None,
+) -> Decision:
+    """EndTxn. `next` is prepared: its markers are written once it is durable, then it is `completed`.
+
+    `client_version` is 2 where the request is of version 5 or later. `fresh_id` as of `init_producer_id`.
+    """
+    if client_version < EPOCH_BUMPED_AT_END:
+        return _end_with_one_epoch(transaction, now, producer_id, epoch, commit)
+    if transaction.pending:
+        return _CONCURRENT
+    retried_over_overflow = (
+        transaction.previous_producer_id == producer_id and epoch == LAST_EPOCH - 1 and transaction.producer_epoch == 0
+    )
+    retried = transaction.producer_epoch == epoch + 1 or retried_over_overflow
+    if producer_id != transaction.producer_id and not retried_over_overflow:
+        return Decision(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+    status = transaction.status
+    if not (epoch == transaction.producer_epoch or (status in _COMPLETE and retried)):
+        return Decision(ErrorCode.PRODUCER_FENCED)
+    if status is not TransactionStatus.ONGOING:
+        if retried:
+            same = status is (TransactionStatus.COMPLETE_COMMIT if commit else TransactionStatus.COMPLETE_ABORT)
+            return Decision(ErrorCode.NONE if same else ErrorCode.INVALID_TXN_STATE)
+        if commit:
+            return Decision(ErrorCode.INVALID_TXN_STATE)
+        # An abort of nothing bumps the epoch all the same: the client does not know whether something was added.
+    if transaction.epoch_exhausted and fresh_id is None:
+        return _NEEDS_PRODUCER_ID
+    return Decision(
+        next=replace(
+            transaction,
+            status=TransactionStatus.PREPARE_COMMIT if commit else TransactionStatus.PREPARE_ABORT,
+            producer_epoch=transaction.producer_epoch + 1,
+            last_epoch=transaction.producer_epoch,
+            partitions=transaction.partitions if status is TransactionStatus.ONGOING else frozenset(),
+            start_timestamp=transaction.start_timestamp if status is TransactionStatus.ONGOING else now,
+            last_update_timestamp=now,
+            next_producer_id=NO_PRODUCER_ID if fresh_id is None else fresh_id,
+            client_version=client_version,
+        )
+    )
+
+
+def _end_with_one_epoch(transaction: Transaction, now: int, producer_id: int, epoch: int, commit: bool) -> Decision:
+    if producer_id != transaction.producer_id:
+        return Decision(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+    if epoch != transaction.producer_epoch:
+        return Decision(ErrorCode.PRODUCER_FENCED)
+    if transaction.pending:
+        return _CONCURRENT
+    status = transaction.status
+    if status in _COMPLETE:
+        same = status is (TransactionStatus.COMPLETE_COMMIT if commit else TransactionStatus.COMPLETE_ABORT)
+        return Decision(ErrorCode.NONE if same else ErrorCode.INVALID_TXN_STATE)
+    if status is not TransactionStatus.ONGOING:
+        return Decision(ErrorCode.INVALID_TXN_STATE)
+    return Decision(
+        next=replace(
+            transaction,
+            status=TransactionStatus.PREPARE_COMMIT if commit else TransactionStatus.PREPARE_ABORT,
+            last_update_timestamp=now,
+            client_version=min(transaction.client_version, EPOCH_BUMPED_AT_END - 1),
+        )
+    )
+
+
+def fence(transaction: Transaction, now: int, *, fresh_id: int | None = None) -> Decision:
+    """Abort the open transaction under a bumped epoch: it timed out, or another instance of its producer has begun.
+
+    The epoch is bumped once, whatever the version of the transaction is.
+    """
+    if transaction.status is not TransactionStatus.ONGOING or transaction.pending:
+        raise InternalError(f"a transaction of the state {transaction.status.label} cannot be fenced")
+    bumps_at_end = transaction.client_version >= EPOCH_BUMPED_AT_END
+    if bumps_at_end and transaction.epoch_exhausted and fresh_id is None:
+        return _NEEDS_PRODUCER_ID
+    return Decision(
+        next=replace(
+            transaction,
+            status=TransactionStatus.PREPARE_ABORT,
+            producer_epoch=min(transaction.producer_epoch + (not transaction.fence_failed), LAST_EPOCH),
+            last_epoch=NO_PRODUCER_EPOCH,
+            last_update_timestamp=now,
+            next_producer_id=NO_PRODUCER_ID if fresh_id is None or not bumps_at_end else fresh_id,
+        ),
+        fences=True,
+    )
+
+
+def fence_failed(transaction: Transaction, decision: Decision) -> Transaction:
+    """The transaction after the record of a `fence` could not be written: it is open, under the epoch that fences."""
+    if decision.next is None:
+        raise InternalError("nothing was to be written")
+    return replace(transaction, producer_epoch=decision.next.producer_epoch, fence_failed=True)
+
+
+def completed(transaction: Transaction, now: int) -> Transaction:
+    """The transaction once all its markers are written, to be made durable; a successor takes over its producer id."""
+    if transaction.status not in _PREPARED:
+        raise InternalError(f"a transaction of the state {transaction.status.label} cannot be completed")
+    commit = transaction.status is TransactionStatus.PREPARE_COMMIT
+    after = replace(
+        transaction,
+        status=TransactionStatus.COMPLETE_COMMIT if commit else TransactionStatus.COMPLETE_ABORT,
+        partitions=frozenset(),
+        last_update_timestamp=now,
+        next_producer_id=NO_PRODUCER_ID,
+        pending=False,
+        fence_failed=False,
+    )
+    if transaction.client_version >= EPOCH_BUMPED_AT_END and transaction.next_producer_id != NO_PRODUCER_ID:
+        after = replace(
+            after,
+            producer_id=transaction.next_producer_id,
+            producer_epoch=0,
+            previous_producer_id=transaction.producer_id,
+        )
+    return after
+
+
+def times_out_at(transaction: Transaction) -> int | None:
+    """When an open transaction is aborted, in milliseconds since the epoch; None where none is open."""
+    if transaction.status is not TransactionStatus.ONGOING:
+        return None
+    return transaction.start_timestamp + transaction.timeout_ms
+
+
+def expires_at(transaction: Transaction, expiration_ms: int) -> int | None:
+    """When the transactional id may be forgotten; None while it has an open transaction or one that is being ended."""
+    if transaction.pending or not (transaction.status is TransactionStatus.EMPTY or transaction.status in _COMPLETE):
+        return None
+    return transaction.last_update_timestamp + expiration_ms
