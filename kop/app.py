@@ -122,7 +122,7 @@ async def _serve(config: Config, worker: bool) -> None:
 
 
 class Serving:
-    """A gateway that serves: its parts and where it listens, for the banner and for tests in whose process it runs."""
+    """A broker that serves: its parts and where it listens, for the banner and for tests in whose process it runs."""
 
     def __init__(
         self, gateway: Gateway, server: Server, listeners: list[tuple[str, int]], http_port: int | None
@@ -134,7 +134,7 @@ class Serving:
 
 
 class _Readiness:
-    """The text of /readyz, which answers while the gateway is starting, too."""
+    """The text of /readyz, which answers while the broker is starting, too."""
 
     def __init__(self) -> None:
         self._starting = "the storage engine is being opened"
@@ -377,7 +377,7 @@ def _banner(config: Config, serving: Serving) -> None:
         f"  kop check --bootstrap {shown(reachable)}",
         f"  kcat -b {shown(reachable)} -L",
         "",
-        "Ctrl-C stops the gateway. " + ("Data stays." if durable else "Its records are gone then."),
+        "Ctrl-C stops the broker. " + ("Data stays." if durable else "Its records are gone then."),
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 

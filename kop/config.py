@@ -269,7 +269,7 @@ class Config(BaseModel):
     kop_pulsar_offsets: Literal["index", "packed"] = _own(
         "kop.pulsar.offsets",
         "index",
-        "What offsets are made of: index, the brokers' own index of messages; or packed, from message ids.",
+        "What offsets are made of: index, the Pulsar brokers' own index of messages; or packed, from message ids.",
     )
     kop_pulsar_auth: Secret = _own(
         "kop.pulsar.auth",

@@ -47,7 +47,7 @@ Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
 EPILOG = """\b
 It makes a topic `kop-check-...` and a group of that name, and deletes both.
 With the address of Pulsar's admin REST (by the flag, KOP_PULSAR_ADMIN_URL or
-the file that KOP_CONFIG names) it says what its brokers' settings mean, too.
+the file that KOP_CONFIG names) it says what the settings of its Pulsar brokers mean, too.
 
 \b
 Examples:
@@ -103,7 +103,7 @@ def command(bootstrap: str, admin_url: str | None) -> None:
 
 
 def _pulsar_steps(url: str, config: Config) -> list[Step]:
-    """The looks at the brokers' settings, which are read by the first of these steps."""
+    """The looks at the Pulsar brokers' settings, which are read by the first of these steps."""
     settings: dict[str, str] = {}
 
     def read() -> str:

@@ -14,13 +14,14 @@ from typing import TypeAlias
 from kop.cli.common import CliError, fail
 
 Settings: TypeAlias = Mapping[str, str]
-"""The broker's settings in force, all as text."""
+"""The Pulsar broker's settings in force, all as text."""
 
 FEW_PRODUCERS = 1000
 """Idempotent producers that a partition should remember at least."""
 SHORT_IDLE_MINUTES = 60
 MANY_ENTRIES = 100_000
-"""Entries between two snapshots of the deduplication's state, which a broker reads again when it takes a topic."""
+"""Entries between two snapshots of the deduplication's state, which a Pulsar broker reads again when it takes a topic.
+"""
 SMALL_MESSAGE = 1_048_588
 """Kafka's largest batch, as it comes."""
 _INDEX = "AppendIndexMetadataInterceptor"
@@ -36,21 +37,24 @@ class Caution(str):
 
 
 def entry_index(settings: Settings) -> str:
-    """Offsets are the brokers' entry index, LogAppendTime is their time."""
+    """Offsets are the Pulsar brokers' entry index, LogAppendTime is their time."""
     missing = []
     if _INDEX not in settings.get(_INTERCEPTORS, ""):
         missing.append(f"{_INTERCEPTORS}=org.apache.pulsar.common.intercept.{_INDEX}")
     if not _is_on(settings, _EXPOSING):
         missing.append(f"{_EXPOSING}=true")
     if missing:
-        fail(f"the brokers send no entry index, so there are no offsets; add to broker.conf: {' and '.join(missing)}")
+        fail(
+            "the Pulsar brokers send no entry index, so there are no offsets; "
+            f"add to broker.conf: {' and '.join(missing)}"
+        )
     if _TIMES not in settings.get(_INTERCEPTORS, ""):
         return Caution(
-            "brokers count messages and tell clients: there are offsets; they do not say when they took an entry, so "
-            f"LogAppendTime is by the clocks of producers: add org.apache.pulsar.common.intercept.{_TIMES} to "
+            "the Pulsar brokers count messages and tell clients: there are offsets; they do not say when they took an entry, "
+            f"so LogAppendTime is by the clocks of producers: add org.apache.pulsar.common.intercept.{_TIMES} to "
             f"{_INTERCEPTORS}"
         )
-    return "brokers count messages and tell clients: there are offsets"
+    return "the Pulsar brokers count messages and tell clients: there are offsets"
 
 
 def topic_policies(settings: Settings) -> str:
@@ -80,7 +84,7 @@ def idempotent_producers(settings: Settings) -> str:
     producers = _number(settings, "brokerDeduplicationMaxNumberOfProducers")
     minutes = _number(settings, "brokerDeduplicationProducerInactivityTimeoutMinutes")
     if producers is None or minutes is None:
-        return Caution("this broker does not say how long it remembers producers")
+        return Caution("this Pulsar broker does not say how long it remembers producers")
     told = (
         f"a partition remembers {producers:,} producers, each until it is idle for {_time(minutes)}; one that it has "
         "forgotten gets UNKNOWN_PRODUCER_ID or OUT_OF_ORDER_SEQUENCE_NUMBER, and a batch that it sends again then "
@@ -95,11 +99,11 @@ def idempotent_producers(settings: Settings) -> str:
 
 
 def snapshots(settings: Settings) -> str:
-    """How much a broker reads again, and what retention waits for."""
+    """How much a Pulsar broker reads again, and what retention waits for."""
     entries = _number(settings, "brokerDeduplicationEntriesInterval")
     seconds = _number(settings, "brokerDeduplicationSnapshotIntervalSeconds")
     if entries is None:
-        return Caution("this broker does not say how often it keeps what it knows of producers")
+        return Caution("this Pulsar broker does not say how often it keeps what it knows of producers")
     often = f"every {entries:,} entries" + (f" or {seconds} s" if seconds else "")
     told = f"{often}; entries since the last one outlive their retention and are read again when a topic moves"
     if entries > MANY_ENTRIES:
@@ -114,7 +118,7 @@ def message_size(settings: Settings) -> str:
     """The largest record and the largest entry."""
     size = _number(settings, "maxMessageSize")
     if size is None:
-        return Caution("this broker does not say how large an entry may be")
+        return Caution("this Pulsar broker does not say how large an entry may be")
     told = f"an entry may have {size:,} bytes; larger batches are split, a larger record is MESSAGE_TOO_LARGE"
     if size < SMALL_MESSAGE:
         return Caution(

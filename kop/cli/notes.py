@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Final
 
 _OFFSETS: Final = """\
-Index is exact: offsets are dense, Kafka's in every respect. The brokers have to send it; where they do not, the gateway
-says which two broker settings are missing and does not start.
+Index is exact: offsets are dense, Kafka's in every respect. The Pulsar brokers have to send it; where they do not, the
+gateway says which two settings of the Pulsar brokers are missing and does not start.
 
-Packed is for brokers whose settings cannot be changed. An offset is 30 bits of ledger id, 19 of entry and 14 of place
-in the batch. Every request works, with these limits:
+Packed is for Pulsar brokers whose settings cannot be changed. An offset is 30 bits of ledger id, 19 of entry and 14 of
+place in the batch. Every request works, with these limits:
 
 - A topic's first offset is not 0, and there is a gap behind every batch and every ledger. Consumers step over gaps as
 in a compacted topic, but numbers of records taken from offsets mean nothing, lag among them; a lag of 0 is none.
@@ -36,10 +36,11 @@ its role has to be an admin of the tenant for that. Where that fails, writes are
 - A consumer that stood in a ledger which retention took goes on with the oldest record; it is not told
 OFFSET_OUT_OF_RANGE. It is logged and counted as "reads_before_log_start".
 
-- LogAppendTime is when the entry was sent by its sender's clock (a gateway's, for Kafka clients), and by those clocks
+- LogAppendTime is when the entry was sent by its sender's clock (a Kafka broker's, for Kafka clients), and by those
+  clocks
 go look-ups by time.
 
-The first gateway on a kop.pulsar.metadata.namespace chooses for all of them; one that is set otherwise does not start.
+The first broker on a kop.pulsar.metadata.namespace chooses for all of them; one that is set otherwise does not start.
 To change it, name another namespace: committed offsets do not come along."""
 
 NOTES: Final[Mapping[str, str]] = {"kop.pulsar.offsets": _OFFSETS}

@@ -16,7 +16,7 @@ from kop.config import Config
 
 EPILOG = """A message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it.
 
---numbering has to be the gateway's; `kop config kop.pulsar.offsets` explains it.
+--numbering has to be that of the gateway; `kop config kop.pulsar.offsets` explains it.
 
 \b
 Examples:
@@ -101,7 +101,7 @@ async def _offset(admin: Any, topic: str, ledger: int, entry: int, batch: int, p
 async def _place(admin: Any, topic: str, ledger: int, entry: int) -> _Place:
     head = await admin.entry(topic, ledger, entry)
     if head.index is None:
-        fail("the broker keeps no entry index: see `kop serve --store pulsar://...`, which says what to set")
+        fail("the Pulsar broker keeps no entry index: see `kop serve --store pulsar://...`, which says what to set")
     return _Place(ledger, entry, head.index - (head.num_messages or 1) + 1, head.index)
 
 

@@ -44,7 +44,7 @@ def settings_options(command: Command) -> Command:
         click.option(
             "--cluster",
             metavar="TENANT/NAMESPACE",
-            help="Pulsar namespace in which the gateways of one cluster find one another.",
+            help="Pulsar namespace in which the brokers of one cluster find one another.",
         ),
         click.option(
             "--http", metavar="HOST:PORT", help='Address of the pages /metrics, /healthz and /readyz; "" for none.'

@@ -1,10 +1,10 @@
-"""The allocator and the garbage collector, told what a gateway does: many short-lived buffers, few cycles.
+"""The allocator and the garbage collector, told what a broker does: many short-lived buffers, few cycles.
 
 Owns: mallopt and malloc_trim (on glibc, elsewhere they are left out), the collector's thresholds.
 Must not know: who allocates.
 
 With glibc's defaults each such buffer is mapped, faulted in page by page and unmapped again: six times the CPU of a
-1 MiB Produce. So they come from the heap; what the heap then keeps is given back when the gateway is idle.
+1 MiB Produce. So they come from the heap; what the heap then keeps is given back when the broker is idle.
 """
 
 from __future__ import annotations
