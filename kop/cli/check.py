@@ -47,7 +47,8 @@ Step: TypeAlias = tuple[str, Callable[[], str], tuple[str, ...]]
 EPILOG = """\b
 It makes a topic `kop-check-...` and a group of that name, and deletes both.
 With the address of Pulsar's admin REST (by the flag, KOP_PULSAR_ADMIN_URL or
-the file that KOP_CONFIG names) it says what the settings of its Pulsar brokers mean, too.
+the file that KOP_CONFIG names) it says what the settings of the Pulsar
+brokers mean, too.
 
 \b
 Examples:

@@ -50,9 +50,9 @@ def entry_index(settings: Settings) -> str:
         )
     if _TIMES not in settings.get(_INTERCEPTORS, ""):
         return Caution(
-            "the Pulsar brokers count messages and tell clients: there are offsets; they do not say when they took an entry, "
-            f"so LogAppendTime is by the clocks of producers: add org.apache.pulsar.common.intercept.{_TIMES} to "
-            f"{_INTERCEPTORS}"
+            "the Pulsar brokers count messages and tell clients: there are offsets; they do not say when they took an "
+            f"entry, so LogAppendTime is by the clocks of producers: add org.apache.pulsar.common.intercept.{_TIMES} "
+            f"to {_INTERCEPTORS}"
         )
     return "the Pulsar brokers count messages and tell clients: there are offsets"
 
