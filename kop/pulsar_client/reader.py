@@ -86,6 +86,11 @@ class Reader(BrokerAttachment):
         """Messages that the broker may still send."""
         return self._position.permits
 
+    @property
+    def cursor(self) -> str:
+        """The name of its cursor, which the broker's internal statistics show. Each attaching makes another."""
+        return f"{self._subscription}-{self._id}"
+
     def flow(self, messages: int) -> None:
         """Let the broker send `messages` more."""
         told = self._position.add(messages)
@@ -201,7 +206,7 @@ class Reader(BrokerAttachment):
         start = self._position.start()
         command = pb.CommandSubscribe(
             topic=self.topic,
-            subscription=f"{self._subscription}-{self._id}",
+            subscription=self.cursor,
             subType=pb.CommandSubscribe.Exclusive,
             consumer_id=self._id,
             request_id=number,

@@ -84,6 +84,9 @@ class FakeReader:
         self.on_entry = on_entry
         self.on_lost = on_lost
         self.closed = False
+        self.cursor = f"reader-{len(broker.readers)}"
+        self.acknowledged = Position(-1, -1)
+        """What Pulsar holds for acknowledged: it moves readers by that."""
         self.next = 0
         while (
             start != EARLIEST
@@ -103,7 +106,13 @@ class FakeReader:
     def flow(self, messages: int) -> None:
         pass
 
+    def move_to_end(self) -> None:
+        """As truncating a topic does, and message TTL: nobody tells that what lies before it was not handed out."""
+        self.next = len(self.broker.entries)
+        self.acknowledged = self.broker.entries[-1].position
+
     async def last_position(self) -> Position:
+        await asyncio.sleep(0)  # what a probe gets comes before the answer
         entries = self.broker.entries
         return entries[-1].position if entries else Position(-1, -1)
 
@@ -168,7 +177,7 @@ class Broker:
             raise self.attach_error
         search = inclusive and start != EARLIEST
         reader = FakeReader(self, start, inclusive, permits == 1 or search, on_entry, on_lost)
-        if search and self.holds_readers:
+        if reader.probe and self.holds_readers:
             reader.closed = True
         if reader.probe:
             asyncio.get_running_loop().call_soon(reader.deliver)
@@ -249,6 +258,10 @@ class FakeAdmin:
                 }
                 for ledger in ledgers
             ],
+            "cursors": {
+                reader.cursor: {"markDeletePosition": f"{reader.acknowledged.ledger}:{reader.acknowledged.entry}"}
+                for reader in self.broker.readers
+            },
         }
 
     async def entry(self, name: str, ledger: int, entry: int) -> StoredEntry:
@@ -267,7 +280,9 @@ class FakeAdmin:
         if self.broker.hanging_questions:
             self.broker.hanging_questions -= 1
             await asyncio.Event().wait()
-        found = next(one for one in self.broker.entries if one.position == (ledger, entry))
+        found = next((one for one in self.broker.entries if one.position == (ledger, entry)), None)
+        if found is None:
+            raise PulsarError("NotFound", "so says the test")
         info = transcode.parse_entry(found.metadata)
         return EntryHead(found.index, info.num_messages, info.producer_name, info.sequence_id, found.broker_timestamp)
 

@@ -113,6 +113,44 @@ async def test_a_dispatch_rate_keeps_no_producer_waiting(
     assert await stored_of(pulsar_store) == found
 
 
+async def test_a_dispatch_rate_keeps_no_log_from_attaching_and_no_end_from_being_found(
+    pulsar_store: PulsarStore,
+) -> None:
+    """The tail of the first gateway is behind, and is kept; the second one attaches while the rate is used up."""
+    async with pulsar_store.opened() as engine, pulsar_store.opened() as other:
+        log = await make(engine)
+        name = engine.context.naming.full_name("t", False)
+        await append_values(log, "first")
+        rate = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 20}
+        await engine.admin.set_policy(name, "dispatchRate", rate)
+        await until(lambda: has(engine, name, "dispatchRate", rate))
+        async with native_writer(engine) as native:
+            for _ in range(30):
+                await native.write()
+        began = time.monotonic()
+        await log.refresh()
+        assert log.high_watermark == 31
+        assert time.monotonic() - began < 15, "the rate lets the tail come to the end after 600 s"
+        assert engine.counts["ends_asked_of_pulsar"] == 1
+        assert "tails_lost" not in engine.counts
+        await until(lambda: other.topics.get("t") is not None)
+        there = first(other)
+        began = time.monotonic()
+        assert await append_values(there, "there") == 31
+        assert (there.log_start_offset, there.high_watermark) == (0, 32)
+        assert time.monotonic() - began < 10
+        assert await append_values(log, "here") == 32
+        await log.refresh()
+        assert log.high_watermark == 33
+        async with PulsarAdmin(pulsar_store.urls[1]) as admin:
+            await admin.remove_policy(name, "dispatchRate")
+        await until(lambda: has(engine, name, "dispatchRate", None))
+        found = await read_values(log)
+        assert found == ["first", *["native"] * 30, "there", "here"]
+        assert "tails_lost" not in engine.counts
+        assert "offsets_told_wrong" not in engine.counts
+
+
 @pytest.mark.parametrize("producer", [3, -1])
 @pytest.mark.parametrize("commit", [True, False])
 async def test_an_open_transaction_keeps_no_producer_waiting(

@@ -640,17 +640,115 @@ async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.Monk
 # --- nothing waits for ever
 
 
-async def test_a_tail_that_pulsar_moved_past_entries_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_module, "_STANDS_SECONDS", 0.05)
+HELD = {"subscriptions": {"r": {"dispatchThrottledMsgEventsByTopicLimit": 4}}}
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_module, "_LATE_SECONDS", 0.05)
+    monkeypatch.setattr(tail_module, "_STUCK_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_a_tail_that_pulsar_moved_past_entries_is_found() -> None:
     play = Play(-1)
     await play.run("aSRT F")
     tail, end = play.broker.tail, play.log.high_watermark
-    tail.next = len(play.broker.entries)  # nobody tells that what lies before it was not handed out
+    tail.move_to_end()
     assert play.log.high_watermark == end
     await play.log.refresh()
     assert play.broker.tail is not tail
     assert play.log.high_watermark == end + 3
-    assert play.counts["tails_moved_past_entries"] == 1
+    assert play.counts == {"tails_moved_past_entries": 1, "tails_lost": 1}
+    await play.log.close()
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_a_tail_that_pulsar_holds_back_is_not_given_up() -> None:
+    """The log ends behind what Pulsar names as its last entry, and the tail brings it later."""
+    play = Play(41)
+    play.broker.stats = HELD
+    await play.run("aSRT F")
+    tail = play.broker.tail
+    play.broker.asked.clear()
+    await play.log.refresh()
+    assert play.log.high_watermark == 8
+    assert play.broker.tail is tail
+    assert play.counts == {"tail_held_by_dispatch_rate": 1, "ends_asked_of_pulsar": 1}
+    assert play.log.read_cached(5, 1 << 20, min_one=True) is None, "no reader has brought it yet"
+    await play.run("aSR")
+    assert play.outcomes[-1] == 8, "the chain goes on behind the end"
+    await play.run("F T aSR T")
+    assert play.outcomes[-1] == 13
+    assert play.log.high_watermark == 15
+    assert play.broker.tail is tail
+    assert WRONG not in play.counts
+    await play.log.close()
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_offsets_that_were_told_before_the_end_was_asked_for_are_checked_by_the_tail() -> None:
+    play = Play(-1)
+    play.broker.stats = HELD
+    await play.run("a F SR")
+    await until(lambda: None not in play.outcomes)
+    await play.log.refresh()
+    assert play.log.high_watermark == 8
+    assert play.log.appends._answered
+    await play.run("T")
+    assert not play.log.appends._answered
+    assert WRONG not in play.counts
+    await play.log.close()
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_a_tail_that_brings_nothing_without_a_reason_is_given_up() -> None:
+    play = Play(-1)
+    await play.run("aSRT F")
+    tail = play.broker.tail
+    await play.log.refresh()
+    assert play.broker.tail is not tail
+    assert play.log.high_watermark == 8
+    assert play.counts == {"tail_late": 1, "tails_stuck": 1, "tails_lost": 1}
+    await play.log.close()
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_a_slow_tail_is_not_given_up() -> None:
+    play = Play(-1)
+    await play.run("aSRT F F")
+    tail = play.broker.tail
+    refreshed = asyncio.ensure_future(play.log.refresh())
+    await until(lambda: play.counts == {"tail_late": 1})
+    tail.next += 1
+    tail.on_entry(play.broker.entries[tail.next - 1])
+    await refreshed
+    assert play.broker.tail is tail
+    assert play.log.high_watermark == 11
+    assert play.counts == {"tail_late": 1, "ends_asked_of_pulsar": 1}
+    await play.log.close()
+
+
+async def test_a_log_attaches_while_pulsar_holds_all_readers_back() -> None:
+    play = Play(-1)
+    play.broker.foreign()
+    play.broker.holds_readers = True
+    async with asyncio.timeout(1):
+        await play.log.attach()
+    assert (play.log.log_start_offset, play.log.high_watermark) == (0, 6)
+    assert play.broker.asked == [Position(7, 0), Position(7, 1)]
+    play.broker.asked.clear()
+    await play.run("aSR")
+    assert play.outcomes == [6]
+    await play.log.close()
+
+
+async def test_a_log_attaches_where_rest_tells_of_no_entry() -> None:
+    play = Play(-1)
+    play.broker.foreign()
+    play.broker.ask_error = PulsarError("ServiceNotReady", "so says the test")
+    await play.log.attach()
+    assert (play.log.log_start_offset, play.log.high_watermark) == (0, 6)
     await play.log.close()
 
 
@@ -769,6 +867,7 @@ async def test_a_retry_of_what_another_gateway_stored_has_its_true_offset(
         broker.foreign(2)
     broker.sequences["pid-41"] = 5
     await play.log.attach()
+    broker.asked.clear()
     broker.holds_readers = held
     play.append(0)
     play.append(2)  # stored in two entries with others between

@@ -106,6 +106,25 @@ async def test_a_tail_that_was_moved_past_entries_leaves_no_hole(pulsar_store: P
         assert log.log_start_offset == 0
 
 
+@pytest.mark.parametrize("how", ["expired", "truncated"])
+async def test_a_tail_that_waits_behind_the_last_entry_is_given_up(pulsar_store: PulsarStore, how: str) -> None:
+    """Pulsar's statistics tell it: nothing more comes to it, and nobody says so."""
+    async with two(pulsar_store) as (writer, log, engine):
+        stood = await stand_still(writer, log, 60)
+        stream = log.tail.stream
+        assert stream is not None
+        if how == "expired":
+            await expire(log)
+        else:
+            await engine.admin.truncate(log.partition_name)
+        stream.go_on()
+        await log.refresh()
+        assert log.high_watermark == 60 > stood
+        assert engine.counts["tails_moved_past_entries"] == 1
+        assert "tails_stuck" not in engine.counts
+        assert await read_on(log, 0, 60) == same(0, 60)
+
+
 async def stand_still(writer: PartitionLog, log: PulsarLog, end: int) -> int:
     """Pulsar sends the tail no more than was asked for, as to a gateway that stands still; the end that it knows."""
     assert log.tail.stream is not None

@@ -374,11 +374,16 @@ class Appends:
         if self._unverified and self._unverified[0][0] == placed.position:
             _, last = self._unverified.popleft()
             self._compare(placed, last)
+        else:
+            self._verify_answer(placed)
+
+    def _verify_answer(self, placed: EntryWithOffsets) -> None:
+        if self._answered and (last := self._answered.pop(placed.position, None)) is not None:
+            self._compare(placed, last)
 
     def at(self, placed: EntryWithOffsets) -> InFlightEntry | None:
         """The entry that the tail brought, if it is ours and its receipt came before."""
-        if self._answered and (last := self._answered.pop(placed.position, None)) is not None:
-            self._compare(placed, last)
+        self._verify_answer(placed)
         return self._stored.pop(placed.position, None)
 
     def _compare(self, placed: EntryWithOffsets, last: int) -> None:

@@ -81,7 +81,9 @@ class PulsarLog(Partition):
         self._source = PartitionSource(context, partition_name, self.title, mapping, self.guard)
         self.search = PartitionSearch(self._source, self)
         self._gaps = Gaps(self._source)
-        self.tail = LogTail(self._source, self._gaps, services.cache, CompactionWarnings(context.faults, self), self)
+        delays = TailDelays(context.admin, partition_name, self.title, context.faults, context.spawn, context.loop.time)
+        warnings = CompactionWarnings(context.faults, self)
+        self.tail = LogTail(self._source, self._gaps, services.cache, warnings, delays, self)
         self._readers = ColdReaders(self._source, self.search, self._gaps, self, services.read_budget, self.ask_start)
         self.appends = Appends(
             self,
@@ -90,9 +92,7 @@ class PulsarLog(Partition):
             count=context.count,
             ask_place=self._ask_place,
             search=StoredBatches(context.client, context.admin, partition_name, mapping, self.guard).find,
-            tail_is_late=TailDelays(
-                context.admin, partition_name, self.title, context.faults, context.spawn, context.loop.time
-            ).late,
+            tail_is_late=delays.late,
         )
         self.entry_size_limit = services.entry_size_limit(topic.topic_id)
         throttle = PublishThrottle(context, partition_name, self.title)
@@ -319,12 +319,32 @@ class PulsarLog(Partition):
         return self.size_bytes if self.attached else await self.search.size()
 
     async def refresh(self) -> None:
-        """Until the tail has brought what is the last entry now; see `PartitionLog.refresh`."""
+        """Until the log ends behind what is the last entry now; see `PartitionLog.refresh`."""
         await self.attach()
         if not self.tail.following:
             raise BackendError(f"the tail of {self.title} has ended")
-        await self.tail.until_end()
-        await self.attach()  # where the tail was stuck
+        held = await self.tail.until_end()
+        if held is not None:
+            await self._end_behind(held)
+        await self.attach()  # where the tail was given up
+
+    async def _end_behind(self, last: Position) -> None:
+        """Let the log end behind an entry that the tail brings later. KopError.
+
+        The tail goes on. Records before the entry are read by readers, as Pulsar lets them.
+        """
+        try:
+            found = await self.search.at(last)
+        except PulsarError as error:
+            raise self.refused(error, f"cannot find the end of {self.title}") from error
+        if not self.attached or last <= self._last:
+            return
+        self._last, self.high_watermark, self.end_has_offset = last, found.last + 1, True
+        self.tail.converter.next_offset = self.high_watermark
+        self.tail.drop_all()
+        self.context.count(Fault.ENDS_ASKED_OF_PULSAR)
+        self.appends.follow()
+        self.tell_soon()
 
     async def look_at_ends(self) -> None:
         """Find what nothing tells of: retention has moved the start, Pulsar has moved the tail past entries."""

@@ -1,7 +1,7 @@
 """The end of one partition's log: the stream of its new entries, and what of them is kept in memory.
 
 Owns: the stream at the tail, the converter of what it brings, the cached batches, gaps at the tail that Pulsar is asked
-about, waiting until the tail has come to the last entry.
+about, waiting until the tail has come to the last entry, and when a tail that does not come is given up.
 Must not know: appends, readers, which offset the log begins with.
 """
 
@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from kop.errors import BackendError, ErrorCode, KopError
+from kop.errors import BackendError, KopError
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.storage.base import Buffer, LogPolicy, ReadResult
 from kop.storage.partition import NOTHING_TO_READ
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
+from kop.storage.pulsar.partition.tail_delays import TailDelays
 from kop.storage.pulsar.reading.batches import Converter
 from kop.storage.pulsar.reading.gaps import MOST_AT_ONCE, Gap, Gaps
 from kop.storage.pulsar.reading.source import PartitionSource
@@ -29,9 +30,15 @@ from kop.storage.tail_cache import Tail, TailCache
 TAIL_BUDGET: Final = 1 << 20
 _LARGEST_AT_TAIL: Final = 8 << 20
 """Bytes of the largest chunked message that the tail puts together."""
-_TO_END_SECONDS: Final = 20.0
-_STANDS_SECONDS: Final = 3.0
-"""How long the tail may bring nothing where there is more."""
+_LATE_SECONDS: Final = 3.0
+"""How long the tail may take to the last entry before Pulsar is asked why."""
+_HELD_SECONDS: Final = 0.1
+"""The same for a tail that was held back a short while ago."""
+_HOLDS_SECONDS: Final = 30.0
+"""How long Pulsar's answer that it holds the tail back is believed."""
+_STUCK_SECONDS: Final = 17.0
+"""How long after that question a tail that nothing holds may bring nothing."""
+_QUESTION_SECONDS: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -63,12 +70,19 @@ class LogTail:
     """The tail of one log. `begin` and `let_go` may follow each other any number of times."""
 
     def __init__(
-        self, source: PartitionSource, gaps: Gaps, cache: TailCache, warnings: CompactionWarnings, log: FollowedLog
+        self,
+        source: PartitionSource,
+        gaps: Gaps,
+        cache: TailCache,
+        warnings: CompactionWarnings,
+        delays: TailDelays,
+        log: FollowedLog,
     ) -> None:
         self._source = source
         self._gaps = gaps
         self._cache = cache
         self._warnings = warnings
+        self._delays = delays
         self._log = log
         self.cached = Tail()
         """The newest batches of the log, without holes."""
@@ -79,6 +93,8 @@ class LogTail:
         self._asked_gaps: deque[Gap] = deque()
         """Gaps at the tail of which it is not known yet what is in them."""
         self._asking: asyncio.Task[None] | None = None
+        self._held_until = float("-inf")
+        """Loop time until which Pulsar's answer that it holds the tail back is believed."""
 
     # --- the stream
 
@@ -101,7 +117,7 @@ class LogTail:
     def let_go(self) -> None:
         """Follow the tail no more, and forget what is cached."""
         stream, self.stream = self.stream, None
-        self._drop_all()
+        self.drop_all()
         if stream is not None:
             stream.closed = True  # at once: what it still brings must not be taken for the log's end
             self._source.context.spawn(stream.close())
@@ -129,33 +145,66 @@ class LogTail:
         converter.leaves_large = True
         return converter
 
-    async def until_end(self) -> None:
-        """Wait until the tail has brought what is the last entry in Pulsar now. KopError."""
-        log, source = self._log, self._source
-        if self.stream is None:
-            return
+    async def until_end(self) -> Position | None:
+        """Wait until the tail has brought what is the last entry in Pulsar now, or the log has to attach again.
+
+        Returns None then. Where Pulsar holds the tail back, the position of that entry: the tail brings it later, which
+        may take for as long as a dispatch rate says. KopError.
+        """
+        log, source, stream = self._log, self._source, self.stream
+        if stream is None:
+            return None
         try:
-            last = await self.stream.last_position()
+            last = await stream.last_position()
         except PulsarError as error:
             raise source.refused(error, f"cannot read {source.title}") from error
         if last.entry < 0:
-            return  # emptied, or never written to
+            return None  # emptied, or never written to
+        now, came = source.context.loop.time, stream.came
+        if await self._comes_to(stream, last, _HELD_SECONDS if now() < self._held_until else _LATE_SECONDS):
+            return None
+        if await self._is_past(stream, last):
+            source.context.count(Fault.TAILS_MOVED_PAST_ENTRIES)
+            log.tail_lost(BackendError("Pulsar moved it past entries, as truncating a topic and message TTL do"))
+            return None
+        if await self._delays.held():
+            self._held_until = now() + _HOLDS_SECONDS
+        elif await self._comes_to(stream, last, _STUCK_SECONDS):
+            return None
+        elif stream.came == came:
+            source.context.count(Fault.TAILS_STUCK)
+            log.tail_lost(BackendError("it brings nothing, and Pulsar gives no reason"))
+            return None
+        return last
+
+    async def _comes_to(self, stream: Stream, last: Position, seconds: float) -> bool:
+        """Wait until the log ends behind `last`, or follows this stream no more; False where it does neither."""
+        log = self._log
         moved = asyncio.Event()
         undo = log.on_advance(moved.set)
         try:
-            async with asyncio.timeout(_TO_END_SECONDS):
-                while log.last_position < last and log.attached:
-                    if not await _set_within(moved, _STANDS_SECONDS):
-                        # Truncating a topic, or message TTL, moves readers' cursors, too: they wait for what comes
-                        # next.
-                        source.context.count(Fault.TAILS_MOVED_PAST_ENTRIES)
-                        log.tail_lost(BackendError("it does not come to the last entry"))
+            async with asyncio.timeout(seconds):
+                while log.last_position < last and log.attached and self.stream is stream:
                     moved.clear()
+                    await moved.wait()
         except TimeoutError:
-            text = f"the tail of {source.title} does not come to its end"
-            raise BackendError(text, ErrorCode.REQUEST_TIMED_OUT) from None
+            return False
         finally:
             undo()
+        return True
+
+    async def _is_past(self, stream: Stream, last: Position) -> bool:
+        """Whether Pulsar has moved the reader behind `last` without handing that out. False where it does not tell."""
+        try:
+            async with asyncio.timeout(_QUESTION_SECONDS):
+                stats = await self._source.internal_stats()
+        except (PulsarError, TimeoutError):
+            return False
+        cursor = stats.get("cursors", {}).get(stream.cursor)
+        if cursor is None:
+            return False  # the topic moves to another broker
+        # Readers acknowledge nothing: what Pulsar holds for acknowledged was taken away from them.
+        return Position(*map(int, cursor["markDeletePosition"].split(":"))) >= last
 
     # --- the cache
 
@@ -163,7 +212,8 @@ class LogTail:
         """Forget what is cached before an offset, or all of it: what is kept has no holes."""
         self._cache.drop(self.cached, before)
 
-    def _drop_all(self) -> None:
+    def drop_all(self) -> None:
+        """Forget what is cached, and what was asked about gaps in it."""
         self._asked_gaps.clear()
         self.drop()
 
@@ -186,7 +236,7 @@ class LogTail:
         Transactions leave such gaps. Where it is none of theirs, `ColdReaders` looks why.
         """
         if not gap.may_be_kept_back or not filler:
-            self._drop_all()
+            self.drop_all()
             return
         self._cache.push(self.cached, gap.base, gap.last, filler)
         self._asked_gaps.append(gap)
@@ -223,13 +273,5 @@ class LogTail:
         self._asking = None
         if not task.cancelled() and task.exception() is not None:
             _log.error("gaps of %s cannot be asked about", self._source.title, exc_info=task.exception())
-            self._drop_all()
+            self.drop_all()
             self._log.tell_soon()
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            return await event.wait()
-    except TimeoutError:
-        return False

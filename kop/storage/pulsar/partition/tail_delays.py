@@ -68,7 +68,12 @@ class TailDelays:
             self._asked = now
             self._spawn(self._ask())
 
-    async def _ask(self) -> None:
+    async def held(self) -> bool:
+        """Ask whether Pulsar holds readers of the partition back. It is told and counted why; False on an error."""
+        self._asked = self._clock()
+        return await self._ask()
+
+    async def _ask(self) -> bool:
         buffer: Mapping[str, Any] = {}
         try:
             stats = await self._admin.stats(self._partition)
@@ -78,13 +83,15 @@ class TailDelays:
                 if error.retriable:
                     raise
         except PulsarError:
-            return  # there is worse, and others tell of it
+            return False  # there is worse, and others tell of it
         why = reason(stats, buffer)
         self._faults.count(why)
-        if why != Fault.TAIL_LATE:  # a busy machine is late now and then
-            self._faults.tell(
-                (why, self._title),
-                f"{self._title}: Pulsar stores records that it does not give to readers: {_TEXTS[why]}. Producers are "
-                "answered meanwhile, by asking Pulsar for each offset",
-                why,
-            )
+        if why == Fault.TAIL_LATE:  # a busy machine is late now and then
+            return False
+        self._faults.tell(
+            (why, self._title),
+            f"{self._title}: Pulsar stores records that it does not give to readers: {_TEXTS[why]}. Producers are "
+            "answered meanwhile, by asking Pulsar for each offset",
+            why,
+        )
+        return True

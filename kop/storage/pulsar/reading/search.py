@@ -2,6 +2,9 @@
 
 Owns: the probes, the sparse index of what they found, and when a search reads on instead of probing.
 Must not know: the tail, appends.
+
+A probe asks Pulsar's REST interface where an entry lies. Where that does not tell, a reader that begins at the entry
+does; a dispatch rate holds readers back, and not REST.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final, NamedTuple, Protocol
 
-from kop.errors import BackendError, ErrorCode
+from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.records.batch import first_at_or_after, iter_batches, max_timestamp_record
 from kop.storage.base import Buffer, ReadResult, TimestampOffset
@@ -21,6 +24,8 @@ from kop.storage.pulsar.reading.source import LogBounds, PartitionSource
 from kop.storage.pulsar.reading.stream import Stream
 
 _PROBE_SECONDS: Final = 10.0
+_REST_SECONDS: Final = 3.0
+"""How long REST may take to tell of one entry before a reader is opened."""
 _READ_BYTES: Final = 1 << 20
 _MOST_INFLATED: Final = 256 << 20
 _FEW_OFFSETS: Final = 64
@@ -33,6 +38,19 @@ class SearchedLog(LogBounds, Protocol):
         """Batches of the log from an offset on; see `PartitionLog.read`."""
 
 
+class ProbedEntry(NamedTuple):
+    """An entry, and the offsets of its first and its last message; these are -1 where it has none."""
+
+    position: Position
+    base: int
+    last: int
+
+    @property
+    def has_offsets(self) -> bool:
+        """False where the broker gave the entry no index."""
+        return self.base >= 0
+
+
 class PartitionEnds(NamedTuple):
     """Where a partition begins and ends."""
 
@@ -40,8 +58,8 @@ class PartitionEnds(NamedTuple):
     """The first offset that can be read."""
     end: int
     """The offset after the last message that there ever was."""
-    first: EntryWithOffsets | None
-    last: EntryWithOffsets | None
+    first: ProbedEntry | None
+    last: ProbedEntry | None
     """The oldest and the newest entry of the log itself that have offsets; None where it holds none."""
     older: bool
     """There are entries without offsets, from before brokers gave them an index."""
@@ -83,7 +101,7 @@ class PartitionSearch:
         # the topic's transaction buffer is recovered, which stood still for 30 s at a time in new namespaces (4.0.8,
         # loaded).
         stats = await self._source.internal_stats()
-        oldest, newest = await self._oldest_and_newest() if stats["numberOfEntries"] else (None, EARLIEST)
+        oldest, newest = await self._oldest_and_newest(stats) if stats["numberOfEntries"] else (None, EARLIEST)
         first = oldest if oldest is None or oldest.has_offsets else await self._first_with_offsets(stats)
         last = first
         if first is not None and newest > first.position:
@@ -105,7 +123,7 @@ class PartitionSearch:
         """Whether the entries of a ledger have an index: brokers are told by a restart, which begins another ledger."""
         return (await self._source.context.admin.entry(self._source.partition_name, ledger, 0)).index is not None
 
-    async def _first_with_offsets(self, stats: dict[str, Any]) -> EntryWithOffsets | None:
+    async def _first_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
         """The oldest entry with offsets, where the oldest one of all has none."""
         ledgers = [ledger for ledger, _ in _ledgers_with_entries(stats)]
         if not ledgers:
@@ -131,20 +149,25 @@ class PartitionSearch:
                 return await self._probe(Position(ledger, 0), maybe_empty=False)
         return None
 
-    async def _last_with_offsets(self, stats: dict[str, Any]) -> EntryWithOffsets | None:
+    async def _last_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
         """The newest entry with offsets, where the newest one of all has none."""
         for ledger, entries in reversed(_ledgers_with_entries(stats)):
             if await self._has_index(ledger):
                 return await self._probe(Position(ledger, entries - 1), maybe_empty=False)
         return None
 
-    async def _oldest_and_newest(self) -> tuple[EntryWithOffsets | None, Position]:
-        """The oldest entry, and where the newest is; None where the log was emptied just now."""
+    async def _oldest_and_newest(self, stats: dict[str, Any]) -> tuple[ProbedEntry | None, Position]:
+        """The oldest entry, and where the newest is; None where the log was emptied just now.
+
+        Only a reader tells which entry is the newest that readers may have: REST names what is in open transactions.
+        """
         stream, arrived = await self._open(EARLIEST)
         try:
             newest = await stream.last_position()
             if newest.entry < 0 and not arrived.done():
                 return None, newest
+            if not arrived.done() and (oldest := await self._asked(_oldest_position(stats))) is not None:
+                return oldest, newest
             return await self._arrival(arrived, EARLIEST), newest
         finally:
             await stream.close()
@@ -159,13 +182,15 @@ class PartitionSearch:
         stats = await self._source.internal_stats()
         if any(one["ledgerId"] == self.first_ledger for one in stats["ledgers"]) and not self._log.policy.compact:
             return self._log.log_start_offset  # retention takes whole ledgers, the oldest first
-        first = await self._probe(EARLIEST, maybe_empty=True) if stats["numberOfEntries"] else None
+        first = await self._asked(_oldest_position(stats))
+        if first is None and stats["numberOfEntries"]:
+            first = await self._probe(EARLIEST, maybe_empty=True)
         if first is not None and not first.has_offsets:
             first = await self._first_with_offsets(stats)
         self.first_ledger = -1 if first is None else first.position.ledger
         return await self._start(first, self._log.high_watermark)
 
-    async def _start(self, first: EntryWithOffsets | None, end: int) -> int:
+    async def _start(self, first: ProbedEntry | None, end: int) -> int:
         """Compaction keeps the newest of each key beside the log, where retention does not reach."""
         found = end if first is None else first.base
         if found and self._log.policy.compact and not self._log.policy.delete:
@@ -176,9 +201,31 @@ class PartitionSearch:
                 found = min(found, kept.base)
         return found
 
-    async def _probe(
-        self, position: Position, *, maybe_empty: bool, compacted: bool = False
-    ) -> EntryWithOffsets | None:
+    async def _asked(self, position: Position) -> ProbedEntry | None:
+        """What REST tells of the entry at `position`; None where it tells nothing, or the entry has no offsets."""
+        if position.entry < 0:
+            return None
+        source = self._source
+        try:
+            async with asyncio.timeout(_REST_SECONDS):
+                head = await source.context.admin.entry_head(source.partition_name, *position)
+            base = source.mapping.stored_base(position, head.index, head.num_messages)
+        except (PulsarError, KopError, TimeoutError):
+            return None
+        return ProbedEntry(position, max(base, 0), base + head.num_messages - 1)
+
+    async def at(self, position: Position) -> ProbedEntry:
+        """The entry at `position`, which is there. KopError where it has no offsets, or Pulsar does not tell."""
+        found = await self._probe(position, maybe_empty=False)
+        if found is None or not found.has_offsets or found.position != position:
+            text = f"Pulsar does not tell which offset entry {position.ledger}:{position.entry} of {self.title} has"
+            raise BackendError(text)
+        return found
+
+    async def _probe(self, position: Position, *, maybe_empty: bool, compacted: bool = False) -> ProbedEntry | None:
+        """The entry at `position`; where there is none, or it cannot be asked for, the next one of a reader."""
+        if not compacted and (found := await self._asked(position)) is not None:
+            return found
         stream, arrived = await self._open(position, compacted=compacted)
         try:
             if maybe_empty and not arrived.done() and (await stream.last_position()).entry < 0 and not arrived.done():
@@ -187,7 +234,7 @@ class PartitionSearch:
         finally:
             await stream.close()
 
-    async def _arrival(self, arrived: asyncio.Future[EntryWithOffsets], position: Position) -> EntryWithOffsets:
+    async def _arrival(self, arrived: asyncio.Future[ProbedEntry], position: Position) -> ProbedEntry:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 return await arrived
@@ -197,14 +244,12 @@ class PartitionSearch:
                 ErrorCode.REQUEST_TIMED_OUT,
             ) from None
 
-    async def _open(
-        self, position: Position, *, compacted: bool = False
-    ) -> tuple[Stream, asyncio.Future[EntryWithOffsets]]:
-        arrived: asyncio.Future[EntryWithOffsets] = self._source.context.loop.create_future()
+    async def _open(self, position: Position, *, compacted: bool = False) -> tuple[Stream, asyncio.Future[ProbedEntry]]:
+        arrived: asyncio.Future[ProbedEntry] = self._source.context.loop.create_future()
 
         def on_entry(placed: EntryWithOffsets) -> None:
             if not arrived.done():
-                arrived.set_result(placed)
+                arrived.set_result(ProbedEntry(placed.position, placed.base, placed.last))
                 stream.pause()
 
         def on_lost(error: Any) -> None:
@@ -338,3 +383,9 @@ def _ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
         if int(ledger) == found[-1][0]:
             found[-1] = found[-1][0], int(entry) + 1
     return [one for one in found if one[1] > 0]
+
+
+def _oldest_position(stats: dict[str, Any]) -> Position:
+    """Of the oldest entry; its entry is -1 where there is none."""
+    ledgers = _ledgers_with_entries(stats)
+    return Position(ledgers[0][0], 0) if ledgers else Position(-1, -1)

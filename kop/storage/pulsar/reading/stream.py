@@ -137,6 +137,16 @@ class Stream:
         if self.closed:
             await self._reader.close()
 
+    @property
+    def came(self) -> Position:
+        """The last entry that came; EARLIEST before the first."""
+        return self._came
+
+    @property
+    def cursor(self) -> str:
+        """The name of its cursor in Pulsar's internal statistics of the topic."""
+        return "" if self._reader is None else self._reader.cursor
+
     async def last_position(self) -> Position:
         """Of the last entry in the topic; its entry is -1 where the topic holds none."""
         assert self._reader is not None
