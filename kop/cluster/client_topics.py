@@ -23,7 +23,11 @@ OFFSETS_TOPIC = "__offsets"
 """The name in storage, shared with Pulsar (the topic `public/kafka/__offsets` there)."""
 KAFKA_OFFSETS_TOPIC = "__consumer_offsets"
 """The name that Kafka clients know."""
-RESERVED = frozenset({OFFSETS_TOPIC, KAFKA_OFFSETS_TOPIC, "__transactions", "__transaction_state"})
+TRANSACTIONS_TOPIC = "__transactions"
+"""The name in storage."""
+KAFKA_TRANSACTIONS_TOPIC = "__transaction_state"
+"""The name that Kafka clients know."""
+RESERVED = frozenset({OFFSETS_TOPIC, KAFKA_OFFSETS_TOPIC, TRANSACTIONS_TOPIC, KAFKA_TRANSACTIONS_TOPIC})
 """Names that clients may neither create, delete nor write."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")

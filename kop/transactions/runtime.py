@@ -1,0 +1,536 @@
+"""The transaction coordinator: transactional ids, kept in memory and in the topic `__transactions`.
+
+Owns: which transactional ids there are, carrying out what the machine decides, ends that are under way, timeouts.
+Must not know: the wire, versions of requests, sockets, how the machine decides, how a marker is written.
+
+- Nothing is answered before the record that the answer stands for is durable. An end is answered when its decision is:
+  the markers follow, and a request that comes meanwhile is CONCURRENT_TRANSACTIONS.
+- An end that was decided is carried through: markers are tried until they are written, by whichever broker coordinates
+  the transactional id then.
+- Steps of one transactional id come one after another. Partitions that are added while others are being added wait for
+  those; any other request is CONCURRENT_TRANSACTIONS meanwhile.
+- Deadlines go by a clock that never goes back; what is written goes by the wall clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
+from uuid import UUID
+
+from kop.background import repeat, retried
+from kop.cluster.client_topics import TRANSACTIONS_TOPIC
+from kop.cluster.producer_ids import ProducerIds
+from kop.coordination.deadlines import Deadlines
+from kop.coordination.failed_writes import answer_for
+from kop.coordination.ownership import LeaderChoice, Ownership
+from kop.coordination.state_log import StateLog, StateTopic
+from kop.errors import ErrorCode, KopError, StateRecordError
+from kop.storage.base import Engine
+from kop.transactions import machine
+from kop.transactions.machine import Decision, Partition, Transaction
+from kop.transactions.settings import TransactionSettings
+from kop.wire.transaction_state import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TransactionStatus,
+    decode_transaction_key,
+    decode_transaction_value,
+    encode_transaction_key,
+    encode_transaction_value,
+)
+
+_EXPIRY_SLICE: Final = 200
+"""Transactional ids that are looked at before other work of the event loop gets its turn."""
+_PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
+_log = logging.getLogger(__name__)
+
+
+class EndedTransaction(NamedTuple):
+    """A transaction whose end is decided and durable: its markers are to be written."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    """Of the markers: above that of the data where the end bumped the epoch."""
+    partitions: frozenset[Partition]
+    commit: bool
+    client_version: int
+    """The version of transactions that the client goes by."""
+
+
+class Markers(Protocol):
+    """Writes the markers of a transaction."""
+
+    async def write(self, ended: EndedTransaction) -> None:
+        """Write a marker to each partition; to call it again after a failure does no harm. KopError where one fails."""
+
+
+class ProducerIdentity(NamedTuple):
+    """The answer to InitProducerId and EndTxn: who the producer is from now on, or an error."""
+
+    error: ErrorCode
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Entry:
+    transactional_id: str
+    partition: int
+    """Of `__transactions`."""
+    term: int
+    """Of that partition (`Ownership.term`): in another one this entry is void."""
+    transaction: Transaction
+    adding: asyncio.Future[ErrorCode] | None = None
+    """Partitions are being added."""
+    ending: asyncio.Task[None] | None = None
+    """The markers of an end are being written."""
+    callers: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __repr__(self) -> str:
+        return f"transactional id {self.transactional_id!r}"
+
+
+class TransactionCoordinator:
+    """All transactional ids. Call `start` once; until it has ended everything is being loaded."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        producer_ids: ProducerIds,
+        markers: Markers,
+        settings: TransactionSettings | None = None,
+        *,
+        clock: Callable[[], int] | None = None,
+        wall: Callable[[], int] | None = None,
+        leader_choice: LeaderChoice | None = None,
+    ) -> None:
+        """`clock` and `wall` give milliseconds since the epoch; the former never goes back.
+
+        Without a `leader_choice` this broker coordinates all transactional ids.
+        """
+        offset = time.time_ns() - time.monotonic_ns()
+        self._wall = wall or clock or (lambda: time.time_ns() // 1_000_000)
+        self._clock = clock or (lambda: (time.monotonic_ns() + offset) // 1_000_000)
+        self._producer_ids = producer_ids
+        self._markers = markers
+        self.settings = settings or TransactionSettings()
+        self.state_log = StateLog(engine, _state_topic(self.settings), self._wall)
+        """The topic `__transactions`."""
+        self._ownership = Ownership[Mapping[str, Transaction]](
+            self.state_log, engine, leader_choice, self._load, self._install, self._unload
+        )
+        self.deadlines = Deadlines[_Entry](self._clock, self._due)
+        """When each open transaction times out."""
+        self._entries: dict[str, _Entry] = {}
+        self._expiry: asyncio.Task[None] | None = None
+        self.aborted: Counter[str] = Counter()
+        """Transactions that were aborted, by who did it: `client`, `timeout`, `new_instance`."""
+        self.committed = 0
+
+    # -- life
+
+    async def start(self) -> None:
+        """Make or open the topic, load the transactional ids of our partitions, and go on with ends that were decided.
+
+        Errors and time limits as of `Ownership.start`.
+        """
+        await self._ownership.start()
+        interval = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms / 1000
+        self._expiry = asyncio.get_running_loop().create_task(
+            repeat("the expiry of transactional ids", self.expire, every=interval)
+        )
+
+    async def stop(self) -> None:
+        """Take nothing more, hand over what is queued. An end that is under way goes on after the next start."""
+        self._ownership.close()
+        self.deadlines.stop()
+        tasks = [task for entry in self._entries.values() for task in (entry.ending, *entry.callers) if task]
+        if self._expiry is not None:
+            tasks.append(self._expiry)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._ownership.stop()
+
+    async def _load(self, partition: int) -> Mapping[str, Transaction]:
+        loaded: dict[str, Transaction] = {}
+        for raw_key, raw_value in (await self.state_log.read(partition)).items():
+            transactional_id = decode_transaction_key(raw_key)
+            if transactional_id is None:
+                _log.warning("a record of another kind in the topic %s is left as it is", TRANSACTIONS_TOPIC)
+            elif raw_value is not None:
+                loaded[transactional_id] = Transaction.of(decode_transaction_value(raw_value))
+        return loaded
+
+    def _install(self, partition: int, loaded: Mapping[str, Transaction]) -> None:
+        term = self._ownership.term(partition)
+        for transactional_id, transaction in loaded.items():
+            entry = self._entries[transactional_id] = _Entry(transactional_id, partition, term, transaction)
+            self._follow(entry)
+
+    def _unload(self, partition: int) -> None:
+        """Another broker coordinates the partition: it goes on with what is being ended."""
+        for transactional_id, entry in list(self._entries.items()):
+            if entry.partition == partition:
+                del self._entries[transactional_id]
+                self.deadlines.disarm(entry)
+                if entry.ending is not None:
+                    entry.ending.cancel()
+
+    # -- who coordinates
+
+    @property
+    def refusal(self) -> ErrorCode:
+        """NONE where a request about all transactional ids is served, else what to answer."""
+        return self._ownership.refusal_of_all
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What is not served yet, and why, in one line for an operator; None where all of ours is."""
+        return self._ownership.waiting_for
+
+    def refusal_of(self, transactional_id: str, *, surely: bool = False) -> ErrorCode:
+        """NONE when requests for the id are served here, else what to answer; see `Ownership.refusal`."""
+        return self._ownership.refusal(transactional_id, surely=surely)
+
+    def in_doubt(self, transactional_ids: Iterable[str]) -> set[int]:
+        """Partitions of these ids that `verify` has to ask about before anything is answered from memory."""
+        return self._ownership.in_doubt(transactional_ids)
+
+    async def verify(self, partitions: Collection[int]) -> None:
+        """Ask storage who coordinates; what is still in doubt then, or gone, is refused by `refusal_of`."""
+        await self._ownership.verify(partitions)
+
+    def coordinator_of(self, transactional_id: str) -> tuple[UUID, int] | None:
+        """The partition of `__transactions` that keeps the id; None before the topic is known."""
+        if not self.state_log.partitions:
+            return None
+        return self.state_log.topic_id, self.state_log.partition_of(transactional_id)
+
+    # -- requests
+
+    async def init_producer_id(
+        self, transactional_id: str, timeout_ms: int, expected: tuple[int, int] | None = None
+    ) -> ProducerIdentity:
+        """InitProducerId; see `machine.init_producer_id`.
+
+        INVALID_REQUEST for an empty id, INVALID_TRANSACTION_TIMEOUT beyond transaction.max.timeout.ms.
+        """
+        if not transactional_id:
+            return ProducerIdentity(ErrorCode.INVALID_REQUEST)
+        if not 0 < timeout_ms <= self.settings.transaction_max_timeout_ms:
+            return ProducerIdentity(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        fresh_id: int | None = None
+        while True:
+            if refusal := self.refusal_of(transactional_id):
+                return ProducerIdentity(refusal)
+            entry = self._entries.get(transactional_id)
+            if entry is None:
+                if fresh_id is None:
+                    fresh_id = await self._producer_ids.take()
+                    continue  # another request may have made it meanwhile, or the lead was lost
+                entry, fresh_id = self._add(transactional_id, fresh_id), None
+            decision = machine.init_producer_id(
+                entry.transaction, self._wall(), timeout_ms=timeout_ms, expected=expected, fresh_id=fresh_id
+            )
+            if not decision.needs_producer_id:
+                break
+            fresh_id = await self._producer_ids.take()
+        if decision.next is None:
+            return ProducerIdentity(decision.error)
+        error = await self._write(entry, decision)
+        if decision.fences and error is decision.error:
+            self.aborted["new_instance"] += 1
+        return ProducerIdentity(error) if error else _identity(decision.next)
+
+    async def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Collection[Partition],
+        client_version: int,
+    ) -> ErrorCode:
+        """Add partitions to the transaction, which begins with the first; see `machine.add_partitions`."""
+        while True:
+            entry, error = self._find(transactional_id)
+            if entry is None:
+                return error
+            if entry.adding is None:
+                break
+            await asyncio.shield(entry.adding)
+        decision = machine.add_partitions(
+            entry.transaction,
+            self._wall(),
+            producer_id=producer_id,
+            epoch=epoch,
+            partitions=partitions,
+            client_version=client_version,
+        )
+        if decision.next is None:
+            return decision.error
+        entry.adding = self._write(entry, decision)
+        entry.adding.add_done_callback(lambda _: setattr(entry, "adding", None))
+        return await asyncio.shield(entry.adding)
+
+    def verify_partitions(
+        self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
+    ) -> ErrorCode | dict[Partition, ErrorCode]:
+        """Whether the partitions are in the open transaction; see `machine.verify_partitions`."""
+        entry, error = self._find(transactional_id)
+        if entry is None:
+            return error
+        return machine.verify_partitions(entry.transaction, producer_id=producer_id, epoch=epoch, partitions=partitions)
+
+    async def end(
+        self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, client_version: int
+    ) -> ProducerIdentity:
+        """EndTxn; see `machine.end`. It ends when the decision is durable, with who the producer is from then on."""
+        fresh_id: int | None = None
+        while True:
+            entry, error = self._find(transactional_id)
+            if entry is None:
+                return ProducerIdentity(error)
+            decision = machine.end(
+                entry.transaction,
+                self._wall(),
+                producer_id=producer_id,
+                epoch=epoch,
+                commit=commit,
+                client_version=client_version,
+                fresh_id=fresh_id,
+            )
+            if not decision.needs_producer_id:
+                break
+            fresh_id = await self._producer_ids.take()
+        if decision.next is None:
+            return _identity(entry.transaction) if not decision.error else ProducerIdentity(decision.error)
+        after = _identity(machine.completed(decision.next, 0))
+        error = await self._write(entry, decision)
+        if not error and not commit:
+            self.aborted["client"] += 1
+        return ProducerIdentity(error) if error else after
+
+    def get(self, transactional_id: str) -> Transaction | None:
+        """The transactional id as it is now, or None where it is not known here."""
+        entry = self._entries.get(transactional_id)
+        return None if entry is None or entry.transaction.producer_epoch < 0 else entry.transaction
+
+    def all(self) -> Sequence[tuple[str, Transaction]]:
+        """Every transactional id that this broker coordinates."""
+        return [
+            (name, entry.transaction) for name, entry in self._entries.items() if entry.transaction.producer_epoch >= 0
+        ]
+
+    def tick(self) -> None:
+        """Do what is due now. The coordinator's timer calls it; to call it early does no harm."""
+        self.deadlines.tick()
+
+    async def expire(self) -> None:
+        """Forget transactional ids that nobody used for transactional.id.expiration.ms."""
+        for index, entry in enumerate(list(self._entries.values())):
+            if index % _EXPIRY_SLICE == _EXPIRY_SLICE - 1:
+                await asyncio.sleep(0)
+            if self._ownership.closed or self._entries.get(entry.transactional_id) is not entry:
+                continue
+            at = machine.expires_at(entry.transaction, self.settings.transactional_id_expiration_ms)
+            if at is not None and at <= self._wall():
+                self._forget(entry)
+
+    # -- inside
+
+    def _find(self, transactional_id: str) -> tuple[_Entry, ErrorCode] | tuple[None, ErrorCode]:
+        if not transactional_id:
+            return None, ErrorCode.INVALID_REQUEST
+        if refusal := self.refusal_of(transactional_id):
+            return None, refusal
+        entry = self._entries.get(transactional_id)
+        if entry is None or entry.transaction.producer_epoch < 0:
+            return None, ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        return entry, ErrorCode.NONE
+
+    def _add(self, transactional_id: str, producer_id: int) -> _Entry:
+        partition = self.state_log.partition_of(transactional_id)
+        entry = _Entry(transactional_id, partition, self._ownership.term(partition), Transaction(producer_id))
+        self._entries[transactional_id] = entry
+        return entry
+
+    def _is_current(self, entry: _Entry) -> bool:
+        """Whether the entry is of the term in which its partition is led now."""
+        return entry.term == self._ownership.term(entry.partition)
+
+    def _write(self, entry: _Entry, decision: Decision) -> asyncio.Future[ErrorCode]:
+        """Make a decision durable and put it in force; the result is what the client is told.
+
+        It goes on where nobody waits for it any more.
+        """
+        answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        before, after = entry.transaction, decision.next
+        assert after is not None
+        entry.transaction = replace(before, pending=True)
+
+        def persisted(code: ErrorCode) -> None:
+            if self._is_current(entry):
+                if not code:
+                    entry.transaction = replace(after, pending=after.status in _PREPARED)
+                    self._follow(entry)
+                else:
+                    entry.transaction = machine.fence_failed(before, decision) if decision.fences else before
+                    self._follow(entry)
+                    self._drop_untouched(entry)
+            if not answer.done():
+                answer.set_result(answer_for(code) or decision.error)
+
+        self._put(entry, after, persisted)
+        return answer
+
+    def _put(self, entry: _Entry, transaction: Transaction | None, persisted: Callable[[ErrorCode], None]) -> None:
+        """Write the record of a transactional id, or its tombstone."""
+        try:
+            key = encode_transaction_key(entry.transactional_id)
+            value = None if transaction is None else encode_transaction_value(transaction.value)
+        except StateRecordError as error:
+            _log.warning("%r cannot be stored: %s", entry, error)
+            asyncio.get_running_loop().call_soon(persisted, error.code)
+        else:
+            self.state_log.write(entry.partition, [(key, value)], persisted)
+
+    def _drop_untouched(self, entry: _Entry) -> None:
+        """Forget an id that was made for a request that then failed."""
+        if entry.transaction.producer_epoch < 0 and self._entries.get(entry.transactional_id) is entry:
+            del self._entries[entry.transactional_id]
+
+    def _follow(self, entry: _Entry) -> None:
+        """Do what the state of a transactional id asks for: write its markers, or watch its deadline."""
+        transaction = entry.transaction
+        if transaction.status in _PREPARED:
+            self.deadlines.disarm(entry)
+            if entry.ending is None:
+                entry.ending = asyncio.get_running_loop().create_task(self._end(entry))
+            return
+        at = machine.times_out_at(transaction)
+        if at is None:
+            self.deadlines.disarm(entry)
+        else:
+            self.deadlines.arm(entry, at)
+
+    async def _end(self, entry: _Entry) -> None:
+        """Write the markers of a decided end, then that it is complete. It is tried until it succeeds."""
+        transaction = entry.transaction
+        ended = EndedTransaction(
+            entry.transactional_id,
+            transaction.producer_id,
+            transaction.producer_epoch,
+            transaction.partitions,
+            transaction.status is TransactionStatus.PREPARE_COMMIT,
+            transaction.client_version,
+        )
+        if ended.partitions:
+            await retried(
+                f"end the transaction of {entry!r}",
+                lambda: self._markers.write(ended),
+                passes=_passes,
+                seconds=math.inf,
+            )
+        await retried(
+            f"write that the transaction of {entry!r} is complete",
+            lambda: self._complete(entry, transaction),
+            passes=_passes,
+            seconds=math.inf,
+        )
+        if ended.commit:
+            self.committed += 1
+
+    async def _complete(self, entry: _Entry, prepared: Transaction) -> None:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        after = machine.completed(prepared, self._wall())
+
+        def persisted(code: ErrorCode) -> None:
+            if not code and self._is_current(entry):
+                entry.transaction = after
+                entry.ending = None
+                self._follow(entry)
+            if answer.done():
+                return
+            if code:
+                answer.set_exception(KopError(f"{TRANSACTIONS_TOPIC} cannot be written", code))
+            else:
+                answer.set_result(None)
+
+        self._put(entry, after, persisted)
+        await answer
+
+    def _due(self, entry: _Entry, now: int) -> None:
+        """The open transaction of an id may have timed out."""
+        transaction = entry.transaction
+        at = machine.times_out_at(transaction)
+        if at is None or transaction.pending or not self._is_current(entry):
+            return  # what is being written arms the deadline again
+        if at > now:
+            self.deadlines.arm(entry, at)
+            return
+        task = asyncio.get_running_loop().create_task(self._time_out(entry))
+        entry.callers.add(task)
+        task.add_done_callback(entry.callers.discard)
+
+    async def _time_out(self, entry: _Entry) -> None:
+        fresh_id: int | None = None
+        while True:
+            transaction = entry.transaction
+            if transaction.status is not TransactionStatus.ONGOING or transaction.pending:
+                return
+            decision = machine.fence(transaction, self._wall(), fresh_id=fresh_id)
+            if not decision.needs_producer_id:
+                break
+            fresh_id = await self._producer_ids.take()
+        _log.warning(
+            "the transaction of %r is aborted: it is open for more than its transaction.timeout.ms of %d; "
+            "it has %d partitions",
+            entry,
+            transaction.timeout_ms,
+            len(transaction.partitions),
+        )
+        if not await self._write(entry, decision):
+            self.aborted["timeout"] += 1
+
+    def _forget(self, entry: _Entry) -> None:
+        """Write the tombstone of an id that has expired. A request that comes meanwhile is CONCURRENT_TRANSACTIONS."""
+        before = entry.transaction
+        entry.transaction = replace(before, pending=True)
+
+        def persisted(code: ErrorCode) -> None:
+            if not self._is_current(entry):
+                return
+            if code:
+                entry.transaction = before
+            elif self._entries.get(entry.transactional_id) is entry:
+                _log.info("%r has expired", entry)
+                del self._entries[entry.transactional_id]
+
+        self._put(entry, None, persisted)
+
+
+def _identity(transaction: Transaction) -> ProducerIdentity:
+    return ProducerIdentity(ErrorCode.NONE, transaction.producer_id, transaction.producer_epoch)
+
+
+def _passes(error: BaseException) -> bool:
+    """What was decided is tried until it succeeds, whatever stands in its way."""
+    return isinstance(error, Exception)
+
+
+def _state_topic(settings: TransactionSettings) -> StateTopic:
+    configs = {
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "segment.bytes": str(settings.transaction_state_log_segment_bytes),
+    }
+    return StateTopic(TRANSACTIONS_TOPIC, settings.transaction_state_log_num_partitions, configs)

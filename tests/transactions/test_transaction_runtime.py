@@ -1,0 +1,328 @@
+"""The transaction coordinator over storage that does what the test says, in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.faulty_engine import FaultyStore
+from support.waiting import until
+
+from kop import background
+from kop.cluster.producer_ids import ProducerIds
+from kop.errors import BackendError
+from kop.errors import ErrorCode as E
+from kop.transactions.machine import LAST_EPOCH, Transaction
+from kop.transactions.runtime import EndedTransaction, ProducerIdentity, TransactionCoordinator
+from kop.transactions.settings import TransactionSettings
+from kop.wire.transaction_state import (
+    TransactionStatus,
+    decode_transaction_key,
+    decode_transaction_value,
+    encode_transaction_key,
+    encode_transaction_value,
+)
+
+ORDERS, BILLS = ("orders", 0), ("bills", 1)
+MINUTE = 60_000
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_FIRST_PAUSE", 0.001)
+
+
+class WrittenMarkers:
+    """Notes the markers that it is to write; fails, or waits, as the test says."""
+
+    def __init__(self) -> None:
+        self.written: list[EndedTransaction] = []
+        self.failures = 0
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def write(self, ended: EndedTransaction) -> None:
+        await self.open.wait()
+        if self.failures:
+            self.failures -= 1
+            raise BackendError("the partition is away")
+        self.written.append(ended)
+
+
+class World:
+    """Storage with one partition of `__transactions`, markers, and a coordinator with its clock."""
+
+    def __init__(self) -> None:
+        self.store = FaultyStore()
+        self.now = 1_700_000_000_000
+        self.markers = WrittenMarkers()
+        self.settings = TransactionSettings(transaction_state_log_num_partitions=1)
+        self.coordinator: TransactionCoordinator
+
+    async def start(self) -> None:
+        engine = await self.store.open()
+        self.coordinator = TransactionCoordinator(
+            engine, ProducerIds(engine), self.markers, self.settings, clock=lambda: self.now
+        )
+        await self.coordinator.start()
+
+    async def stop(self) -> None:
+        await self.coordinator.stop()
+        await self.store.engine.close()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def init(self, name: str = "tx", *, timeout: int = MINUTE, **values: Any) -> ProducerIdentity:
+        return await self.coordinator.init_producer_id(name, timeout, **values)
+
+    async def begun(self, *partitions: tuple[str, int], version: int = 2) -> ProducerIdentity:
+        """A producer with an open transaction."""
+        who = await self.init()
+        assert not who.error
+        assert await self.add(who, *(partitions or (ORDERS,)), version=version) == E.NONE
+        return who
+
+    async def add(self, who: ProducerIdentity, *partitions: tuple[str, int], version: int = 2, name: str = "tx") -> E:
+        return await self.coordinator.add_partitions(name, who.producer_id, who.producer_epoch, partitions, version)
+
+    async def end(self, who: ProducerIdentity, *, commit: bool = True, version: int = 2) -> ProducerIdentity:
+        return await self.coordinator.end(
+            "tx", who.producer_id, who.producer_epoch, commit=commit, client_version=version
+        )
+
+    @property
+    def transaction(self) -> Transaction:
+        found = self.coordinator.get("tx")
+        assert found is not None
+        return found
+
+    async def reaches(self, status: TransactionStatus) -> None:
+        await until(lambda: self.transaction.status is status)
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    made = World()
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_a_transaction_ends_in_markers_and_a_bumped_epoch(commit: bool) -> None:
+    async with world() as w:
+        who = await w.begun(ORDERS, BILLS)
+        after = await w.end(who, commit=commit)
+        assert after == ProducerIdentity(E.NONE, who.producer_id, who.producer_epoch + 1)
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT if commit else TransactionStatus.COMPLETE_ABORT)
+        assert w.markers.written == [
+            EndedTransaction("tx", who.producer_id, who.producer_epoch + 1, frozenset({ORDERS, BILLS}), commit, 2)
+        ]
+        assert await w.end(who, commit=commit) == after  # the answer was lost
+        assert await w.add(after, BILLS) == E.NONE
+
+
+async def test_under_version_1_the_epoch_stays() -> None:
+    async with world() as w:
+        who = await w.begun(version=1)
+        assert await w.end(who, version=1) == who
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert w.markers.written[0].producer_epoch == who.producer_epoch
+        assert await w.add(who, BILLS, version=1) == E.NONE
+
+
+async def test_an_end_is_answered_before_its_markers_and_nothing_passes_it() -> None:
+    async with world() as w:
+        who = await w.begun()
+        w.markers.open.clear()
+        after = await w.end(who)
+        assert not after.error
+        assert await w.add(after, ORDERS) == E.CONCURRENT_TRANSACTIONS
+        assert (await w.end(who)).error == E.CONCURRENT_TRANSACTIONS
+        assert (await w.init()).error == E.CONCURRENT_TRANSACTIONS
+        w.markers.open.set()
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert await w.add(after, ORDERS) == E.NONE
+
+
+async def test_markers_are_tried_until_they_are_written() -> None:
+    async with world() as w:
+        who = await w.begun()
+        w.markers.failures = 3
+        assert not (await w.end(who)).error
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert len(w.markers.written) == 1
+
+
+async def test_a_decided_end_is_carried_through_after_a_restart() -> None:
+    async with world() as w:
+        who = await w.begun()
+        w.markers.open.clear()
+        await w.end(who, commit=False)
+        await w.restart()
+        assert w.markers.written == []
+        w.markers.open.set()
+        await w.reaches(TransactionStatus.COMPLETE_ABORT)
+        assert [(ended.producer_epoch, ended.commit) for ended in w.markers.written] == [(1, False)]
+
+
+async def test_an_open_transaction_is_open_after_a_restart_and_times_out() -> None:
+    async with world() as w:
+        who = await w.begun()
+        await w.restart()
+        assert w.transaction.status is TransactionStatus.ONGOING
+        assert w.coordinator.verify_partitions("tx", who.producer_id, 0, [ORDERS, BILLS]) == {
+            ORDERS: E.NONE, BILLS: E.TRANSACTION_ABORTABLE,
+        }  # fmt: skip
+        w.now += MINUTE - 1
+        w.coordinator.tick()
+        await asyncio.sleep(0)
+        assert w.transaction.status is TransactionStatus.ONGOING
+        w.now += 1
+        w.coordinator.tick()
+        await w.reaches(TransactionStatus.COMPLETE_ABORT)
+        assert w.coordinator.aborted == {"timeout": 1}
+        assert w.transaction.producer_epoch == 1
+        assert await w.add(who, BILLS) == E.PRODUCER_FENCED
+        assert (await w.end(who)).error == E.INVALID_TXN_STATE  # by its epoch it is a retry, and the state is an abort
+        assert (await w.init()).producer_epoch == 2
+
+
+async def test_a_new_instance_fences_the_old_one() -> None:
+    async with world() as w:
+        old = await w.begun()
+        assert (await w.init()).error == E.CONCURRENT_TRANSACTIONS
+        await w.reaches(TransactionStatus.COMPLETE_ABORT)
+        new = await w.init()
+        assert new == ProducerIdentity(E.NONE, old.producer_id, old.producer_epoch + 2)
+        assert await w.add(old, BILLS) == E.PRODUCER_FENCED
+        assert (await w.end(old)).error == E.PRODUCER_FENCED
+        assert w.coordinator.aborted == {"new_instance": 1}
+
+
+async def test_a_record_that_cannot_be_written_changes_nothing() -> None:
+    async with world() as w:
+        who = await w.begun()
+        log = w.store.log("__transactions")
+        log.append_error = E.KAFKA_STORAGE_ERROR
+        assert await w.add(who, BILLS) == E.NOT_COORDINATOR
+        assert (await w.end(who)).error == E.NOT_COORDINATOR
+        assert (w.transaction.status, w.transaction.partitions) == (TransactionStatus.ONGOING, {ORDERS})
+        assert (await w.init()).error == E.NOT_COORDINATOR
+        assert (await w.init("other")).error == E.NOT_COORDINATOR
+        assert w.coordinator.get("other") is None
+        log.append_error = None
+        # The fence took an epoch that no client saw: the producer is fenced, and the next try takes the same one.
+        assert (await w.end(who)).error == E.PRODUCER_FENCED
+        assert (await w.init()).error == E.CONCURRENT_TRANSACTIONS
+        await w.reaches(TransactionStatus.COMPLETE_ABORT)
+        assert w.transaction.producer_epoch == 1
+
+
+async def test_partitions_that_are_added_at_once_are_all_in() -> None:
+    async with world() as w:
+        who = await w.init()
+        added = await asyncio.gather(*(w.add(who, ("t", index)) for index in range(20)))
+        assert set(added) == {E.NONE}
+        assert w.transaction.partitions == {("t", index) for index in range(20)}
+
+
+async def test_epochs_end_in_a_new_producer_id() -> None:
+    async with world() as w:
+        who = await w.init()
+        key = encode_transaction_key("tx")
+        exhausted = Transaction(who.producer_id, LAST_EPOCH - 1, MINUTE, client_version=2)
+        written: list[E] = []
+        w.coordinator.state_log.write(0, [(key, encode_transaction_value(exhausted.value))], written.append)
+        await until(lambda: written == [E.NONE])
+        await w.restart()
+        last = ProducerIdentity(E.NONE, who.producer_id, LAST_EPOCH - 1)
+        assert await w.add(last, ORDERS) == E.NONE
+        after = await w.end(last)
+        assert (after.error, after.producer_epoch) == (E.NONE, 0)
+        assert after.producer_id != who.producer_id
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert w.markers.written[0][1:3] == (who.producer_id, LAST_EPOCH)
+        assert await w.end(last) == after
+        assert await w.add(after, ORDERS) == E.NONE
+
+
+async def test_ids_that_nobody_uses_expire() -> None:
+    async with world() as w:
+        who = await w.init()
+        w.now += w.settings.transactional_id_expiration_ms - 1
+        await w.coordinator.expire()
+        assert w.coordinator.get("tx") is not None
+        w.now += 1
+        await w.coordinator.expire()
+        await until(lambda: w.coordinator.get("tx") is None)
+        assert await w.add(who, ORDERS) == E.INVALID_PRODUCER_ID_MAPPING
+        await w.restart()
+        assert w.coordinator.all() == []
+        assert (await w.init()).producer_epoch == 0
+
+
+async def test_open_transactions_do_not_expire() -> None:
+    async with world() as w:
+        await w.begun()
+        w.now += 2 * w.settings.transactional_id_expiration_ms
+        await w.coordinator.expire()
+        assert w.transaction.status is TransactionStatus.ONGOING
+
+
+@pytest.mark.parametrize(
+    ("name", "timeout", "error"),
+    [
+        ("", MINUTE, E.INVALID_REQUEST),
+        ("tx", 0, E.INVALID_TRANSACTION_TIMEOUT),
+        ("tx", -1, E.INVALID_TRANSACTION_TIMEOUT),
+        ("tx", 900_001, E.INVALID_TRANSACTION_TIMEOUT),
+        ("x" * 40_000, MINUTE, E.UNKNOWN_SERVER_ERROR),
+    ],
+)
+async def test_bad_requests(name: str, timeout: int, error: E) -> None:
+    async with world() as w:
+        assert (await w.init(name, timeout=timeout)).error == error
+        assert w.coordinator.all() == []
+
+
+async def test_unknown_ids() -> None:
+    async with world() as w:
+        nobody = ProducerIdentity(E.NONE, 1, 0)
+        assert await w.add(nobody, ORDERS) == E.INVALID_PRODUCER_ID_MAPPING
+        assert (await w.end(nobody)).error == E.INVALID_PRODUCER_ID_MAPPING
+        assert w.coordinator.verify_partitions("tx", 1, 0, [ORDERS]) == E.INVALID_PRODUCER_ID_MAPPING
+        assert await w.add(nobody, ORDERS, name="") == E.INVALID_REQUEST
+
+
+async def test_the_topic_holds_kafkas_records() -> None:
+    async with world() as w:
+        who = await w.begun()
+        newest = await w.coordinator.state_log.read(0)
+        assert [decode_transaction_key(key) for key in newest] == ["tx"]
+        (raw,) = newest.values()
+        assert raw is not None
+        value = decode_transaction_value(raw)
+        assert (value.producer_id, value.status, value.partitions) == (
+            who.producer_id, TransactionStatus.ONGOING, {ORDERS},
+        )  # fmt: skip
+        assert w.coordinator.coordinator_of("tx") == (w.coordinator.state_log.topic_id, 0)
+
+
+async def test_nothing_is_served_before_the_start_and_after_the_end() -> None:
+    w = World()
+    engine = await w.store.open()
+    coordinator = TransactionCoordinator(engine, ProducerIds(engine), w.markers, w.settings, clock=lambda: w.now)
+    assert (await coordinator.init_producer_id("tx", MINUTE)).error == E.COORDINATOR_LOAD_IN_PROGRESS
+    await coordinator.start()
+    assert not (await coordinator.init_producer_id("tx", MINUTE)).error
+    await coordinator.stop()
+    assert (await coordinator.init_producer_id("tx", MINUTE)).error == E.COORDINATOR_NOT_AVAILABLE
+    await engine.close()
