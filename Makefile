@@ -58,11 +58,11 @@ conformance-librdkafka: $(VENV)/.test ## librdkafka's own test-runner: a build, 
 conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), batch and streams: two minutes (Java 17, Maven Central)
 	$(BIN)/python -m conformance --start-kop --client spark $(ARGS)
 
-bench: $(VENV)/.test ## throughput, latency and CPU beside an Apache Kafka (Java, Maven)
+bench: $(VENV)/.test ## rates, CPU, latency beside pulsar-perf and Kafka: half an hour (ARGS=--help; Java, Maven)
 	$(BIN)/python -m conformance.bench $(ARGS)
 
-bench-pulsar: $(VENV)/.test ## the gateway over Pulsar beside pulsar-perf and a bare client: five minutes (Java)
-	$(BIN)/python -m conformance.bench.over_pulsar $(ARGS)
+bench-pulsar: $(VENV)/.test ## the part of it that is about Pulsar (Java, Maven)
+	$(BIN)/python -m conformance.bench pulsar $(ARGS)
 
 soak: $(VENV)/.test ## ten minutes of faults over Pulsar, then every acknowledgement is checked (Java, Maven)
 	$(BIN)/python -m conformance.soak $(ARGS)

@@ -41,13 +41,17 @@ def _free_port() -> int:
 
 
 class Kop:
-    """`kop serve` of this checkout on a free port with a store of its own, as a context manager: HOST:PORT.
+    """`kop serve` of a checkout (this one) on a free port with a store of its own, as a context manager: HOST:PORT.
 
     `folder` keeps its log; without one it has a folder that goes with it. A server that was killed starts again on the
-    port that it had.
+    port that it had. `settings` are what it is told by `--set`.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, checkout: Path = HERE.parent, settings: Mapping[str, str] = SETTINGS
+    ) -> None:
+        self._checkout = checkout
+        self._settings = settings
         self._kept = folder is not None
         self._folder = folder or Path(tempfile.mkdtemp(prefix="kop-conformance-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,11 +72,12 @@ class Kop:
         assert self._process is not None
         return self._process.pid
 
-    @staticmethod
-    def _command() -> list[str]:
-        beside = HERE.parent / ".venv" / "bin" / "kop"
+    def _command(self) -> list[str]:
+        beside = self._checkout / ".venv" / "bin" / "kop"
         if beside.exists():
             return [str(beside)]
+        if self._checkout != HERE.parent:
+            raise StartFailed(f"there is no {beside}: install that checkout (make -C {self._checkout} .venv/bin/kop)")
         found = shutil.which("kop")
         return [found] if found else [sys.executable, "-m", "kop.cli.main"]
 
@@ -90,11 +95,11 @@ class Kop:
         """Start it, and wait until it listens. StartFailed."""
         self.address = self.address or f"127.0.0.1:{_free_port()}"
         command = [*self._command(), "serve", "--listen", self.address, "--http", "", *self._store()]
-        for name, value in SETTINGS.items():
+        for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, cwd=HERE.parent, start_new_session=True
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=self._checkout, start_new_session=True
             )
         host, port = self.address.split(":")
         end = time.monotonic() + seconds
@@ -120,7 +125,8 @@ class Kop:
             self._process.kill()
             self._process.wait()
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """End it by SIGTERM; what it keeps stays."""
         if self._process and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -128,6 +134,9 @@ class Kop:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 print("kop serve did not end within 15 s of SIGTERM", file=sys.stderr)
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
         if not self._kept and not os.environ.get("KEEP_LOGS"):
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -182,10 +191,10 @@ class KopOverPulsar(Kop):
         cluster: str = "",
         *,
         folder: Path | None = None,
-        settings: Mapping[str, str] | None = None,
+        checkout: Path = HERE.parent,
+        settings: Mapping[str, str] = SETTINGS,
     ) -> None:
-        super().__init__(folder)
-        self._settings = settings or {}
+        super().__init__(folder, checkout=checkout, settings=settings)
         self._urls = urls
         self._namespace = namespace
         self._cluster = cluster
@@ -199,9 +208,7 @@ class KopOverPulsar(Kop):
             request = urllib.request.Request(f"{admin}/admin/v2/namespaces/{self._namespace}", method="PUT")
             urllib.request.urlopen(request, timeout=30).close()
         command = ["--store", service, "--admin-url", admin, "--cluster", self._cluster or f"{self._namespace}-kop"]
-        for name, value in {"kop.pulsar.namespace": self._namespace, **self._settings}.items():
-            command += ["--set", f"{name}={value}"]
-        return command
+        return [*command, "--set", f"kop.pulsar.namespace={self._namespace}"]
 
     def __enter__(self) -> str:
         if self._pulsar is not None:

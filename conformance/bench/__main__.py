@@ -1,7 +1,8 @@
-"""The benchmark: `python -m conformance.bench [--records N] [--rounds N] [--only kop|kafka] [--json FILE]`.
+"""How fast the gateway is and what it costs, beside its peers or beside another checkout.
 
-Both servers run from the start, one of them is under load at a time, and they take turns in every round, so that a
-machine that slows down slows both. Each figure is the median of the rounds. What matters are the ratios.
+Every server of an engine runs from the start, one is under load at a time, and they take turns in every round, so that
+a machine that slows down slows all of them. A ratio is the median, over the rounds, of the ratios within a round; a
+figure is the median of the rounds. What matters are the ratios.
 """
 
 from __future__ import annotations
@@ -9,88 +10,176 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
+import signal
 import sys
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
-from conformance.bench.measure import cpu_seconds, load, machine, resident_mib
-from conformance.bench.measure import table as markdown
-from conformance.servers import Kafka, Kop, StartFailed
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-LOADS = [(1, 65_536), (8, 65_536), (1, 1_000_000), (8, 1_000_000)]
-RATE = 1000
-Figures = dict[str, list[float]]
+from conformance.bench.engines import KOP, OTHER, Engines, started
+from conformance.bench.figures import FIGURES, RATIOS, Run, line, median, number, ratio, report
+from conformance.bench.loads import QUICK, USUAL
+from conformance.bench.measure import LoadFailed, machine, resident_mib
+from conformance.bench.rows import Row, chosen
+from conformance.servers import StartFailed
 
+EPILOG = """\
+examples:
+  make bench                                        all rows, half an hour
+  make bench ARGS="embedded --quick"                one engine, one round of two seconds a row
+  make bench ARGS="--rows 'pulsar-in-1k' --quick --compare ../other"
+                                                    one row of two checkouts: under half a minute, with KOP_TEST_PULSAR
 
-def measure(name: str, address: str, pid: int, round_number: int, records: int, found: Figures) -> None:
-    """One round against one server."""
-
-    def note(what: str, value: float) -> None:
-        found.setdefault(f"{name} {what}", []).append(value)
-        print(f"  {name:6} {what:34} {value:10.2f}", flush=True)
-
-    for partitions, batch in LOADS:
-        topic = f"load-{partitions}-{batch}-{round_number}"
-        load("client.py", "create", address, topic, partitions)
-        gib = records * 1024 / 2**30
-        for what, extra in (("produce", (batch,)), ("consume", ())):
-            before = cpu_seconds(pid)
-            result = load("client.py", what, address, topic, records, *extra)
-            label = f"{what} {partitions}p {batch // 1000}k"
-            note(f"{label} MiB/s", result["mib_s"])
-            note(f"{label} cpu s/GiB", (cpu_seconds(pid) - before) / gib)
-    topic = f"latency-{round_number}"
-    load("client.py", "create", address, topic, 1)
-    result = load("client.py", "latency", address, topic, 8, RATE)
-    note("latency p50 ms", result["p50_ms"])
-    note("latency p99 ms", result["p99_ms"])
-    note("memory MiB", resident_mib(pid))
+Starts an Apache Pulsar and an Apache Kafka (Java 17, and Maven once); KOP_TEST_PULSAR=pulsar://...,http://... names
+a Pulsar that runs. CPU is the server's own, by the kernel's account, all its threads.
+"""
+Found = dict[str, list[Run]]
 
 
-def table(found: Figures, servers: list[str]) -> str:
-    """The medians side by side, in Markdown."""
-    rows = [["", *servers, "kop / Kafka"] if len(servers) > 1 else ["", *servers]]
-    for key in dict.fromkeys(key.split(" ", 1)[1] for key in found):
-        medians = [statistics.median(found[f"{name} {key}"]) for name in servers]
-        digits = 0 if "MiB" in key else 2
-        row = [key, *(f"{value:.{digits}f}" for value in medians)]
-        if len(servers) > 1:
-            row.append(f"{medians[0] / medians[1]:.2f}")
-        rows.append(row)
-    return markdown(rows)
+def arguments() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.bench",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "part", nargs="?", default="all", choices=["all", "pulsar", "embedded"], help="which engine (%(default)s)"
+    )
+    parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="only these; shell patterns")
+    parser.add_argument("--list", action="store_true", help="name the rows and stop")
+    parser.add_argument("--rounds", type=int, metavar="N", help="to take the median of (3; quick: 1, or 3 to compare)")
+    parser.add_argument("--quick", action="store_true", help="loads of two seconds instead of four")
+    parser.add_argument(
+        "--compare", type=Path, metavar="CHECKOUT", help="another checkout, installed in its .venv, instead of peers"
+    )
+    parser.add_argument("--no-peer", action="store_true", help="leave pulsar-perf and Apache Kafka out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    return parser
+
+
+class ProgressLine:
+    """A bar on a terminal; elsewhere a line for every load. Finished rows are printed as they come."""
+
+    def __init__(self, total: int) -> None:
+        console = Console(stderr=True)
+        self._terminal = console.is_terminal
+        columns = (
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        self._progress = Progress(*columns, console=console, disable=not self._terminal)
+        self._task = self._progress.add_task("", total=total)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        with self._progress:
+            yield
+
+    def step(self, text: str) -> None:
+        """What comes now."""
+        self._progress.update(self._task, description=text)
+        if not self._terminal:
+            print(f"{text}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        self._progress.advance(self._task)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def summary(row: Row, found: Found, other: str) -> str:
+    """A finished row in a line."""
+    ours, theirs = found[KOP], found.get(other, [])
+    parts = [
+        *((f"{name} / {other}", ratio(ours, theirs, figure), 2) for name, figure in RATIOS),
+        *((name, median(ours, figure), digits) for name, figure, digits in FIGURES),
+    ]
+    return f"{row.name}: " + ", ".join(f"{name} {number(value, n)}" for name, value, n in parts if value is not None)
+
+
+def measure(engines: Engines, row: Row, rounds: int, progress: ProgressLine) -> Found:
+    """All rounds of a row, by server."""
+    found: Found = {}
+    for count in range(1, rounds + 1):
+        progress.step(f"{row.name}, round {count} of {rounds}")
+        for name, run in engines.round(row).items():
+            found.setdefault(name, []).append(run)
+        progress.done()
+    return found
 
 
 def main() -> int:
     """Run the benchmark and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m conformance.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, default=200_000, help="records of 1 KiB a load (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds to take the median of (%(default)s)")
-    parser.add_argument("--only", choices=["kop", "kafka"], help="one server alone")
-    parser.add_argument("--json", type=Path, help="write every figure there")
-    options = parser.parse_args()
-    found: Figures = {}
-    running: list[tuple[str, str, int]] = []
-    with ExitStack() as stack:
-        for name, make in (("kop", Kop), ("kafka", Kafka)):
-            if options.only in (None, name):
-                server = make()
-                try:
-                    address = stack.enter_context(server)
-                except StartFailed as error:
-                    print(f"{name} is left out: {error}", file=sys.stderr)
-                    continue
-                running.append((name, address, server.pid))
-        for round_number in range(1, options.rounds + 1):
-            print(f"round {round_number} of {options.rounds}, load {os.getloadavg()[0]:.1f}", flush=True)
-            for name, address, pid in running:
-                measure(name, address, pid, round_number, options.records, found)
-    print(f"\n{machine()}, median of {options.rounds}, {options.records:,} records of 1 KiB, acks=all\n")
-    print(table(found, [name for name, _, _ in running]))
+    options = arguments().parse_args()
+    try:
+        rows = chosen(options.part, options.rows)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.list:
+        print("\n".join(row.name for row in rows))
+        return 0
+    if options.compare and not options.compare.is_dir():
+        print(f"there is no checkout {options.compare}", file=sys.stderr)
+        return 2
+    other = options.compare and options.compare.resolve()
+    sizes = QUICK if options.quick else USUAL
+    rounds = options.rounds or (1 if options.quick and not other else 3)
+    began = time.monotonic()
+    all_found: dict[str, Found] = {}
+    peers: dict[str, str] = {}
+    lines, memory, failed = [], [], False
+    progress = ProgressLine(len(rows) * rounds)
+    with progress.shown():
+        for engine in dict.fromkeys(row.engine for row in rows):
+            try:
+                with started(engine, sizes, other, not options.no_peer) as engines:
+                    for row in (row for row in rows if row.engine == engine):
+                        if why := engines.can(row):
+                            progress.say(f"{row.name} is left out: {why}")
+                            continue
+                        try:
+                            found = measure(engines, row, rounds, progress)
+                        except (LoadFailed, OSError) as error:
+                            failed = True
+                            progress.say(f"{row.name} failed: {error}")
+                            continue
+                        peer = next((name for name in found if name != KOP), "peer")
+                        all_found[row.name], peers[row.name] = found, peer
+                        lines.append(line(row, found[KOP], found.get(peer, []), peer))
+                        progress.say(summary(row, found, peer))
+                    for server in engines.servers:
+                        memory.append(f"{server.name} {engine} {resident_mib(server.process.pid):.0f} MiB")
+            except StartFailed as error:
+                failed = True
+                progress.say(f"{engine} could not be measured: {error}")
+    print(f"{machine()}; {time.strftime('%Y-%m-%d')}; median of {rounds}, loads of {sizes.seconds:g} s,")
+    print(f"records of 1 KiB, acks=all; {time.monotonic() - began:.0f} s in all, load {os.getloadavg()[0]:.1f}\n")
+    print(report(lines, OTHER if other else "peer"))
+    print(f"\nmemory afterwards: {', '.join(memory)}")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
-    return 0 if running else 1
+        kept = {
+            row: {name: [asdict(run) for run in runs] for name, runs in found.items()}
+            for row, found in all_found.items()
+        }
+        options.json.write_text(json.dumps(kept, indent=1))
+    return int(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop what was started, too
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

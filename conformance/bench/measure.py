@@ -1,6 +1,6 @@
-"""What the benchmarks share: a load in a process of its own, what a process has used, tables.
+"""What the benchmark shares: a load in a process of its own, what a process has used, tables.
 
-Must not know: servers.
+Must not know: servers, rows.
 """
 
 from __future__ import annotations
@@ -10,32 +10,50 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-HERE = Path(__file__).parent
-RECORD_BYTES = 1024
+ROOT = Path(__file__).parents[2]
+LOAD_SECONDS = 600
+IDLE_SECONDS = 15.0
+"""So long at most a server may go on working for what was before."""
 
 
-def load(script: str, *args: object) -> dict[str, float]:
-    """Run one load, SCRIPT of this folder, in a process of its own; what it says it saw."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / script), *map(str, args)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+class LoadFailed(Exception):
+    """A load did not do what it was asked for; the text says what it said."""
+
+
+def load(module: str, *arguments: object) -> dict[str, Any]:
+    """Run one load, a module of this folder, in a process of its own; what it says it saw. LoadFailed."""
+    command = [sys.executable, "-m", f"conformance.bench.{module}", *map(str, arguments)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LOAD_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise LoadFailed(f"{module} {arguments} did not end within {LOAD_SECONDS} s") from None
     if done.returncode:
-        raise SystemExit(f"the load failed (see above): {' '.join(map(str, (script, *args)))}")
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        raise LoadFailed("\n".join(done.stderr.splitlines()[-15:]) or f"{module} {arguments} failed")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU that a process has used so far, all threads, user and system."""
+    """CPU that a process has used so far, all threads, user and system, as the kernel counts it (ticks of 10 ms)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def settle(pid: int) -> None:
+    """Wait until a process is idle, so that what it still does is not counted for what comes next."""
+    end = time.monotonic() + IDLE_SECONDS
+    before = cpu_seconds(pid)
+    while time.monotonic() < end:
+        time.sleep(0.2)
+        now = cpu_seconds(pid)
+        if now - before < 0.02:
+            return
+        before = now
 
 
 def resident_mib(pid: int) -> float:

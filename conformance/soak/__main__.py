@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from conformance.servers import HERE, KopOverPulsar, Pulsar, StartFailed
+from conformance.servers import HERE, SETTINGS, KopOverPulsar, Pulsar, StartFailed
 from conformance.soak.checker import Anomaly, check, latencies, nearest
 from conformance.soak.faults import AFTERMATH_SECONDS, BROKER_KINDS, KINDS, USUAL_SPACING, Executor, Rest, plan
 from conformance.soak.history import Disturbance, History, Stored, Write, stored_in, writer_of, writes_in
@@ -65,7 +65,7 @@ class Soak:
         for number in (1, 2):
             home = folder / f"gateway-{number}"
             home.mkdir()
-            settings = {"node.id": str(number)}
+            settings = SETTINGS | {"node.id": str(number)}
             gateway = KopOverPulsar(urls, self._namespace, f"{self._namespace}-kop", folder=home, settings=settings)
             self._gateways.append(gateway)
         self._writers: dict[str, subprocess.Popen[str]] = {}

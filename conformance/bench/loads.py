@@ -1,0 +1,185 @@
+"""How a row is measured on a server: the loads that its name stands for, and what they cost.
+
+Owns: topics of a run, which load process a row starts, when CPU is read.
+Must not know: which servers there are, the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.bench.figures import Run
+from conformance.bench.measure import cpu_seconds, load, settle
+from conformance.bench.pulsar_side import PulsarPerf, Rest
+from conformance.bench.rows import RECORD_BYTES, Row, Source
+from conformance.servers import Kafka, Kop
+
+RATE = 1000
+"""Records a second, where latency is measured."""
+FILL = Row("fill", "produce")
+MEMORY_RECORDS = 40_000
+"""A gateway keeps the newest 50 MiB of a partition: all of it comes from memory."""
+MEMORY_TIMES = 10
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much a load is."""
+
+    seconds: float
+    cold_records: int
+    broker_cold_records: int
+    """More than the broker's cache holds."""
+
+
+QUICK = Sizes(seconds=2, cold_records=120_000, broker_cold_records=130_000)
+USUAL = Sizes(seconds=4, cold_records=300_000, broker_cold_records=400_000)
+
+
+@dataclass
+class Server:
+    """A server that speaks Kafka's protocol, under its name in the table."""
+
+    name: str
+    process: Kop | Kafka
+    address: str = ""
+    namespace: str = ""
+    """Where a gateway's topics lie in Pulsar."""
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def topic(self, row: Row) -> str:
+        """A topic for a row that nobody has used."""
+        name = f"{row.name}-{next(self.numbers)}"
+        load("client", "create", self.address, name, row.partitions)
+        return name
+
+    def forget(self, topic: str) -> None:
+        """Delete it."""
+        load("client", "delete", self.address, topic)
+
+    def restart(self) -> None:
+        """A gateway starts again with nothing in memory; a Kafka goes on."""
+        if isinstance(self.process, Kop):
+            self.process.stop()
+            self.process.start()
+
+    def timed(self, *command: object) -> Run:
+        """A load, and what this server used while it ran."""
+        settle(self.process.pid)
+        before = cpu_seconds(self.process.pid)
+        result = load(*command)
+        return Run(**({"cpu_seconds": cpu_seconds(self.process.pid) - before} | result))
+
+
+def raw_produce(server: Server, row: Row, topic: str, **limit: float) -> tuple[Any, ...]:
+    """The command of the raw client that sends what a row says."""
+    spec = {
+        "address": server.address,
+        "topic": topic,
+        "records": row.records,
+        "record_bytes": row.record_bytes,
+        "codec": row.codec,
+        "idempotent": row.idempotent,
+        "connections": row.connections,
+        "partitions": row.partitions,
+        "batches": row.batches,
+        "in_flight": row.in_flight,
+    }
+    return "raw", "produce", json.dumps(spec | limit)
+
+
+def fill(server: Server, row: Row, records: int) -> tuple[str, int]:
+    """A topic with that many records at least, and how many it has."""
+    topic = server.topic(row)
+    requests = -(-records // FILL.records)
+    load(*raw_produce(server, FILL, topic, requests=requests))
+    return topic, requests * FILL.records
+
+
+def produce(server: Server, row: Row, sizes: Sizes) -> Run:
+    """The raw client for some seconds, or librdkafka."""
+    topic = server.topic(row)
+    if row.load == "librdkafka":
+        run = server.timed("client", "produce", server.address, topic, sizes.seconds, row.batch_bytes)
+    else:
+        run = server.timed(*raw_produce(server, row, topic, seconds=sizes.seconds))
+    server.forget(topic)
+    return run
+
+
+def commit(server: Server, row: Row, sizes: Sizes) -> Run:
+    """As many commits as the groups get answered."""
+    topic = server.topic(row)
+    spec = {"address": server.address, "topic": topic, "seconds": sizes.seconds, "groups": row.groups}
+    run = server.timed("raw", "commit", json.dumps(spec))
+    server.forget(topic)
+    return run
+
+
+def latency(server: Server, row: Row, sizes: Sizes) -> Run:
+    """From the producer's call to the consumer's hands."""
+    topic = server.topic(row)
+    seconds = sizes.seconds + 2  # two do not count
+    run = server.timed("client", "latency", server.address, topic, seconds, RATE)
+    server.forget(topic)
+    return run
+
+
+def fetch(server: Server, topic: str, records: int, times: int) -> Run:
+    """The raw client from the start of a topic, so many times."""
+    spec = {"address": server.address, "topic": topic, "records": records, "record_bytes": RECORD_BYTES, "times": times}
+    return server.timed("raw", "fetch", json.dumps(spec))
+
+
+def amount(source: Source, sizes: Sizes) -> tuple[int, int]:
+    """Records of a topic that is read, and how often."""
+    if source == "memory":
+        return MEMORY_RECORDS, MEMORY_TIMES
+    return sizes.cold_records if source == "gateway-cold" else sizes.broker_cold_records, 1
+
+
+SIMPLE: dict[str, Callable[[Server, Row, Sizes], Run]] = {
+    "produce": produce,
+    "librdkafka": produce,
+    "commit": commit,
+    "latency": latency,
+}
+"""Loads that ask nothing but a server that speaks Kafka's protocol."""
+
+
+@dataclass
+class Native:
+    """What goes to a Pulsar without a gateway: pulsar-perf, the bare client, pulsar-client."""
+
+    service: str
+    rest: Rest
+    namespace: str
+    perf: PulsarPerf | None
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def peer(self, row: Row, sizes: Sizes) -> Run | None:
+        """pulsar-perf with the row's batches, or pulsar-client for latencies; None where there is no peer."""
+        name = f"{self.namespace}/{row.name}-{next(self.numbers)}"
+        if row.load == "latency":
+            return Run(**load("native", "latency", self.service, self._plain(name), sizes.seconds + 2, RATE))
+        if self.perf is None or row.load == "commit":
+            return None
+        return self.perf.produce(row, name, sizes.seconds)
+
+    def bare(self, row: Row, sizes: Sizes) -> Run:
+        """The bare client in; out is measured on what it has just sent."""
+        topic = self._plain(f"{self.namespace}/{row.name}-{next(self.numbers)}")
+        sent = load("native", "produce", self.service, topic, sizes.seconds, row.batch_bytes)
+        run = Run(**sent)
+        if row.load == "bare-out":
+            run = Run(**load("native", "consume", self.service, topic, sent["records"]))
+        self.rest.call("DELETE", f"{topic.replace('://', '/')}?force=true")
+        return run
+
+    def _plain(self, name: str) -> str:
+        self.rest.call("PUT", f"persistent/{name}")
+        return f"persistent://{name}"

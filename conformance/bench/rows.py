@@ -1,0 +1,115 @@
+"""What is measured: the rows of the table, as data.
+
+Owns: the rows, their names, which of them a run takes.
+Must not know: servers, clients, figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from typing import Literal
+
+RECORD_BYTES = 1024
+BATCH_HEAD = 61
+RECORD_HEAD = 12
+"""What a record has beside its value, at most."""
+IN_FLIGHT_BYTES = 4 * 2**20
+
+Engine = Literal["pulsar", "embedded"]
+Load = Literal["produce", "librdkafka", "bare-in", "fetch", "bare-out", "commit", "latency"]
+Source = Literal["memory", "gateway-cold", "broker-cold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One load. Its records have `record_bytes` each; the batches of a request go to partitions of their own."""
+
+    name: str
+    load: Load
+    engine: Engine = "pulsar"
+    batch_bytes: int = 65_536
+    record_bytes: int = RECORD_BYTES
+    codec: str = "none"
+    idempotent: bool = False
+    connections: int = 1
+    partitions: int = 1
+    batches: int = 1
+    """A request."""
+    most_in_flight: int = 64
+    """Requests of a connection."""
+    source: Source = "memory"
+    groups: int = 100
+
+    @property
+    def records(self) -> int:
+        """As many as fit into a batch, and at least one."""
+        return max(1, (self.batch_bytes - BATCH_HEAD) // (self.record_bytes + RECORD_HEAD))
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of a connection that are under way at once."""
+        return max(1, min(self.most_in_flight, IN_FLIGHT_BYTES // (self.batch_bytes * self.batches)))
+
+    @property
+    def client(self) -> str:
+        """What drives it."""
+        if self.load.startswith("bare"):
+            return "bare client"
+        return "librdkafka" if self.load in ("librdkafka", "latency") else "raw"
+
+
+SIZES = {"1k": 1024, "4k": 4096, "16k": 16_384, "64k": 65_536, "1m": 1_048_576}
+COMPRESSED = {name: SIZES[name] for name in ("16k", "64k")}
+
+_BOTH = [
+    *(Row(f"in-{name}", "produce", batch_bytes=size) for name, size in SIZES.items()),
+    *(Row(f"in-{name}-idempotent", "produce", batch_bytes=size, idempotent=True) for name, size in SIZES.items()),
+    *(
+        Row(f"in-{name}-{codec}", "produce", batch_bytes=size, codec=codec, idempotent=True)
+        for codec in ("lz4", "zstd")
+        for name, size in COMPRESSED.items()
+    ),
+    Row(
+        "in-1000-producers",
+        "produce",
+        batch_bytes=256,
+        record_bytes=100,
+        idempotent=True,
+        connections=1000,
+        partitions=10,
+        most_in_flight=1,
+    ),
+    Row("in-100-partitions", "produce", batch_bytes=1024, partitions=100, batches=100, most_in_flight=5),
+    Row("in-64k-librdkafka", "librdkafka"),
+    Row("out-memory", "fetch"),
+    Row("out-gateway-cold", "fetch", source="gateway-cold"),
+    Row("commit", "commit"),
+    Row("latency", "latency"),
+]
+_PULSAR = [
+    Row("out-broker-cold", "fetch", source="broker-cold"),
+    Row("bare-in-64k", "bare-in"),
+    Row("bare-out", "bare-out"),
+]
+
+ROWS = [
+    *(replace(row, name=f"{engine}-{row.name}", engine=engine) for engine in ("pulsar", "embedded") for row in _BOTH),
+    *(replace(row, name=f"pulsar-{row.name}") for row in _PULSAR),
+]
+"""All of them, each name once."""
+
+
+def chosen(part: str, patterns: list[str]) -> list[Row]:
+    """The rows of an engine (or `all`) whose names match one of the shell patterns; all where there is no pattern.
+
+    ValueError for a pattern that matches no row.
+    """
+    for pattern in patterns:
+        if not any(fnmatch(row.name, pattern) for row in ROWS):
+            raise ValueError(f"no row is called {pattern}; --list names them")
+    return [
+        row
+        for row in ROWS
+        if part in ("all", row.engine) and (not patterns or any(fnmatch(row.name, name) for name in patterns))
+    ]
