@@ -1,0 +1,135 @@
+"""The transactions of a partition: which are open, where readers of committed records have to stop, which were aborted.
+
+Owns: the first offset of each open transaction, the aborted ones by their offsets, undoing what could not be stored.
+Must not know: batches, storage, who coordinates.
+
+Calls come in the order of the log: `begin` and `end` as batches are given their offsets, later `commit` once they are
+durable, or `rollback`. A transaction is open until its marker is durable: nobody may read beyond its first record
+before, however the marker was given its offset.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+
+class AbortedTransaction(NamedTuple):
+    """An aborted transaction of one producer: its records lie from `first_offset` to its marker."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    """Of the marker."""
+    last_stable_offset: int
+    """Behind the marker when it was stored: a transaction that ends later begins at or behind it."""
+
+
+class _Step(NamedTuple):
+    """A change that is not durable yet: a transaction began at `offset`, or ended there."""
+
+    producer_id: int
+    offset: int
+    first_offset: int
+    """Of the transaction; the same as `offset` where it began."""
+    commit: bool | None
+    """None: it began."""
+
+
+_LAST_OFFSET: Final = attrgetter("last_offset")
+
+
+class TransactionIndex:
+    """The transactions of one partition."""
+
+    def __init__(
+        self, open_transactions: Mapping[int, int] | None = None, aborted: Iterable[AbortedTransaction] = ()
+    ) -> None:
+        """`open_transactions`: first offsets by producer id, as `open_transactions` gave them; `aborted` likewise."""
+        begun = sorted((open_transactions or {}).items(), key=lambda item: item[1])
+        self._first_offsets: OrderedDict[int, int] = OrderedDict((first, producer) for producer, first in begun)
+        """Producer ids by the first offsets of transactions whose marker is not durable, in the order of the log."""
+        self._producers: dict[int, int] = dict(begun)
+        """First offsets by the ids of producers whose transaction has no marker yet."""
+        self._aborted: list[AbortedTransaction] = list(aborted)
+        self._steps: deque[_Step] = deque()
+
+    @property
+    def first_open(self) -> int | None:
+        """The first offset of the oldest open transaction; None where none is open. It is the last stable offset."""
+        return next(iter(self._first_offsets), None)
+
+    def first_offset(self, producer_id: int) -> int | None:
+        """Where a producer's open transaction begins; None where it has none."""
+        return self._producers.get(producer_id)
+
+    @property
+    def open_transactions(self) -> Mapping[int, int]:
+        """First offsets by producer ids, of what is durable."""
+        durable = {producer_id: first for first, producer_id in self._first_offsets.items()}
+        for step in reversed(self._steps):
+            if step.commit is None and durable.get(step.producer_id) == step.first_offset:
+                del durable[step.producer_id]
+            elif step.commit is not None:
+                durable[step.producer_id] = step.first_offset
+        return durable
+
+    @property
+    def aborted(self) -> Sequence[AbortedTransaction]:
+        """All of them that may be read, in the order of their markers."""
+        return self._aborted
+
+    def begin(self, producer_id: int, offset: int) -> None:
+        """A transactional batch has the offset; it begins a transaction where the producer has none."""
+        if producer_id not in self._producers:
+            self._producers[producer_id] = offset
+            self._first_offsets[offset] = producer_id
+            self._steps.append(_Step(producer_id, offset, offset, None))
+
+    def end(self, producer_id: int, offset: int, *, commit: bool) -> None:
+        """A marker has the offset. Nothing changes where the producer has no transaction: markers may be repeated."""
+        first_offset = self._producers.pop(producer_id, None)
+        if first_offset is not None:
+            self._steps.append(_Step(producer_id, offset, first_offset, commit))
+
+    def commit(self, end: int) -> None:
+        """All that lies before the offset `end` is durable."""
+        while self._steps and self._steps[0].offset < end:
+            step = self._steps.popleft()
+            if step.commit is None:
+                continue
+            del self._first_offsets[step.first_offset]
+            if not step.commit:
+                stable = self.first_open
+                self._aborted.append(
+                    AbortedTransaction(
+                        step.producer_id, step.first_offset, step.offset, step.offset + 1 if stable is None else stable
+                    )
+                )
+
+    def rollback(self, offset: int) -> None:
+        """What lies at or behind the offset, and was not durable, is not stored."""
+        while self._steps and self._steps[-1].offset >= offset:
+            step = self._steps.pop()
+            if step.commit is None:
+                del self._producers[step.producer_id]
+                del self._first_offsets[step.first_offset]
+            else:
+                self._producers[step.producer_id] = step.first_offset
+
+    def aborted_between(self, start: int, end: int) -> list[AbortedTransaction]:
+        """The aborted transactions of which records may lie from the offset `start` on and before `end`."""
+        found = []
+        for transaction in self._aborted[bisect_left(self._aborted, start, key=_LAST_OFFSET) :]:
+            if transaction.first_offset < end:
+                found.append(transaction)
+            if transaction.last_stable_offset >= end:
+                break
+        return found
+
+    def drop_before(self, log_start_offset: int) -> None:
+        """Forget aborted transactions that end before the log starts. Open ones stay open."""
+        del self._aborted[: bisect_left(self._aborted, log_start_offset, key=_LAST_OFFSET)]

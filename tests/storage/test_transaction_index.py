@@ -1,0 +1,141 @@
+"""Open and aborted transactions of a partition, against a model that looks at the whole log each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kop.storage.transaction_index import AbortedTransaction, TransactionIndex
+
+
+@dataclass
+class Entry:
+    offset: int
+    producer_id: int
+    commit: bool | None
+    """None: data."""
+
+
+class Model:
+    """A log of data and markers, one offset each."""
+
+    def __init__(self) -> None:
+        self.log: list[Entry] = []
+        self.durable = 0
+
+    def spans(self) -> list[tuple[int, int, int | None, bool | None]]:
+        """Producer, first offset, offset of the marker, commit; the last two None while it is open."""
+        found: list[tuple[int, int, int | None, bool | None]] = []
+        begun: dict[int, int] = {}
+        for entry in self.log:
+            if entry.commit is None:
+                begun.setdefault(entry.producer_id, entry.offset)
+            elif entry.producer_id in begun:
+                found.append((entry.producer_id, begun.pop(entry.producer_id), entry.offset, entry.commit))
+        return found + [(producer_id, first, None, None) for producer_id, first in begun.items()]
+
+    def first_open(self) -> int | None:
+        return min(
+            (first for _, first, marker, _ in self.spans() if marker is None or marker >= self.durable), default=None
+        )
+
+    def aborted(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        return sorted(
+            (marker, producer_id, first)
+            for producer_id, first, marker, commit in self.spans()
+            if marker is not None and not commit and marker < self.durable and marker >= start and first < end
+        )
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("data"), st.integers(0, 3)),
+        st.tuples(st.just("commit"), st.integers(0, 3)),
+        st.tuples(st.just("abort"), st.integers(0, 3)),
+        st.tuples(st.just("durable"), st.integers(1, 6)),
+        st.tuples(st.just("rollback"), st.integers(1, 6)),
+        st.tuples(st.just("restart"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_it_says_what_the_log_says(done: list[tuple[str, int]]) -> None:
+    model, index = Model(), TransactionIndex()
+    for kind, number in done:
+        offset = len(model.log)
+        if kind == "data":
+            model.log.append(Entry(offset, number, None))
+            index.begin(number, offset)
+        elif kind in ("commit", "abort"):
+            model.log.append(Entry(offset, number, kind == "commit"))
+            index.end(number, offset, commit=kind == "commit")
+        elif kind == "durable":
+            model.durable = min(model.durable + number, offset)
+            index.commit(model.durable)
+        elif kind == "rollback":
+            to = max(model.durable, offset - number)
+            del model.log[to:]
+            index.rollback(to)
+        else:  # what was not durable is gone
+            index = TransactionIndex(index.open_transactions, index.aborted)
+            del model.log[model.durable :]
+        assert index.first_open == model.first_open()
+        # A reader of committed records goes no further than the last stable offset.
+        stable = index.first_open if index.first_open is not None else model.durable
+        for start in range(0, stable + 1, 3):
+            found = index.aborted_between(start, stable)
+            assert [(one.last_offset, one.producer_id, one.first_offset) for one in found] == model.aborted(
+                start, stable
+            )
+
+
+@given(steps)
+def test_what_is_told_for_a_part_of_the_log_covers_it(done: list[tuple[str, int]]) -> None:
+    model, index = Model(), TransactionIndex()
+    for kind, number in done:
+        offset = len(model.log)
+        if kind == "data":
+            model.log.append(Entry(offset, number, None))
+            index.begin(number, offset)
+        elif kind in ("commit", "abort"):
+            model.log.append(Entry(offset, number, kind == "commit"))
+            index.end(number, offset, commit=kind == "commit")
+        model.durable = len(model.log)
+        index.commit(model.durable)
+    stable = index.first_open if index.first_open is not None else model.durable
+    for start in range(0, stable, 2):
+        for end in range(start, stable + 1, 2):
+            told = {(one.last_offset, one.producer_id, one.first_offset) for one in index.aborted_between(start, end)}
+            assert told >= set(model.aborted(start, end))
+
+
+def test_aborted_ones_go_behind_the_log_start() -> None:
+    index = TransactionIndex()
+    for producer_id in range(3):
+        index.begin(producer_id, 10 * producer_id)
+        index.end(producer_id, 10 * producer_id + 5, commit=False)
+    index.commit(100)
+    index.drop_before(6)
+    assert [one.producer_id for one in index.aborted] == [1, 2]
+    index.drop_before(15)
+    assert [one.producer_id for one in index.aborted] == [1, 2]
+    index.drop_before(1000)
+    assert index.aborted == []
+
+
+def test_a_marker_that_is_not_durable_lets_nobody_pass() -> None:
+    index = TransactionIndex()
+    index.begin(7, 4)
+    index.end(7, 6, commit=False)
+    assert (index.first_open, index.first_offset(7), index.aborted) == (4, None, [])
+    index.begin(7, 8)  # the next transaction of the producer
+    index.commit(7)
+    assert (index.first_open, index.first_offset(7)) == (8, 8)
+    assert index.aborted == [AbortedTransaction(7, 4, 6, 8)]
+    assert index.open_transactions == {}  # the batch at 8 is not durable
+    index.commit(9)
+    assert index.open_transactions == {7: 8}
