@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 
 class ErrorCode(IntEnum):
@@ -173,6 +173,13 @@ class KopError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}" if self.message else self.code.name
+
+    def fresh_copy(self) -> Self:
+        """The same error without traceback, cause and context: for one of several who are told of it and may raise."""
+        copy = type(self).__new__(type(self))
+        copy.args = self.args
+        copy.__dict__.update(self.__dict__)
+        return copy
 
 
 class PeerError(KopError):

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from itertools import islice
 from uuid import UUID
 
 from kop.errors import BackendError, ErrorCode, FrameError, KopError
@@ -39,8 +38,11 @@ _TOLD = -(1 << 62)
 log = logging.getLogger(__name__)
 
 
-class _Pending:
-    """A Produce request whose appends are under way; `done` ends with the frame, or None for acks=0."""
+class _PendingProduce:
+    """A Produce request whose appends are under way: the `AppendWaiter` of all of them.
+
+    The place of an append is the place of its partition among all of the request.
+    """
 
     __slots__ = ("answers", "call", "ctx", "done", "gw", "room", "throttle_ms", "waiting")
 
@@ -48,12 +50,14 @@ class _Pending:
         self.gw = gw
         self.ctx = ctx
         self.call = call
-        self.answers: list[list[ProducePartitionAnswer]] = []
+        self.answers: list[ProducePartitionAnswer] = []
         self.waiting = 0
+        """Appends that have not ended."""
         self.throttle_ms = 0
         self.room = MOST_DECOMPRESSED
         """Bytes to which this request's batches may still be decompressed; below 0 the client was told."""
-        self.done: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[Frame | None] | None = None
+        """Ends with the frame, or None for acks=0. It is there once all appends were submitted and some wait."""
 
     def reserve(self, size: int) -> None:
         """Before a batch is decompressed to at most `size` bytes. BackendError where the request had its share."""
@@ -69,32 +73,38 @@ class _Pending:
             )  # fmt: skip
         raise BackendError(f"the batches of one request decompress to more than {MOST_DECOMPRESSED >> 20} MiB")
 
-    def on_append(
-        self, row: list[ProducePartitionAnswer], index: int, partition: int, partition_log: PartitionLog
-    ) -> Callable[[Any], None]:
-        """A callback that puts the append's result in its place."""
+    def appended(self, place: int, result: AppendResult) -> None:
+        """See `AppendWaiter.appended`."""
+        self.answers[place] = ProducePartitionAnswer(
+            self.answers[place].partition, 0, result.base_offset, result.log_append_time, result.log_start_offset
+        )
+        self.throttle_ms = max(self.throttle_ms, result.throttle_ms)
+        self._one_less()
 
-        def finish(future: asyncio.Future[AppendResult]) -> None:
-            error = future.exception()
-            if error is None:
-                result = future.result()
-                row[index] = ProducePartitionAnswer(
-                    partition, 0, result.base_offset, result.log_append_time, result.log_start_offset
-                )
-                self.throttle_ms = max(self.throttle_ms, result.throttle_ms)
-            else:
-                row[index] = _refusal(self.gw, partition, error)
-                if row[index].error_code == ErrorCode.UNKNOWN_PRODUCER_ID:
-                    # Without it the Java client sends the batch as it is again and again; see KIP-360.
-                    row[index] = row[index]._replace(log_start_offset=partition_log.log_start_offset)
-            self.one_less()
+    def append_failed(self, place: int, error: KopError) -> None:
+        """See `AppendWaiter.append_failed`."""
+        answer = _refusal(self.answers[place].partition, error)
+        if error.code == ErrorCode.UNKNOWN_PRODUCER_ID:
+            # Without the log start the Java client sends the batch as it is again and again; see KIP-360.
+            answer = answer._replace(log_start_offset=self._log_start_offset(place))
+        self.answers[place] = answer
+        self._one_less()
 
-        return finish
+    def _log_start_offset(self, place: int) -> int:
+        for topic_data in self.call.topics:
+            if place < len(topic_data.partitions):
+                topic, _ = _find(self.gw, topic_data.topic)
+                if topic is None:
+                    break  # it was deleted meanwhile
+                log = self.gw.topics.log(topic.topic_id, topic_data.partitions[place].partition)
+                return -1 if log is None else log.log_start_offset
+            place -= len(topic_data.partitions)
+        return -1
 
-    def one_less(self) -> None:
+    def _one_less(self) -> None:
         """One wait less; the last one answers. A connection that is gone has cancelled `done`."""
         self.waiting -= 1
-        if self.waiting or self.done.done():
+        if self.waiting or self.done is None or self.done.done():
             return
         try:
             self.done.set_result(self.frame())
@@ -103,7 +113,7 @@ class _Pending:
 
     def frame(self) -> Frame | None:
         """The answer: None where the client expects none."""
-        errors = {answer.error_code for row in self.answers for answer in row if answer.error_code}
+        errors = {answer.error_code for answer in self.answers if answer.error_code}
         for code in errors:
             self.gw.metrics.errors.labels("Produce", ErrorCode(code).name).inc()
         if self.call.acks == 0:
@@ -111,7 +121,8 @@ class _Pending:
                 names = ", ".join(sorted(ErrorCode(code).name for code in errors))
                 raise FrameError(f"a Produce with acks=0 failed with {names}; closing is the only way to tell")
             return None
-        topics = [(topic.topic, row) for topic, row in zip(self.call.topics, self.answers, strict=True)]
+        answers = iter(self.answers)
+        topics = [(topic.topic, list(islice(answers, len(topic.partitions)))) for topic in self.call.topics]
         if self.throttle_ms:
             self.gw.metrics.throttled.inc()
         return (encode_response(self.ctx.correlation_id, self.ctx.version, topics, self.throttle_ms),)
@@ -120,36 +131,32 @@ class _Pending:
 def produce(gw: Gateway, ctx: Context, call: ProduceCall) -> Frame | asyncio.Future[Frame | None] | None:
     """Check each partition's batch, hand it to its log, and answer when all are durable."""
     refusal = _refuse_whole(ctx, call)
-    pending = _Pending(gw, ctx, call)
+    pending = _PendingProduce(gw, ctx, call)
+    answers = pending.answers
     for topic_data in call.topics:
-        row: list[ProducePartitionAnswer] = []
-        pending.answers.append(row)
-        if refusal is not None:
-            row += [ProducePartitionAnswer(part.partition, refusal) for part in topic_data.partitions]
-            continue
-        topic, code = _find(gw, topic_data.topic)
+        topic, code = (None, refusal) if refusal is not None else _find(gw, topic_data.topic)
         for part in topic_data.partitions:
-            index = len(row)
-            row.append(ProducePartitionAnswer(part.partition, code))
+            place = len(answers)
+            answers.append(ProducePartitionAnswer(part.partition, code))
             if topic is None:
                 continue
             partition_log = gw.topics.log(topic.topic_id, part.partition)
             if partition_log is None:
-                row[index] = ProducePartitionAnswer(
-                    part.partition,
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    message=f"{topic.name} has no partition {part.partition}",
+                text = f"{topic.name} has no partition {part.partition}"
+                answers[place] = ProducePartitionAnswer(
+                    part.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message=text
                 )
                 continue
-            try:
-                future = _append(pending, topic, partition_log, part)
-            except KopError as error:
-                row[index] = _refusal(gw, part.partition, error)
-                continue
             pending.waiting += 1
-            future.add_done_callback(pending.on_append(row, index, part.partition, partition_log))
-    # Callbacks of futures never run inside add_done_callback, so the count is whole by now.
-    return pending.done if pending.waiting else pending.frame()
+            try:
+                _submit(pending, topic, partition_log, part, place)
+            except KopError as error:
+                answers[place] = _refusal(part.partition, error)
+                pending.waiting -= 1
+    if not pending.waiting:
+        return pending.frame()
+    pending.done = asyncio.get_running_loop().create_future()
+    return pending.done
 
 
 def _refuse_whole(ctx: Context, call: ProduceCall) -> ErrorCode | None:
@@ -180,9 +187,10 @@ def _find(gw: Gateway, asked: str | UUID) -> tuple[TopicInfo | None, ErrorCode]:
     return topic, ErrorCode.NONE
 
 
-def _append(
-    pending: _Pending, topic: TopicInfo, partition_log: PartitionLog, part: ProducePartition
-) -> asyncio.Future[AppendResult]:
+def _submit(
+    pending: _PendingProduce, topic: TopicInfo, partition_log: PartitionLog, part: ProducePartition, place: int
+) -> None:
+    """Check a partition's batch and hand it to its log. KopError where it is refused before."""
     gw, ctx = pending.gw, pending.ctx
     rules = gw.topic_configs.produce_rules(topic)
     records = part.records if part.records is not None else memoryview(b"")
@@ -208,16 +216,12 @@ def _append(
     gw.metrics.produced_records.inc(header.record_count)
     # A view of the shared receive buffer is copied; a frame's own memory and a recompressed batch are ours to keep.
     batch = bytearray(records) if stored is records and not ctx.owned else stored
-    return partition_log.append(batch, header, now_ms=ctx.now_ms)
+    partition_log.submit(batch, header, now_ms=ctx.now_ms, waiter=pending, place=place)
 
 
-def _refusal(gw: Gateway, partition: int, error: BaseException) -> ProducePartitionAnswer:
-    if isinstance(error, KopError):
-        rejected = error.records if isinstance(error, RecordsRejectedError) else ()
-        return ProducePartitionAnswer(partition, error.code, message=error.message or None, record_errors=rejected)
-    log.error("an append to partition %d failed", partition, exc_info=error)
-    gw.metrics.internal_errors.labels("Produce").inc()
-    return ProducePartitionAnswer(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+def _refusal(partition: int, error: KopError) -> ProducePartitionAnswer:
+    rejected = error.records if isinstance(error, RecordsRejectedError) else ()
+    return ProducePartitionAnswer(partition, error.code, message=error.message or None, record_errors=rejected)
 
 
 APIS = (

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from prometheus_client.core import Metric
 
-from kop.errors import ErrorCode
+from kop.errors import ErrorCode, KopError
 from kop.records.batch import BatchHeader
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -93,6 +93,20 @@ class AppendResult:
     """For how long the client had better send nothing: the storage holds back what is under way (KIP-219)."""
 
 
+class AppendWaiter(Protocol):
+    """Whoever submitted batches; one object for all batches of a request. See `PartitionLog.submit`.
+
+    Both methods only take note and return: they raise nothing and ask nothing of a log.
+    """
+
+    def appended(self, place: int, result: AppendResult) -> None:
+        """The batch that was submitted with `place` is durable."""
+
+    def append_failed(self, place: int, error: KopError) -> None:
+        """That batch was refused, or it is not known whether it is stored. Others may be given the same `error`:
+        who keeps or raises it makes a `fresh_copy`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadResult:
     """Whole batches, ready to send: base offsets and epochs are already in the bytes."""
@@ -127,7 +141,7 @@ class Promises:
     """What an engine does beyond what the protocols ask of every engine. Callers and tests of all engines go by it."""
 
     checks_records: bool
-    """`append` walks the records and refuses what is malformed or, on a compacted topic, has no key (errors as of
+    """`submit` walks the records and refuses what is malformed or, on a compacted topic, has no key (errors as of
     `kop.records.validation.check_records`); else its caller has to."""
     durable: bool
     """What was acknowledged is there after the process was killed."""
@@ -139,11 +153,11 @@ class Promises:
     Else a duplicate may be DUPLICATE_SEQUENCE_NUMBER then, by which clients learn that it is stored, and not where.
     """
     append_time_of_caller: bool
-    """LogAppendTime is the time given to `append`; else storage's own clock."""
+    """LogAppendTime is the time given to `submit`; else storage's own clock."""
     exact_sizes: bool
     """`size_bytes` is that of the batches as they were appended; else of what storage made of them."""
     orders_producers: bool
-    """Batches of different producers lie in the order of the calls of `append`; else only those of each producer."""
+    """Batches of different producers lie in the order of the calls of `submit`; else only those of each producer."""
 
 
 class LeaderOfLog(Protocol):
@@ -193,7 +207,7 @@ class PartitionLog(LeaderOfLog, Protocol):
     def attached(self) -> bool:
         """True when bounds and `read_cached` may be used. Always true of the embedded engine.
 
-        `append` needs no attaching: an engine that has to attach first keeps the order of the calls.
+        `submit` needs no attaching: an engine that has to attach first keeps the order of the calls.
         """
 
     async def attach(self) -> None:
@@ -208,15 +222,18 @@ class PartitionLog(LeaderOfLog, Protocol):
     async def refresh_start(self) -> None:
         """Bring `log_start_offset` up to where the log begins now, whoever deleted from it. Attaches if need be."""
 
-    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        """Take one validated RecordBatch v2; the future ends when the batch is durable.
+    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+        """Take one validated RecordBatch v2; `waiter` is told once, with `place`, when it is durable or has failed.
 
-        The order of calls is the order in the log. The engine keeps `batch` (no view into a buffer that is used
-        again), writes the base offset and leader epoch 0 into it or into a copy, and on a LogAppendTime topic
-        the append time. Idempotent producers are checked here (`kop.storage.idempotence`): a duplicate ends
-        with the original's result once that is durable.
-        Errors, on the future and never raised: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, ...
+        It may be told before this returns. The order of calls is the order in the log. The engine keeps `batch` (no
+        view into a buffer that is used again), writes the base offset and leader epoch 0 into it or into a copy, and on
+        a LogAppendTime topic the append time. Idempotent producers are checked here (`kop.storage.idempotence`): a
+        duplicate ends with the original's result once that is durable.
+        Errors go to `waiter`, nothing is raised: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, ...
         """
+
+    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
+        """As `submit`, for one who waits for a single batch: a future of the result, or of the KopError."""
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
         """What is in memory from the batch that holds `offset` on, or None where it has to be read from storage.

@@ -1,23 +1,44 @@
 """What every partition log does the same, whatever keeps its batches.
 
 Owns: which offsets may be read and which may be deleted up to, who hears when the bounds move, the end of a log whose
-topic was deleted, what an append writes into a batch.
-Must not know: where batches are kept, the engine, the event loop.
+topic was deleted, what an append writes into a batch, the future of one who waits for a single batch.
+Must not know: where batches are kept, the engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from abc import abstractmethod
 from collections.abc import Callable
 
-from kop.errors import ErrorCode, PeerError
-from kop.records.batch import stamp, stamp_log_append_time
-from kop.storage.base import Buffer, LogPolicy, ReadResult, TopicInfo
+from kop.errors import ErrorCode, KopError, PeerError
+from kop.records.batch import BatchHeader, stamp, stamp_log_append_time
+from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, ReadResult, TopicInfo
 
 NOTHING_TO_READ = ReadResult((), 0)
 """The answer to a read at the high watermark."""
 
 _log = logging.getLogger(__name__)
+
+
+class AppendFuture:
+    """An `AppendWaiter` for one batch."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+
+    def appended(self, place: int, result: AppendResult) -> None:
+        """End the future, where nobody has given it up."""
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def append_failed(self, place: int, error: KopError) -> None:
+        """As `appended`. The future gets an error of its own: it will be raised."""
+        if not self.future.done():
+            self.future.set_exception(error.fresh_copy())
 
 
 class Partition:
@@ -38,6 +59,18 @@ class Partition:
     def title(self) -> str:
         """The partition as log lines name it: `topic-index`."""
         return f"{self.topic.name}-{self.index}"
+
+    # --- append
+
+    @abstractmethod
+    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+        """Take a batch; see `PartitionLog.submit`."""
+
+    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
+        """Take a batch; see `PartitionLog.append`."""
+        waiter = AppendFuture()
+        self.submit(batch, header, now_ms=now_ms, waiter=waiter, place=0)
+        return waiter.future
 
     # --- offsets
 

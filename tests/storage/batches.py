@@ -126,3 +126,16 @@ def first(engine: EngineOf[LogT], topic: TopicInfo | str = "t", partition: int =
 
 def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
     return pytest.raises(KopError, check=lambda error: error.code is code)
+
+
+class Told:
+    """An `AppendWaiter` that keeps what it is told, in order: the place and the offset or the error's code."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[int, int | ErrorCode]] = []
+
+    def appended(self, place: int, result: AppendResult) -> None:
+        self.ends.append((place, result.base_offset))
+
+    def append_failed(self, place: int, error: KopError) -> None:
+        self.ends.append((place, error.code))

@@ -7,14 +7,15 @@ them, where consumers stand.
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kop.errors import KopError
 from kop.records.batch import BatchHeader, read_header, stamp
-from kop.storage.base import AppendResult, Buffer, ReadResult, TimestampOffset
+from kop.storage.base import AppendResult, AppendWaiter, Buffer, ReadResult, TimestampOffset
+from kop.storage.partition import Partition
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
 
@@ -52,6 +53,25 @@ class Batches:
                 return max(base + number, start) if number == 0 else base + number
             number -= count
         return end + number
+
+
+class DenseWaiter:
+    """Tells a waiter the number of records before a batch, for its offset."""
+
+    def __init__(self, waiter: AppendWaiter, batches: Batches, known: Callable[[], Batches], count: int) -> None:
+        self._waiter = waiter
+        self._batches = batches
+        self._known = known
+        self._count = count
+
+    def appended(self, place: int, result: AppendResult) -> None:
+        self._batches.add(result.base_offset, self._count)
+        known = self._known()
+        base, start = known.dense(result.base_offset), known.dense(result.log_start_offset)
+        self._waiter.appended(place, replace(result, base_offset=base, log_start_offset=start))
+
+    def append_failed(self, place: int, error: KopError) -> None:
+        self._waiter.append_failed(place, error)
 
 
 class DenseLog:
@@ -97,28 +117,11 @@ class DenseLog:
     def high_watermark(self) -> int:
         return self._known().dense(self.real.high_watermark)
 
-    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+        told = DenseWaiter(waiter, self._batches, self._known, header.record_count)
+        self.real.submit(batch, header, now_ms=now_ms, waiter=told, place=place)
 
-        def told(real: asyncio.Future[AppendResult]) -> None:
-            if real.cancelled() or future.done():
-                future.cancel()
-            elif (error := real.exception()) is not None:
-                future.set_exception(error)
-            else:
-                result = real.result()
-                self._batches.add(result.base_offset, header.record_count)
-                known = self._known()
-                future.set_result(
-                    replace(
-                        result,
-                        base_offset=known.dense(result.base_offset),
-                        log_start_offset=known.dense(result.log_start_offset),
-                    )
-                )
-
-        self.real.append(batch, header, now_ms=now_ms).add_done_callback(told)
-        return future
+    append = Partition.append
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
         found = self.real.read_cached(self._offset(offset), max_bytes, min_one=min_one)

@@ -15,7 +15,7 @@ from kop.pulsar_client.admin import EntryHead, StoredEntry
 from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
-from kop.storage.base import LogPolicy, TopicInfo
+from kop.storage.base import AppendResult, AppendWaiter, LogPolicy, TopicInfo
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
@@ -335,13 +335,15 @@ class FakeEngine:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def queued(self, size: int, future: asyncio.Future[Any]) -> None:
+    def queued(self, size: int) -> tuple[AppendWaiter, int]:
         self.queued_bytes += size
+        return self, size
 
-        def ended(_: object) -> None:
-            self.queued_bytes -= size
+    def appended(self, size: int, result: AppendResult) -> None:
+        self.queued_bytes -= size
 
-        future.add_done_callback(ended)
+    def append_failed(self, size: int, error: KopError) -> None:
+        self.queued_bytes -= size
 
     async def may_attach(self, log: PartitionView) -> bool:
         return not self.gone

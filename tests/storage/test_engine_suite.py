@@ -10,7 +10,21 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from batches import LIMIT, NOW, append, attached, batch, fill, first, make, read_all, read_values, records, refused
+from batches import (
+    LIMIT,
+    NOW,
+    Told,
+    append,
+    attached,
+    batch,
+    fill,
+    first,
+    make,
+    read_all,
+    read_values,
+    records,
+    refused,
+)
 from crc32c import crc32c
 from engines import Store
 from support.waiting import until
@@ -378,6 +392,32 @@ async def test_a_duplicate_joins_its_original(store: Store) -> None:
         assert (await append(log, batch(["c"], producer=1, sequence=2))).base_offset == 2
         assert log.high_watermark == 3
         assert await read_values(log) == ["a", "b", "c"]
+
+
+async def test_one_waiter_is_told_once_of_each_of_its_batches(store: Store) -> None:
+    """Also of a duplicate of a batch that is under way, and of one that is refused before it is queued."""
+    async with store.opened() as engine:
+        log = await make(engine)
+        told = Told()
+        batches = [
+            batch(["a", "b"], producer=7),
+            batch(["c"], producer=7, sequence=2),
+            batch(["c"], producer=7, sequence=2),
+            batch(["gap"], producer=7, sequence=9),
+            batch(["d"], producer=7, sequence=3),
+        ]
+        for place, data in enumerate(batches):
+            log.submit(data, read_header(data), now_ms=NOW, waiter=told, place=place)
+        await until(lambda: len(told.ends) >= len(batches))
+        assert sorted(told.ends) == [(0, 0), (1, 2), (2, 2), (3, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), (4, 3)]
+        assert [place for place, _ in told.ends if place in {0, 1, 4}] == [0, 1, 4]
+        again = batch(["d"], producer=7, sequence=3)
+        log.submit(again, read_header(again), now_ms=NOW, waiter=told, place=5)
+        await until(lambda: len(told.ends) > len(batches))
+        assert told.ends[-1] == (5, 3)
+        await append(log, batch(["last"]))
+        assert len(told.ends) == 6
+        assert await read_values(log) == ["a", "b", "c", "d", "last"]
 
 
 async def test_sequences_and_epochs(store: Store) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.records.batch import BatchHeader, iter_records
-from kop.storage.base import AppendResult, Buffer, LogPolicy, ReadResult, TopicInfo
+from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ReadResult, TopicInfo
 from kop.storage.memory import Memory, MemoryEngine, MemorySettings
 from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
@@ -79,31 +79,20 @@ class FaultyLog(MemoryLog):
         """Appends that wait."""
         return len(self._held)
 
-    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
+    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
         self.appends += 1
-        if not self._holding and self.append_error is None:
-            return super().append(batch, header, now_ms=now_ms)
-        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
 
         def go_on(error: ErrorCode | None) -> None:
             error = error or self.append_error
             if error is not None:
-                future.set_exception(BackendError("as the test wants", error))
+                waiter.append_failed(place, BackendError("as the test wants", error))
             else:
-                super(FaultyLog, self).append(batch, header, now_ms=now_ms).add_done_callback(end)
-
-        def end(appended: asyncio.Future[AppendResult]) -> None:
-            failure = appended.exception()
-            if failure is not None:
-                future.set_exception(failure)
-            else:
-                future.set_result(appended.result())
+                super(FaultyLog, self).submit(batch, header, now_ms=now_ms, waiter=waiter, place=place)
 
         if self._holding:
             self._held.append(go_on)
         else:
             go_on(None)
-        return future
 
     # --- reads
 

@@ -18,7 +18,16 @@ from typing import NamedTuple
 
 from kop.errors import KopError
 from kop.records.batch import BatchHeader, first_at_or_after, max_timestamp_record, read_header
-from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
+from kop.storage.base import (
+    AppendResult,
+    AppendWaiter,
+    Buffer,
+    LogPolicy,
+    ProducerView,
+    ReadResult,
+    TimestampOffset,
+    TopicInfo,
+)
 from kop.storage.compaction import NewestOffsets, is_due
 from kop.storage.idempotence import Kind, ProducerStates
 from kop.storage.memory.space import Space
@@ -55,7 +64,7 @@ class MemoryLog(Partition):
         self._batches: list[StoredBatch] = []
         self._taken: list[StoredBatch] = []
         """Batches that are not readable yet; they follow those that are."""
-        self._appends: list[tuple[asyncio.Future[AppendResult], AppendResult]] = []
+        self._appends: list[tuple[AppendWaiter, int, AppendResult]] = []
         """The appends of this turn of the loop and what they will be answered."""
         self._clean_offset = 0
         """Compaction has seen what lies before it."""
@@ -72,10 +81,8 @@ class MemoryLog(Partition):
 
     # --- append
 
-    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        """Take a batch; see `PartitionLog.append`. Topics of the gateway's own may go beyond the memory's bound."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[AppendResult] = loop.create_future()
+    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+        """Take a batch; see `PartitionLog.submit`. Topics of the gateway's own may go beyond the memory's bound."""
         verdict = self._producers.check(header)
         error = (
             self.gone()
@@ -84,8 +91,8 @@ class MemoryLog(Partition):
             or self._space.refusal(0 if verdict.kind is Kind.DUPLICATE else header.size, unbounded=self.topic.internal)
         )
         if error is not None:
-            future.set_exception(error)
-            return future
+            waiter.append_failed(place, error)
+            return
         append_time = self.policy.log_append_time
         if verdict.batch is not None:  # a duplicate is answered as its original was, and not before that
             base, time = verdict.batch.base_offset, verdict.batch.timestamp
@@ -93,9 +100,8 @@ class MemoryLog(Partition):
             time = now_ms if append_time else header.max_timestamp
             base = self._take(batch, header._replace(max_timestamp=time), now_ms)
         if not self._appends:
-            loop.call_soon(self.commit)
-        self._appends.append((future, AppendResult(base, time if append_time else -1, self.log_start_offset)))
-        return future
+            asyncio.get_running_loop().call_soon(self.commit)
+        self._appends.append((waiter, place, AppendResult(base, time if append_time else -1, self.log_start_offset)))
 
     def _take(self, batch: Buffer, header: BatchHeader, now_ms: int) -> int:
         base = self._taken[-1].last + 1 if self._taken else self.high_watermark
@@ -113,17 +119,15 @@ class MemoryLog(Partition):
         appends, self._appends = self._appends, []
         taken, self._taken = self._taken, []
         if self.deleted:
-            for future, _ in appends:
-                if not future.done():
-                    future.set_exception(self.gone())
+            for waiter, place, _ in appends:
+                waiter.append_failed(place, self.gone())
             return
         if taken:
             self._batches += taken
             self.size_bytes += sum(len(batch.data) for batch in taken)
             self.high_watermark = taken[-1].last + 1
-        for future, result in appends:
-            if not future.done():
-                future.set_result(result)
+        for waiter, place, result in appends:
+            waiter.appended(place, result)
         if taken:
             self.tell()
 

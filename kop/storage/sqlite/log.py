@@ -16,6 +16,7 @@ from kop.errors import KopError
 from kop.records.batch import HEADER_SIZE, BatchHeader
 from kop.storage.base import (
     AppendResult,
+    AppendWaiter,
     Buffer,
     LogPolicy,
     ProducerView,
@@ -90,15 +91,13 @@ class SqliteLog(Partition):
     async def refresh_start(self) -> None:
         """Nothing to do: nobody else deletes."""
 
-    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        """Queue a batch for the next commit; see `PartitionLog.append`. A duplicate waits for its original."""
-        writer = self._context.writer
-        future: asyncio.Future[AppendResult] = self._context.loop.create_future()
+    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+        """Queue a batch for the next commit; see `PartitionLog.submit`. A duplicate waits for its original."""
         token = None
         refusal = self._context.refusal(header.batch_length) if not self.deleted else self.gone()
         if refusal is not None:
-            future.set_exception(refusal)
-            return future
+            waiter.append_failed(place, refusal)
+            return
         append_time = -1
         if self.policy.log_append_time:
             append_time = now_ms
@@ -110,15 +109,15 @@ class SqliteLog(Partition):
                 states = self.producer_states = ProducerStates()
             kind, original, error = states.check(header)
             if error is not None:
-                future.set_exception(error)
-                return future
+                waiter.append_failed(place, error)
+                return
             if original is not None and kind is Kind.DUPLICATE:
                 if isinstance(original.owner, QueuedAppend):
-                    original.owner.followers = [*(original.owner.followers or ()), future]
+                    original.owner.followers = [*(original.owner.followers or ()), (waiter, place)]
                 else:
                     append_time = original.timestamp if append_time >= 0 else -1
-                    future.set_result(AppendResult(original.base_offset, append_time, self.log_start_offset))
-                return future
+                    waiter.appended(place, AppendResult(original.base_offset, append_time, self.log_start_offset))
+                return
             token = states.append(header, base, now_ms)
         batch = stamped(batch, base, append_time)
         self.end_offset = base + header.last_offset_delta + 1
@@ -132,13 +131,13 @@ class SqliteLog(Partition):
             len(batch),
             None if token is None else bytes(batch[:HEADER_SIZE]),
             append_time,
-            future,
+            waiter,
+            place,
             token,
         )
         if token is not None:
             token.owner = entry  # until it is durable, for duplicates
-        writer.append(entry)
-        return future
+        self._context.writer.append(entry)
 
     def committed(self, entry: QueuedAppend) -> None:
         """A batch is on disk: readers may have it, the caller's future ends."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kop.errors import BackendError, KopError
-from kop.storage.base import AppendResult, Buffer, TopicInfo
+from kop.storage.base import AppendResult, AppendWaiter, Buffer, TopicInfo
 from kop.storage.idempotence import BatchMetadata
 
 T = TypeVar("T")
@@ -68,14 +68,15 @@ class QueuedAppend:
         "base",
         "data",
         "followers",
-        "future",
         "head",
         "last",
         "log",
         "log_append_time",
+        "place",
         "size",
         "timestamp",
         "token",
+        "waiter",
     )
 
     def __init__(
@@ -88,7 +89,8 @@ class QueuedAppend:
         size: int,
         head: bytes | None,
         log_append_time: int,
-        future: asyncio.Future[AppendResult],
+        waiter: AppendWaiter,
+        place: int,
         token: BatchMetadata | None,
     ) -> None:
         self.log = log
@@ -99,24 +101,23 @@ class QueuedAppend:
         self.size = size
         self.head = head
         self.log_append_time = log_append_time
-        self.future = future
+        self.waiter = waiter
+        self.place = place
         self.token = token
-        self.followers: list[asyncio.Future[AppendResult]] | None = None
-        """Duplicates that wait for this one; each has a future of its own, as its caller may go away."""
+        self.followers: list[tuple[AppendWaiter, int]] | None = None
+        """Who waits for duplicates of this one, with the place of each."""
 
     def succeed(self, result: AppendResult) -> None:
         """Tell all who wait."""
-        if not self.future.done():
-            self.future.set_result(result)
-        for follower in self.followers or ():
-            if not follower.done():
-                follower.set_result(result)
+        self.waiter.appended(self.place, result)
+        for waiter, place in self.followers or ():
+            waiter.appended(place, result)
 
     def fail(self, error: KopError) -> None:
-        """Tell all who wait, each with an exception of its own."""
-        for future in (self.future, *(self.followers or ())):
-            if not future.done():
-                future.set_exception(type(error)(error.message, error.code))
+        """Tell all who wait."""
+        self.waiter.append_failed(self.place, error)
+        for waiter, place in self.followers or ():
+            waiter.append_failed(place, error)
 
 
 class _Op(NamedTuple):

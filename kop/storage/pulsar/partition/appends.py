@@ -29,7 +29,7 @@ from kop.pulsar_client import Position, PulsarError
 from kop.pulsar_client.backoff import Backoff
 from kop.records import transcode
 from kop.records.batch import BatchHeader, stamp, stamp_log_append_time
-from kop.storage.base import AppendResult, Buffer, LogPolicy
+from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
@@ -63,11 +63,12 @@ class Append:
 
     __slots__ = ("base", "batch", "error", "header", "left", "scattered", "throttle_ms", "time", "waiters")
 
-    def __init__(self, batch: bytearray, header: BatchHeader, future: asyncio.Future[AppendResult]) -> None:
+    def __init__(self, batch: bytearray, header: BatchHeader) -> None:
         self.batch = batch
         """Empty when the append has ended: the window of its producer keeps the append longer."""
         self.header = header
-        self.waiters = [future]
+        self.waiters: list[tuple[AppendWaiter, int]] = []
+        """Who is told of the end, each with its place."""
         self.left = 0
         """Entries of which it is not known yet whether they are stored, and at which offset."""
         self.base = -1
@@ -110,14 +111,12 @@ class Append:
             self.base = -1
             if self.idempotent:
                 error = PeerError("the batch is stored in pieces", ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
-        for future in self.waiters:
-            if future.done():
-                continue
+        waiters, self.waiters = self.waiters, []
+        for waiter, place in waiters:
             if error is not None:
-                future.set_exception(error)
+                waiter.append_failed(place, error)
             else:
-                future.set_result(AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
-        self.waiters.clear()
+                waiter.appended(place, AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
 
 
 class EntryProducer(Protocol):

@@ -18,7 +18,7 @@ from typing import Any, Final
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.records.batch import BatchHeader, max_timestamp_of
-from kop.storage.base import AppendResult, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
+from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.partition import NOTHING_TO_READ, Partition
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
@@ -273,29 +273,26 @@ class PulsarLog(Partition):
 
     # --- append
 
-    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        """Send a batch; see `PartitionLog.append`. The order of calls is kept while the log attaches."""
+    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+        """Send a batch; see `PartitionLog.submit`. The order of calls is kept while the log attaches."""
         self._in_demand = True
-        future: asyncio.Future[AppendResult] = self.loop.create_future()
         refusal = self.gone() if self.deleted else self.services.refusal(len(batch))
         if self.topic.internal and self._lease.producer is None:
             refusal = BackendError(f"{self.title} is led by another broker", ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if refusal is not None:
-            future.set_exception(refusal)
-            return future
-        owned = batch if isinstance(batch, bytearray) else bytearray(batch)
-        append = Append(owned, header, future)
-        self.services.queued(len(owned), future)
+            waiter.append_failed(place, refusal)
+            return
+        append = Append(batch if isinstance(batch, bytearray) else bytearray(batch), header)
+        append.waiters += (self.services.queued(len(append.batch)), (waiter, place))
         if self.attached and not self._waiting:
             self._producers.of(header).add(append)
-            return future
+            return
         self._waiting.append(append)
         if self._give_up is None:
             self._give_up = self.loop.call_later(WAIT_SECONDS, self._give_up_waiting)
         if self._attaching is None:
             self._attaching = self.loop.create_task(self._attach())
             self._attaching.add_done_callback(self._attach_ended)
-        return future
 
     async def lead(self, lost: Callable[[], None]) -> None:
         """Become the only writer; see `PartitionLog.lead`."""

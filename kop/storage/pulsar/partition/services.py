@@ -6,7 +6,6 @@ Must not know: how any of it is done.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from uuid import UUID
 
 from kop.errors import KopError
 from kop.pulsar_client import Producer
-from kop.storage.base import AppendResult, TopicInfo
+from kop.storage.base import AppendWaiter, TopicInfo
 from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
@@ -38,8 +37,8 @@ class PartitionServices:
 
     refusal: Callable[[int], KopError | None]
     """Why a batch of so many bytes cannot be taken now, or None."""
-    queued: Callable[[int, asyncio.Future[AppendResult]], None]
-    """A batch of so many bytes was taken: it counts until its future ends."""
+    queued: Callable[[int], tuple[AppendWaiter, int]]
+    """A batch of so many bytes was taken: it counts until this waiter is told of its end, with this place."""
 
     may_attach: Callable[[PartitionView], Awaitable[bool]]
     """Whether the topic and the partition are there. PulsarError where Pulsar does not answer."""

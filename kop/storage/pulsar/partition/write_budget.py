@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 
 from kop.errors import BackendError, KopError
-from kop.storage.base import AppendResult
+from kop.storage.base import AppendResult, AppendWaiter
 from kop.storage.pulsar.context import PulsarContext
 
 
 class WriteBudget:
-    """The batches that were taken and have no result yet."""
+    """The batches that were taken and have no result yet. An `AppendWaiter`: the place of a batch is its size."""
 
     def __init__(self, context: PulsarContext) -> None:
         self.bytes = 0
@@ -32,17 +32,23 @@ class WriteBudget:
             return BackendError("more is waiting for Pulsar than memory is given for")
         return None
 
-    def take(self, size: int, result: asyncio.Future[AppendResult]) -> None:
-        """A batch was taken: it counts until its result is there."""
+    def take(self, size: int) -> tuple[AppendWaiter, int]:
+        """A batch was taken: it counts until the waiter is told of its end, with the place that comes with it."""
         self.bytes += size
         self._none_left.clear()
+        return self, size
 
-        def ended(_: object) -> None:
-            self.bytes -= size
-            if not self.bytes:
-                self._none_left.set()
+    def appended(self, size: int, result: AppendResult) -> None:
+        """A batch of that size is stored."""
+        self.bytes -= size
+        if not self.bytes:
+            self._none_left.set()
 
-        result.add_done_callback(ended)
+    def append_failed(self, size: int, error: KopError) -> None:
+        """A batch of that size is given up."""
+        self.bytes -= size
+        if not self.bytes:
+            self._none_left.set()
 
     async def wait_until_empty(self) -> None:
         """Until every batch has its result."""
