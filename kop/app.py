@@ -86,7 +86,7 @@ def _run_worker(config: Config, index: int) -> None:
     changes: dict[str, object] = {
         "node_id": config.node_id + index,
         "listen": (Address(config.listen[0].host, own), *config.listen),
-        "advertise": tuple(Address(one.host, one.port + 1 + index) for one in config.advertise[:1]),
+        "advertise": tuple(Address(address.host, address.port + 1 + index) for address in config.advertise[:1]),
     }
     if config.http is not None:
         changes["http"] = Address(config.http.host, config.http.port + index)

@@ -127,14 +127,14 @@ class ColdReads:
         slow = self._loop.call_later(SLOW_SECONDS, not_counted)
         try:
             await read.log.attach()
-            found = await read.log.read(read.offset, read.max_bytes, min_one=True)
+            read_result = await read.log.read(read.offset, read.max_bytes, min_one=True)
         except KopError as error:
             self._ended(read, None, error)
         except Exception as error:
             log.exception("%s-%d cannot be read", read.log.topic.name, read.log.index)
             self._ended(read, None, InternalError(repr(error)))
         else:
-            self._ended(read, found, None)
+            self._ended(read, read_result, None)
         finally:
             slow.cancel()
             not_counted()

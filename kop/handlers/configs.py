@@ -75,13 +75,13 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
     results = []
     names = [resource.resource_name for resource in request.resources if resource.resource_type == Resource.TOPIC]
     await _refresh(gw, names)
-    held = await _held(gw, names)
+    differing = await _differing_configs(gw, names)
     for asked in request.resources:
         error: KopError | None = None
         rows: list[ConfigRow] = []
         try:
             rows = list(_describe(gw, asked.resource_type, asked.resource_name))
-            if asked.resource_type == Resource.TOPIC and (other := held.get(asked.resource_name)):
+            if asked.resource_type == Resource.TOPIC and (other := differing.get(asked.resource_name)):
                 rows = [_as_held(row, other[row.name]) if row.name in other else row for row in rows]
         except KopError as failure:
             error = failure
@@ -112,17 +112,19 @@ async def _refresh(gw: Gateway, names: list[str]) -> None:
         _log.warning("configs are answered from memory: %s", error)
 
 
-async def _held(gw: Gateway, names: list[str]) -> dict[str, Mapping[str, str]]:
+async def _differing_configs(gw: Gateway, names: list[str]) -> dict[str, Mapping[str, str]]:
     """Configs of which storage holds other values than the topics say, by topic; none where there are many topics."""
     topics = {name: topic for name in names if (topic := gw.topics.get(name)) is not None}
     if len(topics) > _MOST_REFRESHED:
         return {}
     try:
-        held = await asyncio.gather(*(gw.engine.topics.held(topic.topic_id) for topic in topics.values()))
+        differing = await asyncio.gather(
+            *(gw.engine.topics.differing_configs(topic.topic_id) for topic in topics.values())
+        )
     except KopError as error:
         _log.warning("configs are answered from memory: %s", error)
         return {}
-    return dict(zip(topics, held, strict=True))
+    return dict(zip(topics, differing, strict=True))
 
 
 def _as_held(row: ConfigRow, value: str) -> ConfigRow:

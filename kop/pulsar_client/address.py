@@ -30,7 +30,7 @@ def parse(url: str) -> list[PulsarAddress]:
     if not separator or scheme not in {"pulsar", "pulsar+ssl"}:
         raise PulsarError("InvalidAddress", f"{url!r} is no address of a Pulsar broker: pulsar://host:6650")
     tls = scheme == "pulsar+ssl"
-    found = []
+    addresses = []
     for part in rest.split("/")[0].split(","):
         try:
             split = urlsplit("//" + part)
@@ -39,8 +39,8 @@ def parse(url: str) -> list[PulsarAddress]:
             raise PulsarError("InvalidAddress", f"{part!r} in {url!r}: {error}") from error
         if not host or split.username is not None:
             raise PulsarError("InvalidAddress", f"{part!r} in {url!r} is no host:port")
-        found.append(PulsarAddress(host, port or (6651 if tls else 6650), tls))
-    return found
+        addresses.append(PulsarAddress(host, port or (6651 if tls else 6650), tls))
+    return addresses
 
 
 def is_in_clear(service_url: str, admin_url: str) -> bool:

@@ -269,8 +269,8 @@ class Admin(Rest):
 
     async def get_deduplication(self, topic: str, *, applied: bool = False) -> bool | None:
         """None: not set."""
-        found: bool | None = await self.policy(topic, _DEDUPLICATION, applied=applied)
-        return found
+        enabled: bool | None = await self.policy(topic, _DEDUPLICATION, applied=applied)
+        return enabled
 
     async def set_compaction_threshold(self, topic: str, size: int) -> None:
         """Compact when so many bytes have come since the last time; 0 never."""
@@ -278,8 +278,8 @@ class Admin(Rest):
 
     async def get_compaction_threshold(self, topic: str, *, applied: bool = False) -> int | None:
         """Bytes; None: not set."""
-        found: int | None = await self.policy(topic, "compactionThreshold", applied=applied)
-        return found
+        threshold: int | None = await self.policy(topic, "compactionThreshold", applied=applied)
+        return threshold
 
     async def keep_when_idle(self, topic: str) -> None:
         """Take the topic out of the broker's deletion of idle topics (`inactiveTopicPolicies`)."""
@@ -296,8 +296,8 @@ class Admin(Rest):
 
     async def get_max_message_size(self, topic: str, *, applied: bool = False) -> int | None:
         """Bytes; None: not set."""
-        found: int | None = await self.policy(topic, "maxMessageSize", applied=applied)
-        return found
+        size: int | None = await self.policy(topic, "maxMessageSize", applied=applied)
+        return size
 
     # -- a look into the log of a plain topic or one partition
 
@@ -400,5 +400,5 @@ def _retention_json(retention: Retention) -> dict[str, int]:
     return {"retentionTimeInMinutes": retention.minutes, "retentionSizeInMB": retention.megabytes}
 
 
-def _retention(found: Any) -> Retention | None:
-    return None if found is None else Retention(found["retentionTimeInMinutes"], found["retentionSizeInMB"])
+def _retention(answer: Any) -> Retention | None:
+    return None if answer is None else Retention(answer["retentionTimeInMinutes"], answer["retentionSizeInMB"])

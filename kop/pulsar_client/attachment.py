@@ -1,7 +1,7 @@
 """How producers, readers and watches attach to a broker, and attach again after their connection is lost.
 
-Owns: the loop of guard, lookup, connection and attaching, with its waits; which errors are worth another try.
-Must not know: whether it is a producer, a reader or a watch.
+Owns: the loop of asking `before_attach`, lookup, connection and attaching, with its waits; which errors are worth
+another try. Must not know: whether it is a producer, a reader or a watch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.turns import Turns
 
-Guard = Callable[[], Awaitable[None]]
+BeforeAttach = Callable[[], Awaitable[None]]
 OnLost = Callable[[PulsarError], None]
 
 _AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError", "PersistenceError"})
@@ -37,14 +37,14 @@ class BrokerAttachment(ABC):
         what: str,
         *,
         timeout: float,
-        guard: Guard | None,
+        before_attach: BeforeAttach | None,
         on_lost: OnLost | None,
         turns: Turns | None = None,
     ) -> None:
         self._what = what
         self._turns = turns or Turns(1)
         self._timeout = timeout
-        self._guard = guard
+        self._before_attach = before_attach
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._backoff = Backoff()
@@ -141,14 +141,14 @@ class BrokerAttachment(ABC):
             self._task = self._loop.create_task(self._come_back(assigned), name=f"pulsar reattach {self._what}")
 
     async def _come_back(self, assigned: str | None, *, moved: bool = False) -> None:
-        """Try until attached. `moved` is by our own will: at once, and the guard is not asked."""
+        """Try until attached. `moved` is by our own will: at once, and `before_attach` is not called."""
         tries = 0
         while self._end is None:
             if assigned is None and not moved:
                 await asyncio.sleep(self._backoff.next())
             try:
-                if self._guard is not None and not moved:
-                    await self._guard()
+                if self._before_attach is not None and not moved:
+                    await self._before_attach()
                 await self._once(assigned)
             except PulsarError as error:
                 if not error.retriable:
@@ -158,7 +158,7 @@ class BrokerAttachment(ABC):
                 self._in_vain(error)
                 if tries % _TELL_EVERY == 0:
                     log.warning("%s: not back after %d tries: %s", self._what, tries, error)
-            except Exception as error:  # the guard's: whatever it raises ends this
+            except Exception as error:  # of `before_attach`: whatever it raises ends this
                 log.info("%s: given up: %r", self._what, error)
                 self._give_up(PulsarError("GuardFailed", repr(error)))
                 return

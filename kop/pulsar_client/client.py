@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from weakref import WeakSet, WeakValueDictionary
 
-from kop.pulsar_client.attachment import BrokerAttachment, Guard, OnLost
+from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.lookup import Lookup
@@ -114,7 +114,7 @@ class Client:
         access: Access = "shared",
         epoch: int | None = None,
         lane: str = "",
-        guard: Guard | None = None,
+        before_attach: BeforeAttach | None = None,
         confirm: Confirm | None = None,
         on_lost: OnLost | None = None,
         properties: Mapping[str, str] | None = None,
@@ -123,9 +123,9 @@ class Client:
         """Open a producer of `topic` (a partition, or an unpartitioned topic; it is created where the broker may).
 
         Producers of one `lane` share a connection. `epoch` is the topic's epoch that an exclusive producer held before.
-        "wait_for_exclusive" waits until the topic is free, however long. `guard` is awaited before each return to the
-        topic, and `confirm` each time that it is attached, before it sends: it may have created the topic. What they
-        raise ends the producer, unless it is a retriable PulsarError. PulsarError ProducerBusy, ProducerFenced,
+        "wait_for_exclusive" waits until the topic is free, however long. `before_attach` is awaited before each return
+        to the topic, and `confirm` each time that it is attached, before it sends: it may have created the topic. What
+        they raise ends the producer, unless it is a retriable PulsarError. PulsarError ProducerBusy, ProducerFenced,
         ProducerBlockedQuotaExceededError, TopicNotFound, ...
         """
         kind = f"{SEND}:{lane}" if lane else SEND
@@ -140,7 +140,7 @@ class Client:
             properties=properties or {},
             timeout=self._timeout,
             send_timeout=send_timeout,
-            guard=guard,
+            before_attach=before_attach,
             confirm=confirm,
             on_lost=on_lost,
             turns=None if waits else self._turns_of(kind),
@@ -160,14 +160,14 @@ class Client:
         on_entry: Callable[[Entry], None],
         borrow: bool = False,
         damaged: bool = False,
-        guard: Guard | None = None,
+        before_attach: BeforeAttach | None = None,
         on_lost: OnLost | None = None,
     ) -> Reader:
         """Read `topic` (a partition, or an unpartitioned topic; never creates it) from `start` on.
 
         `permits` messages may come at once, more by `Reader.flow`. An entry that is not kept any more means the next
         that is. With `borrow` an entry's bytes are there during `on_entry` only; with `damaged` entries that cannot be
-        read are handed out as such. `guard` as with `open_producer`.
+        read are handed out as such. `before_attach` as with `open_producer`.
         PulsarError TopicNotFound, ...
         """
         reader = Reader(
@@ -182,7 +182,7 @@ class Client:
             borrow=borrow,
             damaged=damaged,
             timeout=self._timeout,
-            guard=guard,
+            before_attach=before_attach,
             on_lost=on_lost,
             turns=self._turns_of(READ),
         )

@@ -1,7 +1,7 @@
 """A producer of one topic.
 
 Owns: pipelined sending, resending in order, and the modes of exclusive access.
-Must not know: what the entries mean, and which topic id is the right one (the guard does).
+Must not know: what the entries mean, and which topic id is the right one (the caller of `before_attach` does).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kop.pulsar_client import wire
-from kop.pulsar_client.attachment import BrokerAttachment, Guard, OnLost
+from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import EntryRefusedError, PulsarError
 from kop.pulsar_client.pending import PendingEntries, PendingEntry
@@ -37,10 +37,11 @@ Confirm = Callable[["Producer"], Awaitable[None]]
 class Producer(BrokerAttachment):
     """A producer; made by `Client.open_producer`.
 
-    A lost connection is followed by the guard, a new connection and all that is pending, in order; the topic's epoch of
-    an exclusive producer is shown again, so that a successor is not robbed. `on_lost` is called once when that is over
-    for good: the guard or `confirm` raised, the topic is gone, the producer is fenced, or another one wrote under its
-    name meanwhile (ProducerFenced, too): the sequence ids that the owner goes on with would not fit any more.
+    A lost connection is followed by `before_attach`, a new connection and all that is pending, in order; the topic's
+    epoch of an exclusive producer is shown again, so that a successor is not robbed. `on_lost` is called once when that
+    is over for good: `before_attach` or `confirm` raised, the topic is gone, the producer is fenced, or another one
+    wrote under its name meanwhile (ProducerFenced, too): the sequence ids that the owner goes on with would not fit any
+    more.
     """
 
     def __init__(
@@ -55,13 +56,13 @@ class Producer(BrokerAttachment):
         properties: Mapping[str, str],
         timeout: float,
         send_timeout: float,
-        guard: Guard | None,
+        before_attach: BeforeAttach | None,
         confirm: Confirm | None,
         on_lost: OnLost | None,
         turns: Turns | None,
     ) -> None:
         what = f"producer {name or 'without a name'} of {topic}"
-        super().__init__(what, timeout=timeout, guard=guard, on_lost=on_lost, turns=turns)
+        super().__init__(what, timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns)
         self._find_connection = find
         self._ids = ids
         self._id = 0

@@ -1,7 +1,7 @@
 """A reader of one topic, from an exact position.
 
 Owns: the non-durable consumer behind it, its permits, and coming back just behind the last entry delivered.
-Must not know: what the entries mean, and which topic id is the right one (the guard does).
+Must not know: what the entries mean, and which topic id is the right one (the caller of `before_attach` does).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from kop.pulsar_client import wire
-from kop.pulsar_client.attachment import BrokerAttachment, Guard, OnLost
+from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -32,9 +32,10 @@ log = logging.getLogger(__name__)
 class Reader(BrokerAttachment):
     """A reader; made by `Client.open_reader`.
 
-    `on_entry` is called in the event loop, in order, each entry once. A lost connection is followed by the guard, a new
-    connection, and the entry behind the last one that was delivered; the topic is never created by that. `on_lost` is
-    called once when it is over for good: the guard raised, the topic is gone, `on_entry` raised, an entry is damaged.
+    `on_entry` is called in the event loop, in order, each entry once. A lost connection is followed by `before_attach`,
+    a new connection, and the entry behind the last one that was delivered; the topic is never created by that.
+    `on_lost` is called once when it is over for good: `before_attach` raised, the topic is gone, `on_entry` raised, an
+    entry is damaged.
 
     With `borrow` the bytes of an entry are there during `on_entry` only (afterwards they raise ValueError); nothing is
     copied for those who copy or convert them anyway. With `damaged` an entry that stays damaged is handed out as one
@@ -55,11 +56,13 @@ class Reader(BrokerAttachment):
         borrow: bool,
         damaged: bool,
         timeout: float,
-        guard: Guard | None,
+        before_attach: BeforeAttach | None,
         on_lost: OnLost | None,
         turns: Turns | None,
     ) -> None:
-        super().__init__(f"reader of {topic}", timeout=timeout, guard=guard, on_lost=on_lost, turns=turns)
+        super().__init__(
+            f"reader of {topic}", timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns
+        )
         self._ids = ids
         self._find_connection = find
         self._read_compacted = read_compacted

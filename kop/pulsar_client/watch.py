@@ -32,7 +32,7 @@ class Watch(BrokerAttachment):
         *,
         timeout: float,
     ) -> None:
-        super().__init__(f"watch of {namespace}", timeout=timeout, guard=None, on_lost=None)
+        super().__init__(f"watch of {namespace}", timeout=timeout, before_attach=None, on_lost=None)
         self._id = watcher_id
         self._namespace = namespace
         self._pattern = pattern

@@ -291,7 +291,7 @@ class Topics(Protocol):
     def all(self) -> Sequence[TopicInfo]:
         """Every topic, internal ones too, ordered by name."""
 
-    async def held(self, topic_id: UUID) -> Mapping[str, str]:
+    async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
         """Configs of which storage holds other values than the topic's configs say: somebody changed them there."""
 
     async def refresh(self, topic_id: UUID) -> None:

@@ -42,17 +42,17 @@ class Tail:
         lasts, buffers = self.lasts, self.buffers
         if self.first == len(lasts) or offset < self.start:
             return None
-        found: list[Buffer] = []
+        batches: list[Buffer] = []
         size = 0
         stop = len(lasts) if end is None else bisect_left(lasts, end, self.first)
         for i in range(bisect_left(lasts, offset, self.first), stop):
             buffer = buffers[i]
             total = size + len(buffer)
-            if total > max_bytes and (found or not min_one):
+            if total > max_bytes and (batches or not min_one):
                 break
-            found.append(buffer)
+            batches.append(buffer)
             size = total
-        return found, size
+        return batches, size
 
     def holds(self, offset: int) -> bool:
         """Whether what is kept begins at or before `offset`."""

@@ -266,7 +266,7 @@ async def test_the_guard_is_asked_before_each_return_and_may_end_it() -> None:
                 if asked == 4:
                     raise LookupError("another topic of that name")
 
-            producer = await made.open_producer(T, guard=guard, on_lost=lost.append)
+            producer = await made.open_producer(T, before_attach=guard, on_lost=lost.append)
             assert asked == 0
             broker.unload(T)
             await send(producer, 0)

@@ -189,7 +189,7 @@ async def test_a_guard_may_end_the_reader() -> None:
                 raise PulsarError("TopicNotFound", "another id")
 
             reader = await made.open_reader(
-                T, EARLIEST, permits=1, on_entry=lambda entry: None, guard=guard, on_lost=lost.append
+                T, EARLIEST, permits=1, on_entry=lambda entry: None, before_attach=guard, on_lost=lost.append
             )
             broker.unload(T)
             await until(lambda: lost)

@@ -231,14 +231,14 @@ async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_
     pulsar_store.settings = replace(pulsar_store.settings, idle_seconds=60.0)
     connected = asyncio.Event()
     connected.set()
-    guard = PulsarLog.guard
+    check_exists = PulsarLog.check_exists
 
     async def after_the_cut(log: PulsarLog) -> None:
         if log is here:
             await connected.wait()
-        await guard(log)
+        await check_exists(log)
 
-    monkeypatch.setattr(PulsarLog, "guard", after_the_cut)
+    monkeypatch.setattr(PulsarLog, "check_exists", after_the_cut)
     async with pulsar_store.opened() as one:
         here = await make(one)
         assert (await append(here, batch(["0"], producer=7))).base_offset == 0

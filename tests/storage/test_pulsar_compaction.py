@@ -186,7 +186,7 @@ async def test_all_is_kept_until_a_compaction_has_succeeded(
         assert await engine.admin.get_compaction_threshold(full_name, applied=True) == OWN_COMPACTION_THRESHOLD
         await write(groups, {b"k": b"%d" % 1})
         assert await kept() == FOREVER
-        found = engine.compactions.found
+        found = engine.compactions.uncompacted
         assert found[OFFSETS_TOPIC, 0].size > 0
         assert found[OFFSETS_TOPIC, 1] == Uncompacted(0, 0.0)
         await compact(engine, log)
@@ -195,7 +195,7 @@ async def test_all_is_kept_until_a_compaction_has_succeeded(
             return await kept() == AFTERWARDS
 
         await until(lifted, "the retention after a compaction")
-        assert engine.compactions.found[OFFSETS_TOPIC, 0] == Uncompacted(0, 0.0)
+        assert engine.compactions.uncompacted[OFFSETS_TOPIC, 0] == Uncompacted(0, 0.0)
         # Another retention is the operator's choice.
         await engine.admin.set_retention(full_name, Retention(7 * 24 * 60, -1))
 
@@ -228,7 +228,7 @@ async def test_a_late_compaction_is_told_once_and_started(
 
         async def started() -> bool:
             await engine.compactions.look()
-            return engine.compactions.found[OFFSETS_TOPIC, 0].size == 0
+            return engine.compactions.uncompacted[OFFSETS_TOPIC, 0].size == 0
 
         await until(started, "the compaction that the gateway starts")
         assert engine.counts["compactions_late"] > 0

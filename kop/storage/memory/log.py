@@ -163,11 +163,11 @@ class MemoryLog(Partition):
     async def _look_up(self, search: Callable[..., TimestampOffset | None], *args: int) -> TimestampOffset | None:
         """Search on a thread: batches have to be decompressed. They stay as they are meanwhile."""
         self.check_there()
-        found = await asyncio.to_thread(
+        record = await asyncio.to_thread(
             search, tuple(self._batches), self.log_start_offset, self.policy.max_uncompressed_bytes, *args
         )
         self.check_there()
-        return found
+        return record
 
     def producers(self) -> Sequence[ProducerView]:
         """Idempotent producers that the log remembers now."""
@@ -270,9 +270,9 @@ def _first_at(batches: Sequence[StoredBatch], start: int, max_bytes: int, timest
     for batch in batches:
         if batch.timestamp >= max(timestamp, 0):
             header = read_header(batch.data)
-            found = first_at_or_after(batch.data, header, timestamp, max_bytes=max_bytes, from_offset=start)
-            if found is not None:
-                return TimestampOffset(*found)
+            record = first_at_or_after(batch.data, header, timestamp, max_bytes=max_bytes, from_offset=start)
+            if record is not None:
+                return TimestampOffset(*record)
     return None
 
 
@@ -280,9 +280,9 @@ def _newest(batches: Sequence[StoredBatch], start: int, max_bytes: int) -> Times
     best: TimestampOffset | None = None
     for batch in batches:
         if batch.timestamp > (-1 if best is None else best.timestamp):
-            found = max_timestamp_record(batch.data, read_header(batch.data), max_bytes=max_bytes, from_offset=start)
-            if found is not None and found[1] > (-1 if best is None else best.timestamp):
-                best = TimestampOffset(*found)
+            record = max_timestamp_record(batch.data, read_header(batch.data), max_bytes=max_bytes, from_offset=start)
+            if record is not None and record[1] > (-1 if best is None else best.timestamp):
+                best = TimestampOffset(*record)
     return best
 
 

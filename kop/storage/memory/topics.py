@@ -33,7 +33,7 @@ class MemoryTopics(TopicTable):
     def missing(self, name: str) -> None:
         """Nothing to say: all topics are known."""
 
-    async def held(self, topic_id: UUID) -> Mapping[str, str]:
+    async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
         """None: nobody else changes topics."""
         return {}
 

@@ -249,8 +249,8 @@ class PulsarEngine:
     def _make_log(self, topic: TopicInfo, index: int, partition_name: str, policy: LogPolicy) -> PulsarLog:
         return PulsarLog(self.context, self.services, topic, index, partition_name, policy)
 
-    def _removing_log(self, one: PulsarLog) -> None:
-        self.deletion_guard.removed(one)
+    def _removing_log(self, log_removed: PulsarLog) -> None:
+        self.deletion_guard.removed(log_removed)
 
     def _announced(self, full_names: Sequence[str]) -> None:
         """Another broker has changed the properties of these topics."""

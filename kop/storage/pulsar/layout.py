@@ -195,10 +195,10 @@ def outdated(properties: Mapping[str, str], what: str, partition: int, value: in
 def id_of(properties: Mapping[str, str]) -> UUID | None:
     """The topic's id; None where there is none, or none that a topic may have."""
     try:
-        found = UUID(properties[ID_PROPERTY])
+        topic_id = UUID(properties[ID_PROPERTY])
     except (KeyError, ValueError, AttributeError, TypeError):
         return None
-    return found if is_usable(found) else None
+    return topic_id if is_usable(topic_id) else None
 
 
 def is_copied(properties: Mapping[str, str], full_name: str) -> bool:
@@ -211,37 +211,37 @@ def number(properties: Mapping[str, str], key: str, default: int = 0) -> int:
     text = properties.get(key, "")
     if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 19:
         return default
-    found = int(text)
-    return found if found <= _LARGEST else default
+    value = int(text)
+    return value if value <= _LARGEST else default
 
 
 def configs_of(properties: Mapping[str, str]) -> dict[str, str] | None:
     """The topic's own Kafka configs; None where they do not parse."""
     try:
-        found: Any = json.loads(properties.get(CONFIGS_PROPERTY, "{}"))
+        configs: Any = json.loads(properties.get(CONFIGS_PROPERTY, "{}"))
     except (ValueError, TypeError, RecursionError):
         return None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    if not isinstance(configs, dict) or not all(isinstance(value, str) for value in configs.values()):
         return None
-    return found
+    return configs
 
 
-def repaired(found: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What to go by instead of `found`, and the names of those that do not parse.
+def repaired(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What to go by instead of `properties`, and the names of those that do not parse.
 
     They have the value of `before`, the last good properties of the same topic, or are left out.
     """
-    good = dict(found)
+    good = dict(properties)
     wrong = []
-    for key in found:
+    for key in properties:
         if key == ID_PROPERTY:
-            fits = id_of(found) is not None
+            fits = id_of(properties) is not None
         elif key == CONFIGS_PROPERTY:
-            fits = configs_of(found) is not None
+            fits = configs_of(properties) is not None
         elif key in {CREATED_PROPERTY, DELETING_PROPERTY} or _OF_PARTITION.match(key):
-            fits = number(found, key, -1) >= 0
+            fits = number(properties, key, -1) >= 0
         else:
-            fits = isinstance(found[key], str)
+            fits = isinstance(properties[key], str)
         if fits:
             continue
         wrong.append(key)

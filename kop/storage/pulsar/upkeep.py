@@ -93,7 +93,7 @@ class Upkeep:
 
         Readers that meet a gap ask by themselves.
         """
-        due = [one for one in self._partitions() if one.attached and not one.deleted]
+        due = [partition for partition in self._partitions() if partition.attached and not partition.deleted]
         self._looked_at %= max(len(due), 1)
         turn = due[self._looked_at : self._looked_at + _ENDS_IN_A_ROUND]
         self._looked_at += _ENDS_IN_A_ROUND
@@ -123,9 +123,9 @@ class Upkeep:
 
     async def _close_idle(self) -> None:
         now = self._context.loop.time()
-        for one in self._partitions():
-            if one.attached:
-                one.close_idle(now, self._context.settings.idle_seconds)
+        for partition in self._partitions():
+            if partition.attached:
+                partition.close_idle(now, self._context.settings.idle_seconds)
 
     async def _ask_broker(self) -> None:
         await self._context.client.partitions(self._cluster_topic.full_name)
@@ -144,11 +144,11 @@ class Upkeep:
         self._refusal = f"Pulsar's REST interface refuses this broker: {error}" if final else None
         self._failed("the question whether Pulsar's REST answers", error)
 
-    def _not_looked_at(self, one: PartitionView, error: Exception) -> None:
+    def _not_looked_at(self, partition: PartitionView, error: Exception) -> None:
         if isinstance(error, KopError):
             return  # counted and told where it came up
-        self._failed(f"the look at the ends of {one.title}", error)
+        self._failed(f"the look at the ends of {partition.title}", error)
 
 
-async def _look_at(one: PartitionView) -> None:
-    await one.look_at_ends()
+async def _look_at(partition: PartitionView) -> None:
+    await partition.look_at_ends()

@@ -157,8 +157,8 @@ def find(
 
 
 def _batches(conn: sqlite3.Connection, log_id: int, offset: int, end: int) -> list[tuple[BatchRow, bytes, BatchHeader]]:
-    found = reader.read_rows(conn, log_id, offset, end, _STEP_BYTES)
-    return [(row, data, read_header(data)) for row, data in found]
+    rows = reader.read_rows(conn, log_id, offset, end, _STEP_BYTES)
+    return [(row, data, read_header(data)) for row, data in rows]
 
 
 def collect(

@@ -169,19 +169,19 @@ class SqliteLog(Partition):
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
-        found = None if self.tail is None else self.tail.get(offset, max_bytes, min_one)
-        return None if found is None else ReadResult(*found)
+        rows = None if self.tail is None else self.tail.get(offset, max_bytes, min_one)
+        return None if rows is None else ReadResult(*rows)
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         """Batches from the database; see `PartitionLog.read`."""
         self.check_offset(offset)
         if offset == self.high_watermark:
             return NOTHING_TO_READ
-        found = await self._context.readers.run(
+        rows = await self._context.readers.run(
             reader.read, self.log_id, offset, self.high_watermark, max_bytes, min_one
         )
         self.check_offset(offset)  # retention or a delete may have come in between
-        return ReadResult(found, sum(map(len, found)))
+        return ReadResult(rows, sum(map(len, rows)))
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
         """The first record at or after `timestamp` (ms), or None."""
@@ -221,8 +221,8 @@ class SqliteLog(Partition):
 
     async def _look_up(self, query: Callable[..., tuple[int, int] | None], *args: int) -> TimestampOffset | None:
         self.check_there()
-        found = await self._context.readers.run(
+        rows = await self._context.readers.run(
             query, self.log_id, self.log_start_offset, self.high_watermark, self._context.max_batch_bytes, *args
         )
         self.check_there()
-        return None if found is None else TimestampOffset(*found)
+        return None if rows is None else TimestampOffset(*rows)

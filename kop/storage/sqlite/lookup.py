@@ -22,9 +22,9 @@ def by_time(
     while (row := reader.first_at(conn, log_id, timestamp, offset, end)) is not None:
         data = reader.read_one(conn, log_id, row.last)
         if data is not None:
-            found = first_at_or_after(data, read_header(data), timestamp, max_bytes=max_bytes, from_offset=start)
-            if found is not None:
-                return found
+            record = first_at_or_after(data, read_header(data), timestamp, max_bytes=max_bytes, from_offset=start)
+            if record is not None:
+                return record
         # Gone since, or the record lies before the log start.
         offset = row.last + 1
     return None
@@ -42,9 +42,9 @@ def max_timestamp(
             continue  # gone since
         data = reader.read_one(conn, log_id, row.last)
         if data is not None:
-            found = max_timestamp_record(data, read_header(data), max_bytes=max_bytes, from_offset=start)
-            if found is not None and found[1] >= 0 and (best is None or found[1] > best[1]):
-                best = found
+            record = max_timestamp_record(data, read_header(data), max_bytes=max_bytes, from_offset=start)
+            if record is not None and record[1] >= 0 and (best is None or record[1] > best[1]):
+                best = record
                 if best[1] == largest:
                     break
         # The log start cuts this batch, its largest is gone: go on behind it.

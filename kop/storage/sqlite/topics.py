@@ -84,7 +84,7 @@ class SqliteTopics(TopicTable):
         """Replace the topic's own configs; in force when it returns."""
         return await self._change(self._set_configs(topic_id, frozen(configs)))
 
-    async def held(self, topic_id: UUID) -> Mapping[str, str]:
+    async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
         """None: nobody else changes what is here."""
         return {}
 

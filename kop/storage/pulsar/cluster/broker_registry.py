@@ -301,17 +301,19 @@ class BrokerRegistry:
         """The broker after this one, in a ring by id: each is looked after by one other."""
         assert self._live is not None
         own, absent = self._live.own.node_id, {broker.node_id for broker in self._live.absent}
-        others = [one for one in self.brokers if one.node_id != own and (not self.fresh or one.node_id not in absent)]
-        return next((one for one in others if one.node_id > own), others[0] if others else None)
+        others = [
+            other for other in self.brokers if other.node_id != own and (not self.fresh or other.node_id not in absent)
+        ]
+        return next((other for other in others if other.node_id > own), others[0] if others else None)
 
     async def _look(self, live: LiveBrokers) -> bool:
         """See who is attached; False where the Pulsar broker does not know yet."""
         stats = await self._admin.stats(self._partition)
-        found = {
+        attached = {
             broker.node_id: broker for broker in map(_broker_of, stats.get("publishers", ())) if broker is not None
         }
         now = asyncio.get_running_loop().time()
-        if not live.snapshot(found, now):
+        if not live.snapshot(attached, now):
             return False
         away, self._seen = now - self._seen > _AWAY_SECONDS, now
         self._set_brokers(live, tell_anyway=away)
@@ -322,7 +324,10 @@ class BrokerRegistry:
         self._live = live
         if live.brokers != self.brokers:
             self.brokers = live.brokers
-            log.info("live brokers: %s", ", ".join(f"{one.node_id} at {one.host}:{one.port}" for one in live.brokers))
+            log.info(
+                "live brokers: %s",
+                ", ".join(f"{broker.node_id} at {broker.host}:{broker.port}" for broker in live.brokers),
+            )
         elif not tell_anyway:
             return
         for callback in self._listeners:

@@ -67,13 +67,13 @@ class LiveBrokers:
         """Those that still count and were not in the last snapshot: whether they answer decides how long they do."""
         return [broker for broker in self.brokers if broker.node_id in self._absences]
 
-    def snapshot(self, found: Mapping[int, LiveBroker], now: float) -> bool:
+    def snapshot(self, attached: Mapping[int, LiveBroker], now: float) -> bool:
         """Take what a Pulsar broker says of who is attached; False where that tells nothing."""
-        if self.own.node_id not in found:
+        if self.own.node_id not in attached:
             return False
-        kept = dict(found)
+        kept = dict(attached)
         for broker in self.brokers:
-            if broker.node_id in found:
+            if broker.node_id in attached:
                 continue
             absence = self._absences.setdefault(broker.node_id, _Absence(now))
             absence.snapshots += 1
@@ -81,7 +81,7 @@ class LiveBrokers:
             leaves = said is not None and now - said < LEAVING_SECONDS
             if not leaves and not absence.is_over(now):
                 kept[broker.node_id] = broker
-        self._absences = {node_id: one for node_id, one in self._absences.items() if node_id in kept.keys() - found}
+        self._absences = {node_id: one for node_id, one in self._absences.items() if node_id in kept.keys() - attached}
         kept[self.own.node_id] = self.own
         self.brokers = tuple(kept[node_id] for node_id in sorted(kept))
         return True

@@ -90,25 +90,25 @@ class ProducerIdBlocks:
             return range(first, first + _BLOCK)
         arrived: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
 
-        def on_entry(found: Entry) -> None:
+        def on_entry(entry: Entry) -> None:
             if not arrived.done():
-                arrived.set_result(found)
+                arrived.set_result(entry)
 
         reader = await self._client.open_reader(self._partition, position, permits=1, on_entry=on_entry)
         try:
             async with asyncio.timeout(10):
-                found = await arrived
+                taken = await arrived
         except TimeoutError:
             text = f"{self._partition}: the new block of producer ids was not delivered in time"
             raise PulsarError("Timeout", text, retriable=True) from None
         finally:
             await reader.close()
-        if found.index is None:
+        if taken.index is None:
             raise BackendError(INDEX_HELP)
-        if not found.broker_timestamp and not self._told:
+        if not taken.broker_timestamp and not self._told:
             self._told = True
             log.warning("%s", NO_TIMES_HELP)
-        return range(found.index * _BLOCK, (found.index + 1) * _BLOCK)
+        return range(taken.index * _BLOCK, (taken.index + 1) * _BLOCK)
 
     def _lost(self, error: PulsarError) -> None:
         """The next who needs ids opens another one."""

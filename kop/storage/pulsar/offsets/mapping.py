@@ -48,11 +48,11 @@ _ASK_EVERY: Final = 1 << 14
 """Entries after which closing a ledger is tried again."""
 
 
-def append_time(placed: EntryWithOffsets) -> int:
+def append_time(stored: EntryWithOffsets) -> int:
     """When the Pulsar broker took an entry, in ms; from a Pulsar broker that does not say so, when its producer sent
     it.
     """
-    return placed.entry.broker_timestamp or placed.info.publish_time
+    return stored.entry.broker_timestamp or stored.info.publish_time
 
 
 class PartitionEntries(Protocol):
@@ -98,10 +98,10 @@ class OffsetMapping(Protocol):
         KAFKA_STORAGE_ERROR where it can have none.
         """
 
-    def follows(self, end: int, placed: EntryWithOffsets) -> bool:
+    def follows(self, end: int, stored: EntryWithOffsets) -> bool:
         """Whether no offset that somebody could ask for lies between the log end and an entry."""
 
-    def skips(self, expected: int, placed: EntryWithOffsets) -> bool:
+    def skips(self, expected: int, stored: EntryWithOffsets) -> bool:
         """Whether entries are missing before one: retention or Pulsar itself may have passed over them."""
 
     def filler(self, first: int, last: int) -> bytes:
@@ -110,10 +110,10 @@ class OffsetMapping(Protocol):
     def end_filler(self, first: int, last: int) -> bytes:
         """The batch by which readers come over a gap at the end of a compacted log."""
 
-    def readable(self, placed: EntryWithOffsets) -> None:
+    def readable(self, stored: EntryWithOffsets) -> None:
         """CORRUPT_MESSAGE where an entry's messages have no offsets of their own."""
 
-    def append_time(self, placed: EntryWithOffsets) -> int:
+    def append_time(self, stored: EntryWithOffsets) -> int:
         """When the entry was taken, in ms; see `append_time`."""
 
     def reads_on(self, offset: int, start: int) -> bool:
@@ -152,11 +152,11 @@ class _IndexMapping:
             raise KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR)
         return index - count + 1
 
-    def follows(self, end: int, placed: EntryWithOffsets) -> bool:
-        return placed.base == end
+    def follows(self, end: int, stored: EntryWithOffsets) -> bool:
+        return stored.base == end
 
-    def skips(self, expected: int, placed: EntryWithOffsets) -> bool:
-        return placed.base > expected
+    def skips(self, expected: int, stored: EntryWithOffsets) -> bool:
+        return stored.base > expected
 
     def filler(self, first: int, last: int) -> bytes:
         return transcode.empty_batch(first, last)
@@ -164,7 +164,7 @@ class _IndexMapping:
     def end_filler(self, first: int, last: int) -> bytes:
         return transcode.empty_batch(first, last)
 
-    def readable(self, placed: EntryWithOffsets) -> None:
+    def readable(self, stored: EntryWithOffsets) -> None:
         pass
 
     append_time = staticmethod(append_time)
@@ -219,14 +219,14 @@ class _PackedMapping:
             raise BackendError(f"entry {position.entry} of ledger {position.ledger} has no offsets")
         return pack(position)
 
-    def follows(self, end: int, placed: EntryWithOffsets) -> bool:
-        return placed.base >= end and fits(placed.position)
+    def follows(self, end: int, stored: EntryWithOffsets) -> bool:
+        return stored.base >= end and fits(stored.position)
 
-    def skips(self, expected: int, placed: EntryWithOffsets) -> bool:
-        if placed.base <= expected or expected < 1:
+    def skips(self, expected: int, stored: EntryWithOffsets) -> bool:
+        if stored.base <= expected or expected < 1:
             return False
         before, _ = unpack(expected - 1)
-        return placed.position != Position(before.ledger, before.entry + 1)
+        return stored.position != Position(before.ledger, before.entry + 1)
 
     def filler(self, first: int, last: int) -> bytes:
         return b""
@@ -235,15 +235,15 @@ class _PackedMapping:
         # Consumers go on behind the last offset of a batch, wherever it begins; all of the gap may be too much for one.
         return transcode.empty_batch(last, last)
 
-    def readable(self, placed: EntryWithOffsets) -> None:
-        if not fits(placed.position):
+    def readable(self, stored: EntryWithOffsets) -> None:
+        if not fits(stored.position):
             text = (
                 f"a ledger has offsets for {LAST_ENTRY} entries, then none until it is closed: unload the topic "
                 "(pulsar-admin topics unload); these records can be read by Pulsar clients only"
             )
-        elif placed.info.num_messages > MOST_MESSAGES:
+        elif stored.info.num_messages > MOST_MESSAGES:
             text = (
-                f"{placed.info.num_messages} messages in one entry, packed offsets are there for {MOST_MESSAGES}: let "
+                f"{stored.info.num_messages} messages in one entry, packed offsets are there for {MOST_MESSAGES}: let "
                 "its producer make smaller batches (batchingMaxMessages); these can be read by Pulsar clients only"
             )
         else:

@@ -58,7 +58,7 @@ class WriterLease:
             raise
 
     @property
-    def sure(self) -> bool:
+    def confirmed(self) -> bool:
         """Whether this broker surely holds the lease: Pulsar said so lately enough that no other can have taken it."""
         return self.producer is not None and self._context.loop.time() - self.producer.sure_at < _SURE_SECONDS
 

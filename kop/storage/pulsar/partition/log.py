@@ -78,7 +78,7 @@ class PulsarLog(Partition):
         self._last = Position(-1, -1)
         self._mapping = mapping = services.mapping
         self._cache = services.cache
-        self._source = PartitionSource(context, partition_name, self.title, mapping, self.guard)
+        self._source = PartitionSource(context, partition_name, self.title, mapping, self.check_exists)
         self.search = PartitionSearch(self._source, self)
         self._gaps = Gaps(self._source)
         delays = TailDelays(context.admin, partition_name, self.title, context.faults, context.spawn, context.loop.time)
@@ -91,12 +91,12 @@ class PulsarLog(Partition):
             mapping,
             count=context.count,
             ask_place=self._ask_place,
-            search=StoredBatches(context.client, context.admin, partition_name, mapping, self.guard).find,
+            search=StoredBatches(context.client, context.admin, partition_name, mapping, self.check_exists).find,
             tail_is_late=delays.late,
         )
         self.entry_size_limit = services.entry_size_limit(topic.topic_id)
         throttle = PublishThrottle(context, partition_name, self.title)
-        path = WritePath(context, services, self, self.appends, throttle, self.entry_size_limit, self.guard)
+        path = WritePath(context, services, self, self.appends, throttle, self.entry_size_limit, self.check_exists)
         self._producers = PartitionProducers(path, self.attach, self.refresh)
         self._lease = self._producers.lease
         self._attaching: asyncio.Task[None] | None = None
@@ -209,7 +209,7 @@ class PulsarLog(Partition):
             self.tell_soon()
 
     async def _find_and_follow(self) -> None:
-        await self.guard()
+        await self.check_exists()
         found = await self.search.ends()
         self.log_start_offset = max(found.start, min(self._kept_number(LOG_START), found.end))
         self.high_watermark = found.end
@@ -241,7 +241,7 @@ class PulsarLog(Partition):
             "older",
         )
 
-    async def guard(self) -> None:
+    async def check_exists(self) -> None:
         """Raise UNKNOWN_TOPIC_OR_PARTITION where the topic is gone: subscribing or producing would bring it back."""
         if self.deleted or not await self.services.may_attach(self):
             raise self.gone()
@@ -301,7 +301,7 @@ class PulsarLog(Partition):
     @property
     def leads(self) -> bool:
         """Whether this broker surely leads now; see `PartitionLog.leads`."""
-        return self._lease.sure
+        return self._lease.confirmed
 
     async def verify_lead(self) -> None:
         """Ask Pulsar; see `PartitionLog.verify_lead`."""
@@ -356,29 +356,29 @@ class PulsarLog(Partition):
 
     # --- the tail
 
-    def from_tail(self, placed: EntryWithOffsets) -> None:
+    def from_tail(self, stored: EntryWithOffsets) -> None:
         """The tail brought an entry: ours, or somebody else's."""
-        if not placed.has_offsets:
+        if not stored.has_offsets:
             # What is written now has no offsets. Producers must not be given any, and consumers must get an error.
             self.tail_lost(KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR))
             return
         self.end_has_offset = True
-        if placed.position <= self._last:
-            self.appends.verify(placed)
+        if stored.position <= self._last:
+            self.appends.verify(stored)
             self.appends.follow()
             return
-        entry = self.appends.at(placed) or self._producers.find(placed.info.producer_name, placed.info.sequence_id)
+        entry = self.appends.at(stored) or self._producers.find(stored.info.producer_name, stored.info.sequence_id)
         end, before = self.high_watermark, self._last
-        if entry is None or not self.appends.brought(entry, placed):
-            for batch in self.tail.converter.feed(placed):
-                self._advance(placed.position, batch)
+        if entry is None or not self.appends.brought(entry, stored):
+            for batch in self.tail.converter.feed(stored):
+                self._advance(stored.position, batch)
                 if batch.missing:
-                    if before.ledger != placed.position.ledger:
+                    if before.ledger != stored.position.ledger:
                         self.context.spawn(self.ask_start())  # retention may have taken whole ledgers before the tail
-                    self.tail.met_gap(Gap(batch.base, batch.last, before, placed.position), batch.data)
+                    self.tail.met_gap(Gap(batch.base, batch.last, before, stored.position), batch.data)
             if entry is not None:
-                self.appends.settle_apart(entry, placed, end)
-        self._last = placed.position
+                self.appends.settle_apart(entry, stored, end)
+        self._last = stored.position
         self.appends.follow()
 
     def place(self, position: Position, batch: Batch) -> None:

@@ -66,7 +66,9 @@ class WrittenLog(PartitionView, Protocol):
 
 @dataclass(slots=True)
 class WritePath:
-    """What all producers of one partition share. `guard` raises where the topic is gone; see `Client.open_producer`."""
+    """What all producers of one partition share. `check_exists` raises where the topic is gone; see
+    `Client.open_producer`.
+    """
 
     context: PulsarContext
     services: PartitionServices
@@ -74,7 +76,7 @@ class WritePath:
     appends: Appends
     throttle: PublishThrottle
     entry_size_limit: EntrySizeLimit
-    guard: Callable[[], Awaitable[None]]
+    check_exists: Callable[[], Awaitable[None]]
 
 
 class PartitionProducer:
@@ -281,7 +283,7 @@ class PartitionProducer:
         topic_id = owner.topic.topic_id
         begun = self._loop.time()
         pause = 0.02
-        await path.guard()
+        await path.check_exists()
         await services.retains(topic_id)
         if self.idempotent:
             await services.deduplicates(topic_id)
@@ -297,7 +299,7 @@ class PartitionProducer:
                 return await self._context.client.open_producer(
                     owner.partition_name,
                     name=name or self.name,
-                    guard=path.guard,
+                    before_attach=path.check_exists,
                     confirm=lambda producer: services.confirm(owner, producer),
                     on_lost=self._lost,
                     access=access,

@@ -53,7 +53,7 @@ class FollowedLog(Protocol):
     def last_position(self) -> Position:
         """Of the entry before the high watermark."""
 
-    def from_tail(self, placed: EntryWithOffsets) -> None:
+    def from_tail(self, stored: EntryWithOffsets) -> None:
         """The tail brought an entry."""
 
     def tail_lost(self, error: PulsarError | KopError) -> None:
@@ -225,8 +225,8 @@ class LogTail:
             if gap.base <= offset:  # whether there are records is being asked: who waits is told
                 return NOTHING_TO_READ if self.cached.holds(offset) else None
             end = gap.base
-        found = self.cached.get(offset, max_bytes, min_one, end)
-        return None if found is None else ReadResult(*found)
+        in_memory = self.cached.get(offset, max_bytes, min_one, end)
+        return None if in_memory is None else ReadResult(*in_memory)
 
     # --- gaps
 

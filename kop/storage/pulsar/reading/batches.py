@@ -88,68 +88,68 @@ class Converter:
         self.leaves_large = False
         """A message that is too large here is left to another reader that may put it together. It is no error yet."""
 
-    def feed(self, placed: EntryWithOffsets) -> list[Batch]:
+    def feed(self, stored: EntryWithOffsets) -> list[Batch]:
         """What an entry makes of the log: nothing where it lies behind, else up to two batches."""
-        found: list[Batch] = []
-        if not placed.has_offsets:
-            return found
-        base, last = placed.base, placed.last
+        batches: list[Batch] = []
+        if not stored.has_offsets:
+            return batches
+        base, last = stored.base, stored.last
         expected = base if self.next_offset is None else self.next_offset
         before, self._before = self._before, last
-        position_before, self._position_before = self._position_before, placed.position
+        position_before, self._position_before = self._position_before, stored.position
         if last < expected:
-            if placed.info.num_chunks > placed.info.chunk_id + 1:  # the first chunks of the message that is wanted
-                self._chunks.add(placed.info, placed.entry.payload)
-            return found
+            if stored.info.num_chunks > stored.info.chunk_id + 1:  # the first chunks of the message that is wanted
+                self._chunks.add(stored.info, stored.entry.payload)
+            return batches
         # Whoever begins inside a batch gets it whole; one that begins inside the entry before it is miscounted.
         within, self._wanted_within = self._wanted_within and base > before, False
-        if placed.error is not None:
+        if stored.error is not None:
             first = min(base, expected) if self.mapping.dense else base
-            found.append(self._unreadable(placed, first, placed.error.message))
+            batches.append(self._unreadable(stored, first, stored.error.message))
             self.next_offset = last + 1
-            return found
+            return batches
         if base > expected:
-            if self.mapping.skips(expected, placed):
-                gap = position_before and Gap(before + 1, base - 1, position_before, placed.position)
+            if self.mapping.skips(expected, stored):
+                gap = position_before and Gap(before + 1, base - 1, position_before, stored.position)
                 filler = self.mapping.filler(expected, base - 1)
-                found.append(Batch(expected, base - 1, filler, missing=True, gap=gap))
+                batches.append(Batch(expected, base - 1, filler, missing=True, gap=gap))
         elif base < expected and self.next_offset is not None and not within:
             self._count(Fault.MISCOUNTED_ENTRIES)
             text = (
-                f"{self._name}: the entry at {placed.position.ledger}:{placed.position.entry} has "
-                f"{placed.info.num_messages} messages, the index moved by {last - expected + 1}: a producer counted "
+                f"{self._name}: the entry at {stored.position.ledger}:{stored.position.entry} has "
+                f"{stored.info.num_messages} messages, the index moved by {last - expected + 1}: a producer counted "
                 "wrong, or batches were sent in a Pulsar transaction; these records can be read by Pulsar clients only"
             )
             log.error("%s", text)
-            found.append(Batch(expected, last, b"", UnreadableEntryError(text, last + 1)))
+            batches.append(Batch(expected, last, b"", UnreadableEntryError(text, last + 1)))
             self.next_offset = last + 1
-            return found
+            return batches
         self.next_offset = last + 1
         try:
-            data = self._convert(placed)
+            data = self._convert(stored)
         except MessageTooLargeError as error:
             if self.leaves_large:
-                found.append(Batch(base, last, b"", UnreadableEntryError(error.message, last + 1)))
+                batches.append(Batch(base, last, b"", UnreadableEntryError(error.message, last + 1)))
             else:
-                found.append(self._unreadable(placed, base, error.message))
+                batches.append(self._unreadable(stored, base, error.message))
         except ChunksMissingError as error:
             self.torn.add(last)
             if self.looks_back:
-                found.append(Batch(base, last, b"", UnreadableEntryError(error.message, last + 1)))
+                batches.append(Batch(base, last, b"", UnreadableEntryError(error.message, last + 1)))
             else:
-                found.append(self._unreadable(placed, base, error.message))
+                batches.append(self._unreadable(stored, base, error.message))
         except KopError as error:
-            found.append(self._unreadable(placed, base, error.message))
+            batches.append(self._unreadable(stored, base, error.message))
         else:
-            found.append(Batch(base, last, data))
-        return found
+            batches.append(Batch(base, last, data))
+        return batches
 
-    def _unreadable(self, placed: EntryWithOffsets, first: int, why: str) -> Batch:
+    def _unreadable(self, stored: EntryWithOffsets, first: int, why: str) -> Batch:
         """The error that stands for an entry that cannot be read, from offset `first` on. It is counted and logged."""
-        text = f"{self._name}: entry {placed.position.ledger}:{placed.position.entry}: {why}"
+        text = f"{self._name}: entry {stored.position.ledger}:{stored.position.entry}: {why}"
         self._count(Fault.UNREADABLE_ENTRIES)
         log.error("%s; consumers stop there until it is skipped or trimmed", text)
-        return Batch(first, placed.last, b"", UnreadableEntryError(text, placed.last + 1))
+        return Batch(first, stored.last, b"", UnreadableEntryError(text, stored.last + 1))
 
     @property
     def waiting_bytes(self) -> int:
@@ -162,28 +162,28 @@ class Converter:
         """The offset that comes next may lie inside an entry: the whole entry is taken."""
         self._wanted_within = True
 
-    def _convert(self, placed: EntryWithOffsets) -> Buffer:
-        found = self._transcode(placed)
-        return found if isinstance(found, bytes) else b"".join(found)
+    def _convert(self, stored: EntryWithOffsets) -> Buffer:
+        batches = self._transcode(stored)
+        return batches if isinstance(batches, bytes) else b"".join(batches)
 
-    def _transcode(self, placed: EntryWithOffsets) -> bytes | list[bytes]:
-        info, entry = placed.info, placed.entry
-        self.mapping.readable(placed)
+    def _transcode(self, stored: EntryWithOffsets) -> bytes | list[bytes]:
+        info, entry = stored.info, stored.entry
+        self.mapping.readable(stored)
         payload: Buffer = entry.payload
         max_bytes = transcode.MAX_UNCOMPRESSED
         if info.num_chunks > 1:
             max_bytes = self._max_message_bytes
             whole = self._chunks.add(info, entry.payload)
             if whole is None:
-                return transcode.empty_batch(placed.base, placed.last)
+                return transcode.empty_batch(stored.base, stored.last)
             payload = whole
         if info.raw and self._on_raw is not None:
             self._on_raw()
-        time = self.mapping.append_time(placed) if self.append_time else None
+        time = self.mapping.append_time(stored) if self.append_time else None
         return transcode.to_batch(
             entry.metadata,
             payload,
-            base_offset=placed.base,
+            base_offset=stored.base,
             log_append_time=time,
             max_bytes=max_bytes,
             on_keyless=self._on_keyless,

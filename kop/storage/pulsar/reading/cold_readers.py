@@ -100,10 +100,10 @@ class ColdReader:
             return min(self._at, self._batches[0].base) <= offset <= self._batches[0].last
         return self.converter.next_offset == offset
 
-    def on_entry(self, placed: EntryWithOffsets) -> None:
+    def on_entry(self, stored: EntryWithOffsets) -> None:
         """The stream's callback."""
         self.worked = True
-        for batch in self.converter.feed(placed):
+        for batch in self.converter.feed(stored):
             self._batches.append(batch)
             self._size += len(batch.data)
         self.share.holds(self._size + self.converter.waiting_bytes)
@@ -373,9 +373,9 @@ class ColdReaders:
         reader.busy = True
         reader.far_back = back > 0
         reader.used = source.context.loop.time()
-        idle = sorted((one for one in self._readers if not one.busy), key=lambda one: one.used)
-        for one in idle[: max(0, len(self._readers) - _MOST + 1)]:
-            self._drop(one)
+        idle = sorted((other for other in self._readers if not other.busy), key=lambda other: other.used)
+        for other in idle[: max(0, len(self._readers) - _MOST + 1)]:
+            self._drop(other)
         self._readers.append(reader)
         try:
             reader.stream = source.stream(reader.on_entry, reader.on_lost)

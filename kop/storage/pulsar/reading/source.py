@@ -34,7 +34,7 @@ class LogBounds(Protocol):
 class PartitionSource:
     """One partition in Pulsar, for those who read it.
 
-    `guard` is called before anything subscribes, and raises where the topic is gone; see `Client.open_reader`.
+    `check_exists` is called before anything subscribes, and raises where the topic is gone; see `Client.open_reader`.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class PartitionSource:
         partition_name: str,
         title: str,
         mapping: OffsetMapping,
-        guard: Callable[[], Awaitable[None]],
+        check_exists: Callable[[], Awaitable[None]],
     ) -> None:
         self.context = context
         self.partition_name = partition_name
         self.title = title
         self.mapping = mapping
-        self.guard = guard
+        self.check_exists = check_exists
 
     def stream(
         self, on_entry: Callable[[EntryWithOffsets], None], on_lost: Callable[[PulsarError | KopError], None]
@@ -72,7 +72,7 @@ class PartitionSource:
             self.context.client,
             self.partition_name,
             position,
-            guard=self.guard,
+            check_exists=self.check_exists,
             inclusive=inclusive,
             compacted=compacted,
             budget=budget,

@@ -134,7 +134,7 @@ def all_known(found: Sequence[Stored]) -> bool:
 
 
 class StoredBatches:
-    """The search in one partition. `guard` is called before a reader is opened, see `Client.open_reader`."""
+    """The search in one partition. `check_exists` is called before a reader is opened, see `Client.open_reader`."""
 
     def __init__(
         self,
@@ -142,13 +142,13 @@ class StoredBatches:
         admin: Admin,
         partition: str,
         mapping: OffsetMapping,
-        guard: Callable[[], Awaitable[None]],
+        check_exists: Callable[[], Awaitable[None]],
     ) -> None:
         self._client = client
         self._admin = admin
         self._partition = partition
         self._mapping = mapping
-        self._guard = guard
+        self._check_exists = check_exists
 
     async def find(self, wanted: Sequence[Wanted]) -> list[Stored]:
         """Look for all of them, each as far back as the bounds allow. PulsarError and KopError."""
@@ -186,22 +186,22 @@ class StoredBatches:
         expected = -1
         moved, ended = asyncio.Event(), asyncio.Event()
 
-        def on_entry(placed: EntryWithOffsets) -> None:
+        def on_entry(stored: EntryWithOffsets) -> None:
             nonlocal stretch, expected
-            if placed.position <= end:
+            if stored.position <= end:
                 if stretch is None:
-                    stretch = Stretch(from_beginning=whole and placed.base == 0)
-                info = placed.info
+                    stretch = Stretch(from_beginning=whole and stored.base == 0)
+                info = stored.info
                 stretch.add(
                     info.producer_name,
                     info.sequence_id,
                     info.num_messages,
-                    placed.base,
-                    mapping.append_time(placed),
-                    gap=mapping.skips(expected, placed),
+                    stored.base,
+                    mapping.append_time(stored),
+                    gap=mapping.skips(expected, stored),
                 )
-                expected = placed.last + 1
-            if placed.position >= end:
+                expected = stored.last + 1
+            if stored.position >= end:
                 ended.set()
                 stream.pause()
             moved.set()
@@ -212,7 +212,7 @@ class StoredBatches:
 
         stream = Stream(on_entry, on_lost, mapping.place)
         try:
-            await stream.start(self._client, self._partition, start, guard=self._guard, budget=_BUDGET)
+            await stream.start(self._client, self._partition, start, check_exists=self._check_exists, budget=_BUDGET)
             while not ended.is_set():
                 moved.clear()
                 try:

@@ -112,7 +112,7 @@ class Stream:
         topic: str,
         start: Position,
         *,
-        guard: Callable[[], Awaitable[None]] | None,
+        check_exists: Callable[[], Awaitable[None]] | None,
         inclusive: bool = True,
         compacted: bool = False,
         budget: int,
@@ -131,7 +131,7 @@ class Stream:
             on_entry=self._entry,
             damaged=True,
             borrow=True,  # a batch is made of it at once, or only its place is looked at
-            guard=guard,
+            before_attach=check_exists,
             on_lost=self._lost,
         )
         if self.closed:
@@ -177,18 +177,18 @@ class Stream:
         if self.closed:
             return
         try:
-            placed = self._place(entry)
+            stored = self._place(entry)
         except KopError as error:
             self._lost(error)
             return
         self._came = entry.position
-        count = max(placed.info.num_messages, 1)
+        count = max(stored.info.num_messages, 1)
         self._messages += count
         self._bytes += len(entry.payload)
         if self._messages > 100_000:  # so that the estimate follows what comes
             self._messages //= 2
             self._bytes //= 2
-        self._on_entry(placed)
+        self._on_entry(stored)
         if not self._paused:
             self._ask()
 

@@ -94,7 +94,7 @@ class Compactions:
         pulsar_topic: Callable[[UUID], PulsarTopic],
     ) -> None:
         """`partitions` tells all partitions that there are now, `pulsar_topic` what Pulsar has of a topic by its id."""
-        self.found: dict[tuple[str, int], Uncompacted] = {}
+        self.uncompacted: dict[tuple[str, int], Uncompacted] = {}
         """By topic and partition, of those that this broker leads."""
         self._context = context
         self._partitions = partitions
@@ -109,7 +109,7 @@ class Compactions:
             "kop_uncompacted_bytes", "Bytes that no compaction has seen, of partitions led here.", labels
         )
         age = gauge_family("kop_uncompacted_seconds", "Age of the oldest record that no compaction has seen.", labels)
-        for (topic, index), uncompacted in self.found.items():
+        for (topic, index), uncompacted in self.uncompacted.items():
             size.add_metric([topic, str(index)], uncompacted.size)
             age.add_metric([topic, str(index)], uncompacted.seconds)
         return size, age
@@ -117,31 +117,33 @@ class Compactions:
     async def look(self) -> None:
         """At each partition that this broker leads. What cannot be asked is logged, and asked again next time."""
         now = self._context.loop.time
-        found: dict[tuple[str, int], Uncompacted] = {}
+        by_partition: dict[tuple[str, int], Uncompacted] = {}
 
-        async def look(one: PartitionView) -> None:
-            if (seen := await self._look_at(one)) is not None:
-                found[one.topic.name, one.index] = seen
-            if one.index == 0 and now() >= self._due.get(one.topic.name, 0.0):
-                await self._keep(one)
-                self._due[one.topic.name] = now() + RETENTION_EVERY
+        async def look(partition: PartitionView) -> None:
+            if (seen := await self._look_at(partition)) is not None:
+                by_partition[partition.topic.name, partition.index] = seen
+            if partition.index == 0 and now() >= self._due.get(partition.topic.name, 0.0):
+                await self._keep(partition)
+                self._due[partition.topic.name] = now() + RETENTION_EVERY
 
-        led = [one for one in self._partitions() if one.topic.internal and one.holds_lease]
-        compacted = [one for one in led if one.policy.compact and not one.policy.delete]
+        led = [partition for partition in self._partitions() if partition.topic.internal and partition.holds_lease]
+        compacted = [partition for partition in led if partition.policy.compact and not partition.policy.delete]
         await for_each(compacted, look, at_once=_AT_ONCE, limit=LOOK_SECONDS, failed=self._not_looked_at)
-        self.found = found
-        self._late &= found.keys()
+        self.uncompacted = by_partition
+        self._late &= by_partition.keys()
 
-    def _not_looked_at(self, one: PartitionView, error: Exception) -> None:
+    def _not_looked_at(self, partition: PartitionView, error: Exception) -> None:
         if isinstance(error, PulsarError | KopError | TimeoutError):
-            log.warning("cannot look after the compaction of %s: %s", one.title, str(error) or "no answer in time")
+            log.warning(
+                "cannot look after the compaction of %s: %s", partition.title, str(error) or "no answer in time"
+            )
         else:
-            tell(f"the look at the compaction of {one.title}", error, kind="the look at a compaction")
+            tell(f"the look at the compaction of {partition.title}", error, kind="the look at a compaction")
         self._context.count(Fault.COMPACTIONS_NOT_CHECKED)
 
-    async def _look_at(self, one: PartitionView) -> Uncompacted | None:
-        stats = await self._context.admin.stats(one.partition_name, backlogs=True)
-        seen, key = uncompacted(stats, int(time.time() * 1000)), (one.topic.name, one.index)
+    async def _look_at(self, partition: PartitionView) -> Uncompacted | None:
+        stats = await self._context.admin.stats(partition.partition_name, backlogs=True)
+        seen, key = uncompacted(stats, int(time.time() * 1000)), (partition.topic.name, partition.index)
         if seen is None:
             self._context.count(Fault.COMPACTIONS_WITHOUT_CURSOR)
             return None
@@ -151,26 +153,26 @@ class Compactions:
         self._context.count(Fault.COMPACTIONS_LATE)
         if key not in self._late:
             self._late.add(key)
-            status = await self._context.admin.compaction_status(one.partition_name)
+            status = await self._context.admin.compaction_status(partition.partition_name)
             log.warning(
                 "no compaction has seen %d MiB of %s, the oldest of it %.0f minutes old (last compaction: %s %s). One "
                 "is started now; if this comes again, see the Pulsar broker's log, and that "
                 "brokerServiceCompactionMonitorIntervalInSeconds is not 0 in broker.conf. Until then taking the "
                 "partition over takes longer, and it is kept whole",
-                seen.size >> 20, one.title, seen.seconds / 60, status.status, status.error,
+                seen.size >> 20, partition.title, seen.seconds / 60, status.status, status.error,
             )  # fmt: skip
         try:
-            await self._context.admin.compact(one.partition_name)
+            await self._context.admin.compact(partition.partition_name)
         except PulsarError as error:
             if error.code != "Conflict":  # one runs
                 raise
         return seen
 
-    async def _keep(self, one: PartitionView) -> None:
+    async def _keep(self, first_partition: PartitionView) -> None:
         """Bring the topic's retention to what compaction allows."""
-        admin, known = self._context.admin, self._pulsar_topic(one.topic.topic_id)
-        full_name, partitions = known.full_name, map(known.partition, range(one.topic.partitions))
-        wanted = retention_of([await admin.internal_stats(partition) for partition in partitions])
+        admin, known = self._context.admin, self._pulsar_topic(first_partition.topic.topic_id)
+        full_name, partitions = known.full_name, map(known.partition, range(first_partition.topic.partitions))
+        wanted = retention_of([await admin.internal_stats(each) for each in partitions])
         now = await admin.get_retention(full_name, applied=True)
         if now == wanted or (wanted != FOREVER and now not in {None, FOREVER}):
             return  # somebody chose another one for the time after compaction

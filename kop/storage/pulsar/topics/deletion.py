@@ -3,11 +3,11 @@
 Owns: that question and its answers of just now; when a partition that came back is deleted again.
 Must not know: offsets, batches, how partitions of no topic are deleted (`strays.py`).
 
-Pulsar's PRODUCER creates the topic that it names. So the guard asks before a producer comes back, and because the topic
-may go between that answer and the Pulsar broker's, it is asked once more when the producer is attached, before it
+Pulsar's PRODUCER creates the topic that it names. So `DeletionGuard` asks before a producer comes back, and because the
+topic may go between that answer and the Pulsar broker's, it is asked once more when the producer is attached, before it
 sends. Where the topic is gone by then, the empty one that the producer made is deleted again. Of a partitioned topic
 Pulsar deletes the partitions first and the metadata last; in that moment a producer finds the topic alive and brings a
-partition back. Therefore the guard asks for the partition, too, a broker that deletes a topic says so in its properties
+partition back. Therefore it asks for the partition, too, a broker that deletes a topic says so in its properties
 first, and the partitions that had producers are looked at when a topic turns out to be gone.
 """
 
@@ -71,63 +71,65 @@ class DeletionGuard:
         """The topic is known to be gone."""
         self._asked.pop(topic_id, None)
 
-    async def may_attach(self, one: PartitionView) -> bool:
+    async def may_attach(self, partition: PartitionView) -> bool:
         """Whether its topic and its own partition are there. PulsarError where Pulsar does not answer."""
-        if not await self.still_there(one):
+        if not await self.still_there(partition):
             return False
         try:
-            await self._context.client.partitions(one.partition_name)  # does not make it
+            await self._context.client.partitions(partition.partition_name)  # does not make it
         except PulsarError as error:
             if error.code not in NOT_THERE:
                 raise
-            self._is_missing(one)
+            self._is_missing(partition)
             return False
-        self._missing.pop(one.partition_name, None)
+        self._missing.pop(partition.partition_name, None)
         return True
 
-    def _is_missing(self, one: PartitionView) -> None:
+    def _is_missing(self, partition: PartitionView) -> None:
         """Its topic is being deleted, which takes a moment, or it was never made."""
         now = self._context.loop.time()
         if len(self._missing) > _MOST_MISSING:
             self._missing.clear()
-        if now - self._missing.setdefault(one.partition_name, now) > _MISSING_SECONDS:
-            text = f"{one.partition_name} is missing, its topic is not: pulsar-admin topics create-missed-partitions"
-            self._context.faults.tell(("missing", one.title), text, "missing")
-        self._context.spawn(self._topics.refresh(one.topic.topic_id))
+        if now - self._missing.setdefault(partition.partition_name, now) > _MISSING_SECONDS:
+            text = (
+                f"{partition.partition_name} is missing, its topic is not: pulsar-admin topics create-missed-partitions"
+            )
+            self._context.faults.tell(("missing", partition.title), text, "missing")
+        self._context.spawn(self._topics.refresh(partition.topic.topic_id))
 
-    async def still_there(self, one: PartitionView, since: float | None = None) -> bool:
+    async def still_there(self, partition: PartitionView, since: float | None = None) -> bool:
         """Whether Pulsar has the topic, and it is the same. PulsarError where it does not answer.
 
         An answer serves all partitions: one of just now, or with `since` (loop time) one to a question asked after it.
         """
-        topic_id, loop = one.topic.topic_id, self._context.loop
+        topic_id, loop = partition.topic.topic_id, self._context.loop
         oldest = loop.time() - _FRESH_SECONDS if since is None else since
         while True:
-            found = self._asked.get(topic_id)
-            if found is not None and found[0] >= oldest:
+            asked = self._asked.get(topic_id)
+            if asked is not None and asked[0] >= oldest:
                 break
-            if found is None or found[1].done():
-                found = self._asked[topic_id] = loop.time(), loop.create_task(self._ask(topic_id))
-                found[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # who asked may be gone
+            if asked is None or asked[1].done():
+                asked = self._asked[topic_id] = loop.time(), loop.create_task(self._ask(topic_id))
+                asked[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # who asked may be gone
                 break
-            await asyncio.wait({found[1]})  # one question at a time, however many partitions want to know
+            await asyncio.wait({asked[1]})  # one question at a time, however many partitions want to know
         try:
-            return await asyncio.shield(found[1])
+            return await asyncio.shield(asked[1])
         except PulsarError:
-            if self._asked.get(topic_id) is found:
+            if self._asked.get(topic_id) is asked:
                 del self._asked[topic_id]
             raise
 
     async def _ask(self, topic_id: UUID) -> bool:
         try:
             known = self._topics.pulsar(topic_id)
-            found = await self._properties(known.full_name, known.plain)
+            properties = await self._properties(known.full_name, known.plain)
         except PulsarError as error:
             if error.code not in NOT_THERE:
                 raise
-            found = {}
-        if found.get(ID_PROPERTY) == str(topic_id):
-            return time.time() * 1000 - number(found, DELETING_PROPERTY) > _DELETION_MS
+            properties = {}
+        if properties.get(ID_PROPERTY) == str(topic_id):
+            return time.time() * 1000 - number(properties, DELETING_PROPERTY) > _DELETION_MS
         self._context.spawn(self._topics.refresh(topic_id))
         return False
 
@@ -138,15 +140,19 @@ class DeletionGuard:
 
     # --- producers
 
-    async def confirm(self, one: PartitionView, producer: Producer) -> None:
+    async def confirm(self, partition: PartitionView, producer: Producer) -> None:
         """A producer is attached: UNKNOWN_TOPIC_OR_PARTITION where that brought back a topic that is gone."""
-        if not one.deleted and await self.still_there(one, since=self._context.loop.time()) and not one.deleted:
+        if (
+            not partition.deleted
+            and await self.still_there(partition, since=self._context.loop.time())
+            and not partition.deleted
+        ):
             return
-        if _base(one) != one.partition_name:
-            self.take_back(one)
+        if _base(partition) != partition.partition_name:
+            self.take_back(partition)
         elif (made := await self._made_by(producer)) is not None:
-            self.take_back(one, made)
-        raise PeerError(f"topic {one.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            self.take_back(partition, made)
+        raise PeerError(f"topic {partition.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def _made_by(self, producer: Producer) -> str | None:
         """When its ledger was made, if that was while its Pulsar broker let `producer` in: else somebody made it again.
@@ -156,8 +162,8 @@ class DeletionGuard:
         try:
             stats = await self._context.admin.stats(producer.topic)
             stored = await self._context.admin.internal_stats(producer.topic)
-            publishers = [one for one in stats["publishers"] if one["producerName"] == producer.name]
-            attached = min(datetime.fromisoformat(one["connectedSince"]) for one in publishers)
+            publishers = [publisher for publisher in stats["publishers"] if publisher["producerName"] == producer.name]
+            attached = min(datetime.fromisoformat(publisher["connectedSince"]) for publisher in publishers)
             made = datetime.fromisoformat(stored[_LEDGER_MADE])
         except (PulsarError, KeyError, ValueError) as error:
             log.debug("cannot tell who made %s: %r", producer.topic, error)
@@ -165,10 +171,10 @@ class DeletionGuard:
         earliest = attached - timedelta(seconds=producer.attach_seconds + 0.001)
         return str(stored[_LEDGER_MADE]) if is_unused(stored) and made >= earliest else None
 
-    def removed(self, one: PartitionView) -> None:
+    def removed(self, partition: PartitionView) -> None:
         """Its topic is gone: see that none of its producers has brought the partition back."""
-        if one.producing and _base(one) != one.partition_name:
-            self.take_back(one)
+        if partition.producing and _base(partition) != partition.partition_name:
+            self.take_back(partition)
 
     # --- taking back
 
@@ -177,34 +183,36 @@ class DeletionGuard:
         """Whether a partition is still watched, because it may have come back."""
         return bool(self._taking_back)
 
-    def take_back(self, one: PartitionView, made: str | None = None) -> None:
+    def take_back(self, partition: PartitionView, made: str | None = None) -> None:
         """Delete the partition, or the plain topic whose ledger was made then, as soon as nobody is on it."""
-        task = self._context.loop.create_task(self._delete_unused(one, made), name=f"take back {one.partition_name}")
+        task = self._context.loop.create_task(
+            self._delete_unused(partition, made), name=f"take back {partition.partition_name}"
+        )
         self._taking_back.add(task)
         task.add_done_callback(self._taking_back.discard)
 
-    async def _delete_unused(self, one: PartitionView, made: str | None) -> None:
+    async def _delete_unused(self, partition: PartitionView, made: str | None) -> None:
         for pause in _LOOK_AGAIN:
             await asyncio.sleep(pause)
             try:
                 async with self._gate:
                     # A topic that is made again at this very moment must not lose its partition.
-                    if await self._topics.in_turn(_base(one), partial(self._settled, one, made)):
+                    if await self._topics.in_turn(_base(partition), partial(self._settled, partition, made)):
                         return
             except PulsarError as error:
                 if error.code in NOT_THERE:
                     return
                 if error.code != "PreconditionFailed":  # that is: clients are on it
-                    log.debug("cannot take %s back yet: %s", one.partition_name, error)
+                    log.debug("cannot take %s back yet: %s", partition.partition_name, error)
             except Exception as error:
-                background.tell(f"taking back {one.partition_name}", error, kind="taking back a topic")
+                background.tell(f"taking back {partition.partition_name}", error, kind="taking back a topic")
 
-    async def _settled(self, one: PartitionView, made: str | None) -> bool:
+    async def _settled(self, partition: PartitionView, made: str | None) -> bool:
         """Delete a topic that came back; False while that cannot be."""
-        name, base = one.partition_name, _base(one)
-        if base != name and (found := await self._strays.id_or_none(base)) is not None:
+        name, base = partition.partition_name, _base(partition)
+        if base != name and (id_now := await self._strays.id_or_none(base)) is not None:
             # With another id it was made again, and the partition is part of that; with the same it is being deleted.
-            return found != str(one.topic.topic_id)
+            return id_now != str(partition.topic.topic_id)
         stored = await self._context.admin.internal_stats(name)
         if made is not None and stored[_LEDGER_MADE] != made:
             return True  # that one is gone, this is somebody's new one
@@ -219,6 +227,6 @@ class DeletionGuard:
         return True
 
 
-def _base(one: PartitionView) -> str:
+def _base(partition: PartitionView) -> str:
     """The topic's own name: of a topic that is not partitioned also its partition's."""
-    return one.partition_name.removesuffix(f"-partition-{one.index}")
+    return partition.partition_name.removesuffix(f"-partition-{partition.index}")

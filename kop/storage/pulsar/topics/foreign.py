@@ -90,25 +90,25 @@ class ForeignTopics:
             self._note(name, error, refused=True)
         failed = await self._table.look_for({PERSISTENT + name for name in good if self._unsought(name)})
         for name in good:
-            found = failed.get(PERSISTENT + name)
-            if found is not None:
-                self._failed(name, kafka_error(found, f"cannot look for topic {name!r}"), refused=False)
+            failure = failed.get(PERSISTENT + name)
+            if failure is not None:
+                self._failed(name, kafka_error(failure, f"cannot look for topic {name!r}"), refused=False)
             elif self._unsought(name):
                 absent = PeerError(f"there is no topic {name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 self._note(name, absent, refused=False)
 
     def missing(self, name: str) -> ErrorCode | None:
         """Why a topic was not found, or could not be made, in the last seconds."""
-        found = self._fresh(name)
-        return None if found is None else found.error.code
+        failure = self._fresh(name)
+        return None if failure is None else failure.error.code
 
     def check(self, name: str) -> None:
         """Before a topic is made. KopError where that was refused a moment ago, or no client may have that name."""
         if not may_be_named(name) or self._context.naming.kafka_name(PERSISTENT + name) != (name, False):
             raise PeerError(f"topic {name!r} is not for Kafka clients", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        found = self._fresh(name)
-        if found is not None and found.refused:
-            raise found.error
+        failure = self._fresh(name)
+        if failure is not None and failure.refused:
+            raise failure.error
 
     def refused(self, name: str, error: KopError) -> None:
         """A topic could not be made."""
@@ -138,8 +138,8 @@ class ForeignTopics:
         return self._table.get(name) is None and self._fresh(name) is None
 
     def _fresh(self, name: str) -> _Missing | None:
-        found = self._missing.get(name)
-        return found if found is not None and self._context.loop.time() < found.until else None
+        failure = self._missing.get(name)
+        return failure if failure is not None and self._context.loop.time() < failure.until else None
 
     def _failed(self, name: str, error: KopError, *, refused: bool) -> None:
         log.warning("%s", error.message)

@@ -41,9 +41,9 @@ class TopicIds:
 
     async def metadata(self, full_name: str) -> tuple[int, Mapping[str, str]]:
         """How many partitions a topic has, 0 for a plain one, and its properties as they are."""
-        found = await self._admin.partitioned_metadata(full_name)
-        if found.partitions:
-            return found.partitions, found.properties
+        topic = await self._admin.partitioned_metadata(full_name)
+        if topic.partitions:
+            return topic.partitions, topic.properties
         return 0, await self._admin.properties(full_name)
 
     async def write(self, full_name: str, topic_id: UUID) -> None:
@@ -97,14 +97,14 @@ class TopicIds:
         async def decided() -> str | None:
             for name, rival in ((first, second), (second, first)):
                 try:
-                    _, found = await self.metadata(name)
+                    _, properties = await self.metadata(name)
                 except PulsarError as error:
                     if error.code not in _NOT_THERE:
                         raise
                     return rival
-                if id_of(found) != topic_id or is_copied(found, name):
+                if id_of(properties) != topic_id or is_copied(properties, name):
                     return rival
-                if found.get(NAME_PROPERTY) == name:
+                if properties.get(NAME_PROPERTY) == name:
                     return name
             return None
 
@@ -114,14 +114,14 @@ class TopicIds:
             await self.claim(keeps)
         return keeps
 
-    async def _elder(self, one: tuple[str, bool], other: tuple[str, bool]) -> str:
+    async def _elder(self, first: tuple[str, bool], second: tuple[str, bool]) -> str:
         """The one whose oldest ledger is older; ledgers are numbered in the order in which a cluster makes them."""
 
         async def age(topic: tuple[str, bool]) -> tuple[int, str]:
             oldest = await self._oldest_ledger(*topic)
             return (2**63 if oldest is None else oldest), topic[0]
 
-        return min(await age(one), await age(other))[1]
+        return min(await age(first), await age(second))[1]
 
     async def _after_others(self, key: str, plain: bool, done: Callable[[], Awaitable[T | None]]) -> T | None:
         """What `done` finds once another broker has done the work; None where this broker has to do it.
@@ -132,8 +132,8 @@ class TopicIds:
         first = (random.random() * _APART,) if plain else ()
         for pause in first if self._is_chosen(key) else _OTHERS_NAME:
             await asyncio.sleep(pause)
-            if (found := await done()) is not None:
-                return found
+            if (result := await done()) is not None:
+                return result
         return None
 
     async def _of_the_oldest_ledger(self, full_name: str, plain: bool, foreign: UUID | None) -> UUID | None:

@@ -76,22 +76,22 @@ def max_size_of(policy: LogPolicy, largest: int) -> int:
     return min(_ENTRY_GROWTH * policy.max_message_bytes + _ENTRY_ROOM, largest) if policy.limits_messages else 0
 
 
-async def held(admin: Admin, full_name: str, policy: LogPolicy, *, largest: int) -> Mapping[str, str]:
+async def differing_configs(admin: Admin, full_name: str, policy: LogPolicy, *, largest: int) -> Mapping[str, str]:
     """Kafka's configs for the policies in force that are not what `policy` makes of its own."""
     retention = await admin.get_retention(full_name, applied=True) or Retention(0, 0)
     compact = bool(await admin.get_compaction_threshold(full_name, applied=True))
     max_size = await admin.get_max_message_size(full_name, applied=True) or largest
-    found: dict[str, str] = {}
+    differing: dict[str, str] = {}
     delete = policy.delete
     if retention != retention_of(policy):
         delete = retention != FOREVER or not compact
-        found["retention.ms"] = str(max(retention.minutes * _MINUTE, -1))
-        found["retention.bytes"] = str(max(retention.megabytes * _MIB, -1))
+        differing["retention.ms"] = str(max(retention.minutes * _MINUTE, -1))
+        differing["retention.bytes"] = str(max(retention.megabytes * _MIB, -1))
     if max_size != (max_size_of(policy, largest) or largest) and max_size < policy.max_message_bytes:
-        found["max.message.bytes"] = str(max_size)
+        differing["max.message.bytes"] = str(max_size)
     if (delete, compact) != (policy.delete, policy.compact):
-        found["cleanup.policy"] = ",".join(["compact"] * compact + ["delete"] * delete)
-    return found
+        differing["cleanup.policy"] = ",".join(["compact"] * compact + ["delete"] * delete)
+    return differing
 
 
 async def apply(
@@ -194,8 +194,8 @@ async def wait_for(seen: Callable[[], Awaitable[object]], wanted: object) -> Non
     loop = asyncio.get_running_loop()
     end = loop.time() + _IN_FORCE_SECONDS
     pause = 0.005
-    while (found := await seen()) != wanted:
+    while (value := await seen()) != wanted:
         if loop.time() > end:
-            raise PulsarError("Timeout", f"a policy did not come into force: it is {found}, not {wanted}")
+            raise PulsarError("Timeout", f"a policy did not come into force: it is {value}, not {wanted}")
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.2)

@@ -164,10 +164,10 @@ class PulsarTopics(TopicTable):
 
     def pulsar(self, topic_id: UUID) -> PulsarTopic:
         """The Pulsar side of a topic; UNKNOWN_TOPIC_ID where it is gone."""
-        found = self._pulsar.get(topic_id)
-        if found is None:
+        topic = self._pulsar.get(topic_id)
+        if topic is None:
             raise PeerError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_ID)
-        return found
+        return topic
 
     def update_logs(self) -> None:
         """The broker's defaults changed, and with them what the configs of every topic mean."""
@@ -460,14 +460,14 @@ class PulsarTopics(TopicTable):
             await self._look_at(full_names, failed)
         return failed
 
-    async def held(self, topic_id: UUID) -> Mapping[str, str]:
+    async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
         """What Pulsar's policies of a topic say otherwise than its configs: by pulsar-admin, or from its namespace."""
         topic, known = self._find(topic_id), self.pulsar(topic_id)
         if topic.internal:
             return {}
         admin, largest = self._context.admin, self._context.client.max_message_size
-        found = policies.held(admin, known.full_name, self._policy(topic), largest=largest)
-        return await self._ask(f"cannot read the policies of {topic.name!r}", found)
+        reading = policies.differing_configs(admin, known.full_name, self._policy(topic), largest=largest)
+        return await self._ask(f"cannot read the policies of {topic.name!r}", reading)
 
     async def refresh(self, topic_id: UUID) -> None:
         """Look at one topic again: Pulsar said something of it that does not fit, or a broker may have changed it."""
@@ -524,16 +524,16 @@ class PulsarTopics(TopicTable):
 
     async def _list(self) -> dict[str, int]:
         """The topics of both namespaces by full name, with how many partitions are there; 0 for plain ones."""
-        found: dict[str, int] = {}
+        partitions: dict[str, int] = {}
         for namespace in self._context.naming.namespaces:
-            found |= dict.fromkeys(await self._context.admin.list_partitioned(namespace), 1)
+            partitions |= dict.fromkeys(await self._context.admin.list_partitioned(namespace), 1)
             for name in await self._context.client.topics(namespace):
                 base = topic_of(name)
                 if base == name:
-                    found.setdefault(name, 0)
+                    partitions.setdefault(name, 0)
                 else:
-                    found[base] = max(found.get(base, 0), int(name.rpartition("-")[2]) + 1)
-        return {name: count for name, count in found.items() if self._context.naming.kafka_name(name) is not None}
+                    partitions[base] = max(partitions.get(base, 0), int(name.rpartition("-")[2]) + 1)
+        return {name: count for name, count in partitions.items() if self._context.naming.kafka_name(name) is not None}
 
     async def _look_at(self, names: Iterable[str], failed: dict[str, PulsarError] | None = None) -> None:
         """Compare each of Pulsar's topics with what is known of it. No failure of one keeps the others away.

@@ -139,19 +139,19 @@ class WriteChecks:
             return
         name, ours = known.full_name, not first or CONFIGS_PROPERTY in known.properties
         try:
-            found = await self._retention(name)
+            retention = await self._retention(name)
         except PulsarError as error:
             if ours and error.retriable:
                 return  # it kept records before, and its Pulsar broker cannot tell now
             raise self._refused(name, error) from error
-        if policies.keeps(found):
+        if policies.keeps(retention):
             return
         wanted = policies.retention_of(self._policy(topic))
         context.count(Fault.TOPICS_WITHOUT_RETENTION)
         context.faults.tell(
             ("retention", name),
-            f"{name} keeps nothing that its subscriptions have read (retention {found.minutes} minutes, "
-            f"{found.megabytes} MB), and a Kafka client writes to it: the topic gets the retention of its Kafka "
+            f"{name} keeps nothing that its subscriptions have read (retention {retention.minutes} minutes, "
+            f"{retention.megabytes} MB), and a Kafka client writes to it: the topic gets the retention of its Kafka "
             f"configs, {wanted.minutes} minutes and {wanted.megabytes} MB (-1: no limit). Set another one with "
             "retention.ms and retention.bytes, or pulsar-admin topics set-retention",
             "retention",
@@ -171,9 +171,9 @@ class WriteChecks:
             if error.code != "NotAllowed":
                 raise
         # Pulsar brokers without policies of topics: the namespace's holds, or their own.
-        found = await admin.get_namespace_retention(namespace_of(name))
-        if found is not None:
-            return found
+        retention = await admin.get_namespace_retention(namespace_of(name))
+        if retention is not None:
+            return retention
         settings = await admin.broker_config()
         return Retention(
             int(settings.get("defaultRetentionTimeInMinutes") or 0), int(settings.get("defaultRetentionSizeInMB") or 0)
@@ -181,16 +181,16 @@ class WriteChecks:
 
     def _refused(self, name: str, error: PulsarError) -> KopError:
         """Nothing is taken that would be dropped; the error for the client."""
-        found = kafka_error(
+        refusal = kafka_error(
             error,
             f"cannot write to {name}: its retention is nothing or unknown, so that Pulsar may "
             "drop records soon after they were acknowledged, and cannot be set",
         )
         if error.code in _NOT_PERMITTED:
-            found = BackendError(f"{found.message}; {_HELP}", ErrorCode.POLICY_VIOLATION)
+            refusal = BackendError(f"{refusal.message}; {_HELP}", ErrorCode.POLICY_VIOLATION)
         self._context.count(Fault.WRITES_REFUSED_WITHOUT_RETENTION)
-        self._context.faults.tell(("no retention", name), found.message, "no retention")
-        return found
+        self._context.faults.tell(("no retention", name), refusal.message, "no retention")
+        return refusal
 
 
 def _not_retained(topic_id: UUID, error: Exception) -> None:
