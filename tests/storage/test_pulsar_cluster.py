@@ -565,7 +565,7 @@ async def test_a_partition_that_nobody_asks_for_is_let_go_and_comes_back_as_it_w
         log.close_idle(2 * long_after, 10)
         assert not log.attached
         assert (await append(log, batch(["3"], producer=7, sequence=3))).base_offset == 3
-        assert log.attached
+        await until(lambda: log.attached)
         assert await read_values(log) == ["0", "1", "2", "3"]
         assert not engine.counts
 

@@ -743,6 +743,32 @@ async def test_a_log_attaches_while_pulsar_holds_all_readers_back() -> None:
     await play.log.close()
 
 
+@PRODUCERS
+async def test_batches_do_not_wait_for_a_log_that_attaches_again(producer: int) -> None:
+    play = Play(producer)
+    await play.run("aSRT")
+    opened, broker = play.broker.open_reader, play.broker
+    broker.open_reader = lambda *_, **__: asyncio.sleep(3600)  # type: ignore[method-assign,assignment,return-value]
+    await play.run("! aSR")
+    assert play.outcomes == [3, 5], "the chain goes on"
+    await play.run("F aSR")
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [3, 5, 10]
+    await play.run("aSR")
+    assert play.outcomes[3] == 12
+    assert not play.log.attached
+    broker.open_reader = opened  # type: ignore[method-assign]
+    play.log._attaching.cancel()  # type: ignore[union-attr]
+    await settle()
+    await play.run("aSR")
+    await until(lambda: play.log.attached)
+    await play.run("T aSR")
+    assert play.outcomes[4:] == [14, 16]
+    assert play.log.high_watermark == 18
+    assert set(play.counts) == {"tails_lost", ASKED}
+    await play.log.close()
+
+
 async def test_a_log_attaches_where_rest_tells_of_no_entry() -> None:
     play = Play(-1)
     play.broker.foreign()

@@ -100,6 +100,8 @@ class PulsarLog(Partition):
         self._producers = PartitionProducers(path, self.attach, self.refresh)
         self._lease = self._producers.lease
         self._attaching: asyncio.Task[None] | None = None
+        self._was_attached = False
+        """It was attached once, so that it is known where the log starts."""
         self._waiting: deque[Append] = deque()
         self._give_up: asyncio.TimerHandle | None = None
         """Ends the appends in `_waiting` when attaching takes too long for them."""
@@ -145,14 +147,17 @@ class PulsarLog(Partition):
         while not self.attached:
             if self.deleted:
                 raise self.gone()
-            if self._attaching is None:
-                self._attaching = self.loop.create_task(self._attach())
-                self._attaching.add_done_callback(self._attach_ended)
             try:
                 async with asyncio.timeout(WAIT_SECONDS):
-                    await asyncio.shield(self._attaching)
+                    await asyncio.shield(self._begin_attaching())
             except TimeoutError:
                 raise self._late() from None
+
+    def _begin_attaching(self) -> asyncio.Task[None]:
+        if self._attaching is None:
+            self._attaching = self.loop.create_task(self._attach())
+            self._attaching.add_done_callback(self._attach_ended)
+        return self._attaching
 
     def _late(self) -> KopError:
         error = PulsarError("Timeout", f"not done within {WAIT_SECONDS:.0f} s, and going on")
@@ -204,7 +209,7 @@ class PulsarLog(Partition):
             if isinstance(error, PulsarError):
                 raise self.gone() if self.deleted else self.refused(error, f"cannot attach {self.title}") from error
             raise
-        self.attached = True
+        self.attached = self._was_attached = True
         if self.high_watermark:
             self.tell_soon()
 
@@ -274,7 +279,10 @@ class PulsarLog(Partition):
     # --- append
 
     def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
-        """Send a batch; see `PartitionLog.submit`. The order of calls is kept while the log attaches."""
+        """Send a batch; see `PartitionLog.submit`. The order of calls is kept.
+
+        Batches wait while the log attaches for the first time. Later they do not: Pulsar tells their offsets.
+        """
         self._in_demand = True
         refusal = self.gone() if self.deleted else self.services.refusal(len(batch))
         if self.topic.internal and self._lease.producer is None:
@@ -284,15 +292,14 @@ class PulsarLog(Partition):
             return
         append = Append(batch if isinstance(batch, bytearray) else bytearray(batch), header)
         append.waiters += (self.services.queued(len(append.batch)), (waiter, place))
-        if self.attached and not self._waiting:
+        if not self.attached:
+            self._begin_attaching()
+        if self._was_attached and not self._waiting:
             self._producers.of(header).add(append)
             return
         self._waiting.append(append)
         if self._give_up is None:
             self._give_up = self.loop.call_later(WAIT_SECONDS, self._give_up_waiting)
-        if self._attaching is None:
-            self._attaching = self.loop.create_task(self._attach())
-            self._attaching.add_done_callback(self._attach_ended)
 
     async def lead(self, lost: Callable[[], None]) -> None:
         """Become the only writer; see `PartitionLog.lead`."""
