@@ -16,7 +16,9 @@ from kop.pulsar_client.auth import Credentials, parse_auth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Empty texts mean none. `auth` is a secret: it is in no message."""
+    """The settings of access to Pulsar. An empty text means that a setting is not used. No message shows `auth`, a
+    secret.
+    """
 
     auth: str = ""
     ca_file: str = ""
@@ -46,7 +48,9 @@ class Access:
             )
 
     def _of_issuer(self) -> TlsOptions:
-        """For an OAuth2 issuer, which may be a public one or have a certificate from the same house as Pulsar's."""
+        """The TLS settings for an OAuth2 issuer. Its certificate may be from a public authority or from Pulsar's own
+        one.
+        """
         return TlsOptions(ca_file=self.ca_file or None, system_too=True)
 
     def credentials(self) -> Credentials | None:

@@ -1,6 +1,6 @@
-"""What the parts of the engine over Pulsar are given, in place of the engine.
+"""The context that parts of the engine over Pulsar are given; they do not know the engine itself.
 
-Owns: work that runs on the side, and that it ends before the engine does.
+Owns: background work of the parts, which ends before the engine is closed.
 Must not know: topics, logs, what the work is.
 """
 
@@ -34,7 +34,7 @@ class PulsarContext:
         self.naming = TopicNaming(settings.namespace, settings.metadata_namespace)
         self.faults = Faults(self.loop.time)
         self.closed = False
-        """The engine is being closed: nothing new is taken."""
+        """Whether the engine is being closed. No new work is taken from then on."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def count(self, fault: Fault) -> None:
@@ -42,7 +42,7 @@ class PulsarContext:
         self.faults.count(fault)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run on the side. A failure that nobody foresaw is logged."""
+        """Run work in the background. An unexpected failure of it is logged."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._spawned)
@@ -51,10 +51,10 @@ class PulsarContext:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             level = logging.DEBUG if isinstance(error, PulsarError | KopError) else logging.ERROR
-            log.log(level, "work on the side failed: %r", error, exc_info=error)
+            log.log(level, "background work failed: %r", error, exc_info=error)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to its end even where the caller goes away. BackendError where the engine is closed."""
+        """Run work to its end even where the caller is cancelled. BackendError where the engine is closed."""
         if self.closed:
             work.close()
             raise BackendError("the storage engine is closed")
@@ -64,10 +64,10 @@ class PulsarContext:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(self._spawned)  # the caller is gone: nobody else hears of a failure
+            task.add_done_callback(self._spawned)  # nobody awaits the task any more, so a failure is logged
             raise
 
     async def wait_for_work(self) -> None:
-        """Until nothing runs on the side any more."""
+        """Wait until no background work runs any more."""
         while self._tasks:
             await asyncio.wait(self._tasks)

@@ -83,7 +83,7 @@ class PulsarEngine:
         answers: Answers | None = None,
         waiting: Callable[[str], None] | None = None,
     ) -> None:
-        """`policy` tells what the gateway makes of a topic's configs; see `open_engine` for the rest."""
+        """`policy` gives the effective configs of a topic; see `open_engine` for the other parameters."""
         self.context = context = PulsarContext(client, admin, settings)
         self.loop, self.client, self.admin = context.loop, client, admin
         self.settings, self.faults = settings, context.faults
@@ -158,7 +158,7 @@ class PulsarEngine:
         """A small durable value, or None."""
         read = partial(self._cluster_topic.get_state, key)
         try:
-            if self._registry.own is None:  # while the broker starts nobody would ask again
+            if self._registry.own is None:  # while the broker starts, no client is there that would retry
                 return await self._tried("read a setting", read)
             return await read()
         except PulsarError as error:
@@ -182,7 +182,7 @@ class PulsarEngine:
 
     @property
     def brokers_fresh(self) -> bool:
-        """Whether `brokers` is of these last seconds."""
+        """Whether `brokers` was read within the last seconds."""
         return self._registry.fresh
 
     def on_brokers(self, callback: Callable[[], None]) -> None:
@@ -198,7 +198,7 @@ class PulsarEngine:
 
     @property
     def healthy(self) -> str | None:
-        """None while Pulsar answers, else what it last said."""
+        """None while Pulsar answers, otherwise its last error."""
         return "the storage engine is closed" if self.context.closed else self._upkeep.failure
 
     def policies_changed(self) -> None:
@@ -206,7 +206,7 @@ class PulsarEngine:
         self.topics.update_logs()
 
     async def maintain(self, now_ms: int) -> None:
-        """Nothing to do: Pulsar takes whole ledgers by its own clock, and is told from time to time to compact."""
+        """Does nothing: Pulsar drops whole ledgers by its own clock, and upkeep tells it now and then to compact."""
 
     def collect(self) -> Iterable[Metric]:
         """What went wrong between gateway and Pulsar, and what no compaction has seen."""
@@ -221,7 +221,7 @@ class PulsarEngine:
         return self.faults.counts
 
     async def close(self) -> None:
-        """Wait for what was taken, let go of everything. Appends after it fail."""
+        """Wait for the appends that were taken, then release everything. Later appends fail."""
         if self.context.closed:
             return
         self.context.closed = True
@@ -244,7 +244,7 @@ class PulsarEngine:
         await self.client.close()
         await self.admin.close()
 
-    # --- what parts tell one another
+    # --- callbacks between the parts
 
     def _make_log(self, topic: TopicInfo, index: int, partition_name: str, policy: LogPolicy) -> PulsarLog:
         return PulsarLog(self.context, self.services, topic, index, partition_name, policy)
@@ -270,10 +270,11 @@ class PulsarEngine:
     # --- open
 
     async def start(self) -> None:
-        """Read what is there and follow it. KopError with what to do where the cluster does not fit.
+        """Read the topics of the cluster and follow their changes. KopError says what to do where the cluster is not
+        set up.
 
-        What passes is tried again for a minute: Pulsar brokers restart, topics move. An address where nobody answers is
-        taken for a wrong one: that ends the start at once, as refused credentials do.
+        A failure that may pass is retried for a minute, because Pulsar brokers restart and topics move. An address
+        where nobody answers is taken for a wrong one: the start then ends at once, as it does for refused credentials.
         """
         cluster_topic = self._cluster_topic
         await self._tried("connect to Pulsar", self.client.start, answered=False)
@@ -319,7 +320,7 @@ async def open_engine(
     answers: Answers | None = None,
     waiting: Callable[[str], None] | None = None,
 ) -> PulsarEngine:
-    """Connect to a cluster and read its topics. KopError with what to do where that cannot be.
+    """Connect to a cluster and read its topics. KopError says what to do where that fails.
 
     `answers` asks another broker whether it serves Kafka clients; see `BrokerRegistry`. `waiting` is called with one
     line for each failure that is tried again.

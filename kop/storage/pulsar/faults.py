@@ -4,14 +4,14 @@ Owns: the table from Pulsar's errors to Kafka's with what the log says is to be 
 line is new and which was said a moment ago.
 Must not know: who asked, what is done about it.
 
-Which of them a client tries again is Kafka's own rule for the code. Final are those that the same request meets again
-until somebody changes a setting of the topic; whatever is wrong between this broker and Pulsar, credentials that have
-run out among it, is no fault of the client and retriable.
+Kafka's own rule for each code says which errors a client retries. An error is final where the same request meets it
+again until somebody changes a setting of the topic. What is wrong between this broker and Pulsar, such as credentials
+that have run out, is no fault of the client: its code is retriable.
 
-Clients try again many times a second. A line is logged when a fault begins, then every few minutes while it lasts; one
-that was quiet for a minute begins again. Of faults that differ by the partition alone, a few are named in each minute:
-a cluster that is overloaded has thousands. The counts miss nothing. The names that are counted are snake_case and
-stable: they are label values of a metric, and docs/operations.md lists them.
+Clients retry many times a second. So a line is logged when a fault begins, and then every few minutes while it lasts. A
+fault that did not occur for a minute begins again. Of faults that differ only by the partition, a few are logged in
+each minute, because an overloaded cluster has thousands of them. All of them are counted. The names that are counted
+are snake_case and stable: they are label values of a metric, and docs/operations.md lists them.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ _CODES: Final[Mapping[str, ErrorCode]] = MappingProxyType(
         "PreconditionFailed": ErrorCode.POLICY_VIOLATION,
     }
 )
-"""What is not here is KAFKA_STORAGE_ERROR, which clients retry."""
+"""Kafka's code for one of Pulsar's. A code that is not in this table becomes KAFKA_STORAGE_ERROR, which clients retry.
+"""
 
 _HELP: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -151,7 +152,7 @@ _HELP: Final[Mapping[str, str]] = MappingProxyType(
         "MessageTooLarge": "raise maxMessageSize in broker.conf and, more, nettyMaxFrameSizeBytes in bookkeeper.conf",
     }
 )
-"""What to do, for whoever reads the log."""
+"""What an operator can do about one of Pulsar's codes; it stands in the log line."""
 
 _SAID: Final[tuple[tuple[str, str, ErrorCode | None, str], ...]] = (
     (
@@ -197,13 +198,15 @@ _SAID: Final[tuple[tuple[str, str, ErrorCode | None, str], ...]] = (
         "(pulsar-admin namespaces set-max-topics-per-namespace)",
     ),
 )
-"""Where one code stands for several reasons, its text tells: code, part of the text, Kafka's code, what to do."""
+"""Codes that stand for several reasons, which the text tells apart. A row: Pulsar's code, a part of the text, Kafka's
+code (None: as in `_CODES`), and what an operator can do.
+"""
 
 _FINAL: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS})
 
 
 def kafka_error(error: PulsarError, doing: str) -> KopError:
-    """The same failure in Kafka's words; `doing` begins the text, what to do ends it."""
+    """The Kafka error for an error of Pulsar. Its text begins with `doing` and ends with what an operator can do."""
     code = _CODES.get(error.code, ErrorCode.KAFKA_STORAGE_ERROR)
     help_text = _HELP.get(error.code)
     for name, part, special, text in _SAID:
@@ -221,13 +224,13 @@ def refusal_name(what: Refused, code: str) -> str:
 
 
 class Alike:
-    """How many lines of a kind were said lately. A pure machine as well."""
+    """Counts how many lines of each kind were logged within the last minute. It has no clock of its own."""
 
     def __init__(self) -> None:
         self._since: dict[object, tuple[float, int]] = {}
 
     def left(self, kind: object, now: float) -> int:
-        """How many may be said, this one among them; 0: not this one."""
+        """How many more lines of a kind may be logged now, the one asked about included; 0 where it may not."""
         since, times = self._since.get(kind, (now, 0))
         if now - since > _ALIKE_SECONDS:
             since, times = now, 0
@@ -236,7 +239,7 @@ class Alike:
 
 
 class Faults:
-    """One engine's. `clock` gives seconds."""
+    """Counts and logs the faults of one engine. `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.counts: dict[str, int] = {}
@@ -252,7 +255,10 @@ class Faults:
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def tell(self, key: object, text: str, kind: object = None) -> None:
-        """Log a warning, unless that fault was told of a moment ago, or many of its kind (None: the only one)."""
+        """Log a warning, unless the fault `key` was logged a moment ago, or many faults of the same `kind` were.
+
+        Without a `kind` there is no bound on how many different faults are logged.
+        """
         now = self._clock()
         kept = self._repeats.say(key, now)
         left = 1 if kept is None or kind is None else self._alike.left(kind, now)

@@ -11,7 +11,7 @@ Must not know: who reads or writes them, and when.
 - Pulsar deduplicates by a producer's name alone, so each name holds the cluster's id.
 
 Everybody who may change a topic's properties may also spoil them, or copy all of one topic's to another. A value that
-does not parse is no news of the topic: the last good one is used, or the default where none is known. An id belongs to
+does not parse is ignored: the last good one is used, or the default where none is known. An id belongs to
 the topic whose full name is kept beside it; topics of older versions of the gateway have the id alone.
 """
 
@@ -48,9 +48,9 @@ CONFIGS_PROPERTY: Final = "kop.configs"
 RAW_PROPERTY: Final = "kop.raw_entries"
 """Set for good where batches may have been stored as they came: Pulsar's compaction fails on them."""
 CREATED_PROPERTY: Final = "kop.created"
-"""Milliseconds since 1970."""
+"""When the topic was made, in milliseconds since 1970."""
 UNFINISHED_PROPERTY: Final = "kop.unfinished"
-"""There until the topic has its policies."""
+"""Set from the creation of a topic until its policies are set."""
 DELETING_PROPERTY: Final = "kop.deleting"
 """When a broker began to delete the topic, in ms since 1970: no producer may come back from then on."""
 
@@ -92,11 +92,11 @@ class TopicNaming:
     namespace: str
     """`tenant/namespace` whose topics Kafka clients see."""
     metadata_namespace: str
-    """Where internal topics and the gateway's own lie."""
+    """`tenant/namespace` of the internal topics."""
 
     @property
     def namespaces(self) -> tuple[str, str]:
-        """Both of them: those whose topics the gateway lists."""
+        """Both namespaces; the gateway lists their topics."""
         return self.namespace, self.metadata_namespace
 
     @property
@@ -116,7 +116,9 @@ class TopicNaming:
         return f"{PERSISTENT}{self.metadata_namespace if internal else self.namespace}/{name}"
 
     def kafka_name(self, full_name: str) -> tuple[str, bool] | None:
-        """Name and whether it is internal; None for what Kafka clients do not see."""
+        """The name for Kafka clients, and whether the topic is internal. None for a topic that Kafka clients do not
+        see.
+        """
         namespace, _, local = full_name.removeprefix(PERSISTENT).rpartition("/")
         if not full_name.startswith(PERSISTENT) or not local:
             return None
@@ -177,7 +179,7 @@ def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
 
 
 def largest_remembered(properties: Mapping[str, str], what: str, partition: int) -> int:
-    """One of them; 0 where none is kept."""
+    """The largest number `what` that is kept of a partition; 0 where none is kept."""
     return all_remembered(properties).get((what, partition), 0)
 
 
@@ -227,9 +229,9 @@ def configs_of(properties: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def repaired(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What to go by instead of `properties`, and the names of those that do not parse.
+    """The properties with unusable ones mended, and the names of those that do not parse.
 
-    They have the value of `before`, the last good properties of the same topic, or are left out.
+    A mended property has the value of `before`, the last good properties of the same topic, or is left out.
     """
     good = dict(properties)
     wrong = []

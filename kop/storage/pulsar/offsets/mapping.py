@@ -77,12 +77,12 @@ class PartitionEntries(Protocol):
 
 
 class OffsetMapping(Protocol):
-    """One of the two ways. The same for all logs of an engine, and for all brokers on the same data."""
+    """One of the two ways. All logs of an engine use the same one, and so do all brokers on the same data."""
 
     claim: str
-    """What all brokers have to agree on."""
+    """The name of the way, on which all brokers have to agree."""
     dense: bool
-    """There is an entry for each offset, unless it is missing."""
+    """Whether each offset below the log end belongs to an entry, unless that entry is missing."""
     last_entry: int
     """The last entry of a ledger whose offset may follow from its receipt."""
 

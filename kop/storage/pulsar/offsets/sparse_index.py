@@ -72,14 +72,14 @@ class Ledgers:
         return max(self._ids, default=0)
 
     def place(self, position: Position) -> int | None:
-        """How many entries lie before it; None for a ledger that is not there."""
+        """How many entries lie before a position; None for a ledger that does not exist."""
         at = bisect_left(self._ids, position.ledger)
         if at == len(self._ids) or self._ids[at] != position.ledger:
             return None
         return self._starts[at] + position.entry
 
     def position(self, place: int) -> Position:
-        """The other way round."""
+        """The position that has `place` entries before it."""
         at = bisect_right(self._starts, place) - 1
         return Position(self._ids[at], place - self._starts[at])
 

@@ -33,10 +33,10 @@ from kop.storage.pulsar.topics.strays import NOT_THERE, StrayPartitions, is_unus
 from kop.storage.pulsar.topics.table import PulsarTopics
 
 _DELETION_MS: Final = 60_000
-"""After it the deletion has failed, whoever tried it."""
+"""A deletion that began longer ago has failed."""
 _FRESH_SECONDS: Final = 0.05
 _LOOK_AGAIN: Final = (0.02, 0.1, 0.3, 1.0, 2.0, *[5.0] * 12)
-"""Seconds between looks at a topic that may have to be taken back: clients are on it, or its deletion is under way.
+"""Seconds between looks at a topic that may have to be deleted again: clients use it, or its deletion is under way.
 
 A deletion may take its time, for as long as `_DELETION_MS` it counts as being under way.
 """
@@ -57,12 +57,12 @@ class DeletionGuard:
         self._strays = strays
         self._asked: dict[UUID, tuple[float, asyncio.Task[bool]]] = {}
         self._missing: dict[str, float] = {}
-        """Partitions that are not there, since when (loop time)."""
+        """For each missing partition the loop time since when it is missing."""
         self._taking_back: set[asyncio.Task[None]] = set()
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     async def close(self) -> None:
-        """Take nothing back any more."""
+        """End the work that deletes partitions again."""
         for task in self._taking_back:
             task.cancel()
         await asyncio.gather(*self._taking_back, return_exceptions=True)
@@ -72,11 +72,11 @@ class DeletionGuard:
         self._asked.pop(topic_id, None)
 
     async def may_attach(self, partition: PartitionView) -> bool:
-        """Whether its topic and its own partition are there. PulsarError where Pulsar does not answer."""
+        """Whether the topic and this partition of it exist. PulsarError where Pulsar does not answer."""
         if not await self.still_there(partition):
             return False
         try:
-            await self._context.client.partitions(partition.partition_name)  # does not make it
+            await self._context.client.partitions(partition.partition_name)  # this look-up does not create it
         except PulsarError as error:
             if error.code not in NOT_THERE:
                 raise
@@ -86,7 +86,7 @@ class DeletionGuard:
         return True
 
     def _is_missing(self, partition: PartitionView) -> None:
-        """Its topic is being deleted, which takes a moment, or it was never made."""
+        """A partition is missing: its topic is being deleted, which takes a moment, or the partition was never made."""
         now = self._context.loop.time()
         if len(self._missing) > _MOST_MISSING:
             self._missing.clear()
@@ -98,9 +98,10 @@ class DeletionGuard:
         self._context.spawn(self._topics.refresh(partition.topic.topic_id))
 
     async def still_there(self, partition: PartitionView, since: float | None = None) -> bool:
-        """Whether Pulsar has the topic, and it is the same. PulsarError where it does not answer.
+        """Whether Pulsar has the topic under the same id. PulsarError where Pulsar does not answer.
 
-        An answer serves all partitions: one of just now, or with `since` (loop time) one to a question asked after it.
+        One answer serves all partitions of a topic. With `since` (loop time) the question was asked after that; without
+        it the answer is at most `_FRESH_SECONDS` old.
         """
         topic_id, loop = partition.topic.topic_id, self._context.loop
         oldest = loop.time() - _FRESH_SECONDS if since is None else since
@@ -141,7 +142,9 @@ class DeletionGuard:
     # --- producers
 
     async def confirm(self, partition: PartitionView, producer: Producer) -> None:
-        """A producer is attached: UNKNOWN_TOPIC_OR_PARTITION where that brought back a topic that is gone."""
+        """Check the topic after a producer attached. UNKNOWN_TOPIC_OR_PARTITION where attaching re-created a deleted
+        topic.
+        """
         if (
             not partition.deleted
             and await self.still_there(partition, since=self._context.loop.time())
@@ -155,9 +158,10 @@ class DeletionGuard:
         raise PeerError(f"topic {partition.topic.name!r} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def _made_by(self, producer: Producer) -> str | None:
-        """When its ledger was made, if that was while its Pulsar broker let `producer` in: else somebody made it again.
+        """When the topic's ledger was made, if that was while `producer` attached; None where somebody else made the
+        topic.
 
-        Both times are the Pulsar broker's; how long its answer took is ours.
+        Both times are by the Pulsar broker's clock; how long the attaching took is by ours.
         """
         try:
             stats = await self._context.admin.stats(producer.topic)
@@ -172,11 +176,11 @@ class DeletionGuard:
         return str(stored[_LEDGER_MADE]) if is_unused(stored) and made >= earliest else None
 
     def removed(self, partition: PartitionView) -> None:
-        """Its topic is gone: see that none of its producers has brought the partition back."""
+        """The topic of a partition is gone: delete the partition again where one of its producers re-created it."""
         if partition.producing and _base(partition) != partition.partition_name:
             self.take_back(partition)
 
-    # --- taking back
+    # --- deleting partitions that came back
 
     @property
     def taking_back(self) -> bool:
@@ -184,7 +188,10 @@ class DeletionGuard:
         return bool(self._taking_back)
 
     def take_back(self, partition: PartitionView, made: str | None = None) -> None:
-        """Delete the partition, or the plain topic whose ledger was made then, as soon as nobody is on it."""
+        """Delete a partition that came back, as soon as no client uses it.
+
+        `made` is given for a plain topic: it is deleted only where its ledger was made at that time.
+        """
         task = self._context.loop.create_task(
             self._delete_unused(partition, made), name=f"take back {partition.partition_name}"
         )
@@ -202,20 +209,20 @@ class DeletionGuard:
             except PulsarError as error:
                 if error.code in NOT_THERE:
                     return
-                if error.code != "PreconditionFailed":  # that is: clients are on it
+                if error.code != "PreconditionFailed":  # this code means that clients use it
                     log.debug("cannot take %s back yet: %s", partition.partition_name, error)
             except Exception as error:
                 background.tell(f"taking back {partition.partition_name}", error, kind="taking back a topic")
 
     async def _settled(self, partition: PartitionView, made: str | None) -> bool:
-        """Delete a topic that came back; False while that cannot be."""
+        """Delete a topic that came back; False while that is not possible."""
         name, base = partition.partition_name, _base(partition)
         if base != name and (id_now := await self._strays.id_or_none(base)) is not None:
-            # With another id it was made again, and the partition is part of that; with the same it is being deleted.
+            # With another id the topic was created again and owns the partition; with the same id it is being deleted.
             return id_now != str(partition.topic.topic_id)
         stored = await self._context.admin.internal_stats(name)
         if made is not None and stored[_LEDGER_MADE] != made:
-            return True  # that one is gone, this is somebody's new one
+            return True  # the topic that came back is gone, this one was created later
         if not is_unused(stored):
             log.warning("%s came back when it was deleted, and is in use: it is left as it is", name)
             return True
@@ -228,5 +235,5 @@ class DeletionGuard:
 
 
 def _base(partition: PartitionView) -> str:
-    """The topic's own name: of a topic that is not partitioned also its partition's."""
+    """Pulsar's name of the topic. The partition of a topic that is not partitioned has the same name."""
     return partition.partition_name.removesuffix(f"-partition-{partition.index}")

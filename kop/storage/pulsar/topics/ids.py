@@ -1,7 +1,7 @@
 """Which id a topic in Pulsar has: each belongs to one name, and all brokers agree on it.
 
 Owns: giving an id to a topic that has none or another topic's, and who keeps an id that two names carry.
-Must not know: what is in memory, but for the names that hold an id there.
+Must not know: which topics are in memory.
 
 The id lies in the topic's properties, and tools copy properties: a topic that is cloned with them carries the id of
 its original, and records, commits and fetches of one would go to the other. So the full name lies beside the id. Topics
@@ -115,7 +115,7 @@ class TopicIds:
         return keeps
 
     async def _elder(self, first: tuple[str, bool], second: tuple[str, bool]) -> str:
-        """The one whose oldest ledger is older; ledgers are numbered in the order in which a cluster makes them."""
+        """The topic whose oldest ledger is older; ledgers are numbered in the order in which a cluster makes them."""
 
         async def age(topic: tuple[str, bool]) -> tuple[int, str]:
             oldest = await self._oldest_ledger(*topic)
@@ -128,7 +128,7 @@ class TopicIds:
 
         `key` says which broker is to do it; the others wait for that one.
         """
-        # Gateways of another cluster on the same namespace do not know of this one: they are not to come at once.
+        # Brokers of another cluster on the same namespace do not know of this one, and must not all write at once.
         first = (random.random() * _APART,) if plain else ()
         for pause in first if self._is_chosen(key) else _OTHERS_NAME:
             await asyncio.sleep(pause)
@@ -150,7 +150,7 @@ class TopicIds:
         return found
 
     async def _oldest_ledger(self, full_name: str, plain: bool) -> int | None:
-        """Its number; None of a partition that no client has used yet."""
+        """The id of the oldest ledger; None for a partition that no client has used yet."""
         try:
             stats = await self._admin.internal_stats(full_name if plain else f"{full_name}-partition-0")
         except PulsarError as error:

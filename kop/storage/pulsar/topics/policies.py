@@ -30,7 +30,8 @@ from kop.storage.base import LogPolicy
 
 COMPACTION_THRESHOLD: Final = 100 * 1024 * 1024
 OWN_COMPACTION_THRESHOLD: Final = 16 * 1024 * 1024
-"""Of the gateway's own topics: who takes a partition over reads all that is not compacted."""
+"""Compaction threshold of the gateway's own topics: a broker that takes a partition over reads what is not compacted.
+"""
 _MINUTE: Final = 60_000
 _MIB: Final = 1 << 20
 _IN_FORCE_SECONDS: Final = 10.0
@@ -46,7 +47,7 @@ class _Policy(NamedTuple):
 
     set: Callable[[], Awaitable[None]]
     applied: Callable[[], Awaitable[object]]
-    """What holds now."""
+    """Reads the value in force."""
     wanted: object
 
 
@@ -60,7 +61,7 @@ def retention_of(policy: LogPolicy) -> Retention:
 
 
 def keeps(retention: Retention) -> bool:
-    """Whether records outlive the subscriptions that have read them: the first limit that is met drops them."""
+    """Whether records stay after all subscriptions have read them. Records go as soon as either limit is exceeded."""
     return 0 not in retention
 
 
@@ -77,7 +78,7 @@ def max_size_of(policy: LogPolicy, largest: int) -> int:
 
 
 async def differing_configs(admin: Admin, full_name: str, policy: LogPolicy, *, largest: int) -> Mapping[str, str]:
-    """Kafka's configs for the policies in force that are not what `policy` makes of its own."""
+    """Kafka configs that stand for the policies in force, where these differ from what `policy` asks for."""
     retention = await admin.get_retention(full_name, applied=True) or Retention(0, 0)
     compact = bool(await admin.get_compaction_threshold(full_name, applied=True))
     max_size = await admin.get_max_message_size(full_name, applied=True) or largest
@@ -103,7 +104,7 @@ async def apply(
     largest: int,
     internal: bool = False,
 ) -> None:
-    """Set what differs from `before` (None: all of it, on a new topic), and wait until it reads back."""
+    """Set the policies that differ from `before` (None: all, on a new topic), and wait until Pulsar reads them back."""
 
     async def max_size_applied() -> int:
         return await admin.get_max_message_size(full_name, applied=True) or 0
@@ -143,7 +144,7 @@ async def apply(
 
 
 async def _bring_into_force(policies: Sequence[_Policy]) -> None:
-    """Set them one after the other, and wait until all hold; PulsarError Timeout where they do not.
+    """Set the policies one after the other, and wait until all are in force. PulsarError Timeout where they are not.
 
     A Pulsar broker that is told of a policy while another one of the same topic is on its way may write back what it
     read before, and the other one is gone (seen on 4.0.6). So what does not hold after a while is set again.
@@ -166,7 +167,7 @@ async def _bring_into_force(policies: Sequence[_Policy]) -> None:
 
 
 async def set_retention(admin: Admin, full_name: str, retention: Retention) -> None:
-    """Set it, also where the Pulsar broker's backlog quota stands in its way. PulsarError."""
+    """Set a topic's retention, and raise the backlog quota first where that forbids it. PulsarError."""
     try:
         await admin.set_retention(full_name, retention)
     except PulsarError as error:
@@ -190,7 +191,7 @@ async def set_retention(admin: Admin, full_name: str, retention: Retention) -> N
 
 
 async def wait_for(seen: Callable[[], Awaitable[object]], wanted: object) -> None:
-    """Until a policy reads as it was set; PulsarError Timeout where it does not."""
+    """Wait until a policy reads as it was set. PulsarError Timeout where it does not."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _IN_FORCE_SECONDS
     pause = 0.005

@@ -23,7 +23,7 @@ class PulsarTopic:
     full_name: str
     """`persistent://tenant/namespace/name`."""
     plain: bool
-    """Not partitioned: the one partition goes by the topic's own name."""
+    """Whether the topic is not partitioned. Its only partition then has the topic's own name."""
     properties: Mapping[str, str]
 
     def partition(self, index: int) -> str:

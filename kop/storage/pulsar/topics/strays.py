@@ -19,7 +19,7 @@ from kop.storage.pulsar.layout import ID_PROPERTY, namespace_of
 NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 """Pulsar's codes for a topic or partition that does not exist."""
 _PAUSES: Final = (0.02, 0.1, 0.3, 1.0)
-"""Seconds between tries to delete one: clients are on it, or another broker deletes it."""
+"""Seconds between attempts to delete a partition: clients may use it, or another broker may be deleting it."""
 _DEDUPLICATION_CURSOR: Final = "pulsar.dedup"
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class StrayPartitions:
             return None
 
     async def complete(self, full_name: str) -> None:
-        """A partition was deleted as one of no topic: where another broker made the topic just then, it lacks it."""
+        """Make the missing partitions of a topic: another broker may have created it while a stray was deleted."""
         if await self.id_or_none(full_name) is not None:
             await self._context.admin.create_missed_partitions(full_name)
             self._context.count(Fault.PARTITIONS_RECREATED)
@@ -86,11 +86,11 @@ class StrayPartitions:
                 if error.code in NOT_THERE:
                     if name not in await admin.list_topics(namespace_of(name)):
                         return True
-                    # Listed, and not there: so a topic may end that was deleted while a producer attached. Loaded once
-                    # more it can be deleted.
+                    # Pulsar lists the topic and does not find it. A topic may end so when it is deleted while a
+                    # producer attaches. Once it is loaded again, it can be deleted.
                     await (await self._context.client.open_producer(name)).close()
                 elif error.code in {"PreconditionFailed", "ServerFailure"}:
-                    await asyncio.sleep(pause)  # clients are on it, or another broker deletes it this moment
+                    await asyncio.sleep(pause)  # clients use it, or another broker deletes it at this moment
                 else:
                     raise
         return False
