@@ -24,7 +24,7 @@ SLOW_SECONDS: Final = 1.0
 """A read of more than this counts as slow."""
 MOST_BYTES: Final = 4 << 20
 """The most that one partition's read brings, unless its first batch is larger."""
-_MOST_HELD: Final = 16 << 20
+MOST_HELD: Final = 16 << 20
 """Bytes found and not taken; from there on no further read begins."""
 KEPT_SECONDS: Final = 10.0
 """A read that no Fetch asked for in this time ends, and what it found goes."""
@@ -106,7 +106,7 @@ class ColdReads:
     # --- inside
 
     def _begin(self) -> None:
-        while self._queue and self._running < AT_ONCE and self._held < _MOST_HELD:
+        while self._queue and self._running < AT_ONCE and self._held < MOST_HELD:
             read = self._queue.popleft()
             if self._reads.get(read.log) is read:
                 self._running += 1

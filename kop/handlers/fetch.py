@@ -276,14 +276,14 @@ class _Fetch:
     async def read_and_wait(self) -> Frame:
         """As `wait`, where storage is read: begun when there is memory for it."""
         response = self.look(read=True)
-        return self.frame(response) if self.enough(response) else await _Wait(self, response.unread > 0).answered
+        return self.frame(response) if self.enough(response) else await WaitingFetch(self, response.unread > 0).answered
 
     def wait(self) -> asyncio.Future[Frame]:
         """The answer when a log has news that make it enough, or when max_wait_ms is over."""
-        return _Wait(self, reads=False).answered
+        return WaitingFetch(self, reads=False).answered
 
 
-class _Wait:
+class WaitingFetch:
     """A Fetch that waits: callbacks of the logs and of reads, and a timer. Ends when answered, or cancelled."""
 
     __slots__ = ("answered", "deadline", "fetch", "looked", "looking", "loop", "pause", "timer", "undo")

@@ -20,7 +20,7 @@ _INVALID_SESSION_ID = 0
 _INITIAL_EPOCH = 0
 _FINAL_EPOCH = -1
 _MAX_EPOCH = 0x7FFFFFFF
-_EVICT_AFTER_MS = 120_000
+EVICT_AFTER_MS = 120_000
 """A session that was not used for so long makes room for a new one (min.incremental.fetch.session.eviction.ms)."""
 
 
@@ -130,7 +130,7 @@ class FetchSessions:
             return None
         if len(self._sessions) >= self._slots:
             oldest = next(iter(self._sessions.values()), None)
-            if oldest is None or now_ms - oldest.last_used_ms < _EVICT_AFTER_MS:
+            if oldest is None or now_ms - oldest.last_used_ms < EVICT_AFTER_MS:
                 return None
             self._drop(oldest.session_id)
             self._metrics.fetch_sessions_evicted.inc()

@@ -34,7 +34,7 @@ _EARLIEST_PENDING_UPLOAD = -6
 _OLDEST_VERSION_OF = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
 
 _AT_ONCE = 64
-_SEARCHES_OF_ONE = 8
+SEARCHES_OF_ONE = 8
 """Look-ups by time that one request has side by side; all requests together have `gateway.SEARCHES_AT_ONCE`."""
 _ANSWER_SECONDS = 20.0
 """Less than clients wait for an answer (30 s), however many partitions have to be attached first."""
@@ -81,7 +81,7 @@ async def _look_all_up(
 ) -> dict[tuple[str, int], _Answer]:
     """Look offsets up side by side: a storage that has to attach a partition first takes some milliseconds for each."""
     parts = {(topic.name, part.partition_index): part for topic in request.topics for part in topic.partitions}
-    turns, searches = Turns(_AT_ONCE), Turns(_SEARCHES_OF_ONE, _ANSWER_SECONDS)
+    turns, searches = Turns(_AT_ONCE), Turns(SEARCHES_OF_ONE, _ANSWER_SECONDS)
     end = asyncio.get_running_loop().time() + _ANSWER_SECONDS
     late = 0
 

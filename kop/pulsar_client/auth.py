@@ -118,7 +118,7 @@ class OAuth2(Credentials):
         self._issuer = issuer.rstrip("/")
         form = {"client_id": client_id, "client_secret": client_secret, "audience": audience, "scope": scope}
         self._form = {"grant_type": "client_credentials"} | {key: value for key, value in form.items() if value}
-        self._tls = tls
+        self.tls = tls
         self._timeout = timeout
         self._clock = clock
         self._token = ""
@@ -149,7 +149,7 @@ class OAuth2(Credentials):
 
     async def _fetch(self) -> tuple[str, float]:
         url = f"{self._issuer}/.well-known/openid-configuration"
-        connector = aiohttp.TCPConnector(ssl=self._tls.context() if self._tls else True)
+        connector = aiohttp.TCPConnector(ssl=self.tls.context() if self.tls else True)
         limit = aiohttp.ClientTimeout(total=self._timeout)
         try:
             async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:

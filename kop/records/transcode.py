@@ -56,8 +56,8 @@ __all__ = [
 ]
 
 
-_twin = chosen()
-NATIVE: Final = _twin is not _pure
+twin = chosen()
+NATIVE: Final = twin is not _pure
 """True when the compiled twin does the work."""
 ENTRY_ROOM: Final = 512
 """Bytes of an entry that are kept for its metadata and framing. Part of how batches are split: never change it."""
@@ -117,7 +117,7 @@ def to_entries(
     body = bytes(inflated(memoryview(batch)[: header.size], header, max_bytes))
     room = max_size - ENTRY_ROOM
     append_time = header.max_timestamp if header.log_append_time else None
-    pieces, without_key = _twin.pack(
+    pieces, without_key = twin.pack(
         body, header.record_count, header.base_timestamp, append_time, room, reject_null_keys
     )
     if without_key:
@@ -207,11 +207,11 @@ def to_batch(
     if view.raw:
         return _from_raw(body, view.num_messages, base_offset, log_append_time)
     if view.batched:
-        records, count, base_timestamp, max_timestamp, keyless = _twin.unpack(
+        records, count, base_timestamp, max_timestamp, keyless = twin.unpack(
             body, view.num_messages, view.publish_time, view.event_time
         )
     else:
-        records, count, base_timestamp, max_timestamp, keyless = _twin.unpack_one(metadata, body)
+        records, count, base_timestamp, max_timestamp, keyless = twin.unpack_one(metadata, body)
     if keyless and on_keyless is not None:
         on_keyless(keyless)
     if not count:
@@ -233,7 +233,7 @@ def to_batch(
 
 def parse_entry(metadata: Buffer) -> EntryView:
     """What an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
-    return EntryView._make(_twin.parse_entry(bytes(metadata)))
+    return EntryView._make(twin.parse_entry(bytes(metadata)))
 
 
 def empty_batch(first_offset: int, last_offset: int) -> bytes:

@@ -17,7 +17,7 @@ from kop.records.batch import CODEC_MASK, HEADER_SIZE, BatchHeader, Buffer
 from kop.records.compression import decompress
 from kop.records.twin import chosen
 
-_twin = chosen()
+twin = chosen()
 
 
 class RecordsRejectedError(PeerError):
@@ -59,9 +59,7 @@ def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max
         body, start = inflated(data, header, max_bytes), 0
     else:
         body, start = data, HEADER_SIZE
-    earliest, latest, without_key = _twin.walk(
-        body, start, header.record_count, header.base_timestamp, reject_null_keys
-    )
+    earliest, latest, without_key = twin.walk(body, start, header.record_count, header.base_timestamp, reject_null_keys)
     if without_key:
         raise RecordsRejectedError.without_key(without_key)
     return CheckedRecords(earliest, latest, memoryview(body)[start:])

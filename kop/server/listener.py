@@ -62,7 +62,7 @@ class Server:
         self._lines = 0
         self._suppressed = 0
         self._deadlocked = False
-        self._end_sweeps = every(self.loop, _SWEEP_SECONDS, "the sweep of client connections", self._sweep)
+        self._end_sweeps = every(self.loop, _SWEEP_SECONDS, "the sweep of client connections", self.sweep)
 
     # --- listening
 
@@ -144,7 +144,7 @@ class Server:
 
     # --- time
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Once a second: count, close idle connections, and stuck ones where memory is short."""
         if self._suppressed:
             log.warning("%d more lines like these in the last second were left out", self._suppressed)

@@ -92,7 +92,7 @@ class Idempotent:
         self._unknown: dict[int, int] = {}
         self.refused: list[KafkaError] = []
         self.newest = 0.0
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -136,14 +136,14 @@ class Idempotent:
         self.newest = time.monotonic()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self.stopping.is_set():
             for _ in range(10):
                 self._producer.produce(self.topic, str(self.given).encode(), partition=self.given % PARTITIONS)
                 self.given += 1
             self._producer.poll(0.005)
 
     def finish(self) -> None:
-        self._stop.set()
+        self.stopping.set()
         self._thread.join()
         left = self._producer.flush(PATIENCE)
         assert not self.refused, f"{len(self.refused)} refused, the first: {self.refused[0]}"
@@ -183,7 +183,7 @@ class Plain:
         self.refused: list[BaseException] = []
         self.knows: Callable[[], set[int]] = set
         """The gateways that the client knows of: it asks nobody else."""
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
     def start(self) -> None:
@@ -201,7 +201,7 @@ class Plain:
         self.knows = lambda: {node.nodeId for node in producer.client.cluster.brokers()}
         try:
             number = 0
-            while not self._stop.is_set():
+            while not self.stopping.is_set():
                 numbers = range(number, number + 10)
                 number += 10
                 sent = [await producer.send(self.topic, str(n).encode(), partition=n % PARTITIONS) for n in numbers]
@@ -215,7 +215,7 @@ class Plain:
             await producer.stop()
 
     def finish(self) -> None:
-        self._stop.set()
+        self.stopping.set()
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         assert len(self.acknowledged) > 50
@@ -246,7 +246,7 @@ class Commits:
         }
         self.topic = topic
         self.tried = self.kept = 0
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -254,7 +254,7 @@ class Commits:
 
     def _run(self) -> None:
         consumer = Consumer(self.settings)
-        while not self._stop.is_set():
+        while not self.stopping.is_set():
             self.tried += 1
             try:
                 consumer.commit(offsets=[TopicPartition(self.topic, 0, self.tried)], asynchronous=False)
@@ -265,7 +265,7 @@ class Commits:
         consumer.close()
 
     def finish(self) -> None:
-        self._stop.set()
+        self.stopping.set()
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         assert self.kept > 5
@@ -348,9 +348,9 @@ class Load:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.idempotent._stop.set()
-        self.plain._stop.set()
-        self.commits._stop.set()
+        self.idempotent.stopping.set()
+        self.plain.stopping.set()
+        self.commits.stopping.set()
 
     def flows(self, seconds: float = SECONDS) -> float:
         """Until new records are acknowledged and commits kept; the seconds that took."""

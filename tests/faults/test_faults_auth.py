@@ -75,16 +75,11 @@ class Guarded:
         """These are the tenant's admins from now on."""
         tenant = pulsar.namespace.partition("/")[0]
 
-        async def change(client: PulsarAdmin) -> None:
-            info = {"adminRoles": roles, "allowedClusters": await client.clusters()}
-            await client._call("POST", f"tenants/{tenant}", info)
-
-        self.admin(change)
+        self.admin(lambda client: client.set_tenant_admins(tenant, roles))
 
     def grant(self, pulsar: Pulsar, actions: list[str]) -> None:
         """What `kop` may do with the topics of the namespace."""
-        path = f"namespaces/{pulsar.namespace}/permissions/kop"
-        self.admin(lambda client: client._call("POST", path, actions))
+        self.admin(lambda client: client.grant(pulsar.namespace, "kop", actions))
 
 
 @pytest.fixture(scope="module")

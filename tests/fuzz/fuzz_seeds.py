@@ -19,6 +19,7 @@ from kafka.protocol.schemas.fields.array import ArrayField
 from kafka.protocol.schemas.fields.struct import StructField
 from kafka.protocol.schemas.fields.struct_array import StructArrayField
 from support.gateway import frame
+from support.random_messages import fields_of, kind_of
 
 from kop.handlers.registry import build as registry
 from kop.records.batch import Codec, Record, build
@@ -95,7 +96,7 @@ class _Filler:
         self._topic_ids = topic_ids
 
     def message(self, cls: Any, version: int) -> Any:
-        return cls(version=version, **self._values(cls._struct.fields.values(), version))
+        return cls(version=version, **self._values(fields_of(cls).values(), version))
 
     def _values(self, fields: Any, version: int) -> dict[str, Any]:
         config = self._rng.choice(list(_CONFIGS))
@@ -121,7 +122,7 @@ class _Filler:
         return field.data_class(version=version, **self._values(field.fields.values(), version))
 
     def _simple(self, field: Any, name: str, config: str) -> Any:
-        kind, rng = field._type_str, self._rng
+        kind, rng = kind_of(field), self._rng
         if kind in _BITS:
             number = rng.choice(_NUMBERS if rng.random() < 0.9 else _LARGE)
             if "timeout" in name:

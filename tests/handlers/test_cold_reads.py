@@ -220,7 +220,7 @@ def test_so_many_run_side_by_side_and_slow_ones_do_not_count(monkeypatch: pytest
     monkeypatch.setattr(cold_reads, "SLOW_SECONDS", 0.05)
 
     async def main() -> None:
-        reads: Any = ColdReads()
+        reads = ColdReads()
         logs = await cold_logs(cold_reads.AT_ONCE + 3)
         for log in logs:
             reads.ask(log, 0, 100)
@@ -234,40 +234,67 @@ def test_so_many_run_side_by_side_and_slow_ones_do_not_count(monkeypatch: pytest
             reads.forget(log)
         await turns()
         assert not any(log.reading for log in logs)
-        assert (len(reads), reads._held, reads._running, reads._unfinished) == (0, 0, 0, 0)
+        assert len(reads) == 0
+        for log in logs:
+            log.gate = asyncio.Event()
+            reads.ask(log, 0, 100)
+        await turns()
+        assert sum(log.reading for log in logs) == cold_reads.AT_ONCE, "all places are free once more"
+        for log in logs:
+            reads.forget(log)
 
     run(main())
+
+
+async def begins(reads: ColdReads) -> bool:
+    """Whether a further read begins, where `MOST_HELD` is so small that nothing may be held."""
+    [log] = await cold_logs(1)
+    reads.ask(log, 0, 100)
+    await turns()
+    began = log.reading == 1
+    reads.forget(log)
+    await turns()
+    return began
 
 
 def test_what_nobody_asks_for_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_HELD", 1)
     monkeypatch.setattr(cold_reads, "KEPT_SECONDS", 1.0)
 
     async def main() -> None:
-        reads: Any = ColdReads()
+        reads = ColdReads()
         done, running = await cold_logs(2)
         let_go(done)
-        reads.ask(done, 0, 100)
         reads.ask(running, 0, 100)
+        reads.ask(done, 0, 100)
         await turns()
-        assert (len(reads), reads._held, running.reading) == (2, done.size_bytes, 1)
+        assert (len(reads), running.reading) == (2, 1)
+        assert not await begins(reads), "what was found and not taken leaves no room for more"
         await until(lambda: not len(reads))
         await turns()
-        assert (reads._held, running.reading, reads._unfinished) == (0, 0, 0)
+        assert running.reading == 0
+        assert await begins(reads)
 
     run(main())
 
 
-def test_a_read_from_another_offset_takes_the_place_of_the_one_before() -> None:
+def test_a_read_from_another_offset_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_HELD", 1)
+
     async def main() -> None:
-        reads: Any = ColdReads()
+        reads = ColdReads()
         [log] = await cold_logs(1)
         let_go(log)
         reads.ask(log, 0, 100)
         await turns()
-        assert reads.find(log, 0).result.size == log.size_bytes
+        found = reads.find(log, 0)
+        assert found is not None
+        assert found.result is not None
+        assert found.result.size == log.size_bytes
+        log.gate = asyncio.Event()
         reads.ask(log, 1, 100)
         assert reads.find(log, 0) is None
-        assert reads._held == 0
+        assert await begins(reads), "what was found before does not count any more"
         reads.forget(log)
 
     run(main())
@@ -275,7 +302,7 @@ def test_a_read_from_another_offset_takes_the_place_of_the_one_before() -> None:
 
 def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through() -> None:
     async def main() -> None:
-        reads: Any = ColdReads()
+        reads = ColdReads()
         [log] = await cold_logs(1)
         let_go(log)
         log.read_error = BackendError("so says the test")

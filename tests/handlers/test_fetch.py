@@ -12,6 +12,7 @@ import pytest
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
 
 from kop.errors import ErrorCode
+from kop.handlers import fetch_sessions
 from kop.records.batch import iter_batches, read_header
 from kop.records.compression import Codec
 from kop.wire.messages import FetchRequest, OffsetCommitRequest
@@ -289,7 +290,7 @@ def test_session_errors(tmp_path: Path) -> None:
     run(main())
 
 
-def test_sessions_are_bounded_and_an_evicted_one_is_not_found(tmp_path: Path) -> None:
+def test_sessions_are_bounded_and_an_evicted_one_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with gateway(tmp_path, max_incremental_fetch_session_cache_slots="2") as serving:
             client = await filled(serving, 1)
@@ -297,8 +298,7 @@ def test_sessions_are_bounded_and_an_evicted_one_is_not_found(tmp_path: Path) ->
             assert all(ids[:2])
             assert ids[2] == 0, "all slots are in use: the client goes on without a session"
             sessions = serving.gateway.fetch_sessions
-            for session in sessions._sessions.values():
-                session.last_used_ms -= 10 * 60_000
+            monkeypatch.setattr(fetch_sessions, "EVICT_AFTER_MS", 0)
             new = (await session_fetch(client, 0, 0, ("t", 0, 0))).session_id
             assert new != 0
             assert (await session_fetch(client, ids[0], 1)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND

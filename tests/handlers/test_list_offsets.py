@@ -185,7 +185,7 @@ def test_look_ups_by_time_are_bounded_for_a_request_and_for_all(
             await serving.gateway.engine.topics.create("t", 100, {})
             clients = [await RawClient.connect(serving) for _ in range(5)]
             clients[0].send(2, 11, **question(range(100), 1000))
-            await until(lambda: searches.running == list_offsets._SEARCHES_OF_ONE)
+            await until(lambda: searches.running == list_offsets.SEARCHES_OF_ONE)
             for client in clients[1:]:
                 client.send(2, 11, **question(range(100), 1000))
             await until(lambda: searches.running == SEARCHES_AT_ONCE)

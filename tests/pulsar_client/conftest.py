@@ -13,7 +13,7 @@ import uvloop
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    names = pyfuncitem._fixtureinfo.argnames
+    names = inspect.signature(pyfuncitem.obj).parameters
     call = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
     mark = pyfuncitem.get_closest_marker("timeout")
     seconds = mark.args[0] - 10 if mark is not None else 170

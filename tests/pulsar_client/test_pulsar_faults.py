@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import cast
 
 import pytest
 from pulsar_kit import T, client, numbers, send
@@ -12,6 +13,7 @@ from support.faulty_link import link
 from support.waiting import until
 
 from kop.pulsar_client import EARLIEST, Entry
+from kop.pulsar_client.connection import Connection
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -90,21 +92,26 @@ async def test_a_broker_that_is_gone_for_a_while() -> None:
             assert broker.payloads(T) == numbers(5)
 
 
-async def test_a_broker_that_does_not_read_is_not_written_to_without_end() -> None:
+async def test_a_broker_that_does_not_read_is_not_written_to_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[Connection, asyncio.WriteTransport]] = []
+    connection_made = Connection.connection_made
+
+    def note(self: Connection, transport: asyncio.BaseTransport) -> None:
+        opened.append((self, cast(asyncio.WriteTransport, transport)))
+        connection_made(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", note)
     async with fake_pulsar() as broker, link(broker.port) as wire:
         broker.create(T)
         broker.url = wire.url
         async with client(wire.url, keepalive=20) as made:
             producer = await made.open_producer(T)
-            connection = producer._connection
-            assert connection is not None
-            assert connection._transport is not None
             wire.stall()
             payload = bytes(1024 * 1024)
             sent = [send(producer, number, payload) for number in range(60)]
             assert producer.pending_bytes > 60 * len(payload)
-            await until(lambda: connection.paused)
-            assert connection._transport.get_write_buffer_size() < 8 * len(payload)
+            await until(lambda: any(connection.paused for connection, _ in opened))
+            assert all(transport.get_write_buffer_size() < 8 * len(payload) for _, transport in opened)
             wire.go_on()
             await asyncio.gather(*sent)
             assert len(broker.payloads(T)) == 60

@@ -439,7 +439,7 @@ async def test_both_answers_to_who_waits_may_come_in_one_read() -> None:
                 request_id=command.producer.request_id, producer_name="p", producer_ready=False
             )
             session.send(Command(type=Command.PRODUCER_SUCCESS, producer_success=waits))
-            broker._produce(session, command.producer, topic)
+            broker.produce(session, command.producer, topic)
             return True
 
         broker.hook = both

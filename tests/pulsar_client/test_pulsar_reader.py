@@ -366,7 +366,7 @@ async def test_many_readers_return_a_few_at_a_time() -> None:
                 def answer() -> None:
                     nonlocal waiting
                     waiting -= 1
-                    broker._on_subscribe(session, command, b"")
+                    broker.on_subscribe(session, command, b"")
 
                 asyncio.get_running_loop().call_later(0.02, answer)
                 return True

@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
+from unittest import mock
 
 import pytest
 from pulsar_kit import client, metadata, numbers, send
@@ -18,7 +20,7 @@ from support.waiting import until
 
 from kop.pulsar_client import EARLIEST, LATEST, Client, Entry, Position, Producer, PulsarError
 from kop.pulsar_client.address import PulsarAddress, parse_one
-from kop.pulsar_client.pool import BrokerRoute
+from kop.pulsar_client.pool import BrokerRoute, Pool
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 
@@ -41,10 +43,10 @@ def batch(messages: int, size: int = 20) -> bytes:
     return (len(one).to_bytes(4, "big") + one + b"x" * size) * messages
 
 
-def through(made: Client, wire: Link) -> None:
-    """Let every further connection of a client go through a link."""
+def through(wire: Link) -> AbstractContextManager[object]:
+    """Inside the block every further connection of clients goes through a link."""
     address = PulsarAddress("127.0.0.1", wire.port, False)
-    made._pool.broker = lambda url: BrokerRoute(address, address)  # type: ignore[method-assign]
+    return mock.patch.object(Pool, "broker", return_value=BrokerRoute(address, address))
 
 
 async def test_a_topic_that_is_asked_for_or_read_is_not_created(pulsar: Pulsar) -> None:
@@ -187,13 +189,12 @@ async def test_a_producer_takes_its_own_place_back_from_a_dead_connection(pulsar
     target = parse_one(pulsar.service_url)
     async with tools(pulsar, keepalive=1.0) as (made, admin), link(target.port) as wire:
         topic = await create(admin, pulsar.topic())
-        through(made, wire)
-        producer = await made.open_producer(topic, name="mine", access=access)  # type: ignore[arg-type]
-        await send(producer, 0)
-        wire.stall()
-        sent = [send(producer, number) for number in range(1, 4)]
-        await until(lambda: not producer.connected)
-        del made._pool.broker  # type: ignore[method-assign]
+        with through(wire):
+            producer = await made.open_producer(topic, name="mine", access=access)  # type: ignore[arg-type]
+            await send(producer, 0)
+            wire.stall()
+            sent = [send(producer, number) for number in range(1, 4)]
+            await until(lambda: not producer.connected)
         await asyncio.gather(*sent)
         assert producer.attached_times > 1
 
@@ -203,20 +204,20 @@ async def test_cuts_under_load(pulsar: Pulsar) -> None:
     async with tools(pulsar) as (made, admin), link(target.port) as wire:
         topic = await create(admin, pulsar.topic())
         await deduplicate(admin, topic)
-        through(made, wire)
-        seen: list[Entry] = []
-        await made.open_reader(topic, EARLIEST, permits=10**6, on_entry=seen.append)
-        producer = await made.open_producer(topic, name="cut")
-        sent: list[asyncio.Future[Position]] = []
-        for round_number in range(12):
-            sent += [send(producer, len(sent) + number) for number in range(100)]
-            wire.cut_after = 300 * round_number + 100
-            await asyncio.sleep(0.05)
-        await asyncio.gather(*sent)
-        await until(lambda: len(seen) >= 1200)
-        assert [bytes(entry.payload) for entry in seen] == numbers(1200)
-        assert [entry.index for entry in seen] == list(range(1200))
-        assert producer.attached_times > 1
+        with through(wire):
+            seen: list[Entry] = []
+            await made.open_reader(topic, EARLIEST, permits=10**6, on_entry=seen.append)
+            producer = await made.open_producer(topic, name="cut")
+            sent: list[asyncio.Future[Position]] = []
+            for round_number in range(12):
+                sent += [send(producer, len(sent) + number) for number in range(100)]
+                wire.cut_after = 300 * round_number + 100
+                await asyncio.sleep(0.05)
+            await asyncio.gather(*sent)
+            await until(lambda: len(seen) >= 1200)
+            assert [bytes(entry.payload) for entry in seen] == numbers(1200)
+            assert [entry.index for entry in seen] == list(range(1200))
+            assert producer.attached_times > 1
 
 
 async def test_the_largest_entry_and_chunks(pulsar: Pulsar) -> None:
@@ -282,8 +283,8 @@ async def test_a_producer_that_comes_back_too_late_leaves_its_successor_alone(pu
     port = parse_one(pulsar.service_url).port
     async with tools(pulsar) as (one, admin), client(pulsar.service_url) as two, link(port) as wire:
         topic = await create(admin, pulsar.topic())
-        through(one, wire)
-        first = await one.open_producer(topic, name="first", access="exclusive_with_fencing", on_lost=lost.append)
+        with through(wire):
+            first = await one.open_producer(topic, name="first", access="exclusive_with_fencing", on_lost=lost.append)
         await send(first, 0)
         second = await two.open_producer(topic, name="second", access="exclusive_with_fencing")
         await send(second, 0)

@@ -17,7 +17,7 @@ from kop.records import _pure, transcode
 from kop.records.batch import Record, build, read_header, records_of
 
 pytestmark = pytest.mark.skipif(not transcode.NATIVE, reason="kop._native was not built: there is one transcoder")
-native = transcode._twin
+native = transcode.twin
 
 int64 = st.integers(INT64_MIN, INT64_MAX)
 uint64 = st.integers(0, 2**64 - 1)

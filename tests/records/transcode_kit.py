@@ -28,17 +28,17 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 TWINS = [pytest.param(_pure, id="pure")]
 """The plain transcoder and, where it was built, the compiled one."""
 if transcode.NATIVE:
-    TWINS.append(pytest.param(transcode._twin, id="native"))
+    TWINS.append(pytest.param(transcode.twin, id="native"))
 
 
 @contextlib.contextmanager
 def using(twin: ModuleType) -> Iterator[None]:
-    before = transcode._twin
-    transcode._twin = validation._twin = twin
+    before = transcode.twin
+    transcode.twin = validation.twin = twin
     try:
         yield
     finally:
-        transcode._twin = validation._twin = before
+        transcode.twin = validation.twin = before
 
 
 # Kafka

@@ -24,14 +24,11 @@ def play(main: Callable[[Server, FakePipeline], Coroutine[Any, Any, None]], **li
         server = fake_server(fake, **limits)
         try:
             await main(server, fake)
-            for one in list(server._connections):
-                one.abort()
-            await settle()
-            assert server.memory.used == 0
-            assert server.connections == 0
-            assert not server.memory.waiting
         finally:
-            close_server(server)
+            await close_server(server)
+        assert server.memory.used == 0
+        assert server.connections == 0
+        assert not server.memory.waiting
 
     asyncio.run(run())
 
@@ -139,12 +136,6 @@ def test_produces_of_one_connection_above_its_share_wait_for_the_ones_before() -
     play(main, memory_bytes=8 * MIB)
 
 
-def sweep(server: Server) -> None:
-    """What happens once a second."""
-    server._end_sweeps()
-    server._sweep()
-
-
 def test_where_memory_is_short_who_does_not_move_is_closed_largest_first(caplog: pytest.LogCaptureFixture) -> None:
     async def main(server: Server, fake: FakePipeline) -> None:
         small, large, reader, moving = (Peer(server) for _ in range(4))
@@ -154,10 +145,10 @@ def test_where_memory_is_short_who_does_not_move_is_closed_largest_first(caplog:
         reader.transport.unsent = 9 * MIB
         reader.connection.pause_writing()
         assert server.memory.short
-        sweep(server)
+        server.sweep()
         assert server.connections == 4
         moving.connection.last_active += 1
-        sweep(server)
+        server.sweep()
         await settle()
         assert reader.transport.lost
         assert not large.transport.lost
@@ -168,7 +159,7 @@ def test_where_memory_is_short_who_does_not_move_is_closed_largest_first(caplog:
         assert server.memory.short
         for _ in range(2):
             moving.connection.last_active += 1
-            sweep(server)
+            server.sweep()
         await settle()
         assert large.transport.lost
         assert not any(peer.transport.lost for peer in (small, again, moving))
@@ -188,7 +179,7 @@ def test_parts_of_frames_that_all_wait_for_each_other_are_not_for_ever(caplog: p
         assert fake.started == []
         assert server.memory.used < 16 * MIB
         for _ in range(12):
-            sweep(server)
+            server.sweep()
             await settle()
             for peer in peers:
                 peer.pump()
@@ -427,7 +418,7 @@ def test_an_idle_connection_is_closed_but_not_one_that_waits() -> None:
         idle.send(frame("now", 1))
         for peer in (idle, waiting, never):
             peer.connection.last_active -= 11
-        sweep(server)
+        server.sweep()
         await settle()
         assert [peer.transport.lost for peer in (idle, waiting, never, fresh)] == [True, False, True, False]
 
@@ -438,7 +429,7 @@ def test_no_idle_limit() -> None:
     async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
         peer.connection.last_active -= 10**9
-        sweep(server)
+        server.sweep()
         await settle()
         assert not peer.transport.lost
 
@@ -451,10 +442,10 @@ def test_a_connection_that_cannot_send_its_last_answers_is_not_kept() -> None:
         peer.transport.close = lambda: None  # type: ignore[method-assign]  # as with data unsent
         fake.bad = {0}
         peer.send(frame("now", 0))
-        sweep(server)
+        server.sweep()
         assert not peer.transport.closing
         peer.connection.closing_since -= 11
-        sweep(server)
+        server.sweep()
         await settle()
         assert peer.transport.lost
 
@@ -500,12 +491,12 @@ def test_a_flood_of_bad_connections_does_not_flood_the_log(caplog: pytest.LogCap
         for _ in range(500):
             Peer(server).send(b"GET / HTTP/1.1\r\n\r\n")
         assert len(caplog.records) == 10
-        sweep(server)
+        server.sweep()
         assert caplog.records[-1].getMessage() == "490 more lines like these in the last second were left out"
         Peer(server).send(b"GET / HTTP/1.1\r\n\r\n")
         assert len(caplog.records) == 12
-        bad = server._metrics.bad_frames.labels("foreign_protocol")
-        assert bad._value.get() == 501
+        bad = fake.metrics.registry.get_sample_value("kop_bad_frames_total", {"reason": "foreign_protocol"})
+        assert bad == 501
 
     play(main)
 

@@ -135,7 +135,7 @@ async def play(what: list[tuple[str, int]], steps: list[tuple[str, int]], rounds
     await settle()
     assert server.memory.used == 0
     assert server.connections == 0
-    close_server(server)
+    await close_server(server)
 
 
 common = settings(
@@ -206,6 +206,6 @@ def test_when_the_peer_goes_at_any_moment_its_waits_end_and_its_memory_is_free(
         assert peer.connection.charged == 0
         assert not peer.connection.frame_since
         assert fake.started == list(range(len(fake.started)))
-        close_server(server)
+        await close_server(server)
 
     asyncio.run(main())

@@ -131,9 +131,10 @@ def test_clients_that_stop_reading_cost_no_more_than_the_limit_and_are_closed(tm
 
 def test_a_client_that_reads_slowly_but_reads_gets_all_of_its_answer(tmp_path: Path) -> None:
     async def main(server: Child) -> None:
-        (client,) = await connect(server, 1)
-        many = await make_large_topic(client)
-        client.reader._limit = 4096  # type: ignore[attr-defined]
+        (other,) = await connect(server, 1)
+        many = await make_large_topic(other)
+        client = await RawClient.open("127.0.0.1", server.port, buffer=4096)
+        _open.append(client)
         client.send(1, NEWEST, **many)
         (size,) = struct.unpack(">i", await client.reader.readexactly(4))
         assert size > 16_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import struct
 import time
@@ -14,7 +15,7 @@ from support.gateway import RawClient, batch, fetch_fields, frame, gateway, prod
 from support.waiting import until
 
 from kop.errors import ErrorCode
-from kop.handlers.fetch import _Wait
+from kop.handlers.fetch import WaitingFetch
 from kop.wire import codec
 from kop.wire.messages import REQUESTS
 
@@ -218,16 +219,14 @@ def test_a_fetch_whose_client_is_gone_leaves_no_listener_and_no_timer(tmp_path: 
                 await until(lambda: serving.server.connections == 0)
                 assert serving.server.memory.used == 0
             assert all(log.high_watermark == 0 for log in logs)
-            timers = [handle for handle in _timers() if isinstance(getattr(handle, "__self__", None), _Wait)]
-            assert not timers
+            assert not still_waiting()
 
     run(main())
 
 
-def _timers() -> list[Any]:
-    import gc
-
-    return [one for one in gc.get_objects() if isinstance(one, _Wait) and not one.answered.done()]
+def still_waiting() -> list[WaitingFetch]:
+    """The Fetches of this process that wait; each has a timer."""
+    return [one for one in gc.get_objects() if isinstance(one, WaitingFetch) and not one.answered.done()]
 
 
 def test_produces_whose_client_is_gone_are_stored_all_the_same(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engines import STORES, MemoryStore, PackedStore, PulsarStore, SqliteStore, Store
+from sqlite_tools import InterceptedStore
 from support.pulsar import fresh_namespace
 
 
@@ -27,5 +28,5 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def sqlite(tmp_path: Path) -> SqliteStore:
-    return SqliteStore(tmp_path)
+def sqlite(tmp_path: Path) -> InterceptedStore:
+    return InterceptedStore(tmp_path)

@@ -5,37 +5,48 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
+from engines import SqliteStore
 
 from kop.storage.sqlite import SqliteEngine
 from kop.storage.sqlite.log import SqliteLog
 
 
-class Connection:
-    """The writer's connection with something put before each call."""
+class InterceptedStore(SqliteStore):
+    """An embedded engine of which a test sees each statement of the writer before it is executed."""
 
-    def __init__(self, inner: sqlite3.Connection, before: Callable[[str], None]) -> None:
-        self._inner = inner
-        self._before = before
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        super().__init__(directory, **settings)
+        self.before: Callable[[str], None] | None = None
+        self.values: dict[str, tuple[Any, ...]] = {}
+        """What each statement of the writer was last executed with."""
 
-    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        self._before(sql)
-        return self._inner.execute(sql, *args)
+    async def open(self) -> SqliteEngine:
+        store = self
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        class Connection(sqlite3.Connection):
+            def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+                if store.before is not None:
+                    store.before(sql)
+                store.values[sql] = args
+                return super().execute(sql, *args)
 
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
+            return await super().open()
 
-def intercept(engine: SqliteEngine, before: Callable[[str], None]) -> Callable[[], None]:
-    """Call `before(sql)` on the writer's thread; returns the undo."""
-    inner = engine.writer._conn
-    engine.writer._conn = Connection(inner, before)  # type: ignore[assignment]
+    def intercept(self, before: Callable[[str], None]) -> Callable[[], None]:
+        """Call `before(sql)` on the writer's thread from now on; returns the undo. What it raises SQLite did."""
+        self.before = before
 
-    def undo() -> None:
-        engine.writer._conn = inner
+        def undo() -> None:
+            self.before = None
 
-    return undo
+        return undo
 
 
 def fail_inserts(sql: str) -> None:

@@ -68,8 +68,8 @@ def test_an_oauth2_issuer_is_met_with_the_authorities_of_the_settings(tmp_path: 
     text = 'oauth2:{"issuer":"https://issuer.example","client_id":"a","client_secret":"very-secret"}'
     auth = Access(auth=text, ca_file="/ca.pem", cert_file="/cert.pem", verify_host=False).credentials()
     assert isinstance(auth, OAuth2)
-    assert auth._tls is not None
+    assert auth.tls is not None
     # Its own name is always checked, and it is not shown the certificate that is for Pulsar.
-    assert (auth._tls.ca_file, auth._tls.system_too) == ("/ca.pem", True)
-    assert (auth._tls.check_hostname, auth._tls.cert_file) == (True, None)
+    assert (auth.tls.ca_file, auth.tls.system_too) == ("/ca.pem", True)
+    assert (auth.tls.check_hostname, auth.tls.cert_file) == (True, None)
     assert "very-secret" not in repr(auth)

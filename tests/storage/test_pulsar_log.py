@@ -268,13 +268,15 @@ async def test_an_attach_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_the_clock_of_attaching_starts_with_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play(41)
-    turns = play.log.services.attaching = Turns(0)
+    turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
+    taken = turns.turn()
+    await taken.__aenter__()
     monkeypatch.setattr(log_module, "ATTACH_SECONDS", 0.0)  # a clock that ran while it waits would end it at once
     play.append()
     await asyncio.sleep(0.05)
     assert play.outcomes == [None]
     monkeypatch.setattr(log_module, "ATTACH_SECONDS", 25.0)
-    turns._places.release()
+    await taken.__aexit__(None, None, None)
     await until(lambda: play.log.attached)
     await play.run("SR")
     assert play.outcomes == [3]
@@ -286,7 +288,9 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
 ) -> None:
     monkeypatch.setattr(log_module, "WAIT_SECONDS", 0.02)
     play = Play(41)
-    turns = play.log.services.attaching = Turns(0)
+    turns = play.log.services.attaching = Turns(1, slow_seconds=3600)
+    taken = turns.turn()
+    await taken.__aenter__()
     play.append()
     with pytest.raises(BackendError) as late:
         await play.log.attach()
@@ -295,7 +299,7 @@ async def test_requests_do_not_wait_for_ever_for_their_logs_turn_which_it_keeps(
     assert play.counts["reads_refused_timeout"] == 2
     monkeypatch.setattr(log_module, "WAIT_SECONDS", 25.0)
     play.append(0)
-    turns._places.release()
+    await taken.__aexit__(None, None, None)
     await until(lambda: play.log.attached)
     await play.run("SR")
     assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, 3]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from batches import LIMIT, NOW, append, batch, fill, first, make, read_all
 from engines import SqliteStore
-from sqlite_tools import content, intercept, pragma, size_of, stored_bytes
+from sqlite_tools import InterceptedStore, content, pragma, size_of, stored_bytes
 from support.waiting import SECONDS, until
 
 from kop.errors import BackendError
@@ -28,7 +28,7 @@ from kop.storage.tail_cache import Tail, TailCache
 # Durability
 
 
-async def test_the_writers_connection_commits_to_disk(sqlite: SqliteStore) -> None:
+async def test_the_writers_connection_commits_to_disk(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         assert await pragma(engine, "journal_mode") == "wal"
         assert await pragma(engine, "synchronous") == 2  # FULL
@@ -40,7 +40,7 @@ async def test_the_writers_connection_commits_to_disk(sqlite: SqliteStore) -> No
 
 
 @pytest.mark.parametrize("count", [1, 300])
-async def test_no_acknowledgement_before_the_commit_returns(sqlite: SqliteStore, count: int) -> None:
+async def test_no_acknowledgement_before_the_commit_returns(sqlite: InterceptedStore, count: int) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine)
         entered, go = threading.Event(), threading.Event()
@@ -51,7 +51,7 @@ async def test_no_acknowledgement_before_the_commit_returns(sqlite: SqliteStore,
                 entered.set()
                 assert go.wait(SECONDS)
 
-        undo = intercept(engine, hold)
+        undo = sqlite.intercept(hold)
         woken: list[int] = []
         log.on_advance(lambda: woken.append(log.high_watermark))
         data = batch(["a"], producer=1)
@@ -70,18 +70,18 @@ async def test_no_acknowledgement_before_the_commit_returns(sqlite: SqliteStore,
         undo()
 
 
-async def test_one_insert_a_commit(sqlite: SqliteStore) -> None:
+async def test_one_insert_a_commit(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=8)
         statements: list[str] = []
-        undo = intercept(engine, statements.append)
+        undo = sqlite.intercept(statements.append)
         await asyncio.gather(*[append(first(engine, partition=i % 8), batch(["x"])) for i in range(100)])
         undo()
         assert len(statements) == 1
         assert log.high_watermark == 13
 
 
-async def test_a_duplicate_does_not_lose_its_answer_with_the_originals_caller(sqlite: SqliteStore) -> None:
+async def test_a_duplicate_does_not_lose_its_answer_with_the_originals_caller(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine)
         data = batch(["a"], producer=1)
@@ -92,7 +92,7 @@ async def test_a_duplicate_does_not_lose_its_answer_with_the_originals_caller(sq
         assert log.high_watermark == 1
 
 
-async def test_close_waits_for_a_step_of_the_background_work(sqlite: SqliteStore) -> None:
+async def test_close_waits_for_a_step_of_the_background_work(sqlite: InterceptedStore) -> None:
     sqlite.settings["maintain"] = True
     engine = await sqlite.open()
     log = await make(engine)
@@ -106,18 +106,25 @@ async def test_close_waits_for_a_step_of_the_background_work(sqlite: SqliteStore
         assert [record.offset for record in await read_all(first(engine))] == list(range(2990, 3000))
 
 
-async def test_an_idle_writer_lets_go_of_what_it_wrote(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_writer_lets_go_of_what_it_wrote(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "_IDLE_SECONDS", 0.05)
     async with sqlite.opened() as engine:
         log = await make(engine)
+        changes = await engine.writer.run(lambda conn: conn.total_changes, transaction=False)
         for count in (1, 3, 300):
             await asyncio.gather(*[append(log, batch(["x"])) for _ in range(count)])
-        assert engine.writer._bound
-        changes = engine.writer._conn.total_changes
         wal = content(engine.path, "-wal")
-        await until(lambda: not engine.writer._bound)
-        await asyncio.sleep(0.05)
-        assert engine.writer._conn.total_changes == changes
+
+        def held() -> dict[str, bool]:
+            """Of each prepared INSERT, whether it still holds what it wrote last."""
+            inserts = {sql: values for sql, values in sqlite.values.items() if sql.startswith("INSERT INTO batch")}
+            return {sql: any(value is not None for value in values) for sql, (values,) in inserts.items()}
+
+        assert len(held()) > 2
+        await until(lambda: not any(held().values()))
+        assert await engine.writer.run(lambda conn: conn.total_changes, transaction=False) == changes + 304
         assert content(engine.path, "-wal") == wal
         await fill(log, "y")
         assert len(await read_all(log)) == 305
@@ -165,7 +172,7 @@ def test_kill_9_under_load_loses_nothing(tmp_path: Path, seed: int) -> None:
 # The file
 
 
-async def test_a_second_engine_is_refused(sqlite: SqliteStore) -> None:
+async def test_a_second_engine_is_refused(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         await make(engine)
         with pytest.raises(BackendError, match=f"in use by another kop process .pid {os.getpid()}"):
@@ -183,7 +190,7 @@ async def test_a_second_engine_is_refused(sqlite: SqliteStore) -> None:
         assert engine.topics.get("t") is not None
 
 
-async def test_files_that_are_not_ours_are_refused(sqlite: SqliteStore, tmp_path: Path) -> None:
+async def test_files_that_are_not_ours_are_refused(sqlite: InterceptedStore, tmp_path: Path) -> None:
     other = tmp_path / "other.db"
     conn = sqlite3.connect(other)
     conn.execute("CREATE TABLE t (x)")
@@ -205,7 +212,7 @@ async def test_files_that_are_not_ours_are_refused(sqlite: SqliteStore, tmp_path
             await sqlite.open()
 
 
-async def test_the_write_ahead_log_stays_small(sqlite: SqliteStore) -> None:
+async def test_the_write_ahead_log_stays_small(sqlite: InterceptedStore) -> None:
     sqlite.settings["wal_bytes"] = 2 << 20
     async with sqlite.opened() as engine:
         log = await make(engine)
@@ -217,7 +224,7 @@ async def test_the_write_ahead_log_stays_small(sqlite: SqliteStore) -> None:
     assert size_of(engine.path, "-wal") == 0
 
 
-async def test_the_file_shrinks(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_file_shrinks(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "_VACUUM_FROM_PAGES", 8)
     async with sqlite.opened() as engine:
         log = await make(engine)
@@ -230,7 +237,7 @@ async def test_the_file_shrinks(sqlite: SqliteStore, monkeypatch: pytest.MonkeyP
         assert [record.offset for record in await read_all(first(engine))] == [19]
 
 
-async def test_settings_of_a_topic_reach_its_logs(sqlite: SqliteStore) -> None:
+async def test_settings_of_a_topic_reach_its_logs(sqlite: InterceptedStore) -> None:
     policies = {"5": LogPolicy(retention_ms=5)}
     engine = await open_engine(
         sqlite.path, policy=lambda topic: policies[topic.configs["retention.ms"]], maintain=False
@@ -296,7 +303,7 @@ async def test_windows_of_idempotent_producers_hold_no_batch(tmp_path: Path) -> 
             assert again.base_offset == log.high_watermark - 1
 
 
-async def test_the_tail_is_served_from_memory_without_a_copy(sqlite: SqliteStore) -> None:
+async def test_the_tail_is_served_from_memory_without_a_copy(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine)
         data = batch(["a"])

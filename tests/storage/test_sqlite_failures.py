@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
 from engines import SqliteStore
-from sqlite_tools import fail_inserts, intercept, pragma, stored_bytes
+from sqlite_tools import InterceptedStore, fail_inserts, pragma, stored_bytes
 from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
@@ -23,7 +25,7 @@ from kop.storage.sqlite import SqliteEngine, compaction, maintenance, writer
 
 
 @pytest.mark.parametrize("count", [5, 600])
-async def test_a_failed_commit_is_rolled_back(sqlite: SqliteStore, count: int) -> None:
+async def test_a_failed_commit_is_rolled_back(sqlite: InterceptedStore, count: int) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=2)
         other = first(engine, partition=1)
@@ -38,7 +40,7 @@ async def test_a_failed_commit_is_rolled_back(sqlite: SqliteStore, count: int) -
             if inserts == 2 or count < writer.ROWS_PER_INSERT:
                 fail_inserts(sql)
 
-        undo = intercept(engine, fail_the_second)
+        undo = sqlite.intercept(fail_the_second)
         entered, go = threading.Event(), threading.Event()
         held = engine.writer.run(lambda conn: entered.set() or go.wait(30), transaction=False)
         await asyncio.to_thread(entered.wait)  # until all are queued: one commit
@@ -67,7 +69,7 @@ async def test_a_failed_commit_is_rolled_back(sqlite: SqliteStore, count: int) -
         assert await stored_bytes(engine.path, first(engine)) == first(engine).size_bytes
 
 
-async def test_what_queues_behind_a_failed_commit_fails_with_it_and_nothing_else(sqlite: SqliteStore) -> None:
+async def test_what_queues_behind_a_failed_commit_fails_with_it_and_nothing_else(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=2)
         other = first(engine, partition=1)
@@ -79,7 +81,7 @@ async def test_what_queues_behind_a_failed_commit_fails_with_it_and_nothing_else
                 assert go.wait(30)
                 raise sqlite3.OperationalError("disk I/O error")
 
-        undo = intercept(engine, fail_first)
+        undo = sqlite.intercept(fail_first)
         futures = [append(log, batch(["first"], producer=1))]
         await asyncio.to_thread(entered.wait)
         futures += [append(log, batch(["behind"], producer=1, sequence=1 + i)) for i in range(3)]
@@ -95,7 +97,7 @@ async def test_what_queues_behind_a_failed_commit_fails_with_it_and_nothing_else
         assert await read_values(other) == ["0", "1", "2"]
 
 
-async def test_a_full_disk_heals(sqlite: SqliteStore) -> None:
+async def test_a_full_disk_heals(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine, retention_bytes="100000")
         await append(log, batch(["x" * 200_000], producer=1))
@@ -120,13 +122,33 @@ async def test_a_full_disk_heals(sqlite: SqliteStore) -> None:
         assert len(await read_all(log)) == 2
 
 
-async def test_room_is_kept_for_what_has_to_go_on(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+class Disk:
+    """What the writer is told of the disk when it asks, which it does at every commit: `free` bytes.
+
+    With `size` the free bytes are what the files leave of a disk of that size.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int | None = None) -> None:
+        self.free = 1 << 40
+        self.size = size
+        monkeypatch.setattr(writer, "SPACE_CHECK_SECONDS", 0.0)
+        monkeypatch.setattr(os, "statvfs", self.statvfs)
+
+    def statvfs(self, directory: Path) -> SimpleNamespace:
+        taken = sum(file.stat().st_size for file in directory.iterdir())
+        return SimpleNamespace(
+            f_frsize=1, f_blocks=self.size or self.free, f_bavail=self.free if self.size is None else self.size - taken
+        )
+
+
+async def test_room_is_kept_for_what_has_to_go_on(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    sqlite.settings["min_free_bytes"] = 5 << 20
     async with sqlite.opened() as engine:
         log = await make(engine)
         internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))
         await fill(log, "before")
-        monkeypatch.setattr(engine.writer, "_min_free_bytes", 1 << 60)
-        engine.writer._next_space_check = 0.0
+        disk.free = 0
         futures = [append(one, batch([name])) for one, name in ((log, "a"), (internal, "offset"), (log, "b"))]
         assert (await futures[1]).base_offset == 0
         for future in (futures[0], futures[2], append(log, batch(["c"]))):
@@ -134,23 +156,14 @@ async def test_room_is_kept_for_what_has_to_go_on(sqlite: SqliteStore, monkeypat
                 await future
         await log.delete_records(-1)
         await engine.put_state("k", "v")
-        monkeypatch.setattr(engine.writer, "_min_free_bytes", 0)
+        disk.free = 1 << 40
         assert (await append(log, batch(["d"]))).base_offset == 1
 
 
 async def test_deleting_records_makes_room_on_a_full_disk(
-    sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Disk:
-        """A disk of 40 MiB."""
-
-        f_frsize = 1
-        f_blocks = 40 << 20
-
-        def __init__(self, directory: Path) -> None:
-            self.f_bavail = (40 << 20) - sum(file.stat().st_size for file in directory.iterdir())
-
-    monkeypatch.setattr(writer.os, "statvfs", Disk)
+    Disk(monkeypatch, size=40 << 20)
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
     sqlite.settings.update(maintain=True, min_free_bytes=5 << 20, wal_bytes=2 << 20)
     async with sqlite.opened() as engine:
@@ -161,7 +174,6 @@ async def test_deleting_records_makes_room_on_a_full_disk(
             while sent < 100:
                 await append(log, batch(["x" * 1_000_000], producer=1, sequence=sent))
                 sent += 1
-                engine.writer._next_space_check = 0.0
         assert 5 < sent < 35
         await fill(internal, "offset")
         assert engine.healthy is not None
@@ -172,22 +184,22 @@ async def test_deleting_records_makes_room_on_a_full_disk(
         assert len(await read_all(log)) == 3
 
 
-async def test_health_comes_back_without_an_append(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_comes_back_without_an_append(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.01)
-    sqlite.settings["maintain"] = True
+    disk = Disk(monkeypatch)
+    sqlite.settings.update(maintain=True, min_free_bytes=5 << 20)
     async with sqlite.opened() as engine:
         log = await make(engine)
-        monkeypatch.setattr(engine.writer, "_min_free_bytes", 1 << 60)
-        engine.writer._next_space_check = 0.0
+        disk.free = 0
         with refused(ErrorCode.KAFKA_STORAGE_ERROR):
             await append(log, batch(["a"]))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # nothing can be waited for: for some ticks it must not be called healthy
         assert engine.healthy is not None
-        monkeypatch.setattr(engine.writer, "_min_free_bytes", 0)
+        disk.free = 1 << 40
         await until(lambda: engine.healthy is None)
 
 
-async def test_a_failed_change_of_the_catalogue_changes_nothing(sqlite: SqliteStore) -> None:
+async def test_a_failed_change_of_the_catalogue_changes_nothing(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine)
         topic = log.topic
@@ -196,7 +208,7 @@ async def test_a_failed_change_of_the_catalogue_changes_nothing(sqlite: SqliteSt
             if sql == "COMMIT":
                 raise sqlite3.OperationalError("disk I/O error")
 
-        undo = intercept(engine, fail)
+        undo = sqlite.intercept(fail)
         version = engine.topics.version
         for change in (
             engine.topics.create("new", 2, {}),
@@ -216,7 +228,7 @@ async def test_a_failed_change_of_the_catalogue_changes_nothing(sqlite: SqliteSt
         assert await engine.get_state("k") is None
 
 
-async def test_queued_bytes_are_bounded(sqlite: SqliteStore) -> None:
+async def test_queued_bytes_are_bounded(sqlite: InterceptedStore) -> None:
     sqlite.settings["max_queued_bytes"] = 50_000
     async with sqlite.opened() as engine:
         log = await make(engine)
@@ -238,7 +250,7 @@ def image(engine: SqliteEngine, directory: Path) -> SqliteStore:
     return SqliteStore(directory)
 
 
-async def images_of(engine: SqliteEngine, directory: Path, now_ms: int) -> list[SqliteStore]:
+async def images_of(sqlite: InterceptedStore, engine: SqliteEngine, directory: Path, now_ms: int) -> list[SqliteStore]:
     """Crash images from before each commit of `maintain`, and from its end."""
     found: list[SqliteStore] = []
 
@@ -246,14 +258,14 @@ async def images_of(engine: SqliteEngine, directory: Path, now_ms: int) -> list[
         if sql == "COMMIT" and len(found) < 60:
             found.append(image(engine, directory / str(len(found))))
 
-    undo = intercept(engine, take)
+    undo = sqlite.intercept(take)
     await engine.maintain(now_ms)
     undo()
     found.append(await engine.writer.run(lambda conn: image(engine, directory / "end"), transaction=False))
     return found
 
 
-async def test_a_crash_in_compaction(sqlite: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crash_in_compaction(sqlite: InterceptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "_STEP_BYTES", 2000)
     async with sqlite.opened() as engine:
         log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0", delete_retention_ms="0")
@@ -263,7 +275,7 @@ async def test_a_crash_in_compaction(sqlite: SqliteStore, tmp_path: Path, monkey
             offset = await put(log, key, value)
             expected[key.encode()] = (offset, None if value is None else value.encode())
         live = {key: found for key, found in expected.items() if found[1] is not None}
-        images = await images_of(engine, tmp_path, NOW)
+        images = await images_of(sqlite, engine, tmp_path, NOW)
     assert len(images) > 5
     for store in images:
         async with store.opened() as engine:
@@ -277,7 +289,7 @@ async def test_a_crash_in_compaction(sqlite: SqliteStore, tmp_path: Path, monkey
             assert len(await read_all(log)) <= 8
 
 
-async def test_a_crash_in_retention(sqlite: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crash_in_retention(sqlite: InterceptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "_REMOVE_ROWS", 4)
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=2, retention_ms="1000")
@@ -287,7 +299,7 @@ async def test_a_crash_in_retention(sqlite: SqliteStore, tmp_path: Path, monkeyp
             await append(first(engine, partition=1), batch(["x"], timestamp=NOW))
             await fill(gone, "gone")
         await engine.topics.delete(gone.topic.topic_id)
-        images = await images_of(engine, tmp_path, NOW + 1015)
+        images = await images_of(sqlite, engine, tmp_path, NOW + 1015)
         assert log.log_start_offset == 15
     assert len(images) > 8
     starts = set()
@@ -307,7 +319,7 @@ async def test_a_crash_in_retention(sqlite: SqliteStore, tmp_path: Path, monkeyp
     assert starts == {0, 15}
 
 
-async def test_a_deleted_topics_rows_go_in_the_background(sqlite: SqliteStore) -> None:
+async def test_a_deleted_topics_rows_go_in_the_background(sqlite: InterceptedStore) -> None:
     sqlite.settings["maintain"] = True
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=3)
@@ -318,18 +330,18 @@ async def test_a_deleted_topics_rows_go_in_the_background(sqlite: SqliteStore) -
             await until(lambda: conn.execute(query).fetchone() == (0,))
 
 
-async def test_rows_still_to_be_removed_do_not_count_for_retention(sqlite: SqliteStore) -> None:
+async def test_rows_still_to_be_removed_do_not_count_for_retention(sqlite: InterceptedStore) -> None:
     async with sqlite.opened() as engine:
         size = len(batch(["x" * 100]))
         log = await make(engine, retention_bytes=str(5 * size))
         await fill(log, *["x" * 100] * 10)
         await log.delete_records(4)
-        await engine.maintenance._retain(NOW)
+        await engine.maintain(NOW)
         assert log.log_start_offset == 5
 
 
 async def test_deleted_topics_do_not_keep_retention_waiting(
-    sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("_DEAD_STEPS", 1), ("_REMOVE_ROWS", 2), ("_REMOVE_LOGS", 2), ("TICK_SECONDS", 0.01)):
         monkeypatch.setattr(maintenance, name, value)
@@ -351,7 +363,7 @@ async def test_deleted_topics_do_not_keep_retention_waiting(
 # Compaction with little memory, and with what it cannot read
 
 
-async def test_compaction_in_several_passes(sqlite: SqliteStore) -> None:
+async def test_compaction_in_several_passes(sqlite: InterceptedStore) -> None:
     sqlite.settings["cleaner_keys"] = 10
     async with sqlite.opened() as engine:
         log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
@@ -365,7 +377,7 @@ async def test_compaction_in_several_passes(sqlite: SqliteStore) -> None:
 
 
 async def test_compaction_leaves_alone_what_it_cannot_read(
-    sqlite: SqliteStore, caplog: pytest.LogCaptureFixture
+    sqlite: InterceptedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine, cleanup_policy="compact")

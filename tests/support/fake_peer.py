@@ -130,6 +130,7 @@ class FakePipeline:
     keep_frames: bool = False
     on_start: Any = None
     reads: Any = None
+    metrics: Metrics = field(default_factory=Metrics)
 
     def start(self, request: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
         key, version, number, _ = struct.unpack_from(">hhih", request)
@@ -228,12 +229,14 @@ class Peer:
 
 def fake_server(requests: FakePipeline | None = None, **limits: Any) -> Server:
     """A server without listeners, on the running loop. Call `close_server` at the end."""
-    return Server(requests or FakePipeline(), Metrics(), ClientLimits(**limits))  # type: ignore[arg-type]
+    pipeline = requests or FakePipeline()
+    return Server(pipeline, pipeline.metrics, ClientLimits(**limits))  # type: ignore[arg-type]
 
 
-def close_server(server: Server) -> None:
-    """Stop its clock."""
-    server._end_sweeps()
+async def close_server(server: Server) -> None:
+    """Close its connections and stop its clock."""
+    await server.drain(0)
+    await settle()
 
 
 async def settle(rounds: int = 10) -> None:

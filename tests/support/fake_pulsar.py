@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from crc32c import crc32c
 
@@ -255,7 +256,7 @@ class FakePulsar:
             topic.exclusive = False
             if topic.waiting:
                 waiting, command = topic.waiting.pop(0)
-                self._produce(waiting, command, topic)
+                self.produce(waiting, command, topic)
 
     def _handle(self, session: Session, command: Command, behind: bytes) -> None:
         kind = command.type
@@ -266,7 +267,7 @@ class FakePulsar:
         if self.refusals[kind]:
             self._refuse(session, command, self.refusals[kind].pop(0))
             return
-        handler = _HANDLERS.get(kind)
+        handler = self._HANDLERS.get(kind)
         if handler is not None:
             handler(self, session, command, behind)
 
@@ -371,7 +372,7 @@ class FakePulsar:
         elif asked.producer_name in topic.producers and not self._own(session, asked, topic):
             session.fail(asked.request_id, pb.ProducerBusy)
         else:
-            self._produce(session, asked, topic)
+            self.produce(session, asked, topic)
 
     def _held_by(self, topic: Topic) -> str:
         held = next(iter(topic.producers), "null") if topic.exclusive else "null"
@@ -387,7 +388,8 @@ class FakePulsar:
         """The same producer, come back on a newer connection."""
         return asked.epoch > 0 and asked.producer_name in topic.producers
 
-    def _produce(self, session: Session, asked: pb.CommandProducer, topic: Topic) -> None:
+    def produce(self, session: Session, asked: pb.CommandProducer, topic: Topic) -> None:
+        """Give a client the producer that it asks for."""
         name = asked.producer_name or f"fake-{len(self.ever)}-{asked.producer_id}"
         answer = pb.CommandProducerSuccess(
             request_id=asked.request_id,
@@ -444,7 +446,8 @@ class FakePulsar:
 
     # --- consumers
 
-    def _on_subscribe(self, session: Session, command: Command, behind: bytes) -> None:
+    def on_subscribe(self, session: Session, command: Command, behind: bytes) -> None:
+        """Give a client the consumer that it asks for."""
         asked = command.subscribe
         assert not asked.durable
         assert not asked.force_topic_creation
@@ -534,24 +537,24 @@ class FakePulsar:
     def _on_auth_response(self, session: Session, command: Command, behind: bytes) -> None:
         session.auth.append(command.authResponse)
 
-
-_HANDLERS: dict[int, Callable[[FakePulsar, Session, Command, bytes], None]] = {
-    Command.CONNECT: FakePulsar._on_connect,
-    Command.LOOKUP: FakePulsar._on_lookup,
-    Command.PARTITIONED_METADATA: FakePulsar._on_partitions,
-    Command.GET_TOPICS_OF_NAMESPACE: FakePulsar._on_topics,
-    Command.PRODUCER: FakePulsar._on_producer,
-    Command.SEND: FakePulsar._on_send,
-    Command.CLOSE_PRODUCER: FakePulsar._on_close_producer,
-    Command.SUBSCRIBE: FakePulsar._on_subscribe,
-    Command.FLOW: FakePulsar._on_flow,
-    Command.GET_LAST_MESSAGE_ID: FakePulsar._on_last,
-    Command.CLOSE_CONSUMER: FakePulsar._on_close_consumer,
-    Command.WATCH_TOPIC_LIST: FakePulsar._on_watch,
-    Command.WATCH_TOPIC_LIST_CLOSE: FakePulsar._on_watch_close,
-    Command.PING: FakePulsar._on_ping,
-    Command.AUTH_RESPONSE: FakePulsar._on_auth_response,
-}
+    _HANDLERS: ClassVar = {
+        Command.CONNECT: _on_connect,
+        Command.LOOKUP: _on_lookup,
+        Command.PARTITIONED_METADATA: _on_partitions,
+        Command.GET_TOPICS_OF_NAMESPACE: _on_topics,
+        Command.PRODUCER: _on_producer,
+        Command.SEND: _on_send,
+        Command.CLOSE_PRODUCER: _on_close_producer,
+        Command.SUBSCRIBE: on_subscribe,
+        Command.FLOW: _on_flow,
+        Command.GET_LAST_MESSAGE_ID: _on_last,
+        Command.CLOSE_CONSUMER: _on_close_consumer,
+        Command.WATCH_TOPIC_LIST: _on_watch,
+        Command.WATCH_TOPIC_LIST_CLOSE: _on_watch_close,
+        Command.PING: _on_ping,
+        Command.AUTH_RESPONSE: _on_auth_response,
+    }
+    """What is done for each type of command."""
 
 
 @asynccontextmanager

@@ -72,9 +72,9 @@ class RawClient:
         return client
 
     @classmethod
-    async def open(cls, host: str, port: int) -> RawClient:
-        """Connect to any address. The caller closes."""
-        return cls(*await asyncio.open_connection(host, port, limit=2**28))
+    async def open(cls, host: str, port: int, *, buffer: int = 2**28) -> RawClient:
+        """Connect to any address; the caller closes. Of what comes about `buffer` bytes wait to be received."""
+        return cls(*await asyncio.open_connection(host, port, limit=buffer))
 
     async def close(self) -> None:
         """Close the connection; what the gateway does not read is dropped."""

@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 from crc32c import crc32c
 
-from kop.pulsar_client import Client
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from support.waiting import SECONDS
 
 COORDINATOR = "persistent://pulsar/system/transaction_coordinator_assign-partition-0"
 _CONNECT, _CONNECTED, _PRODUCER, _SEND, _RECEIPT = 2, 3, 5, 6, 7
 _PRODUCER_SUCCESS, _PING, _PONG = 17, 18, 19
+_LOOKUP, _LOOKED_UP = 23, 24
 _NEW, _ADD, _END, _COORDINATE = 50, 52, 56, 62
 
 
@@ -82,15 +82,16 @@ class NativeTransactions:
         self._waiting: dict[tuple[int, int], asyncio.Future[dict[int, Any]]] = {}
 
     async def __aenter__(self) -> Self:
-        client = Client(self.url)  # its look-ups have the broker load both topics
-        await client.start()
-        for topic in (COORDINATOR, self.topic):
-            await client._lookup.broker(topic)
-        await client.close()
         address = urlsplit(self.url)
         self._reader, self._writer = await asyncio.open_connection(address.hostname, address.port)
         self._task = asyncio.create_task(self._read())
         await self._ask(_CONNECT, {1: "test", 4: 21}, _CONNECTED, 0)
+        for topic in (COORDINATOR, self.topic):  # which has the broker load both
+            authoritative, response = 0, 0
+            while response == 0:  # the broker sends itself a redirect
+                found = await self._call(_LOOKUP, {1: topic, 3: authoritative}, number=2)
+                authoritative, response = found.get(5, 0), found.get(3, 0)
+            assert response == 1, found
         await self._call(_COORDINATE, {2: 0})
         await self._call(_PRODUCER, {1: self.topic, 2: 1}, number=3, answer=_PRODUCER_SUCCESS)
         return self
@@ -167,7 +168,7 @@ class NativeTransactions:
                 data = _message({1: _PONG, _PONG: {}})
                 self._writer.write(struct.pack(">II", len(data) + 4, len(data)) + data)
                 continue
-            key = 0 if kind == _CONNECTED else found.get(2 if kind == _RECEIPT else 1, 0)
+            key = 0 if kind == _CONNECTED else found.get({_RECEIPT: 2, _LOOKED_UP: 4}.get(kind, 1), 0)
             future = self._waiting.pop((kind, key), None)
             assert future is not None, f"not asked for: {kind} {found}"
             if not future.done():

@@ -30,6 +30,20 @@ class PulsarAdmin(Admin):
         info = {"allowedClusters": allowed, "adminRoles": []}
         await self._call("PUT", f"tenants/{quote(tenant, safe='')}", info, repeat=False)
 
+    async def set_tenant_admins(self, tenant: str, roles: list[str]) -> None:
+        """These roles are the tenant's admins from now on."""
+        info = {"adminRoles": roles, "allowedClusters": await self.clusters()}
+        await self._call("POST", f"tenants/{quote(tenant, safe='')}", info)
+
+    async def grant(self, namespace: str, role: str, actions: list[str]) -> None:
+        """What a role may do with the topics of a namespace, such as "produce" and "consume"."""
+        path = f"namespaces/{namespace_path(namespace)}/permissions/{quote(role, safe='')}"
+        await self._call("POST", path, actions)
+
+    async def expire_all(self, partition: str, seconds: int) -> None:
+        """Let what is older expire for all subscriptions, those of readers too."""
+        await self._call("POST", f"{topic_path(partition)}/all_subscription/expireMessages/{seconds}")
+
     async def delete_tenant(self, tenant: str) -> None:
         """Delete a tenant without namespaces. Conflict while it has some."""
         await self._call("DELETE", f"tenants/{quote(tenant, safe='')}", repeat=False)

@@ -31,6 +31,22 @@ def every_class() -> list[tuple[Any, int]]:
     ]
 
 
+def kind_of(field: Any) -> str:
+    """The type of a field of a message, such as "int32"; kafka-python has no public name for it."""
+    return str(field._type_str)
+
+
+def is_message(value: Any) -> bool:
+    """Whether a value is a message, or a part of one with fields of its own."""
+    return hasattr(value, "_struct")
+
+
+def fields_of(message: Any) -> dict[str, Any]:
+    """The fields of a message, or of its class, by name; kafka-python has no public name for them either."""
+    found: dict[str, Any] = message._struct.fields
+    return found
+
+
 def _fields(struct: Any, version: int, rng: Random, most: int) -> dict[str, Any]:
     values = {}
     for field in struct._fields:
@@ -50,10 +66,10 @@ def _value(field: Any, version: int, rng: Random, most: int) -> Any:
         inner = field.array_of
         return [data(version=version, **_fields(inner, version, rng, most)) for _ in range(rng.randint(0, most))]
     if field.is_array():
-        return [_simple(field.array_of._type_str, rng) for _ in range(rng.randint(0, most))]
+        return [_simple(kind_of(field.array_of), rng) for _ in range(rng.randint(0, most))]
     if field.is_struct():
         return field.data_class(version=version, **_fields(field, version, rng, most))
-    return _simple(field._type_str, rng)
+    return _simple(kind_of(field), rng)
 
 
 def _simple(kind: str, rng: Random) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.random_messages import every_class, random_message
+from support.random_messages import every_class, fields_of, is_message, random_message
 
 from kop.wire import primitives
 from kop.wire.codec import decode, encode_body, encode_response
@@ -27,9 +27,9 @@ ALL = [pytest.param(cls, version, id=f"{cls.__name__}-v{version}") for cls, vers
 
 def same(ours: Any, theirs: Any) -> bool:
     """Every field equal, defaults included, and of the same type."""
-    if hasattr(ours, "_struct"):
+    if is_message(ours):
         return type(ours) is type(theirs) and all(
-            same(getattr(ours, name), getattr(theirs, name)) for name in ours._struct.fields
+            same(getattr(ours, name), getattr(theirs, name)) for name in fields_of(ours)
         )
     if isinstance(ours, list):
         return isinstance(theirs, list) and len(ours) == len(theirs) and all(map(same, ours, theirs))

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pytest
 from kafka.protocol.schemas.fields.codecs.types import BitField
+from support.random_messages import fields_of
 
 from kop.wire import fetch, produce
 from kop.wire.codec import decode, encode_body, encode_response
@@ -290,7 +291,7 @@ def test_fetch_by_hand_writes_the_same(vector: dict[str, Any]) -> None:
 def without_tags(message: Message) -> None:
     """Forget every tagged field, at any depth: the hand-written responses have none."""
     message.tags = message.unknown_tags = None
-    for name, field in message._struct.fields.items():
+    for name, field in fields_of(message).items():
         value = getattr(message, name, None)
         if field.tagged_field_q(message.version):
             setattr(message, name, field.default)

@@ -41,7 +41,7 @@ ROWS_PER_INSERT = 256
 _ROW = "(?,?,?,?,?,?,?)"
 _COLUMNS = _ROW.count("?")
 _SPACE_CHECK_BYTES = 32 << 20
-_SPACE_CHECK_SECONDS = 0.5
+SPACE_CHECK_SECONDS = 0.5
 _IDLE_SECONDS = 1.0
 
 
@@ -368,7 +368,7 @@ class Writer:
             self._next_space_check = 0.0  # look again at every commit
             return BackendError(f"the disk is full: {free >> 20} MiB left in {self._directory}, {kept >> 20} are kept")
         self._short = False
-        self._next_space_check = time.monotonic() + _SPACE_CHECK_SECONDS
+        self._next_space_check = time.monotonic() + SPACE_CHECK_SECONDS
         self._since_space_check = 0
         return None
 
