@@ -64,13 +64,16 @@ def test_an_idempotent_request_gets_the_next_sequences_and_their_checksum(partit
 
 
 def test_sequences_begin_again_after_the_last_one() -> None:
-    made = ProduceRequest("t", [0], batch(15, 100, producer=(7, 2)))
-    made._sequence = 2**31 - 15
-    made.next(0)
-    call = produce.parse(memoryview(made.next(1))[_HEADER:], 12)
-    records = call.topics[0].partitions[0].records
-    assert records is not None
-    assert read_header(records).base_sequence == 0
+    data = bytearray(batch(15, 100, producer=(7, 2)))
+    struct.pack_into(">i", data, 57, 2**30)  # how many records it claims: two of it take all sequences that there are
+    made = ProduceRequest("t", [0], bytes(data))
+    sequences = []
+    for turn in range(3):
+        call = produce.parse(memoryview(made.next(turn))[_HEADER:], 12)
+        records = call.topics[0].partitions[0].records
+        assert records is not None
+        sequences.append(read_header(records).base_sequence)
+    assert sequences == [0, 2**30, 0]
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 16_383, 16_384, 2**31])
