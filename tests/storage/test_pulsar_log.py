@@ -754,8 +754,13 @@ async def test_a_log_attaches_while_pulsar_holds_all_readers_back() -> None:
 async def test_batches_do_not_wait_for_a_log_that_attaches_again(producer: int) -> None:
     play = Play(producer)
     await play.run("aSRT")
-    opened, broker = play.broker.open_reader, play.broker
-    broker.open_reader = lambda *_, **__: asyncio.sleep(3600)  # type: ignore[method-assign,assignment,return-value]
+    broker, open_reader, go_on = play.broker, play.broker.open_reader, asyncio.Event()
+
+    async def open_late(*arguments: Any, **how: Any) -> Any:
+        await go_on.wait()
+        return await open_reader(*arguments, **how)
+
+    broker.open_reader = open_late  # type: ignore[method-assign]
     await play.run("! aSR")
     assert play.outcomes == [3, 5], "the chain goes on"
     await play.run("F aSR")
@@ -764,8 +769,7 @@ async def test_batches_do_not_wait_for_a_log_that_attaches_again(producer: int) 
     await play.run("aSR")
     assert play.outcomes[3] == 12
     assert not play.log.attached
-    broker.open_reader = opened  # type: ignore[method-assign]
-    play.log._attaching.cancel()  # type: ignore[union-attr]
+    go_on.set()
     await settle()
     await play.run("aSR")
     await until(lambda: play.log.attached)
