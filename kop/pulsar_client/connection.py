@@ -20,11 +20,9 @@ from kop.pulsar_client import wire
 from kop.pulsar_client.errors import PulsarError, server_error
 from kop.pulsar_client.frames import Frames
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import DUPLICATE, Auth, Buffer, Position
+from kop.pulsar_client.types import Auth, Buffer, Message, Receipt, Received
 
 PROTOCOL_VERSION = 21
-_MESSAGE = pb.BaseCommand.MESSAGE
-_SEND_RECEIPT = pb.BaseCommand.SEND_RECEIPT
 _WRITE_HIGH = 4 * 1024 * 1024
 """Bytes unsent from which on producers keep their entries back."""
 
@@ -34,8 +32,8 @@ log = logging.getLogger(__name__)
 class ProducerEvents(Protocol):
     """What a connection tells a producer."""
 
-    def on_receipt(self, sequence_id: int, position: Position) -> None:
-        """Tell that the entry is stored."""
+    def on_receipts(self, receipts: Sequence[Receipt]) -> None:
+        """Tell which entries are stored, in the order in which the broker says so: all that one read brought."""
 
     def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
         """Tell that the entry was refused."""
@@ -50,8 +48,8 @@ class ProducerEvents(Protocol):
 class ReaderEvents(Protocol):
     """What a connection tells a reader."""
 
-    def on_entry(self, frame: memoryview, at: int, message: pb.CommandMessage) -> None:
-        """Take an entry, which begins at `at`; the frame's bytes are there during the call only."""
+    def on_message(self, message: Message) -> None:
+        """Take a message; the bytes of its views are there during the call only."""
 
     def on_end(self) -> None:
         """Tell that the topic is terminated and wholly read."""
@@ -91,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._proxy_to = proxy_to
         self._keepalive = keepalive
         self._on_closed = on_closed
-        self._frames = Frames(self._on_frame, shared)
+        self._frames = Frames(self._on_received, shared)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._requests: dict[int, asyncio.Future[Any]] = {}
@@ -279,28 +277,25 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- what comes in
 
-    def _on_frame(self, frame: memoryview) -> None:
-        if self.closed:
-            return
-        command, end = wire.read_command(frame)
-        kind = command.type
-        if kind == _MESSAGE:
-            message = command.message
-            reader = self.readers.get(message.consumer_id)
-            if reader is not None:  # else of a consumer that is closed already
-                reader.on_entry(frame, end, message)
-        elif kind == _SEND_RECEIPT:
-            receipt = command.send_receipt
-            producer = self.producers.get(receipt.producer_id)
-            if producer is not None:
-                known = receipt.HasField("message_id")
-                producer.on_receipt(receipt.sequence_id, wire.read_position(receipt.message_id) if known else DUPLICATE)
-        else:
-            handle = self._HANDLERS.get(kind)
-            if handle is None:
-                log.debug("%s: command %s is not known to this client", self.name, kind)
+    def _on_received(self, received: Sequence[Received]) -> None:
+        for item in received:
+            if self.closed:
+                return
+            if isinstance(item, tuple):
+                reader = self.readers.get(item[0])
+                if reader is not None:  # else of a consumer that is closed already
+                    reader.on_message(item)
+            elif isinstance(item, list):
+                producer = self.producers.get(item[0][0])
+                if producer is not None:
+                    producer.on_receipts(item)
             else:
-                handle(self, command)
+                command = wire.read_command(item)
+                handle = self._HANDLERS.get(command.type)
+                if handle is None:
+                    log.debug("%s: command %s is not known to this client", self.name, command.type)
+                else:
+                    handle(self, command)
 
     def _answer(self, request_id: int, value: Any) -> None:
         future = self._requests.pop(request_id, None)

@@ -1,21 +1,21 @@
-"""The stream of a connection cut into frames.
+"""The stream of a connection cut into frames, and these taken apart.
 
 Owns: the memory that is received into.
-Must not know: what a frame says.
+Must not know: what is done with what a frame says.
 
-All reads go to one shared buffer, as large as a system call is worth. A frame that is whole in it is handed out in
-place: whoever keeps something of it copies that. Of one that is not whole, the rest is read straight to its place.
+All reads go to one shared buffer, as large as a system call is worth. A message that is whole in it is handed out in
+place: whoever keeps something of it copies that. Of a frame that is not whole, the rest is read straight to its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from struct import Struct
+from collections.abc import Callable, Sequence
 
 from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.twin import twin
+from kop.pulsar_client.types import Received
 from kop.pulsar_client.wire import DEFAULT_MAX_MESSAGE_SIZE, FRAME_PADDING
 
-_U32 = Struct(">I")
 _SHARED_BYTES = 256 * 1024
 _TEXT_OF_HTTP = (b"HTTP", b"\x15\x03")
 
@@ -23,10 +23,11 @@ _TEXT_OF_HTTP = (b"HTTP", b"\x15\x03")
 class Frames:
     """Cuts one connection's stream; `get_buffer` and `updated` are those of asyncio.BufferedProtocol."""
 
-    __slots__ = ("_frame", "_have", "_on_frame", "_prefix", "_shared", "limit")
+    __slots__ = ("_frame", "_have", "_on_received", "_prefix", "_shared", "limit")
 
-    def __init__(self, on_frame: Callable[[memoryview], None], shared: memoryview | None = None) -> None:
-        self._on_frame = on_frame
+    def __init__(self, on_received: Callable[[Sequence[Received]], None], shared: memoryview | None = None) -> None:
+        """`on_received` is called with what a read brought, in order; views in it hold during the call only."""
+        self._on_received = on_received
         self._shared = shared if shared is not None else memoryview(bytearray(_SHARED_BYTES))
         self._prefix = b""
         self._frame: memoryview | None = None
@@ -46,39 +47,33 @@ class Frames:
         return self._shared
 
     def updated(self, count: int) -> None:
-        """Take `count` bytes that were received; calls `on_frame` with each frame that is whole (behind its size).
-
-        A frame's bytes are its own during the call only.
-        """
+        """Take `count` bytes that were received. PulsarError FrameError, behind what came before the fault."""
         frame = self._frame
         if frame is not None:
             self._have += count
-            if self._have == len(frame):
-                self._frame = None
-                self._on_frame(frame.toreadonly())
-            return
-        view = self._shared[:count].toreadonly()
-        if self._prefix:
-            view = memoryview(self._prefix + bytes(view))
-            self._prefix = b""
-        self._cut(view)
-
-    def _cut(self, view: memoryview) -> None:
-        at, end = 0, len(view)
-        limit, on_frame = self.limit, self._on_frame
-        while end - at >= 4:
-            size = _U32.unpack_from(view, at)[0]
-            if size > limit:
-                raise PulsarError("FrameError", _too_large(size, bytes(view[at : at + 4])))
-            at += 4
-            if end - at < size:
-                self._frame = memoryview(bytearray(size))
-                self._have = end - at
-                self._frame[: self._have] = view[at:]
+            if self._have < len(frame):
                 return
-            on_frame(view[at : at + size])
-            at += size
-        self._prefix = bytes(view[at:])
+            self._frame = None
+            view = frame.toreadonly()
+        else:
+            view = self._shared[:count].toreadonly()
+            if self._prefix:
+                view = memoryview(self._prefix + bytes(view))
+                self._prefix = b""
+        received, used, next_size, fault = twin.read_frames(view, self.limit)
+        left = view[used:]
+        if next_size > self.limit:
+            fault = _too_large(next_size, bytes(left[:4]))
+        elif next_size >= 0:
+            self._frame = memoryview(bytearray(4 + next_size))
+            self._have = len(left)
+            self._frame[: self._have] = left
+        elif not fault:
+            self._prefix = bytes(left)
+        if received:
+            self._on_received(received)
+        if fault:
+            raise PulsarError("FrameError", fault)
 
 
 def _too_large(size: int, first: bytes) -> str:

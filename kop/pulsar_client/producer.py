@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from kop.pulsar_client import wire
@@ -18,7 +18,7 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import EntryRefusedError, PulsarError
 from kop.pulsar_client.pending import PendingEntries, PendingEntry
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import Access, Buffer, Position
+from kop.pulsar_client.types import Access, Buffer, Position, Receipt
 from kop.turns import Turns
 
 MODES: dict[str, pb.ProducerAccessMode] = {
@@ -172,11 +172,12 @@ class Producer(BrokerAttachment):
 
     # --- what the connection tells
 
-    def on_receipt(self, sequence_id: int, position: Position) -> None:
-        """Answer the entry."""
-        item = self._pending.take(sequence_id)
-        if item is not None and not item.future.done():
-            item.future.set_result(position)
+    def on_receipts(self, receipts: Sequence[Receipt]) -> None:
+        """Answer the entries."""
+        for _, sequence_id, _, ledger, entry in receipts:
+            item = self._pending.take(sequence_id)
+            if item is not None and not item.future.done():
+                item.future.set_result(Position(ledger, entry))
 
     def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
         """Fail an entry that is refused for good; for any other reason attach again and send all that is pending.

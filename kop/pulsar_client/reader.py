@@ -18,7 +18,7 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.reader_position import ReaderPosition
-from kop.pulsar_client.types import LATEST, Entry, Position
+from kop.pulsar_client.types import LATEST, Entry, Message, Position
 from kop.turns import Turns
 
 _MOST_DAMAGED = 3
@@ -142,54 +142,49 @@ class Reader(BrokerAttachment):
 
     # --- what the connection tells
 
-    def on_entry(self, frame: memoryview, at: int, message: pb.CommandMessage) -> None:
-        """Check an entry and deliver it. The frame's bytes may be used during this call only."""
-        if self._end is not None or message.consumer_id != self._id:
+    def on_message(self, message: Message) -> None:
+        """Deliver the entry of a message, or fetch it again where it is damaged."""
+        consumer_id, ledger, number, index, timestamp, num_messages, metadata, payload, damaged = message
+        if self._end is not None or consumer_id != self._id:
             return
-        if not self._borrow:
-            frame, at = memoryview(bytes(frame[at:])), 0
-        try:
-            entry = wire.read_entry(frame, at, message)
-        except PulsarError as error:
-            damaged = self._on_damaged(error, frame, at, message)
-            if damaged is None:
-                return
-            entry = damaged
-        if self._position.take(entry.position, entry.num_messages):
+        position = Position(ledger, number)
+        if damaged and not self._takes_damaged(position, damaged, index_known=num_messages > 0):
+            return
+        if self._position.take(position, num_messages):
             self._damaged = 0
+            if not self._borrow:
+                metadata, payload = memoryview(bytes(metadata)), memoryview(bytes(payload))
             try:
-                self._deliver(entry)
+                self._deliver(Entry(position, index, timestamp, num_messages, metadata, payload, damaged))
             except Exception as error:
-                log.exception("%s: entry %s could not be handled", self._what, entry.position)
-                self._drop(PulsarError("HandlerFailed", f"{entry.position}: {error!r}"))
+                log.exception("%s: entry %s could not be handled", self._what, position)
+                self._drop(PulsarError("HandlerFailed", f"{position}: {error!r}"))
             if self._borrow:
-                entry.metadata.release()
-                entry.payload.release()
+                metadata.release()
+                payload.release()
         else:
-            self.flow(entry.num_messages)
+            self.flow(num_messages)
 
     def on_end(self) -> None:
         """Note that the topic is terminated and wholly read."""
         self.ended = True
 
-    def _on_damaged(self, error: PulsarError, frame: memoryview, at: int, message: pb.CommandMessage) -> Entry | None:
-        """Fetch the entry again: it may be whole where it is stored. Then it is handed out as it is, or ends this."""
+    def _takes_damaged(self, position: Position, why: str, *, index_known: bool) -> bool:
+        """Whether a damaged entry is handed out as it is. At first it is fetched again: what is stored may be whole."""
+        error = PulsarError("ChecksumError", f"entry {position} is damaged: {why}")
         self._damaged += 1
         if self._damaged > _MOST_DAMAGED:
             log.error("%s: %s", self._what, error)
-            try:
-                if self._hands_out_damaged:
-                    return wire.read_damaged_entry(frame, at, message, error.message)
-            except PulsarError:
-                pass
+            if self._hands_out_damaged and index_known:
+                return True
             self._drop(error)
-            return None
+            return False
         connection = self._connection
         if connection is not None:
             connection.readers.pop(self._id, None)
             connection.write(self._close_command(connection.request_id()))
             self._start_over(PulsarError("ConnectionLost", error.message))
-        return None
+        return False
 
     def _drop(self, error: PulsarError) -> None:
         connection, self._connection = self._connection, None

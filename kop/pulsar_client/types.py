@@ -46,10 +46,18 @@ class Entry:
     """Messages in the entry, by its metadata (1 where that is no batch)."""
     metadata: memoryview
     payload: memoryview
-    ack_set: tuple[int, ...] = ()
-    """Words of bits, one bit a message of the batch still to be consumed; empty for all."""
     damaged: str = ""
     """Why the entry cannot be read; then metadata and payload are empty."""
+
+
+Receipt: TypeAlias = tuple[int, int, int, int, int]
+"""What a broker says of an entry that it took: producer id, sequence id, highest sequence id (0 where it does not say),
+ledger and entry, both -1 where deduplication dropped the entry."""
+Message: TypeAlias = tuple[int, int, int, int | None, int, int, memoryview, memoryview, str]
+"""A message as it came: consumer id, ledger, entry; then as in `Entry` index, broker_timestamp, num_messages, metadata,
+payload, damaged. Of a damaged one whose index cannot be read either, num_messages is 0."""
+Received: TypeAlias = list[Receipt] | Message | bytes
+"""Receipts of one producer, a message, or another command as a serialized BaseCommand."""
 
 
 class Auth(Protocol):
@@ -63,4 +71,16 @@ class Auth(Protocol):
         ...
 
 
-__all__ = ["DUPLICATE", "EARLIEST", "LATEST", "Access", "Auth", "Buffer", "Entry", "Position"]
+__all__ = [
+    "DUPLICATE",
+    "EARLIEST",
+    "LATEST",
+    "Access",
+    "Auth",
+    "Buffer",
+    "Entry",
+    "Message",
+    "Position",
+    "Receipt",
+    "Received",
+]

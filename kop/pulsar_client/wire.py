@@ -1,6 +1,6 @@
 """Pulsar's frames.
 
-Owns: the layout of a frame, and entries taken out of one.
+Owns: the layout of a frame, the frames that are sent, and commands. `_pure.py` takes apart what is received.
 Must not know: sockets, and what a command is answered with.
 
 A frame: size (4 bytes, of all behind it), size of the command (4), the command (a protobuf BaseCommand). Where an entry
@@ -13,25 +13,22 @@ Commands of the hot path are protobuf too: its C code reads and writes them in 1
 from __future__ import annotations
 
 from struct import Struct
-from struct import error as StructError
 
 from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import Buffer, Entry, Position
+from kop.pulsar_client.types import Buffer, Position
 
 FRAME_PADDING = 10 * 1024
 """What a frame may be larger than the largest message."""
 DEFAULT_MAX_MESSAGE_SIZE = 5 * 1024 * 1024
 
-_U16 = Struct(">H")
 _U32 = Struct(">I")
 _TWO_U32 = Struct(">II")
 _TAIL = Struct(">HII")  # magic, checksum, size of the metadata
 _CHECKSUM_MAGIC = 0x0E01
-_BROKER_MAGIC = 0x0E02
 _SEND = pb.BaseCommand.SEND
 
 
@@ -68,68 +65,14 @@ def send_head(
     return _TWO_U32.pack(total, len(body)) + body + _TAIL.pack(_CHECKSUM_MAGIC, checksum, meta_size)
 
 
-def read_command(frame: memoryview) -> tuple[pb.BaseCommand, int]:
-    """The command of a frame, which begins behind the frame's own size, and where it ends. PulsarError FrameError."""
+def read_command(data: bytes) -> pb.BaseCommand:
+    """A command. PulsarError FrameError."""
     try:
-        end = _U32.unpack_from(frame)[0] + 4
-        if end > len(frame):
-            raise PulsarError("FrameError", "a command longer than its frame")
-        return pb.BaseCommand.FromString(bytes(frame[4:end])), end
-    except (StructError, DecodeError) as error:
-        raise PulsarError("FrameError", f"a frame without a command that can be read: {error}") from error
+        return pb.BaseCommand.FromString(data)
+    except DecodeError as error:
+        raise PulsarError("FrameError", f"a command that cannot be read: {error}") from error
 
 
 def read_position(data: pb.MessageIdData) -> Position:
     """The entry that a message id names."""
     return Position(data.ledgerId, data.entryId)
-
-
-def read_damaged_entry(frame: memoryview, at: int, message: pb.CommandMessage, why: str) -> Entry:
-    """What can be told of an entry that `read_entry` cannot read: its position, and its index where that is readable.
-
-    PulsarError ChecksumError where not even that much can be told.
-    """
-    index: int | None = None
-    timestamp = 0
-    try:
-        if _U16.unpack_from(frame, at)[0] == _BROKER_MAGIC:
-            start = at + 6
-            end = start + _U32.unpack_from(frame, at + 2)[0]
-            told = pb.BrokerEntryMetadata.FromString(bytes(frame[start:end]))
-            timestamp = told.broker_timestamp
-            index = told.index if told.HasField("index") else None
-    except (StructError, DecodeError) as error:
-        raise PulsarError("ChecksumError", why) from error
-    nothing = memoryview(b"")
-    return Entry(read_position(message.message_id), index, timestamp, 1, nothing, nothing, damaged=why)
-
-
-def read_entry(frame: memoryview, at: int, message: pb.CommandMessage) -> Entry:
-    """The entry that begins at `at`, behind the command: views of `frame`. PulsarError ChecksumError where damaged."""
-    position = read_position(message.message_id)
-    index: int | None = None
-    timestamp = 0
-    try:
-        magic = _U16.unpack_from(frame, at)[0]
-        if magic == _BROKER_MAGIC:
-            start = at + 6
-            at = start + _U32.unpack_from(frame, at + 2)[0]
-            told = pb.BrokerEntryMetadata.FromString(bytes(frame[start:at]))
-            timestamp = told.broker_timestamp
-            if told.HasField("index"):
-                index = told.index
-            magic = _U16.unpack_from(frame, at)[0]
-        if magic == _CHECKSUM_MAGIC:
-            if crc32c(frame[at + 6 :]) != _U32.unpack_from(frame, at + 2)[0]:
-                raise PulsarError("ChecksumError", f"the bytes of entry {position} are damaged")
-            at += 6
-        start = at + 4
-        end = start + _U32.unpack_from(frame, at)[0]
-        if end > len(frame):
-            raise PulsarError("ChecksumError", f"entry {position} cannot be read: metadata longer than the frame")
-        metadata = frame[start:end]
-        messages = pb.EntryMessages.FromString(bytes(metadata)).num_messages_in_batch
-    except (StructError, DecodeError) as error:
-        raise PulsarError("ChecksumError", f"entry {position} cannot be read: {error}") from error
-    ack_set = tuple(message.ack_set)
-    return Entry(position, index, timestamp, max(1, messages), metadata, frame[end:], ack_set)

@@ -58,8 +58,6 @@ from typing import Final, NamedTuple
 from kop.errors import BackendError, ErrorCode, PeerError
 from kop.records.record import Buffer, content_of, frames, headers_of, key_and_value, put_record
 
-FORMAT: Final = 3
-"""Number of this specification and its functions: the compiled twin has to have the same."""
 RESERVED: Final = b"__kop_"
 """How the names of our own properties begin."""
 HEADERS_PROPERTY: Final = b"__kop_headers"

@@ -7,10 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from support.waiting import SECONDS
 
-from kop.pulsar_client import Client, Position, Producer
+from kop.pulsar_client import Client, Position, Producer, _pure
 from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.pulsar_client.twin import twin
+
+TWINS = [pytest.param(_pure, id="plain")]
+if twin is not _pure:
+    TWINS.append(pytest.param(twin, id="native"))
 
 T = "persistent://public/default/t"
 

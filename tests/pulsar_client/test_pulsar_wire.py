@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import struct
+from types import ModuleType
 
 import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
+from pulsar_kit import TWINS
 from support.fake_pulsar import encode, entry_bytes
 
 from kop.pulsar_client import wire
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import Position
+from kop.pulsar_client.types import Message, Position
 
 U64 = st.integers(0, 2**64 - 1)
 Command = pb.BaseCommand
@@ -59,88 +61,82 @@ def test_a_position_is_read_as_the_broker_means_it(told: tuple[int, int], read: 
     assert pb.MessageIdData(ledgerId=read.ledger, entryId=read.entry).SerializeToString() == numbers
 
 
-def test_a_command_and_what_stands_behind_it() -> None:
-    frame = without_size(encode(Command(type=Command.PING, ping=pb.CommandPing()), b"entry"))
-    command, end = wire.read_command(frame)
-    assert command.type == Command.PING
-    assert bytes(frame[end:]) == b"entry"
+def test_what_is_no_command() -> None:
+    with pytest.raises(PulsarError, match="FrameError"):
+        wire.read_command(b"\x08")
 
 
-def test_fields_of_later_versions_are_no_harm() -> None:
+@pytest.mark.parametrize("twin", TWINS)
+def test_fields_of_later_versions_are_no_harm(twin: ModuleType) -> None:
     extra = b"\xf8\x01\x05" + b"\xfa\x01\x03abc" + b"\xf9\x01" + bytes(8) + b"\xfd\x01" + bytes(4)
     body = extra + pb.CommandSendReceipt(producer_id=3, sequence_id=4).SerializeToString() + extra
-    command = b"\x08\x07\x3a" + bytes((len(body),)) + body
-    read, _ = wire.read_command(memoryview(struct.pack(">I", len(command)) + command))
-    assert (read.send_receipt.producer_id, read.send_receipt.sequence_id) == (3, 4)
+    command = extra + b"\x08\x07\x3a" + bytes((len(body),)) + body
+    data = struct.pack(">II", len(command) + 4, len(command)) + command
+    assert twin.read_frames(memoryview(data), 1 << 20) == ([[(3, 4, 0, -1, -1)]], len(data), -1, "")
 
 
+@pytest.mark.parametrize("twin", TWINS)
 @given(
     messages=st.none() | st.integers(1, 2**31 - 1),
     properties=st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3),
     key=st.none() | st.text(max_size=200),
 )
-def test_messages_are_counted_by_the_metadata(messages, properties, key) -> None:
+def test_messages_are_counted_by_the_metadata(twin, messages, properties, key) -> None:
     metadata = meta(
         num_messages_in_batch=messages,
         properties=[pb.KeyValue(key=k, value=v) for k, v in properties.items()],
         partition_key=key,
         ordering_key=b"\x58\x05",
     )
-    assert read(entry_bytes(metadata, b"")).num_messages == (messages or 1)
+    assert read(twin, entry_bytes(metadata, b""))[5] == (messages or 1)
 
 
 def meta(**fields) -> pb.MessageMetadata:
     return pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2, **fields)
 
 
-def read(data: bytes):
-    message = pb.CommandMessage(consumer_id=1, message_id=pb.MessageIdData(ledgerId=5, entryId=6), ack_set=[7, -1])
-    return wire.read_entry(memoryview(b"head" + data), 4, message)
+def read(twin: ModuleType, data: bytes) -> Message:
+    told = pb.CommandMessage(consumer_id=1, message_id=pb.MessageIdData(ledgerId=5, entryId=6), ack_set=[7, -1])
+    frame = encode(Command(type=Command.MESSAGE, message=told), data)
+    ((message,), used, next_size, fault) = twin.read_frames(memoryview(frame), 1 << 20)
+    assert (used, next_size, fault) == (len(frame), -1, "")
+    return message
 
 
+@pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("checksum", [True, False])
 @pytest.mark.parametrize("index", [None, 0, 41, 2**40])
-def test_an_entry_is_taken_apart(checksum: bool, index: int | None) -> None:
+def test_an_entry_is_taken_apart(twin: ModuleType, checksum: bool, index: int | None) -> None:
     metadata = meta(num_messages_in_batch=3, num_chunks_from_msg=2, chunk_id=1, uuid="u")
     data = entry_bytes(metadata, b"payload", checksum=checksum)
     if index is not None:
         told = pb.BrokerEntryMetadata(broker_timestamp=99, index=index).SerializeToString()
         data = b"\x0e\x02" + struct.pack(">I", len(told)) + told + data
-    entry = read(data)
-    assert entry.position == Position(5, 6)
-    assert (entry.index, entry.broker_timestamp) == (index, 0 if index is None else 99)
-    assert entry.num_messages == 3
-    assert bytes(entry.metadata) == metadata.SerializeToString()
-    assert bytes(entry.payload) == b"payload"
-    assert entry.ack_set == (7, -1)
-    assert entry.metadata.readonly
-    assert entry.payload.readonly
+    message = read(twin, data)
+    assert message[:6] == (1, 5, 6, index, 0 if index is None else 99, 3)
+    assert message[6:] == (metadata.SerializeToString(), b"payload", "")
+    assert message[6].readonly
+    assert message[7].readonly
 
 
-def test_every_damaged_bit_behind_the_checksum_is_found() -> None:
+@pytest.mark.parametrize("twin", TWINS)
+def test_every_damaged_bit_behind_the_checksum_is_found(twin: ModuleType) -> None:
     data = entry_bytes(meta(), b"xyz")
     for at in range(6, len(data)):
-        with pytest.raises(PulsarError, match="ChecksumError"):
-            read(data[:at] + bytes((data[at] ^ 4,)) + data[at + 1 :])
+        message = read(twin, data[:at] + bytes((data[at] ^ 4,)) + data[at + 1 :])
+        assert message[5:] == (1, b"", b"", "its checksum does not fit")
 
 
-@given(st.binary(max_size=60))
-def test_rubbish_for_an_entry_is_an_error_with_a_name(data: bytes) -> None:
-    for prefix in (b"", b"\x0e\x01", b"\x0e\x02\x00\x00\x00\x02", b"\x00\x00"):
-        try:
-            read(prefix + data)
-        except PulsarError as error:
-            assert error.code == "ChecksumError"  # noqa: PT017 - what is read without an error is fine too
-
-
-@given(st.binary(max_size=12))
-def test_rubbish_for_a_frame_is_an_error_with_a_name(data: bytes) -> None:
-    try:
-        _, end = wire.read_command(memoryview(data))
-    except PulsarError as error:
-        assert error.code == "FrameError"  # noqa: PT017
-    else:
-        assert end <= len(data)
+@pytest.mark.parametrize("twin", TWINS)
+def test_the_index_of_a_damaged_entry_is_told_where_it_can_be_read(twin: ModuleType) -> None:
+    told = pb.BrokerEntryMetadata(broker_timestamp=99, index=41).SerializeToString()
+    for stored in (b"", b"\x0e\x01", b"\x00\x00\x00\x09", b"\x00\x00\x00\x01\xff"):
+        message = read(twin, b"\x0e\x02" + struct.pack(">I", len(told)) + told + stored)
+        assert message[3:8] == (41, 99, 1, b"", b"")
+        assert message[8]
+    for told in (b"\x08", b"\x10\x05\xff"):
+        message = read(twin, b"\x0e\x02" + struct.pack(">I", len(told)) + told + entry_bytes(meta(), b"xyz"))
+        assert message[3:] == (None, 0, 0, b"", b"", "what the broker says of it cannot be read")
 
 
 def test_ping_and_pong_are_protobufs_own() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.damage import damaged
 from transcode_kit import INT64_MAX, INT64_MIN, header_lists, metadata, record_lists, some_bytes
 
 from kop.errors import KopError, PeerError
@@ -36,24 +36,6 @@ def same(name: str, *args: object) -> Any:
     expected = outcome(getattr(_pure, name), *args)
     assert outcome(getattr(native, name), *args) == expected
     return expected
-
-
-def damaged(data: bytes, seed: int) -> bytes:
-    """A few bytes changed, cut out, doubled or put in."""
-    rng = random.Random(seed)
-    out = bytearray(data)
-    for _ in range(rng.randint(0, 4)):
-        at = rng.randrange(len(out) + 1)
-        match rng.randrange(4):
-            case 0 if at < len(out):
-                out[at] = rng.choice([0, 1, 2, 0x7F, 0x80, 0xFF, rng.randrange(256)])
-            case 1:
-                del out[at : at + rng.randint(1, 4)]
-            case 2:
-                out[at:at] = out[at : at + rng.randint(1, 8)]
-            case 3:
-                out[at:at] = rng.randbytes(rng.randint(1, 3))
-    return bytes(out)
 
 
 seeds = st.integers(0, 2**32)

@@ -1,16 +1,20 @@
-//! The compiled twin of `kop.records._pure`: Kafka records <-> Pulsar messages. That module is the specification and
-//! says what goes where; the two are compared byte for byte by tests/records/test_transcode_twins.py.
+//! The compiled twin of two modules, which are the specification: `kop.records._pure` (Kafka records <-> Pulsar
+//! messages; compared byte for byte by tests/records/test_transcode_twins.py) and `kop.pulsar_client._pure` (Pulsar's
+//! frames; tests/pulsar_client/test_frame_twins.py).
 //!
-//! Owns: the same five functions, with the same results and the same errors.
-//! Must not know: compression, batch headers, checksums, as its twin.
+//! Owns: the same functions, with the same results and the same errors.
+//! Must not know: compression, sockets, as its twins.
 
 mod kafka;
 mod proto;
+mod receive;
 mod text;
 mod to_kafka;
 mod to_pulsar;
 mod walk;
 
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 
 /// What can be wrong with the input; each becomes the exception that the Python twin raises.
@@ -50,16 +54,64 @@ impl Fault {
     }
 }
 
+/// The bytes of a buffer that Python lent. No Python code may run while they are looked at: it could change them.
+pub fn lent<'a>(py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a [u8]> {
+    let cells = buffer.as_slice(py).ok_or_else(|| PyBufferError::new_err("the bytes do not lie side by side"))?;
+    // SAFETY: a ReadOnlyCell<u8> is laid out as a u8. The buffer keeps the memory where it is, and nothing writes to it
+    // while this thread holds the interpreter's lock and calls nothing of Python.
+    #[allow(unsafe_code)]
+    Ok(unsafe { std::slice::from_raw_parts(cells.as_ptr().cast(), cells.len()) })
+}
+
 #[pymodule]
 mod _native {
     use pyo3::buffer::PyBuffer;
     use pyo3::exceptions::PyBufferError;
     use pyo3::prelude::*;
-    use pyo3::types::{PyBytes, PyTuple};
+    use pyo3::types::{PyBytes, PyList, PySlice, PyTuple};
 
-    /// As in `_pure`: a build from other sources is not taken.
+    use crate::receive::Received;
+
+    /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 3;
+    const FORMAT: u32 = 4;
+
+    #[pyfunction]
+    fn read_frames<'py>(
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        limit: usize,
+    ) -> PyResult<(Bound<'py, PyList>, usize, i64, &'static str)> {
+        let buffer = PyBuffer::get(data)?;
+        let read = crate::receive::read_frames(crate::lent(py, &buffer)?, limit);
+        let view = |range: std::ops::Range<usize>| {
+            data.get_item(PySlice::new(py, range.start as isize, range.end as isize, 1))
+        };
+        let found = PyList::empty(py);
+        for received in read.received {
+            match received {
+                Received::Receipts(receipts) => {
+                    let tuples = receipts.iter().map(|one| {
+                        (one.producer_id, one.sequence_id, one.highest_sequence_id, one.place.ledger, one.place.entry)
+                    });
+                    found.append(PyList::new(py, tuples.collect::<Vec<_>>())?)?;
+                }
+                Received::Message(one) => found.append((
+                    one.consumer_id,
+                    one.place.ledger,
+                    one.place.entry,
+                    one.index,
+                    one.broker_timestamp,
+                    one.num_messages,
+                    view(one.metadata)?,
+                    view(one.payload)?,
+                    one.damaged,
+                ))?,
+                Received::Command(body) => found.append(PyBytes::new(py, &body))?,
+            }
+        }
+        Ok((found, read.used, read.next_size, read.fault))
+    }
 
     #[pyfunction]
     fn walk(

@@ -187,6 +187,44 @@ class EntryMessages(_message.Message):
     num_messages_in_batch: int
     def __init__(self, num_messages_in_batch: _Optional[int] = ...) -> None: ...
 
+class FrequentCommand(_message.Message):
+    __slots__ = ("type", "send_receipt", "message")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    SEND_RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    send_receipt: ReceiptFields
+    message: MessageFields
+    def __init__(self, type: _Optional[int] = ..., send_receipt: _Optional[_Union[ReceiptFields, _Mapping]] = ..., message: _Optional[_Union[MessageFields, _Mapping]] = ...) -> None: ...
+
+class ReceiptFields(_message.Message):
+    __slots__ = ("producer_id", "sequence_id", "message_id", "highest_sequence_id")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    sequence_id: int
+    message_id: PositionFields
+    highest_sequence_id: int
+    def __init__(self, producer_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., message_id: _Optional[_Union[PositionFields, _Mapping]] = ..., highest_sequence_id: _Optional[int] = ...) -> None: ...
+
+class MessageFields(_message.Message):
+    __slots__ = ("consumer_id", "message_id")
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    message_id: PositionFields
+    def __init__(self, consumer_id: _Optional[int] = ..., message_id: _Optional[_Union[PositionFields, _Mapping]] = ...) -> None: ...
+
+class PositionFields(_message.Message):
+    __slots__ = ("ledgerId", "entryId")
+    LEDGERID_FIELD_NUMBER: _ClassVar[int]
+    ENTRYID_FIELD_NUMBER: _ClassVar[int]
+    ledgerId: int
+    entryId: int
+    def __init__(self, ledgerId: _Optional[int] = ..., entryId: _Optional[int] = ...) -> None: ...
+
 class SingleMessageMetadata(_message.Message):
     __slots__ = ("properties", "partition_key", "payload_size", "compacted_out", "event_time", "partition_key_b64_encoded", "ordering_key", "sequence_id", "null_value", "null_partition_key")
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,110 @@
+"""What is read from a broker's socket, taken apart: the specification, in plain Python. `kop._native` is its twin.
+
+Owns: the layout of frames; the commands MESSAGE and SEND_RECEIPT, and the entry behind a MESSAGE.
+Must not know: sockets, who waits for what a frame says.
+
+`kop.pulsar_client.wire` says how a frame is laid out. tests/pulsar_client/test_frame_twins.py compares the twins.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as StructError
+
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
+
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.pulsar_client.types import Message, Receipt, Received
+
+_U16 = Struct(">H")
+_U32 = Struct(">I")
+_CHECKSUM_MAGIC = 0x0E01
+_BROKER_MAGIC = 0x0E02
+_MESSAGE = pb.BaseCommand.MESSAGE
+_SEND_RECEIPT = pb.BaseCommand.SEND_RECEIPT
+
+
+def read_frames(data: memoryview, limit: int) -> tuple[list[Received], int, int, str]:
+    """What the whole frames at the start of `data` say, in order; `limit` is the size of the largest frame taken.
+
+    A list stands for receipts of one producer, together with those of its receipts that follow before the next command
+    that is neither receipt nor message. A tuple is a message, its entry's checksum verified; metadata and payload are
+    views of `data`. Bytes are any other command.
+
+    Returns them with the number of bytes that they took; the size that the next frame says it has (-1 where that is
+    not known yet), which is not whole or larger than `limit`; and what is wrong with the frame at which reading
+    stopped, the empty text where nothing is.
+    """
+    found: list[Received] = []
+    receipts: dict[int, list[Receipt]] = {}
+    at, end = 0, len(data)
+    while end - at >= 4:
+        size = _U32.unpack_from(data, at)[0]
+        start = at + 4
+        if size > limit or end - start < size:
+            return found, at, size, ""
+        if size < 4:
+            return found, at, -1, "a frame without a command"
+        behind = start + 4 + _U32.unpack_from(data, start)[0]
+        at = start + size
+        if behind > at:
+            return found, start - 4, -1, "a command longer than its frame"
+        body = bytes(data[start + 4 : behind])
+        try:
+            command = pb.FrequentCommand.FromString(body)
+        except DecodeError:
+            return found, start - 4, -1, "a command that cannot be read"
+        if command.type == _MESSAGE:
+            found.append(_message(command.message, data[behind:at]))
+        elif command.type == _SEND_RECEIPT:
+            receipt = _receipt(command.send_receipt)
+            known = receipts.get(receipt[0])
+            if known is None:
+                known = receipts[receipt[0]] = []
+                found.append(known)
+            known.append(receipt)
+        else:
+            receipts.clear()
+            found.append(body)
+    return found, at, -1, ""
+
+
+def _receipt(told: pb.ReceiptFields) -> Receipt:
+    place = told.message_id
+    return told.producer_id, told.sequence_id, told.highest_sequence_id, place.ledgerId, place.entryId
+
+
+def _message(told: pb.MessageFields, entry: memoryview) -> Message:
+    """The message of a command, with the entry that stands behind it."""
+    place = (told.consumer_id, told.message_id.ledgerId, told.message_id.entryId)
+    index: int | None = None
+    timestamp = at = 0
+    nothing = entry[:0]
+    try:
+        magic = _U16.unpack_from(entry)[0]
+        if magic == _BROKER_MAGIC:
+            at = 6 + _U32.unpack_from(entry, 2)[0]
+            if at > len(entry):
+                raise DecodeError
+            by_broker = pb.BrokerEntryMetadata.FromString(bytes(entry[6:at]))
+            timestamp = by_broker.broker_timestamp
+            if by_broker.HasField("index"):
+                index = by_broker.index
+    except (StructError, DecodeError):
+        return *place, None, 0, 0, nothing, nothing, "what the broker says of it cannot be read"
+    try:
+        if at:
+            magic = _U16.unpack_from(entry, at)[0]
+        if magic == _CHECKSUM_MAGIC:
+            if crc32c(entry[at + 6 :]) != _U32.unpack_from(entry, at + 2)[0]:
+                return *place, index, timestamp, 1, nothing, nothing, "its checksum does not fit"
+            at += 6
+        start = at + 4
+        end = start + _U32.unpack_from(entry, at)[0]
+        if end > len(entry):
+            return *place, index, timestamp, 1, nothing, nothing, "its metadata is longer than its frame"
+        messages = pb.EntryMessages.FromString(bytes(entry[start:end])).num_messages_in_batch
+    except (StructError, DecodeError):
+        return *place, index, timestamp, 1, nothing, nothing, "its metadata cannot be read"
+    return *place, index, timestamp, max(1, messages), entry[start:end], entry[end:], ""
