@@ -23,7 +23,7 @@ class AbortedTransaction(NamedTuple):
     producer_id: int
     first_offset: int
     last_offset: int
-    """Of the marker."""
+    """The offset of the marker."""
     last_stable_offset: int
     """Behind the marker when it was stored: a transaction that ends later begins at or behind it."""
 

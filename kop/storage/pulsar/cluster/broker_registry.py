@@ -1,19 +1,19 @@
 """The live brokers on the same data: each holds a producer of one topic, whose Pulsar broker knows who is connected.
 
 Owns: that topic, this broker's place in it, how the others are asked about.
-Must not know: what membership is used for; `live_brokers.py` decides who counts.
+Must not know: what the registry is used for, and which missing brokers still count as live (`live_brokers.py`).
 
 A producer's name is its broker's id, so an id is taken once; its properties tell where clients find the broker. The
-Pulsar broker drops it when the connection ends, or does not answer any more. By itself it finds out about a broker that
-stands still after 30 to 60 s; asked for a name that is taken, it first looks whether the holder still answers, within
-5 s (connectionLivenessCheckTimeoutMillis). So each broker asks for the name of the next one now and then, and lets it
-go where it should get it.
+Pulsar broker drops it when the connection ends, or does not answer any more. By itself it notices
+a stopped process after 30 to 60 s. When it is asked for a name that is taken, it first checks whether the holder still
+answers, within 5 s (connectionLivenessCheckTimeoutMillis). So each broker asks for the name of the next one now and
+then, and gives the name back where it gets it.
 
-Who is connected is asked over REST. While that does not answer, a broker that dies is still found by its name, over
-the binary protocol; one that comes is not, it cannot start then either.
+Brokers ask over REST who is connected. While REST does not answer, a broker that dies is still noticed by its name,
+over the binary protocol. A new broker is not noticed then, but it cannot start then either.
 
-What is sent are names of topics whose properties one of them changed, as values: Pulsar's watchers do not tell of
-those. A broker that stops says so by a record without a value; its key names the broker.
+Messages of the topic name, as their values, topics whose properties a broker changed, because Pulsar's watchers do not
+tell of those. A broker that stops sends a message without a value; the key names the broker.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ _POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
 _PROBE_SECONDS: Final = 10.0
 _TAKEN_SECONDS: Final = 1.0
-"""A name that the Pulsar broker gave away after so long had a holder, which it asked and which did not answer."""
+"""Where the Pulsar broker took longer than this to give a name away, it asked the holder, which did not answer."""
 _FRESH_SECONDS: Final = 15.0
 _AWAY_SECONDS: Final = 5.0
-"""After so long without a look others may have taken this one's place and given it back."""
+"""After this time without a look, another broker may have taken this one's name and given it back."""
 _BUSY_SECONDS: Final = 12.0
-"""A broker that was killed leaves its name at once, a stopped one when the Pulsar broker has missed its answer."""
+"""How long a start waits for its name: a killed broker gives it up at once, a stopped one only when it does not answer.
+"""
 _SNAPSHOT_SECONDS: Final = 20.0
 """How long a broker that joins waits for a Pulsar broker that knows of it."""
 _LEAVE_SECONDS: Final = 2.0
@@ -162,7 +163,7 @@ class BrokerRegistry:
         ]
 
     async def _take_place(self, broker: LiveBroker) -> None:
-        """Hold the producer of our id. PulsarError ProducerBusy where another has it."""
+        """Open the producer of this broker's id. PulsarError ProducerBusy where another broker has it."""
         self._producer = await self._client.open_producer(
             self._partition,
             name=f"{BROKER_PRODUCER}{broker.node_id}",
@@ -178,7 +179,7 @@ class BrokerRegistry:
         )
 
     def _out(self, error: PulsarError) -> None:
-        """Pulsar does not have us any more, such as with credentials that have run out: we come back when it will."""
+        """Pulsar closed this broker's producer, for example because credentials ran out. Registration is retried."""
         self._producer = None
 
     def _deaf(self, error: PulsarError) -> None:
@@ -227,7 +228,7 @@ class BrokerRegistry:
         self._on_announced([record.value.decode() for record in records if record.value])
 
     async def close(self) -> None:
-        """Leave, and say so first: nobody waits whether this one comes back."""
+        """Announce that this broker stops, then leave: the others need not wait whether it comes back."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -285,13 +286,13 @@ class BrokerRegistry:
                 self._partition, name=f"{BROKER_PRODUCER}{next_one.node_id}", lane="broker_registry"
             )
         except PulsarError:
-            return  # ProducerBusy: it is alive. Of all else `_look_again` tells.
+            return  # ProducerBusy means that it is alive; `_look_again` logs other errors
         took = loop.time() - asked
         await probe.close()
         if took < _TAKEN_SECONDS and self.fresh:
-            return  # its place was empty, as behind an unload: what snapshots show decides
+            return  # nobody had the name, as after an unload: the snapshots decide
         if await self._answers(next_one):
-            return  # it lives, and comes back to its place
+            return  # it is alive, and takes its name again
         self._faults.count(Fault.BROKERS_THAT_DID_NOT_ANSWER)
         log.warning("broker %d left or does not answer Pulsar: others take over what it led", next_one.node_id)
         self._live.is_dead(next_one.node_id)
@@ -320,7 +321,7 @@ class BrokerRegistry:
         return True
 
     def _set_brokers(self, live: LiveBrokers, *, tell_anyway: bool = False) -> None:
-        """Take over who counts, and tell those who listen of a change."""
+        """Set `brokers` to the live ones, and call the listeners where that is a change."""
         self._live = live
         if live.brokers != self.brokers:
             self.brokers = live.brokers

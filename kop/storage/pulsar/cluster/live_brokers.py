@@ -26,9 +26,9 @@ ABSENT_SNAPSHOTS: Final = 3
 ABSENT_SECONDS: Final = 3.0
 ANSWERING_SECONDS: Final = 15.0
 SILENT_TIMES: Final = 2
-"""So many times in a row without an answer: one may only be slow."""
+"""How many probes in a row a broker has to leave unanswered; one answer may only be slow."""
 LEAVING_SECONDS: Final = 10.0
-"""So long it is believed that a broker leaves: it may be started again at once."""
+"""How long the announcement of a leaving broker counts: it may be started again at once."""
 
 
 @dataclass(slots=True)
@@ -36,9 +36,9 @@ class _Absence:
     since: float
     snapshots: int = 0
     answered: bool = False
-    """At its Kafka address, since it is absent."""
+    """Whether the broker has answered at its Kafka address since it is absent."""
     silent: int = 0
-    """How often in a row it did not since then."""
+    """How many probes in a row it has not answered since then."""
 
     @property
     def answers(self) -> bool:
@@ -64,7 +64,9 @@ class LiveBrokers:
 
     @property
     def absent(self) -> Iterable[LiveBroker]:
-        """Those that still count and were not in the last snapshot: whether they answer decides how long they do."""
+        """The brokers that still count as live and were not in the last snapshot. Whether they answer decides for how
+        long.
+        """
         return [broker for broker in self.brokers if broker.node_id in self._absences]
 
     def snapshot(self, attached: Mapping[int, LiveBroker], now: float) -> bool:

@@ -3,7 +3,7 @@
 Owns: that number for each topic, and when it is asked for again.
 Must not know: batches, producers.
 
-Pulsar refuses a larger entry when it comes, and by then those behind it are on their way
+Pulsar refuses a larger entry only when it arrives, and the entries behind it are then on their way
 (https://pulsar.apache.org/docs/next/admin-api-topics/): a broker that knows the limit refuses the batch before that.
 """
 
@@ -39,7 +39,8 @@ class EntrySizeLimit:
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
         self.bytes = 0
-        """The limit; 0: none but the Pulsar broker's own, or not known."""
+        """The limit of the topic. It is 0 where only the Pulsar broker's own limit applies, or while it is not known.
+        """
         self._clock = clock
         self._ask = ask
         self._spawn = spawn
@@ -54,7 +55,7 @@ class EntrySizeLimit:
             await self._learn(self._begin())
 
     def doubt(self) -> None:
-        """A batch was refused: somebody may have changed the limit. It is asked for on the side."""
+        """Ask for the limit again in the background: a batch was refused, so somebody may have changed the limit."""
         if self._asking is None and self._clock() - self._asked >= _DOUBT_SECONDS:
             self._spawn(self._learn(self._begin()))
 

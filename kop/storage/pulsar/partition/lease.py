@@ -16,9 +16,9 @@ from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.partition.producer import PartitionProducer
 
 _SURE_SECONDS: Final = 4.0
-"""Less than the 5 s that a Pulsar broker waits for a silent broker before it lets another one have its place
-(connectionLivenessCheckTimeoutMillis). One that sees other members may fence a broker that is there at any time: then
-so long at most it tells what was true a moment ago."""
+"""How long an answer of Pulsar confirms the lease. It is less than the 5 s for which a Pulsar broker waits for a silent
+producer before another one may replace it (connectionLivenessCheckTimeoutMillis). A broker that takes this one for dead
+may fence it at any time; this broker then answers from memory for no longer than this."""
 
 
 class WriterLease:

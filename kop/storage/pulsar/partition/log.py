@@ -3,7 +3,8 @@
 Owns: the log's bounds, attaching, and which part takes what is asked of the log or happens to it.
 Must not know: how topics are made, other partitions, which offset an entry has (`offsets/mapping.py`).
 
-The tail sees every entry. Our own ones mostly have their offsets before that (`appends.py`); the tail checks each.
+The tail reads every entry. Entries that this broker wrote mostly have their offsets before that (`appends.py`); the
+tail checks the offset of each.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _START_SECONDS: Final = 1.0
 
 
 class PulsarLog(Partition):
-    """A `PartitionLog`. Light until it is attached."""
+    """A `PartitionLog`. It costs little memory until it is attached."""
 
     def __init__(
         self,
@@ -101,23 +102,23 @@ class PulsarLog(Partition):
         self._lease = self._producers.lease
         self._attaching: asyncio.Task[None] | None = None
         self._was_attached = False
-        """It was attached once, so that it is known where the log starts."""
+        """Whether the log was attached before, so that its start is known."""
         self._waiting: deque[Append] = deque()
         self._give_up: asyncio.TimerHandle | None = None
         """Ends the appends in `_waiting` when attaching takes too long for them."""
         self._in_demand = True
-        """Somebody has asked for the partition since the last call of `close_idle`."""
+        """Whether somebody has asked for the partition since the last call of `close_idle`."""
         self._demanded = self.loop.time()
         self._asking_start: asyncio.Task[None] | None = None
         self._start_known_at = 0.0
         """Loop time at which Pulsar was asked for the log start the last time."""
         self._since_mark = 0
         self._telling = False
-        """The observers will be told in the loop's next turn."""
+        """Whether the observers will be called in the loop's next turn."""
 
     @property
     def last_position(self) -> Position:
-        """Of the entry before the high watermark."""
+        """The position of the entry before the high watermark."""
         return self._last
 
     @property
@@ -127,12 +128,12 @@ class PulsarLog(Partition):
 
     @property
     def producing(self) -> bool:
-        """A Pulsar producer of this broker is attached to the partition, or being opened."""
+        """Whether a Pulsar producer of this broker is attached to the partition, or being opened."""
         return bool(self._producers) or self._lease.producer is not None
 
     @property
     def holds_lease(self) -> bool:
-        """This broker holds the exclusive producer; see `PartitionView.holds_lease`."""
+        """Whether this broker holds the exclusive producer; see `PartitionView.holds_lease`."""
         return self._lease.producer is not None
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
@@ -262,9 +263,10 @@ class PulsarLog(Partition):
         self.detach(BackendError(f"the tail of {self.title} ended: {error}"))
 
     def detach(self, error: KopError) -> None:
-        """Follow the tail no more. The log attaches again when somebody asks for it the next time.
+        """Stop following the tail. The log attaches again when somebody asks for it the next time.
 
-        Appends need no tail and go on, but those of a log that is gone, and the leader's: it has to read what it wrote.
+        Appends need no tail and go on. They fail where the topic is gone, and where this broker leads the log: a leader
+        has to read what it wrote.
         """
         self.attached = False
         self._readers.drop_all()
@@ -315,15 +317,15 @@ class PulsarLog(Partition):
         await self._lease.make_sure()
 
     async def resign(self) -> None:
-        """Lead no more."""
+        """Give up the leadership; see `PartitionLog.resign`."""
         await self._lease.end()
 
     async def measure(self) -> int:
-        """Bytes that Pulsar has of it."""
+        """How many bytes Pulsar stores of the partition."""
         return self.size_bytes if self.attached else await self.search.size()
 
     async def refresh(self) -> None:
-        """Until the log ends behind what is the last entry now; see `PartitionLog.refresh`."""
+        """Wait until the log ends behind the entry that is the last one now; see `PartitionLog.refresh`."""
         await self.attach()
         if not self.tail.following:
             raise BackendError(f"the tail of {self.title} has ended")
@@ -351,7 +353,7 @@ class PulsarLog(Partition):
         self.tell_soon()
 
     async def look_at_ends(self) -> None:
-        """Find what nothing tells of: retention has moved the start, Pulsar has moved the tail past entries."""
+        """Ask whether retention has moved the log start, and whether Pulsar has moved the tail past entries."""
         await self.tail.until_end()
         if self.may_shrink:
             await self.ask_start()
@@ -364,7 +366,7 @@ class PulsarLog(Partition):
     # --- the tail
 
     def from_tail(self, stored: EntryWithOffsets) -> None:
-        """The tail brought an entry: ours, or somebody else's."""
+        """Take an entry that the tail read: one that this broker wrote, or somebody else's."""
         if not stored.has_offsets:
             # What is written now has no offsets. Producers must not be given any, and consumers must get an error.
             self.tail_lost(KopError(INDEX_HELP, ErrorCode.KAFKA_STORAGE_ERROR))
@@ -389,7 +391,7 @@ class PulsarLog(Partition):
         self.appends.follow()
 
     def place(self, position: Position, batch: Batch) -> None:
-        """Our own entry is the next one of the log."""
+        """Take an entry that this broker wrote as the next one of the log."""
         self.tail.converter.next_offset = batch.last + 1
         self._advance(position, batch)
 
@@ -413,12 +415,12 @@ class PulsarLog(Partition):
         self.tell_soon()
 
     def _clock_runs_ahead(self, ahead: int) -> None:
-        """A record is of the future, by so many ms: look-ups by time have to begin earlier, on every broker."""
+        """Note that a record's timestamp is `ahead` ms in the future: look-ups by time begin earlier on all brokers."""
         self.clock_ahead = 1 << ahead.bit_length()
         self.context.spawn(self.services.keep_number(self.topic, self.index, CLOCK_AHEAD, self.clock_ahead))
 
     def learn(self) -> None:
-        """The topic's properties may have changed: another broker moved the log start, or saw a clock run ahead."""
+        """Read the topic's properties again: another broker may have moved the log start, or seen a clock run ahead."""
         self.clock_ahead = max(self.clock_ahead, self._kept_number(CLOCK_AHEAD))
         start = self._kept_number(LOG_START)
         if not self.attached or start <= self.log_start_offset:
@@ -433,7 +435,7 @@ class PulsarLog(Partition):
         return self.services.kept_number(self.topic.topic_id, self.index, kind)
 
     async def _learn_when_refreshed(self) -> None:
-        """Another broker deleted records that the tail has not brought yet."""
+        """Bring the log up to date first: another broker deleted records that the tail has not read yet."""
         await self.refresh()
         start = min(self._kept_number(LOG_START), self.high_watermark)
         if start > self.log_start_offset:
@@ -553,9 +555,10 @@ class PulsarLog(Partition):
             super().check_offset(offset)
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Let producers and readers go that nobody used for a while: another broker may want the names.
+        """Close producers and readers that nobody used for a while, so that another broker may use the producers'
+        names.
 
-        The tail goes where nobody asked for the partition for longer still.
+        The tail is closed where nobody asked for the partition for longer still.
         """
         self._producers.close_idle(now, seconds)
         self._readers.close_idle(now, seconds)
@@ -568,14 +571,14 @@ class PulsarLog(Partition):
             self.detach(error)
 
     def remove(self) -> None:
-        """The topic was deleted: all that waits fails, and everything asked from now on is refused."""
+        """Close the log of a deleted topic: all waiting requests fail, and later ones are refused."""
         self.deleted, error = True, self.gone()
         self._end_waiting(error)
         self.detach(error)
         super().remove()
 
     async def close(self) -> None:
-        """Let go of everything; appends that are still under way fail."""
+        """Close everything. Appends that are still under way fail."""
         for task in (self._attaching, self._asking_start):
             if task is not None:
                 task.cancel()

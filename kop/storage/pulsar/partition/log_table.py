@@ -19,7 +19,7 @@ class TopicLog(Protocol):
     topic: TopicInfo
     policy: LogPolicy
     deleted: bool
-    """Its topic is about to go, or is gone."""
+    """Whether the topic is being deleted, or gone."""
 
     def learn(self) -> None:
         """The topic's properties may have changed."""
@@ -67,7 +67,7 @@ class LogTable(Generic[L]):
             log.learn()
 
     def deleting(self, topic_id: UUID, *, undone: bool = False) -> None:
-        """A topic is about to go: its readers and producers must not bring it back. `undone`: it stays after all."""
+        """Note that a topic is being deleted: its readers and producers must not bring it back. `undone`: it stays."""
         for log in self._logs.get(topic_id, ()):
             log.deleted = not undone
 

@@ -38,22 +38,24 @@ class PartitionServices:
     refusal: Callable[[int], KopError | None]
     """Why a batch of so many bytes cannot be taken now, or None."""
     queued: Callable[[int], tuple[AppendWaiter, int]]
-    """A batch of so many bytes was taken: it counts until this waiter is told of its end, with this place."""
+    """Count a batch of so many bytes until the returned waiter is told, with the returned place, that it has a result.
+    """
 
     may_attach: Callable[[PartitionView], Awaitable[bool]]
     """Whether the topic and the partition are there. PulsarError where Pulsar does not answer."""
     confirm: Callable[[PartitionView, Producer], Awaitable[None]]
     """Called with each producer that was attached. KopError where that brought back a topic that is gone."""
     retains: Callable[[UUID], Awaitable[None]]
-    """See to it that Pulsar keeps what is written to the topic. KopError, PulsarError."""
+    """Makes sure that Pulsar keeps what is written to the topic. KopError, PulsarError."""
     deduplicates: Callable[[UUID], Awaitable[None]]
-    """See to it that the topic deduplicates, before an idempotent producer is opened. PulsarError."""
+    """Makes sure that the topic deduplicates, before an idempotent producer is opened. PulsarError."""
     knows_all_producers: Callable[[UUID], bool]
     """Whether Pulsar cannot have forgotten a producer of the topic yet."""
     mark_raw: Callable[[UUID], Awaitable[None]]
-    """Keep beside the topic that it holds batches as they came: Pulsar can never compact it any more. KopError."""
+    """Notes in the topic's properties that it holds batches as they came: Pulsar can then never compact it. KopError.
+    """
     may_write_raw: Callable[[UUID], bool]
-    """Whether a batch may be stored as it came now. Where it may not, the topic is marked on the side."""
+    """Whether a batch may be stored as it came now. Where it may not, the topic's property is set in the background."""
     entry_size_limit: Callable[[UUID], EntrySizeLimit]
     """How large an entry the topic takes; one object for all of its partitions."""
     kept_number: Callable[[UUID, int, str], int]

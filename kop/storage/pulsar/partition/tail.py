@@ -31,13 +31,13 @@ TAIL_BUDGET: Final = 1 << 20
 _LARGEST_AT_TAIL: Final = 8 << 20
 """Bytes of the largest chunked message that the tail puts together."""
 _LATE_SECONDS: Final = 3.0
-"""How long the tail may take to the last entry before Pulsar is asked why."""
+"""How long the tail may take to reach the last entry before Pulsar is asked why."""
 _HELD_SECONDS: Final = 0.1
-"""The same for a tail that was held back a short while ago."""
+"""How long a tail may take that Pulsar held back a short while ago."""
 _HOLDS_SECONDS: Final = 30.0
 """How long Pulsar's answer that it holds the tail back is believed."""
 _STUCK_SECONDS: Final = 17.0
-"""How long after that question a tail that nothing holds may bring nothing."""
+"""How long after that question a tail may deliver nothing although nothing holds it back."""
 _QUESTION_SECONDS: Final = 5.0
 
 _log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class LogTail:
         await self._source.start(stream, EARLIEST if empty else last, inclusive=empty, budget=TAIL_BUDGET)
 
     def let_go(self) -> None:
-        """Follow the tail no more, and forget what is cached."""
+        """Stop following the tail, and drop what is cached."""
         stream, self.stream = self.stream, None
         self.drop_all()
         if stream is not None:
@@ -123,7 +123,7 @@ class LogTail:
             self._source.context.spawn(stream.close())
 
     async def close(self) -> None:
-        """Let go of the stream, to the end."""
+        """Close the stream, and wait until it is closed."""
         if self._asking is not None:
             self._asking.cancel()
         if self.stream is not None:

@@ -62,7 +62,9 @@ class TailDelays:
         self._asked = float("-inf")
 
     def late(self) -> None:
-        """An entry was answered that the tail did not bring in time. The reason is asked for now and then."""
+        """Note that the tail did not deliver an entry in time. Pulsar is asked for the reason, not more than now and
+        then.
+        """
         now = self._clock()
         if now - self._asked >= _ASK_SECONDS:
             self._asked = now
@@ -83,7 +85,7 @@ class TailDelays:
                 if error.retriable:
                     raise
         except PulsarError:
-            return False  # there is worse, and others tell of it
+            return False  # Pulsar does not answer; other parts log that
         why = reason(stats, buffer)
         self._faults.count(why)
         if why == Fault.TAIL_LATE:  # a busy machine is late now and then

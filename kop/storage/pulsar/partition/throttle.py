@@ -21,13 +21,13 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 
 LATE_SECONDS: Final = 0.1
-"""A receipt that took so long is a reason to ask."""
+"""Seconds after which a receipt is late, and Pulsar is asked for the reason."""
 _ASK_SECONDS: Final = 1.0
 _LONGEST_SECONDS: Final = 60.0
 _HOLDS_SECONDS: Final = 10.0
 """How long an answer is believed."""
 _MOST_MS: Final = 1000
-"""As Kafka's own quotas: the window in which they count."""
+"""The longest throttle time. It is the window of Kafka's own quotas."""
 
 
 def still_to_wait(waited: float, taken: int, left: int) -> int:
@@ -61,7 +61,7 @@ class RateExceeded:
         return self.now(now) and not before
 
     def now(self, now: float) -> bool:
-        """Whether Pulsar does so."""
+        """Whether a publish rate holds the partition back at this time."""
         return now - self._grew < _HOLDS_SECONDS
 
 
@@ -88,7 +88,7 @@ class PublishThrottle:
         try:
             count = int((await context.admin.stats(self._partition_name)).get("publishRateLimitedTimes", 0))
         except PulsarError:
-            return  # then there is worse, and others tell of it
+            return  # Pulsar does not answer; other parts log that
         if self._held.counted(count, context.loop.time()):
             context.faults.tell(
                 ("publish rate", self._title),

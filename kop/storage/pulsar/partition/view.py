@@ -20,9 +20,9 @@ class PartitionView(Protocol):
     """Pulsar's full name of the partition; of a topic that is not partitioned, the topic's own."""
     policy: LogPolicy
     attached: bool
-    """The log knows its bounds and follows its tail."""
+    """Whether the log knows its bounds and follows its tail."""
     deleted: bool
-    """The topic is gone, or about to go: nothing may subscribe or produce, since that would bring it back."""
+    """Whether the topic is gone or being deleted: nothing may subscribe or produce, since that would bring it back."""
 
     @property
     def title(self) -> str:
@@ -30,14 +30,14 @@ class PartitionView(Protocol):
 
     @property
     def producing(self) -> bool:
-        """A Pulsar producer of this broker is attached to the partition, or being opened."""
+        """Whether a Pulsar producer of this broker is attached to the partition, or being opened."""
 
     @property
     def holds_lease(self) -> bool:
-        """This broker holds the partition's exclusive producer, as far as it knows."""
+        """Whether this broker holds the partition's exclusive producer, as far as it knows."""
 
     async def look_at_ends(self) -> None:
-        """Find what nothing tells of: retention moved the log start, or Pulsar moved the tail past entries."""
+        """Ask whether retention has moved the log start, and whether Pulsar has moved the tail past entries."""
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Let go of producers and readers that nobody used for `seconds`; `now` is the loop's time."""
+        """Close producers and readers that nobody used for `seconds`; `now` is the loop's time."""

@@ -18,7 +18,7 @@ class WriteBudget:
 
     def __init__(self, context: PulsarContext) -> None:
         self.bytes = 0
-        """The size of all of them together."""
+        """The size of all these batches together."""
         self._context = context
         self._most = context.settings.max_queued_bytes
         self._none_left = asyncio.Event()
@@ -51,5 +51,5 @@ class WriteBudget:
             self._none_left.set()
 
     async def wait_until_empty(self) -> None:
-        """Until every batch has its result."""
+        """Wait until every batch has its result."""
         await self._none_left.wait()

@@ -1,1 +1,1 @@
-"""Topics in Pulsar: the table, their ids, other namespaces, policies, deletion, and what a write needs of a topic."""
+"""Topics in Pulsar: their table, ids, policies and deletion, topics of other namespaces, and what a write needs."""

@@ -41,7 +41,8 @@ AFTERWARDS: Final = Retention(24 * 60, -1)
 """A day, for people who want to see what was written."""
 LATE_BYTES: Final = 2 * policies.OWN_COMPACTION_THRESHOLD
 LATE_SECONDS: Final = 900.0
-"""A partition is late with both: Pulsar brokers look every minute whether to compact, and need a while for it."""
+"""A partition is late where its uncompacted part is that old and larger than `LATE_BYTES`: Pulsar brokers look every
+minute whether to compact, and need a while for it."""
 RETENTION_EVERY: Final = 600.0
 """Seconds between two looks at all partitions of a topic."""
 
@@ -63,12 +64,12 @@ class Uncompacted:
 
     @property
     def late(self) -> bool:
-        """It should have been compacted long ago."""
+        """Whether the partition should have been compacted long ago."""
         return self.size >= LATE_BYTES and self.seconds >= LATE_SECONDS
 
 
 def uncompacted(stats: Mapping[str, Any], now_ms: int) -> Uncompacted | None:
-    """From a partition's stats with backlogs; None where compaction has no cursor."""
+    """What no compaction has seen, from a partition's stats with backlogs; None where compaction has no cursor."""
     cursor = stats.get("subscriptions", {}).get(CURSOR)
     if cursor is None:
         return None
@@ -85,7 +86,7 @@ def retention_of(partitions: Sequence[Mapping[str, Any]]) -> Retention:
 
 
 class Compactions:
-    """The look after the compaction of internal topics."""
+    """Watches over the compaction of internal topics."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class Compactions:
         return size, age
 
     async def look(self) -> None:
-        """At each partition that this broker leads. What cannot be asked is logged, and asked again next time."""
+        """Look at each partition that this broker leads. A failed look is logged, and repeated in the next round."""
         now = self._context.loop.time
         by_partition: dict[tuple[str, int], Uncompacted] = {}
 
@@ -164,7 +165,7 @@ class Compactions:
         try:
             await self._context.admin.compact(partition.partition_name)
         except PulsarError as error:
-            if error.code != "Conflict":  # one runs
+            if error.code != "Conflict":  # a compaction is running
                 raise
         return seen
 
@@ -175,7 +176,7 @@ class Compactions:
         wanted = retention_of([await admin.internal_stats(each) for each in partitions])
         now = await admin.get_retention(full_name, applied=True)
         if now == wanted or (wanted != FOREVER and now not in {None, FOREVER}):
-            return  # somebody chose another one for the time after compaction
+            return  # somebody chose another retention for the time after compaction
         if wanted == FOREVER:
             log.error(
                 "a partition of %s has lost its subscription %s: all of it is kept from now on. Compaction makes a new "

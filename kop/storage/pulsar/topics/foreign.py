@@ -1,6 +1,8 @@
-"""Topics of other namespaces: known once somebody names them, and followed from then on.
+"""Topics of other namespaces. The gateway knows one from the moment that a client names it, and follows it from then
+on.
 
-Owns: which of them are known, the look for one that is not, why one was not found, the watches on their namespaces.
+Owns: which of these topics are known, the search for an unknown one, why one was not found, and the watches on their
+namespaces.
 Must not know: how a topic is read or made.
 
 Another namespace is never listed: it may be large, it is somebody else's, and its topics get an id of ours only where
@@ -25,7 +27,7 @@ from kop.storage.pulsar.faults import Fault, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, may_be_named, topic_of
 
 _MISSING_SECONDS: Final = 5.0
-"""How long nobody looks again for what was not there, or tries again to make what was refused."""
+"""How long a topic that was not found is not looked for again, and one that was refused is not created again."""
 _MOST_MISSING: Final = 10_000
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ class _Missing:
     until: float
     error: KopError
     refused: bool
-    """Making it failed."""
+    """Whether making the topic failed; otherwise looking for it did."""
 
 
 class Table(Protocol):
@@ -75,7 +77,7 @@ class ForeignTopics:
         table.on_change(self._changed)
 
     async def named(self) -> set[str]:
-        """Pulsar's names of what was named, here or at another broker. PulsarError."""
+        """Pulsar's names of the topics that clients of this or another broker have named. PulsarError."""
         self._kept = await self._cluster_topic.named_topics()
         for names in self._known.values():
             for name in names - self._kept:
@@ -103,7 +105,7 @@ class ForeignTopics:
         return None if failure is None else failure.error.code
 
     def check(self, name: str) -> None:
-        """Before a topic is made. KopError where that was refused a moment ago, or no client may have that name."""
+        """Check before a topic is made. KopError where that was refused a moment ago, or the name is not allowed."""
         if not may_be_named(name) or self._context.naming.kafka_name(PERSISTENT + name) != (name, False):
             raise PeerError(f"topic {name!r} is not for Kafka clients", ErrorCode.INVALID_TOPIC_EXCEPTION)
         failure = self._fresh(name)
@@ -111,12 +113,12 @@ class ForeignTopics:
             raise failure.error
 
     def refused(self, name: str, error: KopError) -> None:
-        """A topic could not be made."""
+        """Note that a topic could not be made."""
         if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
             self._failed(name, error, refused=True)
 
     def unreadable(self, full_name: str, error: Exception) -> bool:
-        """A topic cannot be read. True where that is told here: Pulsar refuses one of another namespace."""
+        """Note that a topic cannot be read. True where this was logged: Pulsar refuses a topic of another namespace."""
         if not isinstance(error, PulsarError):
             return False
         name = full_name.removeprefix(PERSISTENT)
@@ -127,7 +129,7 @@ class ForeignTopics:
         return True
 
     async def close(self) -> None:
-        """Watch nothing any more."""
+        """End all watches."""
         watches, self._watches = list(self._watches.values()), {}
         for watch in watches:
             await watch.close()
@@ -146,7 +148,7 @@ class ForeignTopics:
         self._context.count(Fault.FOREIGN_TOPICS_REFUSED)
         final = {ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if not refused and error.code not in final:
-            error = KopError(error.message, ErrorCode.LEADER_NOT_AVAILABLE)  # every client asks again
+            error = KopError(error.message, ErrorCode.LEADER_NOT_AVAILABLE)  # clients retry this error
         self._note(name, error, refused=refused)
 
     def _note(self, name: str, error: KopError, *, refused: bool) -> None:

@@ -1,6 +1,6 @@
-"""The catalogue over Pulsar: partitioned and plain topics of the home namespace, the gateway's own, and named others.
+"""The table of topics in Pulsar: those of the home namespace, internal ones, and those of other namespaces in use.
 
-Owns: names there and here, topic ids, the properties that hold them, how other people's changes are learned.
+Owns: a topic's name in Pulsar and in Kafka, its id, the properties that hold it, and how changes by others are seen.
 Must not know: entries, offsets.
 
 A topic's id and its Kafka configs lie in the Pulsar topic's properties, written in the same request that makes it. A
@@ -74,7 +74,7 @@ _MEND: Final[Mapping[str, str]] = MappingProxyType(
         "(pulsar-admin topics remove-properties)",
     }
 )
-"""What to do about a property that does not parse."""
+"""Tells operators what to do about a property that does not parse."""
 _LOOK_AGAIN = (0.2, 1.0, 5.0)
 """Seconds after a partition was removed."""
 
@@ -148,7 +148,7 @@ class PulsarTopics(TopicTable):
 
     @property
     def namespace(self) -> str:
-        """Of the topics that have none in their names."""
+        """The namespace of topics without one in their names."""
         return self._context.naming.namespace
 
     async def find(self, names: Collection[str]) -> None:
@@ -170,16 +170,16 @@ class PulsarTopics(TopicTable):
         return topic
 
     def update_logs(self) -> None:
-        """The broker's defaults changed, and with them what the configs of every topic mean."""
+        """Give every log its policy again, after the broker's defaults changed."""
         for topic in self.all():
             self._logs.update(topic, self.pulsar(topic.topic_id).partition)
 
-    # --- changes of our own
+    # --- changes by this broker
 
     async def create(
         self, name: str, partitions: int, configs: Mapping[str, str], *, internal: bool = False
     ) -> TopicInfo:
-        """Make a partitioned topic; its policies are in force when this returns. TOPIC_ALREADY_EXISTS where it is."""
+        """Make a partitioned topic; with its policies in force. TOPIC_ALREADY_EXISTS where it exists."""
         topic = TopicInfo(name, new_uuid(), partitions, MappingProxyType(dict(configs)), internal)
         return await self._change(self._context.naming.full_name(name, internal), partial(self._create, topic))
 
@@ -217,13 +217,15 @@ class PulsarTopics(TopicTable):
             await self._ask("cannot remove a property", self._context.admin.remove_property(known.full_name, key))
 
     async def _change(self, full_name: str, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """One change of a topic at a time, to its end even where the caller goes away: memory has to follow Pulsar."""
+        """Make one change of a topic at a time, to its end even where the caller is cancelled: memory has to follow
+        Pulsar.
+        """
         return await self._context.finish(self.in_turn(full_name, change))
 
     async def in_turn(
         self, full_name: str, work: Callable[[], Coroutine[Any, Any, T]], gate: asyncio.Semaphore | None = None
     ) -> T:
-        """Do something to a topic while this broker neither makes, changes nor deletes it."""
+        """Run `work` on a topic while this broker neither makes, changes nor deletes it."""
         turn = self._turns.setdefault(full_name, asyncio.Lock())
         async with turn, gate or self._changes:
             return await work()
@@ -287,7 +289,7 @@ class PulsarTopics(TopicTable):
         )
 
     async def _finish_abandoned(self) -> None:
-        """A broker died between making a topic and giving it its policies: Pulsar would keep nothing of it."""
+        """Set the policies of topics whose broker died before it set them: Pulsar would drop records."""
         now = time.time() * 1000
         for topic_id, known in list(self._pulsar.items()):
             if UNFINISHED_PROPERTY not in known.properties:
@@ -306,7 +308,7 @@ class PulsarTopics(TopicTable):
         try:
             await self._context.admin.create_partitioned(full_name, partitions, properties)
         except PulsarError as error:
-            # A partition that came back behind a deletion looks to Pulsar like the whole topic.
+            # Pulsar takes a partition that was re-created after the deletion for the whole topic.
             if error.code != "Conflict":
                 raise
             if not await self._strays.clear(full_name):
@@ -378,10 +380,11 @@ class PulsarTopics(TopicTable):
         self._brokers.announce(known.full_name)
         return changed
 
-    # --- what is there
+    # --- following the topics in Pulsar
 
     async def load(self) -> None:
-        """List the namespaces, and look at what that tells of, and at some of the others in turn.
+        """List the namespaces, then look at topics that the listing shows as changed, and at some of the others in
+        turn.
 
         PulsarError where they cannot be listed. A topic that cannot be read keeps no other one away.
         """
@@ -428,7 +431,9 @@ class PulsarTopics(TopicTable):
         self._loaded = True
 
     def _next_to_scan(self, known: Sequence[str]) -> Sequence[str]:
-        """Whom nobody told of: a change that another broker could not announce, or one by pulsar-admin."""
+        """Topics to look at in this listing: another broker may have failed to announce a change, or pulsar-admin made
+        one.
+        """
         begin = self._scanned % max(len(known), 1)
         self._scanned = begin + SCANNED_A_LISTING
         return known[begin : begin + SCANNED_A_LISTING]
@@ -495,7 +500,9 @@ class PulsarTopics(TopicTable):
         self._wake.set()
 
     def _look_again(self, name: str) -> None:
-        """Partitions go first: when the watcher tells of that, the topic itself is still there."""
+        """Look at a topic again a little later. Partitions go first: when the watcher tells of that, the topic still
+        exists.
+        """
         self._dirty.add(name)
         self._wake.set()
 
@@ -513,7 +520,7 @@ class PulsarTopics(TopicTable):
                 task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Look at nothing any more."""
+        """End the background work."""
         await self._foreign.close()
         for timer in self._timers.values():
             timer.cancel()
@@ -592,7 +599,7 @@ class PulsarTopics(TopicTable):
         raise PulsarError("Conflict", f"{full_name} carries another topic's id again and again", retriable=True)
 
     def _rival(self, full_name: str, topic_id: UUID) -> PulsarTopic | None:
-        """Another topic that has the id here."""
+        """Another topic that has the same id in memory."""
         known = self._pulsar.get(topic_id)
         return None if known is None or known.full_name == full_name else known
 
@@ -692,7 +699,7 @@ class PulsarTopics(TopicTable):
     def _name_of(self, topic_id: UUID) -> str:
         return self._pulsar[topic_id].full_name
 
-    # --- memory
+    # --- the table in memory
 
     def _put(self, old: TopicInfo | None, new: TopicInfo, known: PulsarTopic) -> None:
         self._version += 1

@@ -1,6 +1,6 @@
 """What a topic must have in Pulsar before records of Kafka clients are written to it: deduplication and retention.
 
-Owns: both questions, the answers of the last half minute, setting what is missing.
+Owns: both checks, their answers of the last half minute, and setting what is missing.
 Must not know: producers, entries.
 
 A topic that the gateway made has both from its beginning, unless somebody took them away. A topic that Pulsar's side
@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 class OncePerTopic:
     """One question about each topic: callers at the same time share it, and its answer is good for half a minute.
 
-    `ask(topic_id, first)` raises what makes the topic unfit; `first` tells that no answer was had before. A failure is
-    not kept.
+    `ask(topic_id, first)` raises the error of a topic that cannot be written to; `first` is true where it was never
+    answered before. A failure is not kept.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ask: Callable[[UUID, bool], Awaitable[None]]) -> None:
@@ -89,9 +89,9 @@ class WriteChecks:
         self._topics = topics
         self._policy = policy
         self.deduplicates = OncePerTopic(context.loop, self._deduplicate)
-        """See to it that a topic deduplicates: idempotent producers rest on it, somebody may have turned it off."""
+        """Makes sure that a topic deduplicates, which idempotent producers need and somebody may have turned off."""
         self.retains = OncePerTopic(context.loop, self._retain)
-        """See to it that a topic keeps records after their ledger is closed. KopError where it does not."""
+        """Makes sure that a topic keeps records after their ledger is closed. KopError where it does not."""
         self._looked_at = 0
 
     def forget(self, topic_id: UUID) -> None:
@@ -163,14 +163,14 @@ class WriteChecks:
             raise self._refused(name, error) from error
 
     async def _retention(self, name: str) -> Retention:
-        """What holds for a topic, from wherever it is set. PulsarError."""
+        """The retention in force for a topic, wherever it is set. PulsarError."""
         admin = self._context.admin
         try:
             return await admin.get_retention(name, applied=True) or Retention(0, 0)
         except PulsarError as error:
             if error.code != "NotAllowed":
                 raise
-        # Pulsar brokers without policies of topics: the namespace's holds, or their own.
+        # The Pulsar broker has no topic policies: the namespace's retention is in force, or the Pulsar broker's own.
         retention = await admin.get_namespace_retention(namespace_of(name))
         if retention is not None:
             return retention
@@ -180,7 +180,7 @@ class WriteChecks:
         )
 
     def _refused(self, name: str, error: PulsarError) -> KopError:
-        """Nothing is taken that would be dropped; the error for the client."""
+        """The error for the client: a record that Pulsar would drop is not accepted."""
         refusal = kafka_error(
             error,
             f"cannot write to {name}: its retention is nothing or unknown, so that Pulsar may "
@@ -194,5 +194,5 @@ class WriteChecks:
 
 
 def _not_retained(topic_id: UUID, error: Exception) -> None:
-    """It was counted and told where it came up."""
+    """Ignore a failed look: it was counted and logged where it happened."""
     log.debug("retention of topic %s: %r", topic_id, error)
