@@ -105,6 +105,17 @@ class Reader(BrokerAttachment):
         answer = await self._last()
         return wire.read_position(answer.last_message_id)
 
+    async def mark_delete_position(self) -> Position | None:
+        """Up to where the broker takes entries as acknowledged by this reader, None where it does not say. PulsarError.
+
+        A reader acknowledges nothing. Behind the place where it began only the broker moves that position: over the
+        entries that it keeps from all readers, and over those past which it moves the reader, as expired ones.
+        """
+        answer = await self._last()
+        if not answer.HasField("consumer_mark_delete_position"):
+            return None
+        return wire.read_position(answer.consumer_mark_delete_position)
+
     async def seek(self, position: Position, *, inclusive: bool = True) -> None:
         """Go on at `position`; nothing of before is delivered once this returns. PulsarError.
 

@@ -112,6 +112,17 @@ async def test_the_last_position() -> None:
             assert await reader.last_position() == Position(100, 2)
 
 
+async def test_a_reader_that_nobody_moved_is_marked_before_what_it_was_sent() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        fill(broker, 5)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, Position(100, 2), permits=100, on_entry=seen.append)
+            await until(lambda: len(seen) == 3)
+            assert await reader.mark_delete_position() == Position(100, 1)
+
+
 @pytest.mark.parametrize("how", ["hang up", "unload"])
 async def test_a_reader_returns_just_behind_the_last_entry(how: str) -> None:
     async with fake_pulsar() as broker:

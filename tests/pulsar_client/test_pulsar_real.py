@@ -80,6 +80,9 @@ async def test_positions_indexes_and_starts(pulsar: Pulsar) -> None:
         assert bytes(seen[0].payload) == batch(5)
         assert all(entry.broker_timestamp > 1_600_000_000_000 for entry in seen)
         assert await tail.last_position() == places[-1]
+        marked = await tail.mark_delete_position()
+        assert marked is not None
+        assert marked < places[5], "a reader acknowledges nothing, and nobody moved it"
         # 4 is the last of its ledger: behind it begins the next one.
         for start, inclusive, first in [
             (EARLIEST, True, 0),

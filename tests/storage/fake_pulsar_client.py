@@ -11,7 +11,7 @@ from batches import batch
 
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Entry, EntryRefusedError, Position, Producer, PulsarError
-from kop.pulsar_client.admin import EntryHead, StoredEntry
+from kop.pulsar_client.admin import EntryHead
 from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
@@ -116,6 +116,12 @@ class FakeReader:
         entries = self.broker.entries
         return entries[-1].position if entries else Position(-1, -1)
 
+    async def mark_delete_position(self) -> Position | None:
+        self.broker.mark_delete_asked += 1
+        answer = self.broker.mark_delete
+        await asyncio.sleep(0)
+        return answer
+
     async def close(self) -> None:
         self.closed = True
 
@@ -138,8 +144,9 @@ class Broker:
         self.open_error: PulsarError | None = None
         self.opening_takes: asyncio.Event | None = None
         self.attach_error: PulsarError | None = None
-        self.headers: dict[Position, dict[str, str]] = {}
-        """What REST says of entries that nobody sees."""
+        self.mark_delete: Position | None = EARLIEST
+        """Of all readers; None: the broker does not say. Nobody moves them."""
+        self.mark_delete_asked = 0
         self.asked: list[Position] = []
         """Entries that REST was asked for."""
         self.ask_error: PulsarError | None = None
@@ -263,12 +270,6 @@ class FakeAdmin:
                 for reader in self.broker.readers
             },
         }
-
-    async def entry(self, name: str, ledger: int, entry: int) -> StoredEntry:
-        headers = self.broker.headers.get(Position(ledger, entry))
-        if headers is None:
-            raise PulsarError("NotFound", "so says the test")
-        return StoredEntry(ledger, entry, None, None, None, headers, b"")
 
     async def closed_index(self, name: str) -> int | None:
         return None

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from batches import append, attached, batch, first, records, refused
+from batches import append, attached, batch, first, make, records, refused
 from engines import PulsarStore
+from support.native_transactions import NativeTransactions
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_admin import PulsarAdmin
 from support.waiting import SECONDS, until
@@ -55,6 +56,9 @@ async def read_on(log: PulsarLog, offset: int, end: int) -> list[tuple[int, int]
     rows = []
     while offset < end:
         found = log.read_cached(offset, 1 << 20, min_one=True) or await log.read(offset, 1 << 20, min_one=True)
+        if not found.buffers:
+            await asyncio.sleep(0.01)  # as a long poll: Pulsar is being asked what lies there
+            continue
         rows += [(record.offset, int(record.value or b"-1")) for record in records(found.buffers)]
         offset = read_header(found.buffers[-1]).next_offset
     return rows
@@ -87,6 +91,24 @@ async def test_a_slow_reader_reads_what_expired_for_it(
         assert await read_on(log, 1, 31) == same(1, 31)
         assert engine.counts == {MOVED: 1}
         assert "message TTL" in caplog.text
+
+
+async def test_a_reader_that_is_moved_between_transactions_misses_no_record(pulsar_store: PulsarStore) -> None:
+    rounds = 30
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        await log.attach()
+        async with NativeTransactions(pulsar_store.urls[0], log.partition_name) as native:
+            for number in range(rounds):  # more than a reader reads ahead
+                await native.write(str(number).ljust(500_000).encode())
+            await until(lambda: log.high_watermark == 2 * rounds - 1)
+            engine.cache.drop(log.tail.cached)
+            found = await log.read(0, 1, min_one=True)
+            assert [record.offset for record in records(found.buffers)] == [0]
+            await expire(log)
+            await native.plain(str(rounds).encode())
+        await until(lambda: log.high_watermark == 2 * rounds + 1)
+        assert await read_on(log, 1, 2 * rounds + 1) == [(2 * number, number) for number in range(1, rounds + 1)]
 
 
 async def test_a_tail_that_was_moved_past_entries_leaves_no_hole(pulsar_store: PulsarStore) -> None:

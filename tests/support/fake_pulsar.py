@@ -72,6 +72,10 @@ class Consumer:
     next: int
     permits: int = 0
 
+    def __post_init__(self) -> None:
+        self.begin = self.next
+        """It acknowledges nothing, and nobody moves it: its cursor is marked before that."""
+
 
 class Session:
     """One client connection."""
@@ -477,7 +481,7 @@ class FakePulsar:
         last = topic.log[-1] if topic.log else None
         answer.last_message_id.ledgerId = last.ledger if last else -1
         answer.last_message_id.entryId = last.entry if last else -1
-        before = topic.log[consumer.next - 1] if consumer.next else None
+        before = topic.log[consumer.begin - 1] if consumer.begin else None
         answer.consumer_mark_delete_position.ledgerId = before.ledger if before else topic.ledger
         answer.consumer_mark_delete_position.entryId = before.entry if before else -1
         session.send(Command(type=Command.GET_LAST_MESSAGE_ID_RESPONSE, getLastMessageIdResponse=answer))

@@ -37,7 +37,7 @@ from kop.storage.pulsar.partition.tail_delays import TailDelays
 from kop.storage.pulsar.partition.throttle import PublishThrottle
 from kop.storage.pulsar.reading.batches import Batch
 from kop.storage.pulsar.reading.cold_readers import ColdReaders
-from kop.storage.pulsar.reading.gaps import Gap, Gaps
+from kop.storage.pulsar.reading.gaps import Gap
 from kop.storage.pulsar.reading.search import PartitionSearch
 from kop.storage.pulsar.reading.source import PartitionSource
 from kop.storage.pulsar.reading.stored_batches import StoredBatches
@@ -81,11 +81,10 @@ class PulsarLog(Partition):
         self._cache = services.cache
         self._source = PartitionSource(context, partition_name, self.title, mapping, self.check_exists)
         self.search = PartitionSearch(self._source, self)
-        self._gaps = Gaps(self._source)
         delays = TailDelays(context.admin, partition_name, self.title, context.faults, context.spawn, context.loop.time)
         warnings = CompactionWarnings(context.faults, self)
-        self.tail = LogTail(self._source, self._gaps, services.cache, warnings, delays, self)
-        self._readers = ColdReaders(self._source, self.search, self._gaps, self, services.read_budget, self.ask_start)
+        self.tail = LogTail(self._source, services.cache, warnings, delays, self)
+        self._readers = ColdReaders(self._source, self.search, self, services.read_budget, self.ask_start)
         self.appends = Appends(
             self,
             context.loop,

@@ -22,7 +22,7 @@ from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
 from kop.storage.pulsar.partition.tail_delays import TailDelays
 from kop.storage.pulsar.reading.batches import Converter
-from kop.storage.pulsar.reading.gaps import MOST_AT_ONCE, Gap, Gaps
+from kop.storage.pulsar.reading.gaps import Gap
 from kop.storage.pulsar.reading.source import PartitionSource
 from kop.storage.pulsar.reading.stream import Stream
 from kop.storage.tail_cache import Tail, TailCache
@@ -72,14 +72,12 @@ class LogTail:
     def __init__(
         self,
         source: PartitionSource,
-        gaps: Gaps,
         cache: TailCache,
         warnings: CompactionWarnings,
         delays: TailDelays,
         log: FollowedLog,
     ) -> None:
         self._source = source
-        self._gaps = gaps
         self._cache = cache
         self._warnings = warnings
         self._delays = delays
@@ -231,14 +229,16 @@ class LogTail:
     # --- gaps
 
     def met_gap(self, gap: Gap, filler: Buffer) -> None:
-        """Entries between two that came did not come; `filler` stands for their offsets. Pulsar is asked why.
+        """Nothing came for the offsets between two entries; `filler` stands for them.
 
-        Transactions leave such gaps. Where it is none of theirs, `ColdReaders` looks why.
+        Pulsar is asked whether it moved the tail past entries that are there. Where it may have, `ColdReaders` reads.
         """
-        if not gap.may_be_kept_back or not filler:
+        if not filler:
             self.drop_all()
             return
         self._cache.push(self.cached, gap.base, gap.last, filler)
+        if gap.has_no_entries:
+            return
         self._asked_gaps.append(gap)
         if self._asking is None:
             self._asking = self._source.context.loop.create_task(self._ask_about_gaps())
@@ -259,13 +259,14 @@ class LogTail:
 
     async def _ask_about_gaps(self) -> None:
         while self._asked_gaps:
-            asked = list(self._asked_gaps)[:MOST_AT_ONCE]
-            await self._gaps.ask(asked)
+            asked = list(self._asked_gaps)
+            assert self.stream is not None  # without a stream no gaps are asked about
+            mark_delete = await self.stream.mark_delete_position()
             for gap in asked:
                 if not self._asked_gaps or self._asked_gaps[0] is not gap:
                     break  # the tail began again meanwhile
                 self._asked_gaps.popleft()
-                if gap.last not in self._gaps:
+                if gap.passed_over(mark_delete):
                     self.drop(gap.last + 1)  # there may be records
             self._log.tell_soon()
 

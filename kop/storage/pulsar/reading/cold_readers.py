@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Container
-from itertools import islice
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
@@ -20,7 +19,6 @@ from kop.storage.pulsar.faults import Fault, kafka_error
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.reading.batches import Batch, Converter
 from kop.storage.pulsar.reading.budget import BudgetShare, ReadBudget
-from kop.storage.pulsar.reading.gaps import MOST_AT_ONCE, Gap, Gaps
 from kop.storage.pulsar.reading.search import PartitionSearch
 from kop.storage.pulsar.reading.source import LogBounds, PartitionSource
 from kop.storage.pulsar.reading.stream import Stream
@@ -41,10 +39,8 @@ _MOST_CHUNKS: Final = 200
 class ColdReader:
     """One reader: a stream, and the batches of what it brought. `take` gives them in order."""
 
-    def __init__(self, converter: Converter, budget: int, share: BudgetShare, explained: Container[int] = ()) -> None:
-        """`explained`: last offsets of gaps from which nothing can be read."""
+    def __init__(self, converter: Converter, budget: int, share: BudgetShare) -> None:
         self.converter = converter
-        self._explained = explained
         self.share = share
         self.busy = False
         self.far_back = False
@@ -62,6 +58,8 @@ class ColdReader:
         self._batches: deque[Batch] = deque()
         self._at = converter.next_offset or 0
         """Where `take` goes on; the next batch may lie behind a gap."""
+        self._sure_until = -1
+        """Gaps before this offset hold no records."""
         self._size = 0
         self._error: KopError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -80,14 +78,31 @@ class ColdReader:
 
     @property
     def gap(self) -> Batch | None:
-        """What comes next, where that stands for offsets of which nothing came and nothing explains that."""
+        """What comes next, where that stands for offsets of which nothing came and it is not known why."""
         if not self._batches or not self._batches[0].missing or (self.stream is not None and self.stream.compacted):
             return None
-        return None if self._batches[0].last in self._explained else self._batches[0]
+        return None if self._batches[0].last < self._sure_until else self._batches[0]
 
-    def gaps(self, most: int) -> list[Gap]:
-        """Gaps in what was read ahead, the first ones."""
-        return list(islice((batch.gap for batch in self._batches if batch.gap is not None), most))
+    async def was_moved(self) -> bool | None:
+        """Whether Pulsar moved this reader over entries in the `gap` that comes next; None where nobody can tell.
+
+        Where it did not, that one answer holds for all gaps in what was read ahead: none is a `gap` any more.
+        """
+        begin, until = self.gap, self.converter.next_offset
+        if begin is None:
+            return False
+        if begin.gap is None or self.stream is None or until is None:
+            return None
+        mark_delete = None if begin.gap.has_no_entries else await self.stream.mark_delete_position()
+        if begin.gap.passed_over(mark_delete):
+            return None if mark_delete is None else True
+        self._sure_until = begin.last + 1 if begin.gap.has_no_entries else until
+        return False
+
+    def trust(self) -> None:
+        """Take the `gap` that comes next for one without records."""
+        if self.gap is not None:
+            self._sure_until = self.gap.last + 1
 
     @property
     def failed(self) -> bool:
@@ -199,14 +214,12 @@ class ColdReaders:
         self,
         source: PartitionSource,
         search: PartitionSearch,
-        gaps: Gaps,
         log: LogBounds,
         budget: ReadBudget,
         ask_start: Callable[[], Awaitable[None]],
     ) -> None:
         self._source = source
         self._search = search
-        self._gaps = gaps
         self._log = log
         self._budget = budget
         self._ask_start = ask_start
@@ -261,24 +274,23 @@ class ColdReaders:
         return ReadResult(buffers, size)
 
     async def _without_doubt(self, reader: ColdReader, offset: int) -> ColdReader:
-        """The reader itself, or another one where it passed over what is there.
+        """The reader itself, or another one where Pulsar may have moved it past what is there; see `gaps`.
 
-        Pulsar moves the cursors of readers on as those of subscriptions: when messages expire (message TTL), by an
-        operator's `expire-messages`. What a new reader does not get either is really missing: markers of transactions,
-        entries that failed when they were written. Transactions are the most frequent reason and asked about first.
+        What a new reader, which was not moved, does not get either is really missing.
         """
         gap = reader.gap
         if gap is None or not gap.base <= offset <= gap.last:
             return reader
-        gaps = self._gaps
-        await gaps.ask(reader.gaps(MOST_AT_ONCE))  # one answer for all that was read ahead
-        if gap.last in gaps:
+        moved = await reader.was_moved()
+        if moved is False:
             return reader
         await self._still_kept(offset)
-        if reader.taken:
-            self._drop(reader)
-            reader = await self._new(offset)
-            await reader.wait(_SECONDS)
+        if moved is None and not reader.taken:
+            reader.trust()
+            return reader
+        self._drop(reader)
+        reader = await self._new(offset)
+        await reader.wait(_SECONDS)
         if reader.gap is None or reader.gap.last < gap.last:
             faults = self._source.context.faults
             faults.count(Fault.READERS_MOVED_PAST_ENTRIES)
@@ -288,8 +300,11 @@ class ColdReaders:
                 "see message TTL (pulsar-admin topics get-message-ttl --applied); Kafka topics keep records by "
                 "retention",
             )
+        elif await reader.was_moved():
+            text = f"Pulsar moves readers of {self._source.title} past entries as soon as they begin"
+            raise BackendError(text, ErrorCode.REQUEST_TIMED_OUT)
         else:
-            gaps.add(gap.last)
+            reader.trust()
         return reader
 
     async def _still_kept(self, offset: int) -> None:
@@ -369,7 +384,7 @@ class ColdReaders:
         )
         converter.start_within()
         converter.looks_back = not back
-        reader = ColdReader(converter, _BUDGET, share, self._gaps)
+        reader = ColdReader(converter, _BUDGET, share)
         reader.busy = True
         reader.far_back = back > 0
         reader.used = source.context.loop.time()

@@ -1,29 +1,29 @@
-"""Entries that Pulsar keeps back from every reader: markers of transactions, and what was written in aborted ones.
+"""Gaps between two entries of a partition that a reader was sent: offsets of which nothing came.
 
-Owns: which gaps between the entries of one partition hold nothing else, and the questions by which that is known.
-Must not know: who met a gap, what is answered for its offsets.
+Owns: the rule by which a gap is known to hold no records.
+Must not know: who met a gap, what is answered for its offsets, how Pulsar is asked.
 
-Each of these entries has an offset, so readers meet a gap. Pulsar also moves readers past records (message TTL), so a
-gap is asked about: the broker shows each entry over REST, with what it is in the headers.
+A broker's dispatcher reads all entries in their order from where the reader's cursor stands. It leaves out markers (of
+transactions, of replicated subscriptions), the entries of aborted transactions, and what it cannot parse or is told to
+filter: no reader is ever sent these. An entry that could not be written may have taken an index, too. Each of them has
+an offset, so a gap is there, and what it was made of need not be known.
+
+There is one other way past entries: Pulsar moves cursors of readers as those of subscriptions, when messages expire
+(message TTL, `expire-messages`), are skipped, cleared or truncated, and when retention takes ledgers. Whatever moves a
+cursor sets its mark-delete position first, and its read position behind that (`ManagedCursorImpl`). A reader of this
+gateway acknowledges nothing, and a mark-delete position never goes back. So where it still lies before a gap when the
+entry behind the gap is here, the dispatcher itself has read all entries in the gap and left them out. One answer of the
+broker serves all gaps that were met before it was asked.
+
+What the dispatcher leaves out it acknowledges, so the mark-delete position may have come past a gap that directly
+follows the place where a reader began. Then, too, nothing is taken for granted: the gap is read by another reader.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from kop.pulsar_client import Position, PulsarError
-from kop.storage.pulsar.reading.source import PartitionSource
-
-MOST_AT_ONCE: Final = 256
-"""Gaps that are asked about together."""
-_MOST_ENTRIES: Final = 64
-"""Entries of a gap that is asked about; for a larger one another reader is cheaper."""
-_SIDE_BY_SIDE: Final = 16
-_MOST_KNOWN: Final = 5000
-_MARKER: Final = "X-Pulsar-marker-type"
-_ABORTED: Final = "X-Pulsar-txn-aborted"
+from kop.pulsar_client import Position
 
 
 class Gap(NamedTuple):
@@ -35,51 +35,14 @@ class Gap(NamedTuple):
     entry_behind: Position
 
     @property
-    def entries(self) -> int:
-        """Entries that did not come, where each has one offset, as those have that are kept back; else 0."""
-        between = self.entry_behind.entry - self.entry_before.entry - 1
-        same_ledger = self.entry_before.ledger == self.entry_behind.ledger
-        return between if same_ledger and between == self.last - self.base + 1 else 0
+    def has_no_entries(self) -> bool:
+        """Whether the two entries directly follow each other."""
+        before, behind = self.entry_before, self.entry_behind
+        return before.ledger == behind.ledger and before.entry + 1 == behind.entry
 
-    @property
-    def may_be_kept_back(self) -> bool:
-        """Whether Pulsar is worth asking."""
-        return 0 < self.entries <= _MOST_ENTRIES
+    def passed_over(self, mark_delete: Position | None) -> bool:
+        """Whether Pulsar may have moved the reader over entries in the gap that are there.
 
-
-class Gaps:
-    """The gaps of one partition that are known to hold no records."""
-
-    def __init__(self, source: PartitionSource) -> None:
-        self._source = source
-        self._known: dict[int, None] = {}
-        self._places = asyncio.Semaphore(_SIDE_BY_SIDE)
-
-    def __contains__(self, last: object) -> bool:
-        """Whether nothing can be read from the gap that ends with offset `last`."""
-        return last in self._known
-
-    def add(self, last: int) -> None:
-        """Nothing can be read from the gap that ends there."""
-        self._known[last] = None
-        if len(self._known) > _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-
-    async def ask(self, gaps: Sequence[Gap]) -> None:
-        """Ask Pulsar what lies in some gaps, side by side; those that are explained by it are in here afterwards."""
-        await asyncio.gather(*(self._ask_about(gap) for gap in gaps if gap.last not in self and gap.may_be_kept_back))
-
-    async def _ask_about(self, gap: Gap) -> None:
-        ledger, first = gap.entry_before.ledger, gap.entry_before.entry + 1
-        kept_back = await asyncio.gather(*(self._is_kept_back(ledger, first + n) for n in range(gap.entries)))
-        if all(kept_back):
-            self.add(gap.last)
-
-    async def _is_kept_back(self, ledger: int, entry: int) -> bool:
-        async with self._places:
-            try:
-                found = await self._source.context.admin.entry(self._source.partition_name, ledger, entry)
-            except PulsarError:
-                return False  # whoever met the gap looks for another explanation
-        headers = {name.lower(): value for name, value in found.headers.items()}
-        return _MARKER.lower() in headers or headers.get(_ABORTED.lower()) == "true"
+        `mark_delete` is where the cursor of the reader was marked when `entry_behind` had come; None: nobody knows.
+        """
+        return not self.has_no_entries and (mark_delete is None or mark_delete > self.entry_before)

@@ -152,6 +152,13 @@ class Stream:
         assert self._reader is not None
         return await self._reader.last_position()
 
+    async def mark_delete_position(self) -> Position | None:
+        """See `Reader.mark_delete_position`; None also where the broker gives no answer."""
+        try:
+            return None if self._reader is None else await self._reader.mark_delete_position()
+        except PulsarError:
+            return None
+
     async def exhausted(self) -> bool:
         """True where nothing follows what came: of a compacted topic the last entries may be gone."""
         last = await self.last_position()
