@@ -197,8 +197,8 @@ class _Fetch:
         known = self.session and self.session.partitions.get((wanted.topic, wanted.partition))
         if not known or known.topic_name is None:
             return ErrorCode.UNKNOWN_TOPIC_ID
-        made_anew = self.gw.topics.get(known.topic_name) is not None
-        return ErrorCode.INCONSISTENT_TOPIC_ID if made_anew else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        recreated = self.gw.topics.get(known.topic_name) is not None
+        return ErrorCode.INCONSISTENT_TOPIC_ID if recreated else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _note(self, response: _Response, wanted: FetchPartition, code: int, log_start_offset: int = -1) -> None:
         response.answers.append(

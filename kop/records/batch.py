@@ -90,7 +90,6 @@ _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
 _CRC_FROM: Final = 21
 _ATTRIBUTES_AT: Final = 21
-_BASE_TIMESTAMP_AT: Final = 27
 _MAX_TIMESTAMP_AT: Final = 35
 _SMALLEST_V0: Final = 14  # Kafka reads lengths below a v0 record's as damage, before it looks at the magic
 
@@ -153,11 +152,6 @@ class BatchHeader(NamedTuple):
     def next_offset(self) -> int:
         """The first offset after the batch."""
         return self.base_offset + self.last_offset_delta + 1
-
-    @property
-    def has_producer(self) -> bool:
-        """True for a batch of an idempotent producer."""
-        return self.producer_id >= 0
 
     @property
     def last_sequence(self) -> int:

@@ -13,9 +13,6 @@ from kop.wire.messages import REQUESTS
 from kop.wire.primitives import DecodeError, skip_tags
 
 _FIXED = struct.Struct(">hhih")
-API_VERSIONS = 18
-PRODUCE = 0
-FETCH = 1
 
 FLEXIBLE_FROM: dict[int, int] = {
     key: next((version for version in range(cls.max_version + 1) if cls.flexible_version_q(version)), 0x7FFF)

@@ -163,7 +163,7 @@ class _Filler:
 
 
 def filled(rng: random.Random, topic_ids: list[UUID]) -> list[Seed]:
-    """One message a served API and version, each filled anew from `rng`."""
+    """One message a served API and version, each filled with new values from `rng`."""
     filler = _Filler(rng, topic_ids)
     return [
         Seed(key, version, codec.encode_body(filler.message(REQUESTS[key], version)))

@@ -171,7 +171,7 @@ async def create(client: RawClient, name: str, configs: dict[str, str]) -> None:
 
 
 async def clear(serving: Serving, client: RawClient) -> None:
-    """Delete the topics that frames have made, so that there is room for more, and make the known ones anew."""
+    """Delete the topics that frames have made, so that there is room for more, and create the known ones again."""
     names = [
         topic.name
         for topic in serving.gateway.topics.all()

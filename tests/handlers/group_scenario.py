@@ -1,6 +1,6 @@
 """One long talk about groups and offsets, and what Apache Kafka 4.3.1 answers to it (group_answers.json).
 
-To record Kafka's answers anew, with its group.initial.rebalance.delay.ms at 0:
+To record Kafka's answers again, with its group.initial.rebalance.delay.ms at 0:
     python tests/handlers/group_scenario.py HOST:PORT > tests/handlers/group_answers.json
 """
 

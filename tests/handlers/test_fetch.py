@@ -246,7 +246,7 @@ def test_a_session_answers_only_what_is_new(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_session_by_id_tells_a_deleted_topic_from_one_made_anew(tmp_path: Path) -> None:
+def test_a_session_by_id_tells_a_deleted_topic_from_a_recreated_one(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 1)

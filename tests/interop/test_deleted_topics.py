@@ -188,8 +188,8 @@ def test_no_producer_comes_to_a_topic_that_a_gateway_deletes(interop: Interop) -
     wait_until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records again")
 
 
-def test_an_idempotent_producer_goes_on_where_its_topic_was_made_anew(interop: Interop) -> None:
-    topic = interop.create(interop.name("anew"))
+def test_an_idempotent_producer_goes_on_where_its_topic_was_recreated(interop: Interop) -> None:
+    topic = interop.create(interop.name("recreated"))
     interop.write(topic, [Record(0, NOW, None, b"somebody else's")])
     for sequence in (7, 8, 9):
         data = build([Record(0, NOW, None, b"v")], producer_id=990_000, producer_epoch=0, base_sequence=sequence)

@@ -181,10 +181,10 @@ def test_header_flags() -> None:
             [Record(0, T, b"", b"")], codec=Codec.LZ4, transactional=True, control=True, producer_id=0, base_sequence=0
         )
     )
-    assert (header.codec, header.transactional, header.control, header.has_producer) == (3, True, True, True)
+    assert (header.codec, header.transactional, header.control) == (3, True, True)
     assert not header.log_append_time
     assert not header.delete_horizon
-    assert not read_header(build([Record(0, T, b"", b"")])).has_producer
+    assert read_header(build([Record(0, T, b"", b"")])).producer_id == -1
     assert read_header(build([Record(0, T, b"", b"")])).last_sequence == -1
 
 

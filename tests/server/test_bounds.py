@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from support.fake_peer import FakePipeline, FakeTransport, Peer, close_server, fake_server, frame, settle
+from support.fake_peer import FakePipeline, FakeTransport, Peer, finish, frame, play, settle
 from support.waiting import until
 
 from kop.server.connection import ClientConnection
 from kop.server.listener import Server
 
 MIB = 1024 * 1024
-
-
-def play(main: Callable[[Server, FakePipeline], Coroutine[Any, Any, None]], **limits: Any) -> None:
-    """Run a test with a fake server, and look that nothing is left in its account."""
-
-    async def run() -> None:
-        fake = FakePipeline()
-        server = fake_server(fake, **limits)
-        try:
-            await main(server, fake)
-        finally:
-            await close_server(server)
-        assert server.memory.used == 0
-        assert server.connections == 0
-        assert not server.memory.waiting
-
-    asyncio.run(run())
-
-
-async def finish(peer: Peer, fake: FakePipeline) -> None:
-    """End whatever waits, until nothing does."""
-    while fake.pending(fake.produces) or fake.pending(fake.waiting) or peer.kernel:
-        for number in fake.pending(fake.produces) + fake.pending(fake.waiting):
-            fake.complete(number)
-        await settle()
-        peer.pump()
-    await settle()
 
 
 # --- memory

@@ -285,7 +285,7 @@ def test_views_are_of_committed_producers_by_id() -> None:
 
 
 class Reference:
-    """The rules over a plain list of all batches: what is rolled back is cut off, the window is counted anew."""
+    """The rules over a plain list of all batches: what is rolled back is cut off, the rest makes the window."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, int, int, int, int]] = []  # producer, epoch, base sequence, count, offset

@@ -59,6 +59,17 @@ async def two(store: PulsarStore) -> AsyncIterator[tuple[PulsarEngine, PulsarEng
         yield one, other
 
 
+def broker_process(store: PulsarStore, folder: Path, *, node_id: str) -> Child:
+    """A broker in a process of its own, on the same data as the engines of this process."""
+    return Child(
+        folder,
+        store=["--store", store.urls[0], "--admin-url", store.urls[1]],
+        node_id=node_id,
+        kop_pulsar_namespace=store.settings.namespace,
+        kop_pulsar_metadata_namespace=store.settings.metadata_namespace,
+    )
+
+
 async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> None:
     async with pulsar_store.opened() as one:
         heard: list[list[int]] = []
@@ -151,7 +162,7 @@ async def test_topics_configs_and_deletions_of_one_are_seen_by_the_other(pulsar_
         await until(lambda: other.topics.get("t") is None)
 
 
-async def test_what_one_changed_is_seen_by_the_other_that_looks_anew_or_is_told(pulsar_store: PulsarStore) -> None:
+async def test_what_one_changed_is_seen_by_the_other_that_looks_again_or_is_told(pulsar_store: PulsarStore) -> None:
     async with two(pulsar_store) as (one, other):
         topic = await one.topics.create("t", 1, {})
         await until(lambda: other.topics.get("t"))
@@ -382,14 +393,7 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
     monkeypatch.setattr(
         "kop.storage.pulsar.cluster.broker_registry._POLL_SECONDS", 0.1
     )  # sees every moment in which some are missing
-    namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
-    third = Child(
-        tmp_path,
-        store=["--store", pulsar_store.urls[0], "--admin-url", pulsar_store.urls[1]],
-        node_id="3",
-        kop_pulsar_namespace=namespaces[0],
-        kop_pulsar_metadata_namespace=namespaces[1],
-    )
+    third = broker_process(pulsar_store, tmp_path, node_id="3")
 
     async def answers(broker: LiveBroker) -> bool:
         """Engines alone listen nowhere: those of this process are alive."""
@@ -474,14 +478,7 @@ async def test_a_gateway_that_dies_while_rest_does_not_answer_is_found_by_its_na
     monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._POLL_SECONDS", 0.1)
     monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._PROBE_SECONDS", 0.2)
     pulsar_store.answers = liveness.answers
-    namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
-    other = Child(
-        tmp_path,
-        store=["--store", pulsar_store.urls[0], "--admin-url", pulsar_store.urls[1]],
-        node_id="2",
-        kop_pulsar_namespace=namespaces[0],
-        kop_pulsar_metadata_namespace=namespaces[1],
-    )
+    other = broker_process(pulsar_store, tmp_path, node_id="2")
     try:
         await asyncio.to_thread(other.start)
         async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
@@ -589,14 +586,7 @@ async def test_a_gateway_that_does_not_answer_is_seen_within_seconds(
 ) -> None:
     """Pulsar itself would see it after 30 to 60 s; asked for its name it looks at once."""
     monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._PROBE_SECONDS", 1.0)
-    namespaces = pulsar_store.settings.namespace, pulsar_store.settings.metadata_namespace
-    other = Child(
-        tmp_path,
-        store=["--store", pulsar_store.urls[0], "--admin-url", pulsar_store.urls[1]],
-        node_id="2",
-        kop_pulsar_namespace=namespaces[0],
-        kop_pulsar_metadata_namespace=namespaces[1],
-    )
+    other = broker_process(pulsar_store, tmp_path, node_id="2")
 
     def ids() -> list[int]:
         return [broker.node_id for broker in one.brokers]

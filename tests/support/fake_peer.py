@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -243,3 +244,30 @@ async def settle(rounds: int = 10) -> None:
     """Let the loop run what is ready, and what that makes ready."""
     for _ in range(rounds):
         await asyncio.sleep(0)
+
+
+def play(main: Callable[[Server, FakePipeline], Coroutine[Any, Any, None]], **limits: Any) -> None:
+    """Run a test with a fake server, and look that nothing is left in its account."""
+
+    async def run() -> None:
+        fake = FakePipeline()
+        server = fake_server(fake, **limits)
+        try:
+            await main(server, fake)
+        finally:
+            await close_server(server)
+        assert server.memory.used == 0
+        assert server.connections == 0
+        assert not server.memory.waiting
+
+    asyncio.run(run())
+
+
+async def finish(peer: Peer, fake: FakePipeline) -> None:
+    """End whatever waits, until nothing does."""
+    while fake.pending(fake.produces) or fake.pending(fake.waiting) or peer.kernel:
+        for number in fake.pending(fake.produces) + fake.pending(fake.waiting):
+            fake.complete(number)
+        await settle()
+        peer.pump()
+    await settle()

@@ -110,8 +110,8 @@ public final class Clients {
                 p.send(new ProducerRecord<>(t, 0, "k", "v")).get();
             }
         });
-        s.fast("producer: a topic made anew is written and read as the new one", () -> {
-            String t = k.topic("anew", 1);
+        s.fast("producer: a recreated topic is written and read as the new one", () -> {
+            String t = k.topic("recreated", 1);
             k.produce(t, 0, 5);
             try (KafkaProducer<String, String> p = k.producer("metadata.max.age.ms", "1000")) {
                 p.send(new ProducerRecord<>(t, 0, "k", "old")).get();

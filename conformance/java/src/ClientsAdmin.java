@@ -170,7 +170,7 @@ final class ClientsAdmin {
             Suite.fails("UnknownTopicIdException", () -> get(k.admin.deleteTopics(TopicCollection.ofTopicIds(List.of(id))).all()));
             Suite.fails("UnknownTopicOrPartitionException", () -> describe(k, byName));
         });
-        s.fast("admin: a topic made anew has another id and starts empty", () -> {
+        s.fast("admin: a recreated topic has another id and starts empty", () -> {
             String t = k.topic("again", 1);
             Uuid first = describe(k, t).topicId();
             k.produce(t, 0, 5);

@@ -331,7 +331,7 @@ class Maintenance:
             self._checkpointing = self._loop.create_task(self._guarded("a checkpoint", self._checkpoint()))
 
     async def _checkpoint(self) -> None:
-        """Copy the write-ahead log into the database beside the commits, then the rest and start it anew in one."""
+        """Copy the write-ahead log into the database beside commits; then begin it again, which blocks the writer."""
         limit = self._settings.wal_bytes
         try:
             for _ in range(4):
