@@ -1,7 +1,7 @@
 """What a partition remembers of idempotent producers, so that a retried batch is stored once (KIP-98, KIP-360).
 
 Owns: epochs, sequences, the window of the last five batches of a producer, and for engines that keep the windows
-themselves those of a whole partition, undoing what could not be committed.
+themselves those of a whole partition with its transactions, undoing what could not be committed.
 Must not know: storage, futures, clocks.
 
 `ProducerWindow` is the rule, one for all engines. Behind it each engine has its store: `ProducerStates` holds the
@@ -20,19 +20,24 @@ than the window. Retention and DeleteRecords do not forget producers, only time 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.records.batch import BatchHeader, add_sequence
+from kop.records.markers import EndMarker
+from kop.storage.transaction_index import AbortedTransaction, TransactionIndex
 
 WINDOW: Final = 5
 """Batches remembered of each producer: as many as a client may have in flight."""
 
 Snapshot: TypeAlias = list[Any]
-"""Committed state as JSON can hold it: [producer_id, epoch, last_used, [[base_sequence, ...], ...]] each."""
+"""Committed state as JSON can hold it: [producer_id, epoch, last_used, [[base_sequence, ...], ...]] each.
+
+A producer with an open transaction has the first offset of that behind the rest.
+"""
 
 
 class Sequenced(Protocol):
@@ -132,7 +137,10 @@ class ProducerInfo(NamedTuple):
     producer_id: int
     producer_epoch: int
     last_sequence: int
+    """-1 where its epoch began with the end of a transaction and nothing came since."""
     last_timestamp: int
+    transaction_start: int = -1
+    """The first offset of its open transaction, or -1."""
 
 
 class _Producer(NamedTuple):
@@ -144,6 +152,7 @@ class ProducerStates:
     """The producers of one partition. Calls come in log order: check, append, later commit or rollback."""
 
     def __init__(self) -> None:
+        self.transactions = TransactionIndex()
         self._producers: dict[int, _Producer] = {}
         self._pending: deque[tuple[BatchMetadata, _Producer | None]] = deque()
         """Appends not committed yet in log order, each with the state that it replaced."""
@@ -166,7 +175,42 @@ class ProducerStates:
         before = self._producers.get(header.producer_id)
         batch = self._put(header, offset, now_ms, before)
         self._pending.append((batch, before))
+        if header.transactional:
+            self.transactions.begin(header.producer_id, offset)
         return batch
+
+    def check_marker(self, producer_id: int, epoch: int, *, bumps_epoch: bool) -> PeerError | None:
+        """Why a producer's transaction may not be ended under that epoch: INVALID_PRODUCER_EPOCH, or None.
+
+        `bumps_epoch`: its client goes by version 2 of transactions, where a marker's epoch lies above that of the data
+        (KIP-890, KIP-1228).
+        """
+        known = self._producers.get(producer_id)
+        lowest = -1 if known is None else known.window.epoch
+        if bumps_epoch and self.transactions.first_offset(producer_id) is not None:
+            lowest += 1
+        if epoch >= lowest:
+            return None
+        return PeerError(
+            f"a marker of producer {producer_id} has epoch {epoch}, {lowest} is the lowest that it may have",
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+        )
+
+    def needs_marker(self, producer_id: int, epoch: int) -> bool:
+        """False where a marker of that epoch changes nothing: it was written before, and only the answer was lost."""
+        known = self._producers.get(producer_id)
+        open_one = self.transactions.first_offset(producer_id) is not None
+        return open_one or known is None or known.window.epoch < epoch
+
+    def append_marker(self, producer_id: int, epoch: int, offset: int, now_ms: int, *, commit: bool) -> BatchMetadata:
+        """Take a marker that lies at `offset`: it ends the producer's transaction, its epoch is the producer's now.
+
+        The result is for `commit`, as that of `append`. It is in no window.
+        """
+        before = self._producers.get(producer_id)
+        marker = self._end(producer_id, epoch, offset, now_ms, before, commit=commit)
+        self._pending.append((marker, before))
+        return marker
 
     def commit(self, batch: BatchMetadata) -> None:
         """`batch`, and with it every pending batch before it, is durable."""
@@ -174,6 +218,7 @@ class ProducerStates:
             return
         if all(pending is not batch for pending, _ in self._pending):
             raise InternalError(f"the batch at offset {batch.base_offset} was undone")
+        self.transactions.commit(batch.last_offset + 1)
         while batch.pending:
             self._pending.popleft()[0].pending = False
 
@@ -187,12 +232,16 @@ class ProducerStates:
             else:
                 self._producers[batch.producer_id] = before
             undone.append(batch)
+        self.transactions.rollback(offset)
         undone.reverse()
         return undone
 
     def expire(self, now_ms: int, ttl_ms: int) -> int:
-        """Forget producers not seen for `ttl_ms` (producer.id.expiration.ms); returns how many. Pending ones stay."""
-        busy = {batch.producer_id for batch, _ in self._pending}
+        """Forget producers not seen for `ttl_ms` (producer.id.expiration.ms); returns how many.
+
+        Those with pending batches or an open transaction stay.
+        """
+        busy = {batch.producer_id for batch, _ in self._pending} | self.transactions.open_transactions.keys()
         idle = [
             producer_id
             for producer_id, known in self._producers.items()
@@ -202,20 +251,45 @@ class ProducerStates:
             del self._producers[producer_id]
         return len(idle)
 
-    def replay(self, header: BatchHeader, offset: int, now_ms: int) -> None:
+    def replay(
+        self,
+        header: BatchHeader,
+        offset: int,
+        now_ms: int,
+        marker: EndMarker | None = None,
+        *,
+        transactions_from: int | None = None,
+    ) -> None:
         """Take a stored batch into the state, on start: batches in log order, from where the snapshot was made.
 
-        Nothing is checked, the log is the truth; a batch that the snapshot holds already changes nothing.
+        Nothing is checked, the log is the truth; a batch that the snapshot holds already changes nothing. `marker` is
+        what a control batch says of a transaction. From the offset `transactions_from` on a transactional batch is one
+        of a transaction; before, logs were given such batches and no markers.
         """
-        if header.producer_id < 0 or header.base_sequence < 0 or header.control:
+        if header.producer_id < 0:
             return
         before = self._producers.get(header.producer_id)
-        if before is not None and before.window.batches[-1].last_offset >= offset:
+        if header.control:
+            if marker is not None:
+                taken = self._end(
+                    header.producer_id, header.producer_epoch, offset, now_ms, before, commit=marker.commit
+                )
+                taken.pending = False
+                self.transactions.commit(offset + 1)
+            return
+        if header.base_sequence < 0:
+            return
+        known = () if before is None else before.window.batches
+        if known and known[-1].last_offset >= offset:
             return
         self._put(header, offset, now_ms, before).pending = False
+        if header.transactional and transactions_from is not None and offset >= transactions_from:
+            self.transactions.begin(header.producer_id, offset)
+            self.transactions.commit(offset + 1)
 
     def snapshot(self) -> Snapshot:
         """The committed state; what is pending is not in it. For `restore`, by way of JSON."""
+        begun = self.transactions.open_transactions
         return [
             [
                 producer_id,
@@ -225,35 +299,49 @@ class ProducerStates:
                     [batch.base_sequence, batch.last_sequence, batch.base_offset, batch.last_offset, batch.timestamp]
                     for batch in known.window.batches
                 ],
+                *([begun[producer_id]] if producer_id in begun else []),
             ]
             for producer_id, known in self._committed().items()
         ]
 
     @classmethod
-    def restore(cls, snapshot: Snapshot) -> ProducerStates:
-        """The state that `snapshot` gave. InternalError where it is something else."""
+    def restore(cls, snapshot: Snapshot, aborted: Iterable[AbortedTransaction] = ()) -> ProducerStates:
+        """The state that `snapshot` gave. InternalError where it is something else.
+
+        `aborted` are the partition's aborted transactions, which no snapshot holds.
+        """
         states = cls()
+        begun: dict[int, int] = {}
         try:
-            for producer_id, epoch, last_used, batches in snapshot:
+            for producer_id, epoch, last_used, batches, *first_offset in snapshot:
                 window = tuple(
                     BatchMetadata(
                         producer_id, base_sequence, last_sequence, base_offset, last_offset, timestamp, pending=False
                     )
                     for base_sequence, last_sequence, base_offset, last_offset, timestamp in batches
                 )
-                if not 0 < len(window) <= WINDOW:
+                if len(window) > WINDOW:
                     raise ValueError(f"{len(window)} batches of producer {producer_id}")
-                states._producers[producer_id] = _Producer(
-                    last_used, ProducerWindow(epoch, window[-1].last_sequence, window)
-                )
+                last_sequence = window[-1].last_sequence if window else -1
+                states._producers[producer_id] = _Producer(last_used, ProducerWindow(epoch, last_sequence, window))
+                if first_offset:
+                    (begun[producer_id],) = map(int, first_offset)
         except (TypeError, ValueError) as error:
             raise InternalError(f"snapshot of producers cannot be read: {error}") from error
+        states.transactions = TransactionIndex(begun, aborted)
         return states
 
     def views(self) -> Sequence[ProducerInfo]:
         """The committed producers, by id."""
+        begun = self.transactions.open_transactions
         return [
-            ProducerInfo(producer_id, window.epoch, window.last_sequence, window.batches[-1].timestamp)
+            ProducerInfo(
+                producer_id,
+                window.epoch,
+                window.last_sequence,
+                window.batches[-1].timestamp if window.batches else -1,
+                begun.get(producer_id, -1),
+            )
             for producer_id, (_, window) in sorted(self._committed().items())
         ]
 
@@ -269,6 +357,16 @@ class ProducerStates:
         window = _NO_BATCHES if before is None else before.window
         self._producers[header.producer_id] = _Producer(now_ms, window.then(header.producer_epoch, batch))
         return batch
+
+    def _end(
+        self, producer_id: int, epoch: int, offset: int, now_ms: int, before: _Producer | None, *, commit: bool
+    ) -> BatchMetadata:
+        window = _NO_BATCHES if before is None else before.window
+        if epoch > window.epoch:
+            window = ProducerWindow(epoch, -1)  # its next batch begins at sequence 0
+        self._producers[producer_id] = _Producer(now_ms, window)
+        self.transactions.end(producer_id, offset, commit=commit)
+        return BatchMetadata(producer_id, -1, -1, offset, offset, -1)
 
     def _committed(self) -> dict[int, _Producer]:
         producers = dict(self._producers)
