@@ -183,23 +183,23 @@ class KopError(Exception):
 
 
 class PeerError(KopError):
-    """The peer asked for something that cannot be: it is answered, never logged above debug."""
+    """The client asked for something impossible. It gets this error as its answer; nothing is logged above debug."""
 
     default_code = ErrorCode.INVALID_REQUEST
 
 
 class BackendError(KopError):
-    """The storage behind us failed or is not there: retriable for clients unless `code` says otherwise."""
+    """Storage failed or cannot be reached. Clients retry this error unless `code` is a final one."""
 
     default_code = ErrorCode.KAFKA_STORAGE_ERROR
 
 
 class InternalError(KopError):
-    """A promise of our own code is broken: logged with a traceback."""
+    """The gateway's own code is wrong. The error is logged with a traceback."""
 
 
 class StateRecordError(InternalError):
-    """A record of a coordinator's topic is not what it says it is."""
+    """A record of a coordinator's topic cannot be decoded."""
 
 
 Error = TypeVar("Error", bound=BaseException)
@@ -232,4 +232,4 @@ def raises_without_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class FrameError(Exception):
-    """What came over the socket is no Kafka frame that we can answer: the connection is closed, with one log line."""
+    """The bytes of a connection are no Kafka request. The connection is closed, with one log line."""

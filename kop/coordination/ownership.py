@@ -30,13 +30,13 @@ from kop.errors import ErrorCode, KopError
 from kop.storage.base import Brokers
 
 FIRST_PAUSE_SECONDS = 1.0
-"""Before a partition that was lost or refused is tried again; each further pause is twice as long ..."""
+"""The pause before a partition that was lost or refused is tried again. Each further pause is twice as long."""
 LONGEST_PAUSE_SECONDS = 30.0
-"""... up to this."""
+"""The longest of these pauses."""
 FIRST_LOAD_SECONDS = 15.0
-"""So long `start` waits for what this broker coordinates; what is not loaded then is loaded behind it."""
+"""How long `start` waits for the partitions of this broker. Those not loaded by then are loaded in the background."""
 CONFIRM_SECONDS = 0.5
-"""While the live brokers are not known, storage is asked so often whether it is still led here what is served."""
+"""While the live brokers are not known, storage is asked this often whether this broker still leads what it serves."""
 _OPEN_SECONDS: Final = 60.0
 _MOST_NAMED: Final = 5
 _PASSING: Final = frozenset(
@@ -56,7 +56,7 @@ class LeaderChoice(Protocol):
     """Which of the live brokers a partition is given to (`kop.cluster.cluster_view`)."""
 
     def is_leader(self, topic_id: UUID, partition: int) -> bool:
-        """Whether it is given to this broker."""
+        """Whether the partition is given to this broker."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after each change, and when for some seconds nobody could tell whether there was one."""
@@ -91,7 +91,7 @@ class Ownership(Generic[T]):
         """What to answer for each partition; NONE for one that is served."""
         self._terms: list[int] = []
         self._failures: dict[int, str] = {}
-        """Why a partition of ours is not served, from the last try."""
+        """Why a partition of this broker is not served, as the last attempt said."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._pauses: dict[int, float] = {}
         self._verifying: dict[int, asyncio.Task[None]] = {}
@@ -102,12 +102,12 @@ class Ownership(Generic[T]):
 
     @property
     def closed(self) -> ErrorCode:
-        """NONE while partitions are looked at one by one, else what to answer for all of them."""
+        """NONE where each partition has its own state, otherwise the error of all of them."""
         return self._closed
 
     @property
     def refusal_of_all(self) -> ErrorCode:
-        """NONE where every partition of ours is served, else what to answer a request about all of them."""
+        """NONE where every partition of this broker is served, otherwise the error of a request about all of them."""
         if not self._closed and any(state and self._is_ours(partition) for partition, state in enumerate(self._states)):
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return self._closed
@@ -141,7 +141,7 @@ class Ownership(Generic[T]):
 
     @property
     def waiting_for(self) -> str | None:
-        """The partitions of ours that are not served, and why, in one line for an operator; None where all are."""
+        """The partitions of this broker that are not served, and why, in one line for operators; None where all are."""
         if self._closed == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             return f"the topic {self._log.name} is being opened"
         missing = [index for index, state in enumerate(self._states) if state and self._is_ours(index)]
@@ -154,7 +154,7 @@ class Ownership(Generic[T]):
     # -- life
 
     async def start(self) -> None:
-        """Open the topic and take over what is ours. Ends when each partition of ours is served or was refused once.
+        """Open the topic and take over this broker's partitions. Ends when each of them is served or was refused once.
 
         What is not served after some seconds is tried again behind this call until it is. KopError where there can be
         no such topic; a failure that passes is tried again for a minute.
@@ -229,7 +229,7 @@ class Ownership(Generic[T]):
         return self._leader_choice is None or self._leader_choice.is_leader(self._log.topic_id, partition)
 
     def _settle(self) -> None:
-        """Bring each partition to what the live brokers say, and ask whether what is led is still led."""
+        """Take over or let go of partitions as the live brokers say, and verify the lead of those that are served."""
         for partition in range(len(self._states)):
             self._settle_one(partition)
             if self._is_in_doubt(partition):
@@ -292,14 +292,14 @@ class Ownership(Generic[T]):
         await self._log.resign(partition)
 
     def _lost(self, partition: int, term: int) -> None:
-        """Another broker is the writer now, or the log is gone."""
+        """Unload a partition: another broker is the writer now, or the log is gone."""
         if self._stopped or self._terms[partition] != term:
             return
         _log.warning("%s-%d went to another broker, or its log was lost", self._log.name, partition)
         self._end(partition)
         self._pauses.setdefault(partition, FIRST_PAUSE_SECONDS)
         if (task := self._tasks.get(partition)) is not None:
-            task.cancel()  # it reads for a term that is over
+            task.cancel()  # the load belongs to a term that is over
         self._settle_one(partition)
 
     def _end(self, partition: int) -> None:

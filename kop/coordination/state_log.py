@@ -30,7 +30,7 @@ Written: TypeAlias = Callable[[ErrorCode], None]
 
 _READ_BYTES: Final = 4 * 1024 * 1024
 _BATCH_BYTES: Final = 1024 * 1024
-"""A shared batch holds no more than this; what one write brings is in one batch whatever its size."""
+"""The most bytes of a shared batch. The records of one write are in one batch whatever its size."""
 _LARGEST_BATCH: Final = 256 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class StateLog:
         self._queued: dict[int, list[_Write]] = {}
         self._failing = False
         self._refused_writes = 0
-        """Since the log began to fail: one line in the log tells of all of them."""
+        """How many writes were refused since the log began to fail; one log line tells of all of them."""
 
     async def open(self) -> None:
         """Find the topic, or make it; one that is there keeps its partitions and configs as they are.

@@ -31,7 +31,7 @@ _NAMESPACE_PUT = {"compactionThreshold"}
 _DEDUPLICATION = "deduplicationEnabled"
 _RETENTION = "retention"
 _SILENT_SECONDS = 1.0
-"""After it a request without an answer is doubted."""
+"""Seconds after which a request without an answer is suspected to get none."""
 
 
 class Retention(NamedTuple):
@@ -74,11 +74,11 @@ class EntryHead:
     """What an entry's metadata says, as the broker tells it over REST."""
 
     index: int | None
-    """Of its last message; None on a broker that keeps none."""
+    """The index of the last message; None from a broker that keeps none."""
     num_messages: int
     producer_name: str
     sequence_id: int
-    """Of its first message; -1 where it has none."""
+    """The sequence id of the first message; -1 where it has none."""
     append_time: int
     """When the broker took it, in ms since 1970; on one that keeps no time, when its producer made it."""
 
@@ -156,11 +156,11 @@ class Admin(Rest):
         await self._call(method, f"namespaces/{namespace_path(namespace)}/{name}", value)
 
     async def set_namespace_retention(self, namespace: str, retention: Retention) -> None:
-        """What is kept on topics that say nothing themselves."""
+        """Set the retention of topics that have none of their own."""
         await self.set_namespace_policy(namespace, _RETENTION, _retention_json(retention))
 
     async def get_namespace_retention(self, namespace: str) -> Retention | None:
-        """None: the broker's default holds."""
+        """The namespace's retention; None where the broker's default is in force."""
         return _retention(await self.namespace_policy(namespace, _RETENTION))
 
     # -- topics
@@ -250,11 +250,11 @@ class Admin(Rest):
         await self._call("POST", f"{topic_path(topic)}/{name}", value)
 
     async def set_retention(self, topic: str, retention: Retention) -> None:
-        """BadRequest where one limit is 0 and the other is not."""
+        """Set a topic's retention. BadRequest where one limit is 0 and the other is not."""
         await self.set_policy(topic, _RETENTION, _retention_json(retention))
 
     async def get_retention(self, topic: str, *, applied: bool = False) -> Retention | None:
-        """None: the topic has none of its own."""
+        """A topic's retention; None where it has none of its own."""
         return _retention(await self.policy(topic, _RETENTION, applied=applied))
 
     async def lift_backlog_quotas(self, topic: str) -> None:

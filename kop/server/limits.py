@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _READ_SECONDS = 1.0
-"""A Fetch that takes longer waits for records: it has read what it wanted to."""
+"""Seconds after which a Fetch is taken to wait for records: it has read what it wanted to."""
 _ROUNDS = 3
 """Rounds of the loop from the end of a Fetch until its answer is written, and charged where it lies."""
 
@@ -89,7 +89,7 @@ class MemoryBudget:
 
     def _wake(self) -> None:
         self._planned = False
-        for _ in range(len(self._waiting)):  # who waits again is not called twice
+        for _ in range(len(self._waiting)):  # a waiter that waits again is not called twice in this round
             if self.short or not self._waiting:
                 return
             waiter = next(iter(self._waiting))

@@ -24,11 +24,11 @@ from kop.server.request import RequestPipeline
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
 _SLOW_SECONDS = 30.0
-"""A frame or an answer that takes longer makes room for others when memory is short."""
+"""Seconds after which a connection with an incomplete frame or unread answer is closed where memory is short."""
 _CLOSING_SECONDS = 10.0
-"""A connection that is closed may take so long to send its last answers."""
+"""How long a connection that is being closed may take to send its last answers."""
 _LINGER_SECONDS = 0.5
-"""At the stop clients get so long to close their side."""
+"""How long clients have at the stop to close their side."""
 _LINES_A_SECOND = 10
 _QUIET_BYTES = 1024 * 1024
 _QUIET_SECONDS = 10

@@ -43,13 +43,15 @@ class Batch(NamedTuple):
     data: Buffer
     error: KopError | None = None
     missing: bool = False
-    """Nothing came for these offsets."""
+    """Whether Pulsar handed out no entry for these offsets."""
     gap: Gap | None = None
-    """Then the gap that they belong to, where the entry before it came."""
+    """The gap of missing offsets, where the entry before it was read."""
 
 
 class Converter:
-    """Entries in, Kafka batches out, no record left out: gaps are empty batches, what cannot be read is an error."""
+    """Makes Kafka batches of entries and leaves no record out: a gap becomes an empty batch, an unreadable entry an
+    error.
+    """
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Converter:
         """
         self.mapping = mapping
         self.next_offset = next_offset
-        """The offset that comes next; None: whatever comes first."""
+        """The offset that is expected next; None where the first entry may have any offset."""
         self.append_time = append_time
         self._name = name
         self._count = count
@@ -79,17 +81,17 @@ class Converter:
         self._max_message_bytes = max_message_bytes
         self._chunks = Chunks(max_message_bytes)
         self._before = -1
-        """Last offset of the entry before, where that was seen."""
+        """The last offset of the entry before, where that entry was read."""
         self._position_before: Position | None = None
         self.torn: set[int] = set()
-        """Offsets of chunked messages whose first chunks did not come."""
+        """Offsets of chunked messages whose first chunks were not read."""
         self.looks_back = False
-        """Such a message is read again from further back. That its first chunks are missing is no error yet."""
+        """Whether a message without its first chunks is read again from further back, and is no error yet."""
         self.leaves_large = False
-        """A message that is too large here is left to another reader that may put it together. It is no error yet."""
+        """Whether a message that is too large here is left to another reader, and is no error yet."""
 
     def feed(self, stored: EntryWithOffsets) -> list[Batch]:
-        """What an entry makes of the log: nothing where it lies behind, else up to two batches."""
+        """Make the batches of an entry: none where it lies before the next offset, otherwise one or two."""
         batches: list[Batch] = []
         if not stored.has_offsets:
             return batches
@@ -153,13 +155,13 @@ class Converter:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of chunks whose message is not whole yet."""
+        """Bytes of chunks whose message is not complete yet."""
         return self._chunks.size
 
     _wanted_within = False
 
     def start_within(self) -> None:
-        """The offset that comes next may lie inside an entry: the whole entry is taken."""
+        """Accept that the first expected offset lies inside an entry: the whole entry is then converted."""
         self._wanted_within = True
 
     def _convert(self, stored: EntryWithOffsets) -> Buffer:

@@ -1,4 +1,4 @@
-"""What all cold readers hold in memory together.
+"""The bound on what all cold readers hold in memory together.
 
 Owns: the bound in bytes, which idle reader is closed for another one, which reader has to wait.
 Must not know: partitions, entries.
@@ -32,17 +32,19 @@ class BudgetShare:
             self._pool.change(self, size)
 
     def busy(self) -> None:
-        """Somebody reads from the reader."""
+        """Note that somebody reads from the reader."""
         self._pool.idle.pop(self, None)
 
     def idle(self) -> None:
-        """Nobody reads from the reader. Of several, the one that was left first is closed first."""
+        """Note that nobody reads from the reader any more. Of several idle readers the one that is idle longest closes
+        first.
+        """
         if not self._ended:
             self._pool.idle[self] = None
             self._pool.wake()
 
     def end(self) -> None:
-        """The reader is closed: it holds nothing any more."""
+        """Note that the reader is closed and holds nothing any more."""
         self._pool.idle.pop(self, None)
         if not self._ended:
             self._pool.change(self, 0)
@@ -56,7 +58,7 @@ class ReadBudget:
         self._max_bytes = max_bytes
         self.held = 0
         self.idle: dict[BudgetShare, None] = {}
-        """In the order in which they were left."""
+        """The idle readers; the one that is idle longest comes first."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def share(self, burst: int, drop: Callable[[], None]) -> BudgetShare:
@@ -75,7 +77,7 @@ class ReadBudget:
                 if turn.cancelled():
                     self._waiting.remove(turn)
                 else:
-                    self.wake()  # it was our turn
+                    self.wake()  # this call was woken and gave up: the next one has to be woken
                 raise
         share = BudgetShare(self, drop, burst)
         self.held += burst
@@ -83,7 +85,7 @@ class ReadBudget:
         return share
 
     def change(self, share: BudgetShare, size: int) -> None:
-        """A reader holds another number of bytes."""
+        """Note how many bytes a reader holds now."""
         grown = size - share.held
         self.held += grown
         share.held = size

@@ -1,4 +1,4 @@
-"""The readers of one partition behind its tail: one for each place where somebody reads on.
+"""The readers of one partition behind its tail: one for each place in the log where somebody goes on reading.
 
 Owns: which reader serves an offset, how many there are, when an idle one goes; the batches that each has read ahead.
 Must not know: the tail, the cache.
@@ -26,7 +26,7 @@ from kop.storage.pulsar.reading.stream import Stream
 _BUDGET: Final = 4 << 20
 """Bytes that a reader reads ahead."""
 _SOON: Final = 0.5
-"""Seconds after which somebody looks why nothing comes."""
+"""Seconds without an entry after which the reason is looked for."""
 _SECONDS: Final = 20.0
 """How long the first entry may take."""
 _MOST: Final = 8
@@ -37,22 +37,22 @@ _MOST_CHUNKS: Final = 200
 
 
 class ColdReader:
-    """One reader: a stream, and the batches of what it brought. `take` gives them in order."""
+    """One reader: a stream, and the batches of the entries that it read. `take` hands them out in order."""
 
     def __init__(self, converter: Converter, budget: int, share: BudgetShare) -> None:
         self.converter = converter
         self.share = share
         self.busy = False
         self.far_back = False
-        """It began well before what was wanted, for the first chunks of that."""
+        """Whether the reader began well before the wanted offset, to read the first chunks of its message."""
         self.used = 0.0
         """Loop time of the last use."""
         self.worked = False
-        """Entries came."""
+        """Whether the reader has read an entry."""
         self.taken = False
-        """Batches were taken from it."""
+        """Whether batches were taken from the reader."""
         self.took_records = False
-        """Records were in what was taken last."""
+        """Whether the batches that were taken last held records."""
         self.stream: Stream | None = None
         self._budget = budget
         self._batches: deque[Batch] = deque()
@@ -66,14 +66,14 @@ class ColdReader:
 
     @property
     def next_offset(self) -> int:
-        """Where `take` would begin."""
+        """The offset at which `take` would begin."""
         if self._batches:
             return self._batches[0].base
         return self.converter.next_offset or 0
 
     @property
     def ready(self) -> bool:
-        """There is something to take."""
+        """Whether there is something to take."""
         return bool(self._batches)
 
     @property
@@ -106,17 +106,17 @@ class ColdReader:
 
     @property
     def failed(self) -> bool:
-        """It will not go on."""
+        """Whether the stream has ended."""
         return self._error is not None
 
     def holds(self, offset: int) -> bool:
-        """True where `take` can begin at `offset` with no detour."""
+        """Whether `take` can begin at `offset` at once."""
         if self._batches:
             return min(self._at, self._batches[0].base) <= offset <= self._batches[0].last
         return self.converter.next_offset == offset
 
     def on_entry(self, stored: EntryWithOffsets) -> None:
-        """The stream's callback."""
+        """Take an entry of the stream."""
         self.worked = True
         for batch in self.converter.feed(stored):
             self._batches.append(batch)
@@ -128,12 +128,12 @@ class ColdReader:
             self._wake()
 
     def on_lost(self, error: PulsarError | KopError) -> None:
-        """The stream's other callback."""
+        """Note that the stream has ended."""
         self._error = error if isinstance(error, KopError) else kafka_error(error, "cannot read")
         self._wake()
 
     async def wait(self, seconds: float) -> None:
-        """Until there is a batch; REQUEST_TIMED_OUT where none comes."""
+        """Wait until there is a batch. REQUEST_TIMED_OUT where none comes."""
         if self._batches:
             return
         if self._error is not None:
@@ -152,7 +152,7 @@ class ColdReader:
             raise self._error
 
     async def fill(self, end: int) -> None:
-        """Where compaction took the last entries before offset `end`, nothing comes: an empty batch stands for them."""
+        """Add an empty batch where compaction removed the last entries before offset `end`: no entry comes for them."""
         if self.stream is None or not await self.stream.exhausted():
             return
         begin = self.converter.next_offset
@@ -162,11 +162,11 @@ class ColdReader:
 
     @property
     def next_is_sure(self) -> bool:
-        """There is something to take, and no gap that nothing explains comes first."""
+        """Whether there is something to take that does not begin with a gap of unknown reason."""
         return bool(self._batches) and self.gap is None
 
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
-        """Batches that lie before offset `end`; they are gone from here. `took_records` tells whether any has one."""
+        """Hand out and drop the batches before offset `end`. `took_records` tells whether any holds a record."""
         found: list[Buffer] = []
         size = 0
         self.taken = True
@@ -192,7 +192,7 @@ class ColdReader:
         return ReadResult(found, size)
 
     async def close(self) -> None:
-        """Let go of the reader."""
+        """Close the stream, and drop what was read ahead."""
         self._error = self._error or BackendError("the reader was closed")
         self.share.end()
         self._wake()

@@ -20,7 +20,7 @@ from kop.storage.pulsar.reading.stream import FIRST_PERMITS, Stream
 
 
 class LogBounds(Protocol):
-    """What is known of a log at this moment."""
+    """What a reader asks about the log."""
 
     policy: LogPolicy
     log_start_offset: int
@@ -28,7 +28,7 @@ class LogBounds(Protocol):
 
     @property
     def last_position(self) -> Position:
-        """Of the entry before the high watermark."""
+        """The position of the entry before the high watermark."""
 
 
 class PartitionSource:

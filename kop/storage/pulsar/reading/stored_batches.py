@@ -28,11 +28,11 @@ from kop.storage.pulsar.offsets.sparse_index import Ledgers
 from kop.storage.pulsar.reading.stream import Stream
 
 SEARCH_SECONDS: Final = 15.0
-"""For all of one search."""
+"""The time limit of one search."""
 _STANDS_SECONDS: Final = 2.0
-"""How long the reader may bring nothing before REST is asked."""
+"""How long the reader may deliver nothing before REST is asked."""
 _STEPS: Final = (256, 8192)
-"""Entries that are read, the last ones of the log."""
+"""How many of the log's last entries are read: first a few, then more."""
 _MOST_BYTES: Final = 64 << 20
 _BUDGET: Final = 1 << 20
 _MOST_ASKED: Final = 4096
@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
 
     producer_name: str
     sequence_id: int
-    """Of the first."""
+    """The sequence id of the first message."""
     num_messages: int
 
 
@@ -53,11 +53,11 @@ class Outcome(Enum):
 
     FOUND = "found"
     SCATTERED = "scattered"
-    """All is stored, and with other messages between: no one base offset tells where."""
+    """All messages are stored, with other messages between them, so that no one base offset tells where."""
     ABSENT = "absent"
-    """Not all of it is stored, and it cannot be any more: later messages of the producer are."""
+    """Not all messages are stored, and they never will be, because later messages of the producer are."""
     UNKNOWN = "unknown"
-    """It does not lie among the entries that were looked at."""
+    """The messages are not among the entries that were looked at."""
     UNFINISHED = "unfinished"
     """The search did not come to its end."""
 
@@ -90,7 +90,7 @@ class Stretch:
         self._by_producer: dict[str, list[_StoredEntry]] = {}
         self._order = 0
         self._gaps: list[int] = [] if from_beginning else [0]
-        """Orders before which entries are missing."""
+        """Numbers of entries before which other entries may be missing."""
 
     def __len__(self) -> int:
         return self._order
@@ -98,7 +98,7 @@ class Stretch:
     def add(
         self, producer_name: str, sequence_id: int, count: int, base: int, append_time: int, *, gap: bool = False
     ) -> None:
-        """The next entry; `gap`: others may lie between it and the one before."""
+        """Add the next entry. `gap`: other entries may lie between it and the one before."""
         if gap and self._order:
             self._gaps.append(self._order)
         entry = _StoredEntry(self._order, sequence_id, count, base, append_time)
@@ -174,7 +174,7 @@ class StoredBatches:
                     found = [stretch.find(each) for each in wanted]
                     if all_known(found) or count < step:
                         break
-        except TimeoutError:  # what is known so far
+        except TimeoutError:  # the answer is then what is known so far
             unfinished = Stored(Outcome.UNFINISHED)
             return [unfinished if one.outcome is Outcome.UNKNOWN else one for one in found]
         return found
@@ -225,7 +225,7 @@ class StoredBatches:
         return stretch
 
     async def _ask(self, ledgers: Ledgers, end: int, wanted: Sequence[Wanted]) -> AsyncIterator[list[Stored]]:
-        """The same by REST, backwards from the entry before the place `end`; what is known after each step."""
+        """Look over REST, backwards from the entry before the place `end`; yields what is known after each step."""
         heads: deque[tuple[Position, EntryHead | None]] = deque()
         looked_at = 0
         for last in range(end, max(end - _MOST_ASKED, 0), -_ASK_AT_ONCE):
@@ -243,7 +243,7 @@ class StoredBatches:
                 count = head.num_messages
                 try:
                     base = self._mapping.stored_base(position, head.index, count)
-                except KopError:  # it has no offset, and is none of those that are looked for
+                except KopError:  # an entry without an offset is none of those that are looked for
                     gap = True
                     continue
                 stretch.add(head.producer_name, head.sequence_id, count, base, head.append_time, gap=gap)

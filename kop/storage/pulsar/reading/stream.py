@@ -21,7 +21,7 @@ MOST_PERMITS: Final = 1000
 
 
 class ChunksMissingError(PeerError):
-    """The last chunk of a message came, its first ones did not: the reader may have begun between them."""
+    """A message's last chunk was read without its first ones: the reader may have begun between them."""
 
 
 class MessageTooLargeError(PeerError):
@@ -102,9 +102,9 @@ class Stream:
         self._paused = False
         self.closed = False
         self.compacted = False
-        """It hands out what compaction left."""
+        """Whether the stream reads the compacted log."""
         self._start = self._came = EARLIEST
-        """Where it began, and the last entry that came since then."""
+        """Where the stream began, and the last entry that it read since then."""
 
     async def start(
         self,
@@ -139,16 +139,16 @@ class Stream:
 
     @property
     def came(self) -> Position:
-        """The last entry that came; EARLIEST before the first."""
+        """The position of the last entry that was read; EARLIEST before the first."""
         return self._came
 
     @property
     def cursor(self) -> str:
-        """The name of its cursor in Pulsar's internal statistics of the topic."""
+        """The name of the stream's cursor in Pulsar's internal statistics of the topic."""
         return "" if self._reader is None else self._reader.cursor
 
     async def last_position(self) -> Position:
-        """Of the last entry in the topic; its entry is -1 where the topic holds none."""
+        """The position of the last entry in the topic; its entry number is -1 where the topic holds none."""
         assert self._reader is not None
         return await self._reader.last_position()
 
@@ -160,12 +160,12 @@ class Stream:
             return None
 
     async def exhausted(self) -> bool:
-        """True where nothing follows what came: of a compacted topic the last entries may be gone."""
+        """Whether nothing follows what was read. In a compacted topic the last entries may be gone."""
         last = await self.last_position()
         return last.entry < 0 or last < self._start or last <= self._came
 
     def pause(self) -> None:
-        """Ask for no more; what is under way still comes."""
+        """Ask for no more entries. Those that are under way still come."""
         self._paused = True
 
     def go_on(self) -> None:
@@ -175,7 +175,7 @@ class Stream:
             self._ask()
 
     async def close(self) -> None:
-        """No entry comes after it."""
+        """Close the stream. No entry is handed out afterwards."""
         self.closed = True
         if self._reader is not None:
             await self._reader.close()
