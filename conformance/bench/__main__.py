@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from confluent_kafka import KafkaException
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.bench.engines import KOP, OTHER, Engines, started
-from conformance.bench.figures import FIGURES, RATIOS, Run, line, median, number, ratio, report
+from conformance.bench.figures import Run, in_words, line, report
 from conformance.bench.loads import QUICK, USUAL
 from conformance.bench.measure import LoadFailed, machine, resident_mib
 from conformance.bench.rows import Row, chosen
@@ -54,7 +55,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="only these; shell patterns")
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
-    parser.add_argument("--rounds", type=int, metavar="N", help="to take the median of (3; quick: 1, or 3 to compare)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="to take the median of (3; quick: 1; to compare: 4)")
     parser.add_argument("--quick", action="store_true", help="loads of two seconds instead of four")
     parser.add_argument(
         "--compare", type=Path, metavar="CHECKOUT", help="another checkout, installed in its .venv, instead of peers"
@@ -98,22 +99,12 @@ class ProgressLine:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def summary(row: Row, found: Found, other: str) -> str:
-    """A finished row in a line."""
-    ours, theirs = found[KOP], found.get(other, [])
-    parts = [
-        *((f"{name} / {other}", ratio(ours, theirs, figure), 2) for name, figure in RATIOS),
-        *((name, median(ours, figure), digits) for name, figure, digits in FIGURES),
-    ]
-    return f"{row.name}: " + ", ".join(f"{name} {number(value, n)}" for name, value, n in parts if value is not None)
-
-
 def measure(engines: Engines, row: Row, rounds: int, progress: ProgressLine) -> Found:
     """All rounds of a row, by server."""
     found: Found = {}
     for count in range(1, rounds + 1):
         progress.step(f"{row.name}, round {count} of {rounds}")
-        for name, run in engines.round(row).items():
+        for name, run in engines.round(row, count).items():
             found.setdefault(name, []).append(run)
         progress.done()
     return found
@@ -135,33 +126,33 @@ def main() -> int:
         return 2
     other = options.compare and options.compare.resolve()
     sizes = QUICK if options.quick else USUAL
-    rounds = options.rounds or (1 if options.quick and not other else 3)
+    rounds = options.rounds or (4 if other else 1 if options.quick else 3)
     began = time.monotonic()
     all_found: dict[str, Found] = {}
-    peers: dict[str, str] = {}
     lines, memory, failed = [], [], False
     progress = ProgressLine(len(rows) * rounds)
     with progress.shown():
         for engine in dict.fromkeys(row.engine for row in rows):
             try:
-                with started(engine, sizes, other, not options.no_peer) as engines:
-                    for row in (row for row in rows if row.engine == engine):
+                wanted = [row for row in rows if row.engine == engine]
+                with started(wanted, sizes, other, not options.no_peer) as engines:
+                    for row in wanted:
                         if why := engines.can(row):
                             progress.say(f"{row.name} is left out: {why}")
                             continue
                         try:
                             found = measure(engines, row, rounds, progress)
-                        except (LoadFailed, OSError) as error:
+                        except (LoadFailed, OSError, KafkaException) as error:
                             failed = True
                             progress.say(f"{row.name} failed: {error}")
                             continue
                         peer = next((name for name in found if name != KOP), "peer")
-                        all_found[row.name], peers[row.name] = found, peer
+                        all_found[row.name] = found
                         lines.append(line(row, found[KOP], found.get(peer, []), peer))
-                        progress.say(summary(row, found, peer))
+                        progress.say(in_words(lines[-1]))
                     for server in engines.servers:
                         memory.append(f"{server.name} {engine} {resident_mib(server.process.pid):.0f} MiB")
-            except StartFailed as error:
+            except (StartFailed, LoadFailed, KafkaException) as error:
                 failed = True
                 progress.say(f"{engine} could not be measured: {error}")
     print(f"{machine()}; {time.strftime('%Y-%m-%d')}; median of {rounds}, loads of {sizes.seconds:g} s,")

@@ -1,12 +1,7 @@
-"""librdkafka (confluent-kafka) in a process of its own. One JSON object on stdout says what was seen.
+"""librdkafka (confluent-kafka): topics, and loads in a process of their own, which print one JSON object.
 
-python -m conformance.bench.client create BOOTSTRAP TOPIC PARTITIONS
-python -m conformance.bench.client delete BOOTSTRAP TOPIC
 python -m conformance.bench.client produce BOOTSTRAP TOPIC SECONDS BATCH_BYTES
-python -m conformance.bench.client group BOOTSTRAP TOPIC RECORDS GROUP
 python -m conformance.bench.client latency BOOTSTRAP TOPIC SECONDS RATE
-
-`group` prints `ready` first, when its consumer has its partitions.
 """
 
 from __future__ import annotations
@@ -23,9 +18,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from conformance.bench.rows import RECORD_BYTES
 
 
+def _admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 4})  # warnings
+
+
 def create(bootstrap: str, topic: str, partitions: int) -> None:
     """Make the topic, and wait until it is there; a server that has just started may need more than one try."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = _admin(bootstrap)
     deadline = time.monotonic() + 90
     tried = False
     while True:
@@ -43,7 +42,7 @@ def create(bootstrap: str, topic: str, partitions: int) -> None:
 
 def delete(bootstrap: str, topic: str) -> None:
     """Its disk is needed."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = _admin(bootstrap)
     admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
 
 
@@ -85,32 +84,6 @@ def produce(bootstrap: str, topic: str, seconds: float, batch_bytes: int) -> dic
     if failed or left:
         raise SystemExit(f"{failed} records failed, {left} were never answered")
     return {"seconds": taken, "records": sent, "requests": 0, "bytes": sent * RECORD_BYTES}
-
-
-def group(bootstrap: str, topic: str, records: int, name: str) -> dict[str, float]:
-    """Follow the topic as the only member of a group until all records are here."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": name,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 500,
-        }
-    )
-    consumer.subscribe([topic], on_assign=lambda *_: print("ready", flush=True))
-    seen = 0
-    deadline = time.monotonic() + 150
-    while seen < records:
-        messages = consumer.consume(10_000, 0.1)
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{seen} of {records} records after 150 s")
-        for message in messages[:1]:
-            if message.error():
-                raise KafkaException(message.error())
-        seen += len(messages)
-    consumer.close()
-    return {"records": seen}
 
 
 def latency(bootstrap: str, topic: str, seconds: float, rate: int) -> dict[str, float]:
@@ -167,15 +140,8 @@ def latency(bootstrap: str, topic: str, seconds: float, rate: int) -> dict[str, 
 def main() -> None:
     """Run one load."""
     what, bootstrap, topic, *rest = sys.argv[1:]
-    result: dict[str, float] = {}
-    if what == "create":
-        create(bootstrap, topic, int(rest[0]))
-    elif what == "delete":
-        delete(bootstrap, topic)
-    elif what == "produce":
+    if what == "produce":
         result = produce(bootstrap, topic, float(rest[0]), int(rest[1]))
-    elif what == "group":
-        result = group(bootstrap, topic, int(rest[0]), rest[1])
     else:
         result = latency(bootstrap, topic, float(rest[0]), int(rest[1]))
     print(json.dumps(result))

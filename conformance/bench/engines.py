@@ -18,7 +18,7 @@ from conformance.bench.figures import Run
 from conformance.bench.loads import SIMPLE, Native, Server, Sizes
 from conformance.bench.measure import LoadFailed
 from conformance.bench.pulsar_side import PulsarPerf, Rest
-from conformance.bench.rows import Engine, Row
+from conformance.bench.rows import Row
 from conformance.servers import HERE, Kafka, Kop, KopOverPulsar, Pulsar, StartFailed
 
 KOP, OTHER, KAFKA, PERF = "kop", "other", "Apache Kafka", "pulsar-perf"
@@ -33,6 +33,8 @@ class Engines:
 
     sizes: Sizes
     servers: list[Server]
+    """Gateways."""
+    kafka: Server | None = None
     native: Native | None = None
     pulsar: Pulsar | None = None
 
@@ -44,71 +46,86 @@ class Engines:
             return "its client is this checkout's in any case"
         return ""
 
-    def round(self, row: Row) -> dict[str, Run]:
-        """Each server once, one after the other, and the peer without a gateway where there is one."""
-        if row.load == "fetch":
-            return self._read(row)
+    def round(self, row: Row, number: int) -> dict[str, Run]:
+        """Each server once, and the row's peer where there is one; every second round in the opposite order."""
         if row.load.startswith("bare"):
             assert self.native is not None
             return {KOP: self.native.bare(row, self.sizes)}
-        found = {server.name: SIMPLE[row.load](server, row, self.sizes) for server in self.servers}
-        if self.native is not None and (peer := self.native.peer(row, self.sizes)):
+        servers = [*self.servers, *([self.kafka] if self.kafka and row.beside_kafka else [])]
+        if number % 2 == 0:
+            servers.reverse()
+        if row.load == "fetch":
+            return self._read(row, servers)
+        found = {server.name: SIMPLE[row.load](server, row, self.sizes) for server in servers}
+        if self.native is not None and not row.beside_kafka and (peer := self.native.peer(row, self.sizes)):
             found["pulsar-client" if row.load == "latency" else PERF] = peer
         return found
 
-    def _read(self, row: Row) -> dict[str, Run]:
+    def _read(self, row: Row, servers: list[Server]) -> dict[str, Run]:
         records, times = loads.amount(row.source, self.sizes)
-        topics = [loads.fill(server, row, records) for server in self.servers]
+        filled = {server.name: loads.fill(server, row, records) for server in servers}
         if row.source == "broker-cold":
             assert self.pulsar is not None
             self.pulsar.restart()
         found = {}
-        for server, (topic, count) in zip(self.servers, topics, strict=True):
+        for server in servers:
             if row.source != "memory":
                 server.restart()
-            found[server.name] = loads.fetch(server, topic, count, times)
+            found[server.name] = loads.fetch(server, *filled[server.name], times)
         if self.native is not None and self.native.perf is not None:
-            topic, count = topics[0]
+            topic, count = filled[KOP]
             found[PERF] = self.native.perf.consume(f"{self.servers[0].namespace}/{topic}", count)
-        for server, (topic, _) in zip(self.servers, topics, strict=True):
-            server.forget(topic)
+        for server in servers:
+            server.forget(filled[server.name][0])
         return found
 
 
 @contextmanager
-def started(engine: Engine, sizes: Sizes, other: Path | None, peers: bool) -> Iterator[Engines]:
-    """The servers of an engine, with those of the checkout `other` beside them, or with their peers. StartFailed."""
+def started(rows: list[Row], sizes: Sizes, other: Path | None, peers: bool) -> Iterator[Engines]:
+    """The servers of rows of one engine, with those of the checkout `other` beside them, or with their peers.
+
+    StartFailed.
+    """
     checkouts = {KOP: HERE.parent} | ({OTHER: other} if other else {})
     peers = peers and not other
     with ExitStack() as stack:
-        if engine == "embedded":
+        if rows[0].engine == "embedded":
             servers = [Server(name, Kop(checkout=path, settings=SETTINGS)) for name, path in checkouts.items()]
             found = Engines(sizes, servers)
-            if peers:
-                servers.append(Server(KAFKA, Kafka()))
         else:
-            pulsar = Pulsar(MEM=os.environ.get("MEM", BROKER_MEMORY), KEEP="1")
-            urls = stack.enter_context(pulsar)
-            rest = Rest(urls[1])
-            servers = []
-            base = f"public/bench-{os.getpid()}-{int(time.time())}"
-            for name, path in checkouts.items():
-                namespace = stack.enter_context(_namespace(rest, f"{base}-{name}"))
-                gateway = KopOverPulsar(urls, namespace, checkout=path, settings=SETTINGS)
-                servers.append(Server(name, gateway, namespace=namespace))
-            found = Engines(sizes, servers, pulsar=pulsar)
-            if not other:
-                namespace = stack.enter_context(_namespace(rest, f"{base}-native"))
-                found.native = Native(urls[0], rest, namespace, _perf(urls[0], rest) if peers else None)
-        for server in list(servers):
+            found = _over_pulsar(stack, sizes, checkouts, peers)
+        for server in found.servers:
+            server.address = stack.enter_context(server.process)
+        if peers and any(row.beside_kafka for row in rows):
+            found.kafka = Server(KAFKA, Kafka())
             try:
-                server.address = stack.enter_context(server.process)
+                found.kafka.address = stack.enter_context(found.kafka.process)
             except StartFailed as error:
-                if server.name != KAFKA:
-                    raise
-                print(f"{server.name} is left out: {error}", file=sys.stderr)
-                servers.remove(server)
+                print(f"{KAFKA} is left out: {error}", file=sys.stderr)
+                found.kafka = None
+        for server in [*found.servers, *([found.kafka] if found.kafka else [])]:
+            loads.warm_up(server, sizes)
         yield found
+
+
+def _over_pulsar(stack: ExitStack, sizes: Sizes, checkouts: dict[str, Path], peers: bool) -> Engines:
+    """A Pulsar that runs, and gateways over it that do not run yet, each in a namespace of its own."""
+    pulsar = Pulsar(MEM=os.environ.get("MEM", BROKER_MEMORY), KEEP="1")
+    urls = stack.enter_context(pulsar)
+    rest = Rest(urls[1])
+    base = f"public/bench-{os.getpid()}-{int(time.time())}"
+    servers = []
+    for name, path in checkouts.items():
+        namespace, cluster = f"{base}-{name}", f"{base}-{name}-cluster"
+        stack.enter_context(_namespace(rest, namespace))
+        stack.enter_context(_namespace(rest, cluster))
+        gateway = KopOverPulsar(urls, namespace, cluster, checkout=path, settings=SETTINGS)
+        servers.append(Server(name, gateway, namespace=namespace))
+    native = None
+    if len(checkouts) == 1:
+        namespace = stack.enter_context(_namespace(rest, f"{base}-native"))
+        native = Native(urls[0], rest, namespace, _perf(urls[0], rest) if peers else None)
+    return Engines(sizes, servers, native=native, pulsar=pulsar)
 
 
 def _perf(service: str, rest: Rest) -> PulsarPerf | None:
@@ -121,13 +138,12 @@ def _perf(service: str, rest: Rest) -> PulsarPerf | None:
 
 @contextmanager
 def _namespace(rest: Rest, name: str) -> Iterator[str]:
-    """A namespace that keeps what it is given. It and that of its gateway go with all that is in them."""
+    """A namespace that keeps what it is given; it goes with all that is in it."""
     rest.create_namespace(name)
     try:
         yield name
     finally:
-        for namespace in (name, f"{name}-kop"):
-            try:
-                rest.delete_namespace(namespace)
-            except OSError as error:
-                print(f"the namespace {namespace} could not be deleted: {error}", file=sys.stderr)
+        try:
+            rest.delete_namespace(name)
+        except OSError as error:
+            print(f"the namespace {name} could not be deleted: {error}", file=sys.stderr)

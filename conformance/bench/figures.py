@@ -113,6 +113,13 @@ def line(row: Row, ours: Sequence[Run], theirs: Sequence[Run], other: str) -> li
     ]
 
 
+def in_words(line: Sequence[str]) -> str:
+    """A row in a line of text: what it has, each figure after its name."""
+    peer = line[-2]
+    found = [f"{name} {value}" for name, value in zip(head(peer)[1:-2], line[1:-2], strict=True) if value != "-"]
+    return f"{line[0]}: {', '.join(found)}"
+
+
 def report(lines: Sequence[Sequence[str]], other: str) -> str:
     """The table in Markdown."""
     return table([head(other), *lines])

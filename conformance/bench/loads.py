@@ -10,8 +10,8 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from conformance.bench import client
 from conformance.bench.figures import Run
 from conformance.bench.measure import cpu_seconds, load, settle
 from conformance.bench.pulsar_side import PulsarPerf, Rest
@@ -21,6 +21,7 @@ from conformance.servers import Kafka, Kop
 RATE = 1000
 """Records a second, where latency is measured."""
 FILL = Row("fill", "produce")
+WARM_UP = (Row("warm-up-small", "produce", batch_bytes=1024, idempotent=True), Row("warm-up-large", "produce"))
 MEMORY_RECORDS = 40_000
 """A gateway keeps the newest 50 MiB of a partition: all of it comes from memory."""
 MEMORY_TIMES = 10
@@ -31,13 +32,16 @@ class Sizes:
     """How much a load is."""
 
     seconds: float
+    perf_seconds: float
+    """Longer, because its code gets compiled meanwhile and all of the run counts."""
+    warm_up_seconds: float
     cold_records: int
     broker_cold_records: int
     """More than the broker's cache holds."""
 
 
-QUICK = Sizes(seconds=2, cold_records=120_000, broker_cold_records=130_000)
-USUAL = Sizes(seconds=4, cold_records=300_000, broker_cold_records=400_000)
+QUICK = Sizes(seconds=2, perf_seconds=5, warm_up_seconds=2, cold_records=120_000, broker_cold_records=130_000)
+USUAL = Sizes(seconds=4, perf_seconds=10, warm_up_seconds=10, cold_records=300_000, broker_cold_records=400_000)
 
 
 @dataclass
@@ -54,12 +58,12 @@ class Server:
     def topic(self, row: Row) -> str:
         """A topic for a row that nobody has used."""
         name = f"{row.name}-{next(self.numbers)}"
-        load("client", "create", self.address, name, row.partitions)
+        client.create(self.address, name, row.partitions)
         return name
 
     def forget(self, topic: str) -> None:
         """Delete it."""
-        load("client", "delete", self.address, topic)
+        client.delete(self.address, topic)
 
     def restart(self) -> None:
         """A gateway starts again with nothing in memory; a Kafka goes on."""
@@ -67,15 +71,15 @@ class Server:
             self.process.stop()
             self.process.start()
 
-    def timed(self, *command: object) -> Run:
+    def timed(self, module: str, *command: object) -> Run:
         """A load, and what this server used while it ran."""
         settle(self.process.pid)
         before = cpu_seconds(self.process.pid)
-        result = load(*command)
+        result = load(module, *command)
         return Run(**({"cpu_seconds": cpu_seconds(self.process.pid) - before} | result))
 
 
-def raw_produce(server: Server, row: Row, topic: str, **limit: float) -> tuple[Any, ...]:
+def raw_produce(server: Server, row: Row, topic: str, **limit: float) -> tuple[str, str, str]:
     """The command of the raw client that sends what a row says."""
     spec = {
         "address": server.address,
@@ -100,13 +104,21 @@ def fill(server: Server, row: Row, records: int) -> tuple[str, int]:
     return topic, requests * FILL.records
 
 
+def warm_up(server: Server, sizes: Sizes) -> None:
+    """Small and large batches, so that no figure is of a JVM that has just started or of imports at first use."""
+    for row in WARM_UP:
+        topic = server.topic(row)
+        load(*raw_produce(server, row, topic, seconds=sizes.warm_up_seconds / len(WARM_UP)))
+        server.forget(topic)
+
+
 def produce(server: Server, row: Row, sizes: Sizes) -> Run:
     """The raw client for some seconds, or librdkafka."""
     topic = server.topic(row)
     if row.load == "librdkafka":
         run = server.timed("client", "produce", server.address, topic, sizes.seconds, row.batch_bytes)
     else:
-        run = server.timed(*raw_produce(server, row, topic, seconds=sizes.seconds))
+        run = server.timed(*raw_produce(server, row, topic, seconds=sizes.seconds * row.longer))
     server.forget(topic)
     return run
 
@@ -162,13 +174,13 @@ class Native:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def peer(self, row: Row, sizes: Sizes) -> Run | None:
-        """pulsar-perf with the row's batches, or pulsar-client for latencies; None where there is no peer."""
+        """pulsar-perf with the row's batches, or pulsar-client for latencies; None where pulsar-perf is left out."""
         name = f"{self.namespace}/{row.name}-{next(self.numbers)}"
         if row.load == "latency":
             return Run(**load("native", "latency", self.service, self._plain(name), sizes.seconds + 2, RATE))
-        if self.perf is None or row.load == "commit":
+        if self.perf is None:
             return None
-        return self.perf.produce(row, name, sizes.seconds)
+        return self.perf.produce(row, name, sizes.perf_seconds)
 
     def bare(self, row: Row, sizes: Sizes) -> Run:
         """The bare client in; out is measured on what it has just sent."""

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
+from typing import Any
 
 import pulsar
 import uvloop
@@ -49,7 +50,7 @@ async def produce(url: str, topic: str, seconds: float, batch_bytes: int) -> dic
     while time.perf_counter() < began + seconds:
         if len(pending) * len(payload) >= WINDOW_BYTES:
             await pending.popleft()
-        numbers = {"sequence_id": sequence, "highest_sequence_id": sequence + count - 1}
+        numbers: dict[str, Any] = {"sequence_id": sequence, "highest_sequence_id": sequence + count - 1}
         metadata = pb.MessageMetadata(
             producer_name="bare", publish_time=int(time.time() * 1000), num_messages_in_batch=count, **numbers
         ).SerializeToString()

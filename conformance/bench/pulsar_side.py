@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,16 @@ class PulsarPerf:
         """Send for `seconds` as many records a batch as the row has. TOPIC is TENANT/NAMESPACE/TOPIC."""
         self._rest.create_topic(topic, row.partitions)
         outstanding = 1 if row.connections > 1 else 10_000
-        settings = ["-s", row.record_bytes, "-r", 10_000_000, "-n", row.connections, "-time", f"{seconds:g}"]
+        settings: list[object] = [
+            "-s",
+            row.record_bytes,
+            "-r",
+            10_000_000,
+            "-n",
+            row.connections,
+            "-time",
+            f"{seconds:g}",
+        ]
         settings += ["-o", outstanding, "-p", outstanding * row.partitions]
         settings += ["-db"] if row.records == 1 else ["-b", 5, "-bm", row.records, "-bb", row.batch_bytes * 2]
         with tempfile.NamedTemporaryFile("w") as payload:
@@ -120,7 +129,7 @@ class PulsarPerf:
         return Run(ended - began, count, bytes=count * RECORD_BYTES)
 
     @contextmanager
-    def _run(self, what: str, settings: list[object]) -> Iterator[Iterator[str]]:
+    def _run(self, what: str, settings: Sequence[object]) -> Iterator[Iterator[str]]:
         """The lines that it prints while it runs."""
         command = [self._command, what, "-u", self._service, *map(str, settings)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

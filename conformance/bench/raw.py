@@ -17,6 +17,7 @@ import json
 import struct
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
 import uvloop
@@ -75,14 +76,18 @@ class Connection(asyncio.Protocol):
         self._transport.write(frame)
         return await asyncio.wait_for(self._waiter, ANSWER_SECONDS)
 
-    async def first(self, request: Request) -> None:
-        """The first request alone, until it is answered without error."""
+    async def ask_until_taken(self, frame: bytes, error: Callable[[bytes], int]) -> bytes:
+        """As `ask`, again while the server says that it is not ready for it. LoadFailed for other errors."""
         end = time.perf_counter() + START_SECONDS
-        frame = request.next(0)
-        while code := request.error(await self.ask(frame)):
+        while code := error(answer := await self.ask(frame)):
             if code not in RETRIABLE or time.perf_counter() > end:
                 raise LoadFailed(f"the first request was answered by error {code}")
             await asyncio.sleep(0.05)
+        return answer
+
+    async def first(self, request: Request) -> None:
+        """The first request alone, until it is taken."""
+        await self.ask_until_taken(request.next(0), request.error)
         self.answered = self._sent = 1
 
     async def run(self, request: Request) -> None:
@@ -177,10 +182,8 @@ async def produce(
         opened.append(connection)
         content = plain
         if idempotent:
-            error, *producer = producer_of(await connection.ask(bytes(init_producer_id())))
-            if error:
-                raise LoadFailed(f"InitProducerId was answered by error {error}")
-            content = batch(records, record_bytes, codec, (producer[0], producer[1]))
+            answer = await connection.ask_until_taken(bytes(init_producer_id()), lambda found: producer_of(found)[0])
+            content = batch(records, record_bytes, codec, producer_of(answer)[1:])
         names = sorted((number * batches + i) % partitions for i in range(batches))
         await connection.run(ProduceRequest(topic, names, content))
 
@@ -237,6 +240,7 @@ def main() -> None:
     """Run one load."""
     what, arguments = sys.argv[1:]
     given: dict[str, Any] = json.loads(arguments)
+    loads: dict[str, Callable[..., Coroutine[Any, Any, dict[str, float]]]]
     loads = {"produce": produce, "fetch": fetch, "commit": commit}
     try:
         print(json.dumps(uvloop.run(loads[what](**given))))

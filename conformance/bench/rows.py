@@ -40,6 +40,8 @@ class Row:
     """Requests of a connection."""
     source: Source = "memory"
     groups: int = 100
+    longer: int = 1
+    """So many times as long as others: what happens once, at the start, would be most of it."""
 
     @property
     def records(self) -> int:
@@ -50,6 +52,11 @@ class Row:
     def in_flight(self) -> int:
         """Requests of a connection that are under way at once."""
         return max(1, min(self.most_in_flight, IN_FLIGHT_BYTES // (self.batch_bytes * self.batches)))
+
+    @property
+    def beside_kafka(self) -> bool:
+        """Whether its peer is an Apache Kafka, and not what goes to Pulsar without a gateway."""
+        return self.engine == "embedded" or self.load == "commit"
 
     @property
     def client(self) -> str:
@@ -79,8 +86,9 @@ _BOTH = [
         connections=1000,
         partitions=10,
         most_in_flight=1,
+        longer=3,
     ),
-    Row("in-100-partitions", "produce", batch_bytes=1024, partitions=100, batches=100, most_in_flight=5),
+    Row("in-100-partitions", "produce", batch_bytes=1024, partitions=100, batches=100, most_in_flight=5, longer=2),
     Row("in-64k-librdkafka", "librdkafka"),
     Row("out-memory", "fetch"),
     Row("out-gateway-cold", "fetch", source="gateway-cold"),
