@@ -54,6 +54,7 @@ __all__ = [
     "stamp",
     "stamp_log_append_time",
     "stamp_max_timestamp",
+    "with_delete_horizon",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -469,6 +470,19 @@ def rewrite(
         changed = changed._replace(base_timestamp=horizon, attributes=header.attributes | DELETE_HORIZON_BIT)
         for _, offset, timestamp, start, end in kept:
             put_record(frames, timestamp - horizon, offset - header.base_offset, body[start:end])
+    return _seal(changed, frames)
+
+
+def with_delete_horizon(batch: Buffer, header: BatchHeader, delete_horizon: int) -> bytearray:
+    """A batch of one record that is not compressed, with a delete horizon (ms) in the place of its base timestamp.
+
+    The timestamp of its record stays (KIP-534).
+    """
+    (record,) = iter_records(batch, header, max_bytes=header.size)
+    frames = bytearray()
+    content = content_of(record.key, record.value, record.headers)
+    put_record(frames, record.timestamp - delete_horizon, record.offset - header.base_offset, content)
+    changed = header._replace(base_timestamp=delete_horizon, attributes=header.attributes | DELETE_HORIZON_BIT)
     return _seal(changed, frames)
 
 

@@ -3,6 +3,9 @@
 Owns: when a log is due, the newest offset of each key, what becomes of a batch.
 Must not know: where batches are kept, which part of a log is taken when.
 
+Only what lies before the last stable offset is compacted: of an open transaction nobody knows yet whether its records
+are newer values.
+
 How an engine goes about it: it puts the keys of the dirty part of a log into `NewestOffsets`, in log order, then has
 every batch from the log start to the end of that part cleaned. Offsets do not change. The last batch of the log is
 never cleaned: it holds the end. By the time a tombstone gets its delete horizon (KIP-534) all older records of its key
@@ -11,11 +14,13 @@ are gone, so it may go in any later pass after that time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
-from kop.records.batch import BatchHeader, iter_records, rewrite
+from kop.records.batch import BatchHeader, iter_records, rewrite, with_delete_horizon
 from kop.records.record import Record
 from kop.storage.base import Buffer, LogPolicy
+from kop.storage.transaction_index import AbortedRecords, AbortedTransaction
 
 
 def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_ms: int, now_ms: int) -> bool:
@@ -31,11 +36,19 @@ def is_due(policy: LogPolicy, *, dirty_bytes: int, cleanable_bytes: int, oldest_
 
 
 class NewestOffsets:
-    """Of each key the offset of its newest record; some 150 bytes a key, whatever the key's length."""
+    """Of each key the offset of its newest record; some 150 bytes a key, whatever the key's length.
 
-    def __init__(self, max_keys: int = 2**63) -> None:
+    One is made for each pass. `aborted` are the aborted transactions of the log: their records are no newer values and
+    go. A marker goes, too, once no record of its transaction is left: as a tombstone, a pass after its delete horizon,
+    so that a reader who has seen records of the transaction learns how it ended.
+    """
+
+    def __init__(self, max_keys: int = 2**63, aborted: Sequence[AbortedTransaction] = ()) -> None:
         self._max_keys = max_keys
         self._offsets: dict[bytes, int] = {}
+        self._aborted = AbortedRecords(aborted)
+        self._with_records: set[int] = set()
+        """Producers of whose present transaction this pass has left records."""
 
     def has_room_for(self, header: BatchHeader) -> bool:
         """Whether the batch may be added; the first one always may."""
@@ -46,7 +59,7 @@ class NewestOffsets:
 
         `max_bytes`: the most that its records may decompress to.
         """
-        if header.control:
+        if header.control or self._is_aborted(header):
             return
         for record in iter_records(data, header, max_bytes=max_bytes):
             if record.key is not None:
@@ -57,11 +70,14 @@ class NewestOffsets:
     ) -> Buffer | None:
         """What stays of a batch: `data` itself where nothing changes, None where no record stays.
 
+        Batches come in the order of the log, from its start on.
         Records without a key go, and so do tombstones whose delete horizon has come; a tombstone that is seen for the
         first time gets `delete_horizon_ms` as its horizon. PeerError where the batch cannot be read.
         """
         if header.control:
-            return data
+            return self._clean_control(data, header, now_ms, delete_horizon_ms)
+        if self._is_aborted(header):
+            return None
         tombstones_go = header.delete_horizon and header.base_timestamp <= now_ms
 
         def keep(record: Record) -> bool:
@@ -69,7 +85,23 @@ class NewestOffsets:
                 return False
             return self._offsets.get(_digest(record.key), -1) <= record.offset
 
-        return rewrite(data, header, keep, max_bytes=max_bytes, delete_horizon=delete_horizon_ms)
+        cleaned = rewrite(data, header, keep, max_bytes=max_bytes, delete_horizon=delete_horizon_ms)
+        if cleaned is not None and header.transactional:
+            self._with_records.add(header.producer_id)
+        return cleaned
+
+    def _clean_control(self, data: Buffer, header: BatchHeader, now_ms: int, delete_horizon_ms: int) -> Buffer | None:
+        if not header.transactional:
+            return data
+        if header.producer_id in self._with_records:
+            self._with_records.remove(header.producer_id)
+            return data
+        if header.delete_horizon:
+            return None if header.base_timestamp <= now_ms else data
+        return with_delete_horizon(data, header, delete_horizon_ms)
+
+    def _is_aborted(self, header: BatchHeader) -> bool:
+        return header.transactional and self._aborted.hold(header.producer_id, header.base_offset)
 
 
 def _digest(key: bytes) -> bytes:

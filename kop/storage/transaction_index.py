@@ -133,3 +133,20 @@ class TransactionIndex:
     def drop_before(self, log_start_offset: int) -> None:
         """Forget aborted transactions that end before the log starts. Open ones stay open."""
         del self._aborted[: bisect_left(self._aborted, log_start_offset, key=_LAST_OFFSET)]
+
+
+class AbortedRecords:
+    """Tells of batches whether they are of an aborted transaction."""
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._of_producer: dict[int, list[AbortedTransaction]] = {}
+        for transaction in aborted:
+            self._of_producer.setdefault(transaction.producer_id, []).append(transaction)
+
+    def hold(self, producer_id: int, offset: int) -> bool:
+        """Whether a transactional batch of the producer at the offset is of an aborted transaction."""
+        of_producer = self._of_producer.get(producer_id)
+        if of_producer is None:
+            return False
+        index = bisect_left(of_producer, offset, key=_LAST_OFFSET)
+        return index < len(of_producer) and of_producer[index].first_offset <= offset
