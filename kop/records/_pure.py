@@ -1,8 +1,8 @@
 """Kafka records <-> Pulsar messages: the specification, in plain Python. `kop._native` is its compiled twin.
 
 Owns: the walk over a produced batch's records; which field of a Pulsar message holds which part of a Kafka record; the
-little of protobuf that this takes.
-Must not know: compression, batch headers and checksums (`kop.records.transcode`), sockets, offsets of partitions.
+SEND frame around the messages of an entry; the little of protobuf that this takes.
+Must not know: compression and batch headers (`kop.records.transcode`), sockets, offsets of partitions.
 
 One Kafka batch is one Pulsar entry in batch format, also with one record: MessageMetadata with
 `num_messages_in_batch`, and per record a 4-byte size, SingleMessageMetadata (SMM below), the value. A record's offset
@@ -55,6 +55,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 from kop.errors import BackendError, ErrorCode, PeerError
 from kop.records.record import Buffer, content_of, frames, headers_of, key_and_value, put_record
 
@@ -74,6 +76,8 @@ MOST_REJECTED: Final = 1_000
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 
+_SEND: Final = 6
+_CHECKSUM_MAGIC: Final = b"\x0e\x01"
 _INT63: Final = 1 << 63
 _INT64: Final = 1 << 64
 
@@ -159,7 +163,7 @@ def walk(
 
 
 def pack(
-    body: bytes, count: int, base_timestamp: int, append_time: int | None, room: int, reject_null_keys: bool
+    body: Buffer, count: int, base_timestamp: int, append_time: int | None, room: int, reject_null_keys: bool
 ) -> tuple[list[tuple[bytes, int]], list[int]]:
     """The payloads, with the number of their messages, of the `count` records that fill `body`.
 
@@ -167,6 +171,7 @@ def pack(
     `reject_null_keys` the second list names the first MOST_REJECTED records that have none. INVALID_RECORD where a
     record is malformed, or offset deltas are not 0, 1, 2, ...
     """
+    body = bytes(body)
     pieces: list[tuple[bytes, int]] = []
     without_key: list[int] = []
     out = bytearray()
@@ -189,6 +194,79 @@ def pack(
     if in_piece:
         pieces.append((bytes(out), in_piece))
     return pieces, without_key
+
+
+def send_frames(
+    body: Buffer,
+    start: int,
+    count: int,
+    base_timestamp: int,
+    append_time: int | None,
+    room: int,
+    reject_null_keys: bool,
+    producer_id: int,
+    producer_name: bytes,
+    sequence_base: int,
+    publish_time: int,
+) -> tuple[list[tuple[bytes, int, int]], list[int]]:
+    """As `pack` with the records from `start` on, each payload put into its SEND frame, without compression.
+
+    Returns the frames, each with the number of its messages and the size of its payload, and the numbers of the records
+    without a key.
+    """
+    records = bytes(memoryview(body)[start:])
+    pieces, without_key = pack(records, count, base_timestamp, append_time, room, reject_null_keys)
+    frames: list[tuple[bytes, int, int]] = []
+    sequence_id = sequence_base
+    for payload, messages in pieces:
+        frame = send_frame(payload, messages, 0, 0, False, producer_id, producer_name, sequence_id, publish_time)
+        frames.append((frame, messages, len(payload)))
+        sequence_id += messages
+    return frames, without_key
+
+
+def send_frame(
+    payload: Buffer,
+    count: int,
+    compression: int,
+    uncompressed_size: int,
+    raw: bool,
+    producer_id: int,
+    producer_name: bytes,
+    sequence_id: int,
+    publish_time: int,
+) -> bytes:
+    """What a Pulsar producer writes to its socket for an entry of `count` messages: command, checksum, metadata, payload.
+
+    `compression` is Pulsar's number (0: none, and no `uncompressed_size`). With `raw` the payload is Kafka batches.
+    The frame: its size without these four bytes, the command's size, a BaseCommand with a CommandSend, 0x0e01, CRC32C
+    of all behind it, the metadata's size, the MessageMetadata, the payload.
+    """
+    highest = sequence_id + count - 1
+    metadata = bytearray()
+    put_bytes(metadata, 1, producer_name)
+    put_number(metadata, 2, sequence_id)
+    put_number(metadata, 3, publish_time)
+    if raw:
+        put_bytes(metadata, 4, property_of(RAW_PROPERTY, RAW_VALUE))
+    if compression:
+        put_number(metadata, 8, compression)
+        put_number(metadata, 9, uncompressed_size)
+    put_number(metadata, 11, count)
+    put_number(metadata, 24, highest)
+    send = bytearray()
+    put_number(send, 1, producer_id)
+    put_number(send, 2, sequence_id)
+    put_number(send, 3, count)
+    put_number(send, 6, highest)
+    command = bytearray()
+    put_number(command, 1, _SEND)
+    put_bytes(command, _SEND, send)
+    size = len(metadata).to_bytes(4, "big")
+    checksum = crc32c(payload, crc32c(metadata, crc32c(size)))
+    total = 14 + len(command) + len(metadata) + len(payload)
+    head = (total.to_bytes(4, "big"), len(command).to_bytes(4, "big"), command)
+    return b"".join((*head, _CHECKSUM_MAGIC, checksum.to_bytes(4, "big"), size, metadata, payload))
 
 
 def _few(headers: Iterator[tuple[bytes, bytes | None]]) -> Headers | None:

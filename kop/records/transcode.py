@@ -47,12 +47,16 @@ __all__ = [
     "NATIVE",
     "EntryView",
     "PulsarEntry",
+    "SendFrame",
     "UndecodableEntryError",
     "empty_batch",
+    "entry_in",
     "parse_entry",
     "to_batch",
     "to_entries",
+    "to_frames",
     "to_raw_entry",
+    "to_raw_frame",
 ]
 
 
@@ -65,6 +69,9 @@ MAX_UNCOMPRESSED: Final = 128 * 1024 * 1024
 """Bytes that a compressed batch or entry may grow to, unless told otherwise."""
 
 _MAX_PRODUCER_NAME: Final = 256
+_INT63: Final = 1 << 63
+_UP_TO_METADATA: Final = 18
+"""Bytes of a SEND frame before the metadata, beside the command: two sizes, magic, checksum, the metadata's size."""
 _BATCH: Final = struct.Struct(">qiibIhiqqqhii")
 _CRC_AT: Final = 17
 _CRC_FROM: Final = 21
@@ -93,6 +100,111 @@ class PulsarEntry(NamedTuple):
     """Index of its first record in the batch."""
 
 
+class SendFrame(NamedTuple):
+    """An entry as it is written to a Pulsar socket."""
+
+    frame: bytes
+    """The whole frame: command, checksum, MessageMetadata, payload."""
+    num_messages: int
+    first: int
+    """Index of its first record in the batch."""
+    entry_size: int
+    """Bytes of metadata and payload."""
+
+
+@raises_without_frames
+def to_frames(
+    batch: Buffer,
+    header: BatchHeader,
+    *,
+    producer_id: int,
+    producer_name: str,
+    sequence_base: int,
+    publish_time: int,
+    max_size: int,
+    max_bytes: int = MAX_UNCOMPRESSED,
+    reject_null_keys: bool = False,
+) -> list[SendFrame]:
+    """The SEND frame of one checked Kafka batch; more than one where it grows beyond `max_size`, the broker's limit.
+
+    Frame k has the sequence id `sequence_base` + its `first`, and as highest_sequence_id that of its last record.
+    `producer_id` is the number of the producer on its connection, `producer_name` its name. `publish_time` is in
+    milliseconds; `max_bytes` bounds what the batch is decompressed to. Raises PeerError: INVALID_RECORD (malformed
+    records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches), MESSAGE_TOO_LARGE (a single
+    record does not fit, or could not be read again), RecordsRejectedError (`reject_null_keys`, for compacted topics).
+    """
+    _check_plain(header)
+    name = _checked_name(producer_name, sequence_base, header.record_count, publish_time)
+    room = max_size - ENTRY_ROOM
+    count, base_timestamp = header.record_count, header.base_timestamp
+    append_time = header.max_timestamp if header.log_append_time else None
+    codec = _TO_PULSAR[Codec(header.attributes & CODEC_MASK)] if header.attributes & CODEC_MASK else 0
+    frames: list[SendFrame] = []
+    first = 0
+    if not codec:
+        size = header.size
+        view = batch if len(batch) == size else memoryview(batch)[:size]
+        made, without_key = twin.send_frames(
+            view, HEADER_SIZE, count, base_timestamp, append_time, room, reject_null_keys,
+            producer_id, name, sequence_base, publish_time,
+        )  # fmt: skip
+        if without_key:
+            raise RecordsRejectedError.without_key(without_key)
+        for frame, messages, payload_size in made:
+            _check_room(first, payload_size, payload_size, room)
+            frames.append(SendFrame(frame, messages, first, entry_size(frame)))
+            first += messages
+        return frames
+    body = inflated(memoryview(batch)[: header.size], header, max_bytes)
+    pieces, without_key = twin.pack(body, count, base_timestamp, append_time, room, reject_null_keys)
+    if without_key:
+        raise RecordsRejectedError.without_key(without_key)
+    for payload, messages in pieces:
+        packed = _deflate(codec, payload)
+        smaller = len(packed) < len(payload)
+        if not smaller:
+            packed = payload
+        _check_room(first, len(payload), len(packed), room)
+        frame = twin.send_frame(
+            packed, messages, codec if smaller else 0, len(payload), False,
+            producer_id, name, sequence_base + first, publish_time,
+        )  # fmt: skip
+        frames.append(SendFrame(frame, messages, first, entry_size(frame)))
+        first += messages
+    return frames
+
+
+@raises_without_frames
+def to_raw_frame(
+    batch: Buffer,
+    header: BatchHeader,
+    *,
+    producer_id: int,
+    producer_name: str,
+    sequence_base: int,
+    publish_time: int,
+    max_size: int,
+    max_bytes: int = MAX_UNCOMPRESSED,
+) -> SendFrame:
+    """The SEND frame that holds a checked Kafka batch as it is (KoP's `kafka` entry format); it is never split.
+
+    Its records are walked as those of `to_frames`; `max_bytes` bounds what they are decompressed to. Raises PeerError:
+    INVALID_RECORD (malformed records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches),
+    MESSAGE_TOO_LARGE.
+    """
+    _check_plain(header)
+    count = header.record_count
+    name = _checked_name(producer_name, sequence_base, count, publish_time)
+    if header.size > max_size - ENTRY_ROOM:
+        raise PeerError(
+            f"batch of {header.size} bytes, the limit is {max_size - ENTRY_ROOM}", ErrorCode.MESSAGE_TOO_LARGE
+        )
+    whole = memoryview(batch)[: header.size]
+    check_records(whole, header, False, max_bytes)
+    frame = twin.send_frame(whole, count, 0, 0, True, producer_id, name, sequence_base, publish_time)
+    return SendFrame(frame, count, 0, entry_size(frame))
+
+
 @raises_without_frames
 def to_entries(
     batch: Buffer,
@@ -105,46 +217,19 @@ def to_entries(
     max_bytes: int = MAX_UNCOMPRESSED,
     reject_null_keys: bool = False,
 ) -> list[PulsarEntry]:
-    """The Pulsar entry of one checked Kafka batch; more than one where it grows beyond `max_size`, the broker's limit.
-
-    Entry k has the sequence id `sequence_base` + its `first`, and as highest_sequence_id that of its last record.
-    `publish_time` is in milliseconds; `max_bytes` bounds what the batch is decompressed to. Raises PeerError:
-    INVALID_RECORD (malformed records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches),
-    MESSAGE_TOO_LARGE (a single record does not fit, or could not be read again), RecordsRejectedError
-    (`reject_null_keys`, for compacted topics).
-    """
-    _check_plain(header)
-    body = bytes(inflated(memoryview(batch)[: header.size], header, max_bytes))
-    room = max_size - ENTRY_ROOM
-    append_time = header.max_timestamp if header.log_append_time else None
-    pieces, without_key = twin.pack(
-        body, header.record_count, header.base_timestamp, append_time, room, reject_null_keys
+    """The entries in the frames of `to_frames`, for who sends them in another way."""
+    frames = to_frames(
+        batch,
+        header,
+        producer_id=0,
+        producer_name=producer_name,
+        sequence_base=sequence_base,
+        publish_time=publish_time,
+        max_size=max_size,
+        max_bytes=max_bytes,
+        reject_null_keys=reject_null_keys,
     )
-    if without_key:
-        raise RecordsRejectedError.without_key(without_key)
-    codec = _TO_PULSAR[Codec(header.codec)]
-    entries: list[PulsarEntry] = []
-    first = 0
-    for payload, count in pieces:
-        packed: bytes = payload
-        size = None
-        if codec:
-            smaller = _deflate(codec, payload)
-            if len(smaller) < len(payload):
-                packed, size = smaller, len(payload)
-        if len(payload) > MAX_UNCOMPRESSED:
-            raise PeerError(
-                f"record {first} takes {len(payload)} bytes without compression, the limit is {MAX_UNCOMPRESSED}",
-                ErrorCode.MESSAGE_TOO_LARGE,
-            )
-        if len(packed) > room:
-            raise PeerError(
-                f"record {first} takes {len(packed)} bytes, the limit is {room}", ErrorCode.MESSAGE_TOO_LARGE
-            )
-        metadata = _metadata(producer_name, sequence_base + first, publish_time, count, codec if size else 0, size)
-        entries.append(PulsarEntry(metadata, packed, count, first))
-        first += count
-    return entries
+    return [PulsarEntry(*entry_in(made.frame), made.num_messages, made.first) for made in frames]
 
 
 @raises_without_frames
@@ -158,20 +243,30 @@ def to_raw_entry(
     max_size: int,
     max_bytes: int = MAX_UNCOMPRESSED,
 ) -> PulsarEntry:
-    """The entry that holds a checked Kafka batch as it is (KoP's `kafka` entry format); it is never split.
+    """The entry in the frame of `to_raw_frame`."""
+    made = to_raw_frame(
+        batch,
+        header,
+        producer_id=0,
+        producer_name=producer_name,
+        sequence_base=sequence_base,
+        publish_time=publish_time,
+        max_size=max_size,
+        max_bytes=max_bytes,
+    )
+    return PulsarEntry(*entry_in(made.frame), made.num_messages, made.first)
 
-    Its records are walked as those of `to_entries`; `max_bytes` bounds what they are decompressed to. Raises PeerError:
-    INVALID_RECORD (malformed records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches),
-    MESSAGE_TOO_LARGE.
-    """
-    _check_plain(header)
-    if header.size > max_size - ENTRY_ROOM:
-        raise PeerError(
-            f"batch of {header.size} bytes, the limit is {max_size - ENTRY_ROOM}", ErrorCode.MESSAGE_TOO_LARGE
-        )
-    check_records(memoryview(batch)[: header.size], header, False, max_bytes)
-    metadata = _metadata(producer_name, sequence_base, publish_time, header.record_count, 0, None, raw=True)
-    return PulsarEntry(metadata, bytes(memoryview(batch)[: header.size]), header.record_count, 0)
+
+def entry_size(frame: bytes) -> int:
+    """Bytes of metadata and payload in a SEND frame."""
+    return len(frame) - _UP_TO_METADATA - int.from_bytes(frame[4:8], "big")
+
+
+def entry_in(frame: bytes) -> tuple[bytes, bytes]:
+    """Metadata and payload of the entry in a SEND frame."""
+    at = _UP_TO_METADATA + int.from_bytes(frame[4:8], "big")
+    end = at + int.from_bytes(frame[at - 4 : at], "big")
+    return frame[at:end], frame[end:]
 
 
 @raises_without_frames
@@ -258,32 +353,23 @@ def _check_plain(header: BatchHeader) -> None:
         )
 
 
-def _metadata(
-    producer_name: str,
-    sequence_id: int,
-    publish_time: int,
-    count: int,
-    compression: int,
-    uncompressed_size: int | None,
-    *,
-    raw: bool = False,
-) -> bytes:
+def _checked_name(producer_name: str, sequence_id: int, count: int, publish_time: int) -> bytes:
+    """The name as it is written. InternalError where it, or a number, is none that an entry can have."""
     name = producer_name.encode()
-    highest = sequence_id + count - 1
-    if len(name) > _MAX_PRODUCER_NAME or sequence_id < 0 or highest >= 1 << 63 or not 0 <= publish_time < 1 << 63:
+    if len(name) > _MAX_PRODUCER_NAME or not 0 <= sequence_id <= _INT63 - count or not 0 <= publish_time < _INT63:
         raise InternalError(f"an entry of producer {producer_name!r}, sequence {sequence_id}, time {publish_time}")
-    out = bytearray()
-    _pure.put_bytes(out, 1, name)
-    _pure.put_number(out, 2, sequence_id)
-    _pure.put_number(out, 3, publish_time)
-    if raw:
-        _pure.put_bytes(out, 4, _pure.property_of(_pure.RAW_PROPERTY, _pure.RAW_VALUE))
-    if uncompressed_size is not None:
-        _pure.put_number(out, 8, compression)
-        _pure.put_number(out, 9, uncompressed_size)
-    _pure.put_number(out, 11, count)
-    _pure.put_number(out, 24, highest)
-    return bytes(out)
+    return name
+
+
+def _check_room(first: int, size: int, packed: int, room: int) -> None:
+    """Raise MESSAGE_TOO_LARGE for an entry that a single record makes too large."""
+    if size > MAX_UNCOMPRESSED:
+        raise PeerError(
+            f"record {first} takes {size} bytes without compression, the limit is {MAX_UNCOMPRESSED}",
+            ErrorCode.MESSAGE_TOO_LARGE,
+        )
+    if packed > room:
+        raise PeerError(f"record {first} takes {packed} bytes, the limit is {room}", ErrorCode.MESSAGE_TOO_LARGE)
 
 
 def _from_raw(body: bytes, num_messages: int, base_offset: int, log_append_time: int | None) -> bytes | list[bytes]:

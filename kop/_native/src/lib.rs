@@ -8,6 +8,7 @@
 mod kafka;
 mod proto;
 mod receive;
+mod send;
 mod text;
 mod to_kafka;
 mod to_pulsar;
@@ -71,10 +72,11 @@ mod _native {
     use pyo3::types::{PyBytes, PyList, PySlice, PyTuple};
 
     use crate::receive::Received;
+    use crate::send::About;
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 4;
+    const FORMAT: u32 = 5;
 
     #[pyfunction]
     fn read_frames<'py>(
@@ -134,18 +136,88 @@ mod _native {
     #[pyfunction]
     fn pack<'py>(
         py: Python<'py>,
-        body: &[u8],
+        body: PyBuffer<u8>,
         count: i64,
         base_timestamp: i64,
         append_time: Option<i64>,
         room: i64,
         reject_null_keys: bool,
     ) -> PyResult<Pieces<'py>> {
+        let records = crate::lent(py, &body)?;
         let (pieces, without_key) =
-            crate::to_pulsar::pack(body, count, base_timestamp, append_time, room, reject_null_keys)
+            crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, reject_null_keys)
                 .map_err(|fault| fault.raise(py))?;
         let pieces = pieces.iter().map(|(payload, count)| (PyBytes::new(py, payload), *count)).collect();
         Ok((pieces, without_key))
+    }
+
+    type Frames<'py> = (Vec<(Bound<'py, PyBytes>, u32, usize)>, Vec<u32>);
+
+    fn framed<'py>(py: Python<'py>, about: &About<'_>, payload: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        let head = crate::send::head(about, payload);
+        PyBytes::new_with(py, head.len() + payload.len(), |frame| {
+            let (front, back) = frame.split_at_mut(head.len());
+            front.copy_from_slice(&head);
+            back.copy_from_slice(payload);
+            Ok(())
+        })
+    }
+
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments)]
+    fn send_frames<'py>(
+        py: Python<'py>,
+        body: PyBuffer<u8>,
+        start: usize,
+        count: i64,
+        base_timestamp: i64,
+        append_time: Option<i64>,
+        room: i64,
+        reject_null_keys: bool,
+        producer_id: u64,
+        producer_name: &[u8],
+        sequence_base: u64,
+        publish_time: u64,
+    ) -> PyResult<Frames<'py>> {
+        let records = crate::lent(py, &body)?.get(start..).unwrap_or_default();
+        let (pieces, without_key) =
+            crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, reject_null_keys)
+                .map_err(|fault| fault.raise(py))?;
+        let mut frames = Vec::with_capacity(pieces.len());
+        let mut sequence_id = sequence_base;
+        for (payload, count) in &pieces {
+            let about = About {
+                producer_id,
+                producer_name,
+                sequence_id,
+                publish_time,
+                count: *count,
+                compressed: None,
+                raw: false,
+            };
+            frames.push((framed(py, &about, payload)?, *count, payload.len()));
+            sequence_id += u64::from(*count);
+        }
+        Ok((frames, without_key))
+    }
+
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments)]
+    fn send_frame<'py>(
+        py: Python<'py>,
+        payload: PyBuffer<u8>,
+        count: u32,
+        compression: u64,
+        uncompressed_size: u64,
+        raw: bool,
+        producer_id: u64,
+        producer_name: &[u8],
+        sequence_id: u64,
+        publish_time: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let compressed = (compression > 0).then_some((compression, uncompressed_size));
+        let about = About { producer_id, producer_name, sequence_id, publish_time, count, compressed, raw };
+        framed(py, &about, crate::lent(py, &payload)?)
     }
 
     type Records<'py> = (Bound<'py, PyBytes>, u32, i64, i64, u32);
