@@ -236,7 +236,7 @@ def send_frame(
     sequence_id: int,
     publish_time: int,
 ) -> bytes:
-    """What a Pulsar producer writes to its socket for an entry of `count` messages: command, checksum, metadata, payload.
+    """What a Pulsar producer writes to its socket for an entry of `count` messages: command, checksum, the entry.
 
     `compression` is Pulsar's number (0: none, and no `uncompressed_size`). With `raw` the payload is Kafka batches.
     The frame: its size without these four bytes, the command's size, a BaseCommand with a CommandSend, 0x0e01, CRC32C
