@@ -170,12 +170,12 @@ class BrokerAttachment(ABC):
         if self._end is not None:
             return
         self._end = error
-        self._over(error)
         if self._on_lost is not None:
             try:
                 self._on_lost(error)
             except Exception:
                 log.exception("%s: its owner failed on the news that it is lost", self._what)
+        self._over(error)
 
     def abandon(self, error: PulsarError) -> None:
         """End it from outside: its client is closed."""

@@ -20,11 +20,14 @@ from kop.pulsar_client import wire
 from kop.pulsar_client.errors import PulsarError, server_error
 from kop.pulsar_client.frames import Frames
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import Auth, Buffer, Message, Receipt, Received
+from kop.pulsar_client.types import Auth, Message, Receipt, Received
 
 PROTOCOL_VERSION = 21
 _WRITE_HIGH = 4 * 1024 * 1024
 """Bytes unsent from which on producers keep their entries back."""
+
+_WRITE_AT_ONCE = 1024 * 1024
+"""Bytes of entries that are not kept until the end of a turn of the loop: the socket has to say when it is full."""
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +103,9 @@ class Connection(asyncio.BufferedProtocol):
         self._asked = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocked: dict[int, ProducerEvents] = {}
+        self._entries: list[bytes] = []
+        """SEND frames that are written at the end of this turn of the loop."""
+        self._entries_bytes = 0
         self.producers: dict[int, ProducerEvents] = {}
         self.readers: dict[int, ReaderEvents] = {}
         self.watches: dict[int, WatchEvents] = {}
@@ -225,14 +231,27 @@ class Connection(asyncio.BufferedProtocol):
     # --- what goes out
 
     def write_frame(self, frame: bytes) -> None:
-        """Write a whole frame; dropped when the connection is closed."""
+        """Write a whole frame, behind all entries; dropped when the connection is closed."""
         if not self.closed and self._transport is not None:
+            self._write_entries()
             self._transport.write(frame)
 
-    def write_entry(self, parts: Sequence[Buffer]) -> None:
-        """Write the parts of a SEND frame. They must not change any more."""
-        if not self.closed and self._transport is not None:
-            self._transport.writelines(parts)
+    def write_entry(self, frame: bytes) -> None:
+        """Write a SEND frame, with all those of this turn of the loop: a system call costs more than a frame."""
+        frames = self._entries
+        if not frames:
+            self._loop.call_soon(self._write_entries)
+        frames.append(frame)
+        self._entries_bytes += len(frame)
+        if self._entries_bytes >= _WRITE_AT_ONCE:
+            self._write_entries()
+
+    def _write_entries(self) -> None:
+        frames = self._entries
+        if frames:
+            self._entries, self._entries_bytes = [], 0
+            if not self.closed and self._transport is not None:
+                self._transport.writelines(frames)
 
     def write(self, command: pb.BaseCommand) -> None:
         """Write a command."""

@@ -1,7 +1,7 @@
 """The entries that a producer was given and that have no receipt yet.
 
 Owns: their order, which of them are not on the wire yet, which expire.
-Must not know: sockets, who waits for the futures, the clock.
+Must not know: sockets, what an entry means to who sends it, the clock.
 """
 
 from __future__ import annotations
@@ -9,54 +9,71 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from kop.pulsar_client.types import Buffer, Position
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.types import Position
 
 
 class PendingEntry:
-    """One entry that waits for its receipt."""
+    """One entry between sending and its receipt. Who sends entries has a class of its own that says what follows."""
 
-    __slots__ = (
-        "deadline",
-        "future",
-        "highest_sequence_id",
-        "metadata",
-        "num_messages",
-        "payload",
-        "sequence_id",
-        "size",
-        "times",
-    )
+    __slots__ = ("deadline", "frame", "highest_sequence_id", "producer_id", "sequence_id", "size")
+
+    def __init__(self, frame: bytes, size: int, producer_id: int, sequence_id: int, highest_sequence_id: int) -> None:
+        self.frame = frame
+        """The whole SEND frame, kept for sending it again. It names the producer `producer_id`."""
+        self.size = size
+        """Bytes of metadata and payload: what the broker's limit is about."""
+        self.producer_id = producer_id
+        self.sequence_id = sequence_id
+        self.highest_sequence_id = highest_sequence_id
+        self.deadline = 0.0
+
+    def stored(self, position: Position) -> None:
+        """Pulsar has the entry, at this position; DUPLICATE where it had it before."""
+        raise NotImplementedError
+
+    def failed(self, error: PulsarError) -> None:
+        """Pulsar has refused the entry, or it is not known whether it is stored. Others may get the same `error`."""
+        raise NotImplementedError
+
+
+class AwaitedEntry(PendingEntry):
+    """An entry that somebody waits for with a future."""
+
+    __slots__ = ("future",)
 
     def __init__(
         self,
+        frame: bytes,
+        size: int,
+        producer_id: int,
         sequence_id: int,
-        highest_sequence_id: int | None,
-        num_messages: int,
-        metadata: Buffer,
-        payload: Buffer,
+        highest_sequence_id: int,
         future: asyncio.Future[Position],
-        deadline: float,
     ) -> None:
-        self.sequence_id = sequence_id
-        self.highest_sequence_id = highest_sequence_id
-        self.num_messages = num_messages
-        self.metadata = metadata
-        self.payload = payload
-        self.size = len(metadata) + len(payload)
+        super().__init__(frame, size, producer_id, sequence_id, highest_sequence_id)
         self.future = future
-        self.deadline = deadline
-        self.times = 0
-        """How often it was put on the wire."""
+
+    def stored(self, position: Position) -> None:
+        """End the future."""
+        if not self.future.done():
+            self.future.set_result(position)
+
+    def failed(self, error: PulsarError) -> None:
+        """Fail the future."""
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class PendingEntries:
-    """The entries of one producer between `send` and their receipts, in order."""
+    """The entries of one producer between sending and their receipts, in order."""
 
     __slots__ = ("_pending", "_unsent", "bytes")
 
     def __init__(self) -> None:
         self._pending: dict[int, PendingEntry] = {}
         self._unsent: deque[PendingEntry] = deque()
+        """Those of them that wait for a connection that takes them."""
         self.bytes = 0
         """Bytes of all pending entries."""
 
@@ -66,18 +83,18 @@ class PendingEntries:
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._pending
 
-    def add(self, item: PendingEntry) -> None:
-        """Take an entry, behind all others."""
+    def add(self, item: PendingEntry, *, sent: bool) -> None:
+        """Take an entry, behind all others. `sent`: it is put on the wire now, as all before it were."""
         self._pending[item.sequence_id] = item
-        self._unsent.append(item)
         self.bytes += item.size
+        if not sent:
+            self._unsent.append(item)
 
     def next_unsent(self) -> PendingEntry | None:
         """The next entry to put on the wire, counted as put there."""
         while self._unsent:
             item = self._unsent.popleft()
             if self._pending.get(item.sequence_id) is item:
-                item.times += 1
                 return item
         return None
 
@@ -89,6 +106,10 @@ class PendingEntries:
     def rewind(self) -> None:
         """Forget what was put on the wire: every pending entry is to be sent, or sent again, in order."""
         self._unsent = deque(self._pending.values())
+
+    def find(self, sequence_id: int) -> PendingEntry | None:
+        """The pending entry whose first message has this sequence id."""
+        return self._pending.get(sequence_id)
 
     def refused(self, sequence_id: int) -> PendingEntry | None:
         """The pending entry that the broker refuses: it names a batch by its highest sequence id, not by its first."""
@@ -110,9 +131,13 @@ class PendingEntries:
             return item.deadline
         return None
 
+    def all(self) -> list[PendingEntry]:
+        """All of them, in order."""
+        return list(self._pending.values())
+
     def clear(self) -> list[PendingEntry]:
         """Remove all, in order."""
-        items = list(self._pending.values())
+        items = self.all()
         self._pending.clear()
         self._unsent.clear()
         self.bytes = 0

@@ -16,7 +16,7 @@ from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import EntryRefusedError, PulsarError
-from kop.pulsar_client.pending import PendingEntries, PendingEntry
+from kop.pulsar_client.pending import AwaitedEntry, PendingEntries, PendingEntry
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import Access, Buffer, Position, Receipt
 from kop.turns import Turns
@@ -100,6 +100,11 @@ class Producer(BrokerAttachment):
         """Bytes of the entries without an answer: all that this producer keeps in memory."""
         return self._pending.bytes
 
+    @property
+    def id(self) -> int:
+        """Its number on the connection, which frames name. Another one each time that it is attached."""
+        return self._id
+
     def send(
         self,
         metadata: Buffer,
@@ -111,32 +116,56 @@ class Producer(BrokerAttachment):
     ) -> asyncio.Future[Position]:
         """Send an entry behind all earlier ones; the future has its position (DUPLICATE where it was known already).
 
-        `metadata` is a serialized MessageMetadata that carries the producer's name, `sequence_id` and the publish time;
-        the buffers must not change until the answer. The future fails with PulsarError: EntryRefusedError with the code
-        of the broker's refusal where that is final, MessageTooLarge, Timeout (not stored within `send_timeout`; all
-        entries behind it fail with it), ProducerBlockedQuotaExceededError, or the reason why the producer is over.
-        ValueError for a sequence id that is still pending.
+        `metadata` is a serialized MessageMetadata that carries the producer's name, `sequence_id` and the publish time.
+        The future fails with PulsarError, see `submit`. ValueError for a sequence id that is still pending.
         """
+        head = wire.send_head(self._id, sequence_id, highest_sequence_id, num_messages, metadata, payload)
+        highest = sequence_id if highest_sequence_id is None else highest_sequence_id
         future: asyncio.Future[Position] = self._loop.create_future()
-        if self._end is not None:
-            future.set_exception(self._end)
-            return future
-        if sequence_id in self._pending:
-            raise ValueError(f"sequence id {sequence_id} is pending already")
         size = len(metadata) + len(payload)
-        if size > self._max_size:
-            future.set_exception(
-                PulsarError("MessageTooLarge", f"an entry of {size} bytes; the broker takes {self._max_size}")
-            )
-            return future
-        deadline = self._loop.time() + self._send_timeout
-        item = PendingEntry(sequence_id, highest_sequence_id, num_messages, metadata, payload, future, deadline)
-        self._pending.add(item)
-        self._highest = max(self._highest, sequence_id if highest_sequence_id is None else highest_sequence_id)
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._expire)
-        self._flush()
+        frame = b"".join((head, metadata, payload))
+        self.submit(AwaitedEntry(frame, size, self._id, sequence_id, highest, future))
         return future
+
+    def submit(self, entry: PendingEntry) -> None:
+        """Send an entry behind all earlier ones. Its `stored` or `failed` is called once; `failed` perhaps at once.
+
+        It fails with PulsarError: EntryRefusedError with the code of the broker's refusal where that is final,
+        MessageTooLarge, Timeout (not stored within `send_timeout`; all entries behind it fail with it),
+        ProducerBlockedQuotaExceededError, or the reason why the producer is over. ValueError for a sequence id that is
+        still pending.
+        """
+        if self._end is not None:
+            entry.failed(self._end)
+            return
+        pending = self._pending
+        if entry.sequence_id in pending:
+            raise ValueError(f"sequence id {entry.sequence_id} is pending already")
+        if entry.size > self._max_size:
+            text = f"an entry of {entry.size} bytes; the broker takes {self._max_size}"
+            entry.failed(PulsarError("MessageTooLarge", text))
+            return
+        entry.deadline = self._loop.time() + self._send_timeout
+        self._highest = max(self._highest, entry.highest_sequence_id)
+        if self._timer is None:
+            self._timer = self._loop.call_at(entry.deadline, self._expire)
+        connection = self._connection
+        at_once = (
+            connection is not None and not connection.paused and pending.all_sent and entry.producer_id == self._id
+        )
+        pending.add(entry, sent=at_once)
+        if connection is not None and at_once:
+            connection.write_entry(entry.frame)
+        else:
+            self._flush()
+
+    def find(self, sequence_id: int) -> PendingEntry | None:
+        """The entry without a receipt whose first message has this sequence id."""
+        return self._pending.find(sequence_id)
+
+    def unanswered(self) -> list[PendingEntry]:
+        """The entries without a receipt, in order."""
+        return self._pending.all()
 
     async def verify(self) -> None:
         """Ask the broker whether it still has this producer, where that is exclusive; sets `sure_at`. PulsarError.
@@ -174,10 +203,11 @@ class Producer(BrokerAttachment):
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
         """Answer the entries."""
+        take = self._pending.take
         for _, sequence_id, _, ledger, entry in receipts:
-            item = self._pending.take(sequence_id)
-            if item is not None and not item.future.done():
-                item.future.set_result(Position(ledger, entry))
+            item = take(sequence_id)
+            if item is not None:
+                item.stored(Position(ledger, entry))
 
     def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
         """Fail an entry that is refused for good; for any other reason attach again and send all that is pending.
@@ -193,8 +223,7 @@ class Producer(BrokerAttachment):
             self._leave(error)
             return
         self._pending.take(item.sequence_id)
-        if not item.future.done():
-            item.future.set_exception(EntryRefusedError(error))
+        item.failed(EntryRefusedError(error))
 
     def on_writable(self) -> None:
         """Write what waits: the socket takes more."""
@@ -319,11 +348,9 @@ class Producer(BrokerAttachment):
             item = pending.next_unsent()
             if item is None:
                 return
-            metadata, payload = item.metadata, item.payload
-            head = wire.send_head(
-                self._id, item.sequence_id, item.highest_sequence_id, item.num_messages, metadata, payload
-            )
-            connection.write_entry((head, metadata, payload))
+            if item.producer_id != self._id:
+                item.frame, item.producer_id = wire.readdressed(item.frame, self._id), self._id
+            connection.write_entry(item.frame)
         if not pending.all_sent:
             connection.when_writable(self._id, self)
 
@@ -342,8 +369,7 @@ class Producer(BrokerAttachment):
     @staticmethod
     def _fail(items: list[PendingEntry], error: PulsarError) -> None:
         for item in items:
-            if not item.future.done():
-                item.future.set_exception(error)
+            item.failed(error)
 
     def _leave(self, error: PulsarError) -> None:
         """Close the producer at the broker and come back with a new one."""

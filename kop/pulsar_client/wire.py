@@ -65,6 +65,15 @@ def send_head(
     return _TWO_U32.pack(total, len(body)) + body + _TAIL.pack(_CHECKSUM_MAGIC, checksum, meta_size)
 
 
+def readdressed(frame: bytes, producer_id: int) -> bytes:
+    """A SEND frame for another producer of the connection; the entry in it is the same."""
+    end = 8 + _U32.unpack_from(frame, 4)[0]
+    command = pb.BaseCommand.FromString(frame[8:end])
+    command.send.producer_id = producer_id
+    body = command.SerializeToString()
+    return b"".join((_TWO_U32.pack(len(frame) - end + len(body) + 4, len(body)), body, memoryview(frame)[end:]))
+
+
 def read_command(data: bytes) -> pb.BaseCommand:
     """A command. PulsarError FrameError."""
     try:

@@ -661,7 +661,7 @@ def put_number(out: bytearray, number: int, value: int) -> None:
     _put_varint(out, value)
 
 
-def put_bytes(out: bytearray, number: int, data: bytes) -> None:
+def put_bytes(out: bytearray, number: int, data: bytes | bytearray) -> None:
     """Write a field that has a length."""
     _put_varint(out, number << 3 | 2)
     _put_varint(out, len(data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from pulsar_kit import T, client, metadata, numbers, send
@@ -42,6 +43,50 @@ async def test_a_known_entry_is_a_duplicate() -> None:
             await producer.close()
             again = await made.open_producer(T, name="p")
             assert (again.name, again.last_sequence_id) == ("p", 5)
+
+
+async def test_entries_of_one_turn_of_the_loop_are_one_write_and_commands_stand_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producers = [await made.open_producer(T, name=name) for name in ("a", "b")]
+            connection = producers[0]._connection
+            assert connection is not None
+            transport = connection._transport
+            assert transport is not None
+            written: list[list[bytes]] = []
+            monkeypatch.setattr(connection, "_transport", Writes(transport, written))
+            sent = [send(producer, number) for number in range(3) for producer in producers]
+            assert written == []
+            await asyncio.gather(*sent)
+            assert [len(frames) for frames in written] == [6]
+            last = send(producers[0], 3)
+            connection.write(Command(type=Command.PING, ping=pb.CommandPing()))
+            assert [len(frames) for frames in written[1:]] == [1, 1], "what was sent before stands before a command"
+            await last
+            send(producers[0], 4, bytes(2 << 20))
+            assert len(written) == 4, "a socket has to say when it is full"
+
+
+class Writes:
+    """A transport that notes what is written."""
+
+    def __init__(self, transport: asyncio.Transport, written: list[list[bytes]]) -> None:
+        self._transport = transport
+        self._written = written
+
+    def write(self, data: bytes) -> None:
+        self._written.append([data])
+        self._transport.write(data)
+
+    def writelines(self, data: list[bytes]) -> None:
+        self._written.append(data)
+        self._transport.writelines(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 async def test_a_sequence_id_may_be_pending_once() -> None:

@@ -50,6 +50,18 @@ def test_a_send_is_what_protobuf_reads(producer, sequence, highest, count, paylo
     assert behind[6:] == struct.pack(">I", len(metadata)) + metadata + payload
 
 
+@given(
+    producers=st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)),
+    sequence=U64,
+    entry=st.tuples(st.binary(max_size=300), st.binary(max_size=300)),
+)
+def test_a_frame_for_another_producer_differs_in_its_number_alone(
+    producers: tuple[int, int], sequence: int, entry: tuple[bytes, bytes]
+) -> None:
+    old, new = (wire.send_head(producer, sequence, sequence, 3, *entry) + b"".join(entry) for producer in producers)
+    assert wire.readdressed(old, producers[1]) == new
+
+
 @pytest.mark.parametrize(
     ("told", "read"),
     [((5, 6), Position(5, 6)), ((2**64 - 1, 2**64 - 1), Position(-1, -1)), ((2**63 - 1, 0), Position(2**63 - 1, 0))],

@@ -12,6 +12,7 @@ from batches import batch
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Entry, EntryRefusedError, Position, Producer, PulsarError
 from kop.pulsar_client.admin import EntryHead
+from kop.pulsar_client.pending import PendingEntry
 from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
@@ -34,18 +35,28 @@ STAMP = 1_700_000_123_456
 class Sent:
     """What a producer handed over."""
 
-    def __init__(self, producer: FakeProducer, metadata: bytes, payload: bytes, first: int, count: int) -> None:
+    def __init__(self, producer: FakeProducer, entry: PendingEntry) -> None:
         self.producer = producer
-        self.metadata = metadata
-        self.payload = payload
-        self.sequence_id = first
-        self.count = count
-        self.receipt: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        self.entry = entry
+        self.metadata, self.payload = transcode.entry_in(entry.frame)
+        self.sequence_id = entry.sequence_id
+        self.count = entry.highest_sequence_id - entry.sequence_id + 1
+        self.answered = False
         self.position: Position | None = None
         self.refused = False
 
+    def fail(self, error: PulsarError) -> None:
+        self.answered = True
+        self.entry.failed(error)
+
+    def answer(self, position: Position) -> None:
+        self.answered = True
+        self.entry.stored(position)
+
 
 class FakeProducer:
+    id = 77
+
     def __init__(self, broker: Broker, name: str, on_lost: Callable[[PulsarError], None]) -> None:
         self.broker = broker
         self.name = name
@@ -54,23 +65,32 @@ class FakeProducer:
         self.closed = False
         self.connected = True
 
-    def send(
-        self, metadata: bytes, payload: bytes, *, sequence_id: int, highest_sequence_id: int, num_messages: int
-    ) -> asyncio.Future[Position]:
-        assert highest_sequence_id == sequence_id + num_messages - 1
-        sent = Sent(self, metadata, payload, sequence_id, num_messages)
-        if len(metadata) + len(payload) > self.broker.refuse_over:
-            sent.receipt.set_exception(PulsarError("MessageTooLarge", "too large"))
+    def submit(self, entry: PendingEntry) -> None:
+        sent = Sent(self, entry)
+        assert transcode.parse_entry(sent.metadata).highest_sequence_id == entry.highest_sequence_id
+        assert transcode.parse_entry(sent.metadata).producer_name == self.name
+        assert entry.producer_id == self.id
+        if entry.size > self.broker.refuse_over:
+            sent.fail(PulsarError("MessageTooLarge", "too large"))
         else:
             self.broker.sent.append(sent)
-        return sent.receipt
+
+    def unanswered(self) -> list[PendingEntry]:
+        return [sent.entry for sent in self.broker.sent if sent.producer is self and not sent.answered]
+
+    @property
+    def pending(self) -> int:
+        return len(self.unanswered())
+
+    def find(self, sequence_id: int) -> PendingEntry | None:
+        return next((entry for entry in self.unanswered() if entry.sequence_id == sequence_id), None)
 
     async def close(self) -> None:
         self.closed = True
         self.broker.open_names.discard(self.name)
         for sent in self.broker.sent:
-            if sent.producer is self and not sent.receipt.done():
-                sent.receipt.set_exception(PulsarError("Closed", "closed"))
+            if sent.producer is self and not sent.answered:
+                sent.fail(PulsarError("Closed", "closed"))
 
 
 class FakeReader:
@@ -207,7 +227,7 @@ class Broker:
 
     def store(self, moves: int | None = None) -> None:
         """Store the next entry that was sent."""
-        sent = next(one for one in self.sent if one.position is None and not one.refused and not one.receipt.done())
+        sent = next(one for one in self.sent if one.position is None and not one.refused and not one.answered)
         sent.position = self.put(sent.metadata, sent.payload, sent.count if moves is None else moves, sent.count)
         self.sequences[sent.producer.name] = sent.sequence_id + sent.count - 1
 
@@ -218,17 +238,17 @@ class Broker:
 
     def tell(self, error: str | None = None, *, duplicate: bool = False) -> None:
         """The next receipt."""
-        sent = next(one for one in self.sent if not one.receipt.done())
+        sent = next(one for one in self.sent if not one.answered)
         if error is not None:
-            sent.receipt.set_exception(PulsarError(error, "so says the test"))
+            sent.fail(PulsarError(error, "so says the test"))
         elif sent.refused:
             refusal = PulsarError("NotAllowedError", "Exceed maximum message size")
-            sent.receipt.set_exception(EntryRefusedError(refusal))
+            sent.fail(EntryRefusedError(refusal))
         elif duplicate:
-            sent.receipt.set_result(DUPLICATE)
+            sent.answer(DUPLICATE)
         else:
             assert sent.position is not None
-            sent.receipt.set_result(sent.position)
+            sent.answer(sent.position)
 
     def foreign(self, count: int = 3, name: str = "them", sequence_id: int = 0) -> None:
         """Somebody else's entry, or another gateway's under the name of one of our producers."""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kop.errors import ErrorCode
 from kop.records.batch import BatchHeader, add_sequence, read_header
-from kop.storage.pulsar.partition.sequences import WINDOW, SequenceWindow, Verdict
+from kop.storage.idempotence import WINDOW
+from kop.storage.pulsar.partition.sequences import SequenceWindow, Verdict
 
 LAST = 2**31 - 1
 UNKNOWN = ErrorCode.UNKNOWN_PRODUCER_ID

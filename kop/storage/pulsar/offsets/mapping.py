@@ -125,7 +125,7 @@ class OffsetMapping(Protocol):
     async def emptied_end(self, entries: PartitionEntries) -> int:
         """The log end of a partition without entries."""
 
-    def check(self, entries: Sequence[transcode.PulsarEntry], last: Position) -> None:
+    def check(self, entries: Sequence[transcode.SendFrame], last: Position) -> None:
         """Before a batch is sent, behind `last`: MESSAGE_TOO_LARGE, KAFKA_STORAGE_ERROR where it can have none."""
 
     def first_id(self, position: Position, count: int) -> int | None:
@@ -178,7 +178,7 @@ class _IndexMapping:
     async def emptied_end(self, entries: PartitionEntries) -> int:
         return await entries.end_by_index()
 
-    def check(self, entries: Sequence[transcode.PulsarEntry], last: Position) -> None:
+    def check(self, entries: Sequence[transcode.SendFrame], last: Position) -> None:
         pass
 
     def first_id(self, position: Position, count: int) -> int | None:
@@ -278,7 +278,7 @@ class _PackedMapping:
         _refuse_ledger(Position(newest, 0))
         return pack(Position(newest, 0))
 
-    def check(self, entries: Sequence[transcode.PulsarEntry], last: Position) -> None:
+    def check(self, entries: Sequence[transcode.SendFrame], last: Position) -> None:
         # All records of a batch have one base offset, and entries have gaps between them: a batch in pieces has none.
         records = entries[-1].first + entries[-1].num_messages
         error: KopError

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple, Protocol
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import Position, PulsarError
 from kop.pulsar_client.backoff import Backoff
+from kop.pulsar_client.pending import PendingEntry
 from kop.records import transcode
 from kop.records.batch import BatchHeader, stamp, stamp_log_append_time
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy
@@ -122,57 +123,64 @@ class Append:
 class EntryProducer(Protocol):
     """The producer that sent an entry."""
 
-    name: str
-    pending: dict[int, InFlightEntry]
+    @property
+    def name(self) -> str:
+        """Its name in Pulsar."""
+
+    def received(self, entry: InFlightEntry, position: Position) -> None:
+        """Pulsar has the entry."""
+
+    def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
+        """Pulsar refused the entry, or it is not known whether it is stored."""
 
 
-class InFlightEntry:
-    """One entry of a batch between sending and its offset; most batches are one entry."""
+class InFlightEntry(PendingEntry):
+    """One entry of a batch from sending to its offset; most batches are one entry.
 
-    __slots__ = (
-        "append",
-        "before",
-        "count",
-        "done",
-        "entry",
-        "first",
-        "producer",
-        "sent",
-        "sequence_id",
-        "since",
-        "size",
-        "stored",
-        "whole",
-    )
+    Until its receipt is here it is in the queue of its Pulsar producer, and from then on with `Appends`.
+    """
+
+    __slots__ = ("append", "before", "done", "first", "is_stored", "producer", "sent", "since", "whole")
 
     def __init__(
         self,
         append: Append,
-        entry: transcode.PulsarEntry,
+        made: transcode.SendFrame,
+        producer_id: int,
         sequence_id: int,
         whole: bool,
         producer: EntryProducer,
         sent: float,
         before: int,
     ) -> None:
+        super().__init__(made.frame, made.entry_size, producer_id, sequence_id, sequence_id + made.num_messages - 1)
         self.append = append
-        self.count = entry.num_messages
-        self.first = entry.first
-        self.entry: transcode.PulsarEntry | None = None if whole else entry
-        """Kept where the batch was split: its bytes are what is served."""
-        self.sequence_id = sequence_id
+        self.first = made.first
         self.whole = whole
+        """The entry is its batch. Where the batch was split, the frame is kept until it is served."""
         self.done = False
-        self.stored = False
+        self.is_stored = False
         """Pulsar has said that the entry is stored: only its offset is missing."""
         self.producer = producer
-        self.size = len(entry.metadata) + len(entry.payload)
         self.sent = sent
         """Loop time."""
         self.before = before
         """Bytes of this producer's entries that Pulsar had answered when this one was sent."""
         self.since = 0.0
         """Loop time from which on it waits for its offset."""
+
+    @property
+    def count(self) -> int:
+        """How many records it has."""
+        return self.highest_sequence_id - self.sequence_id + 1
+
+    def stored(self, position: Position) -> None:
+        """Its receipt is here."""
+        self.producer.received(self, position)
+
+    def failed(self, error: PulsarError) -> None:
+        """It has no receipt and gets none."""
+        self.producer.entry_failed(self, error)
 
 
 class EntryPlace(NamedTuple):
@@ -260,8 +268,15 @@ class Appends:
         """A receipt came."""
         if entry.done:
             return
-        entry.stored = True
-        self._stored[position] = entry
+        entry.is_stored = True
+        if entry.whole:
+            entry.frame = b""
+        if self._comes_next(position):
+            self._chain(entry, position)
+            if not self._stored:
+                return
+        else:
+            self._stored[position] = entry
         self.follow()
         if self._stored and not entry.done:
             entry.since = self._loop.time()
@@ -271,11 +286,18 @@ class Appends:
         """The receipt says that an earlier copy is stored. `old`: the tail will not bring it any more."""
         if entry.done:
             return
-        entry.stored = True
+        entry.is_stored = True
         entry.since = self._loop.time() - (LATE_TAIL_SECONDS if old else 0)
         self._duplicates[entry] = None
         if self._searching is None:
             self._searching = self._loop.create_task(self._find_duplicates())
+
+    def searched(self, producer_name: str, sequence_id: int) -> InFlightEntry | None:
+        """The entry of which an earlier copy with this name and sequence id is looked for."""
+        for entry in self._duplicates:
+            if entry.sequence_id == sequence_id and entry.producer.name == producer_name:
+                return entry
+        return None
 
     def failed(self, entry: InFlightEntry, error: KopError) -> None:
         """An entry was refused, or it is not known whether it is stored."""
@@ -303,7 +325,8 @@ class Appends:
 
     def _done(self, entry: InFlightEntry) -> None:
         entry.done = True
-        entry.entry = None
+        if entry.is_stored:
+            entry.frame = b""
         append = entry.append
         append.left -= 1
         if append.left <= 0:
@@ -316,24 +339,35 @@ class Appends:
 
     # --- the chain
 
+    def _comes_next(self, position: Position) -> bool:
+        """Whether an entry of ours at this position follows in the log, with an offset that is known by that."""
+        log = self._log
+        last = log.last_position
+        return (
+            position.entry == last.entry + 1
+            and position.ledger == last.ledger
+            and last.entry < self._mapping.last_entry
+            and log.attached
+            and log.end_has_offset
+            and len(self._unverified) < _MOST_UNVERIFIED
+            and not log.policy.log_append_time  # the tail tells the time, or Pulsar when it is asked
+        )
+
+    def _chain(self, entry: InFlightEntry, position: Position) -> None:
+        base = self._mapping.next_base(position, self._log.high_watermark)
+        self._unverified.append((position, base + entry.count - 1))
+        self._place(entry, position, base, -1)
+
     def follow(self) -> None:
         """Give offsets to those that lie directly behind an entry whose offset is known."""
         log = self._log
-        if log.policy.log_append_time:
-            return  # the tail tells the time, or Pulsar when it is asked
-        if log.attached and log.end_has_offset:
-            mapping = self._mapping
+        while self._stored:
             last = log.last_position
-            while self._stored and len(self._unverified) < _MOST_UNVERIFIED and last.entry < mapping.last_entry:
-                position = Position(last.ledger, last.entry + 1)
-                entry = self._stored.pop(position, None)
-                if entry is None:
-                    break
-                last = position
-                base = mapping.next_base(position, log.high_watermark)
-                self._unverified.append((position, base + entry.count - 1))
-                self._place(entry, position, base, -1)
-        if self._anchor is not None:
+            position = Position(last.ledger, last.entry + 1)
+            if position not in self._stored or not self._comes_next(position):
+                break
+            self._chain(self._stored.pop(position), position)
+        if self._anchor is not None and not log.policy.log_append_time:
             self._follow_anchor(*self._anchor)
 
     def _follow_anchor(self, last: Position, end: int) -> None:
@@ -408,7 +442,7 @@ class Appends:
             or not self._mapping.follows(log.high_watermark, placed)
         ):
             return False
-        self._known_at_last(entry)
+        self._found_by_tail(entry)
         self._place(entry, placed.position, placed.base, self._append_time(placed))
         return True
 
@@ -416,7 +450,7 @@ class Appends:
         """As `brought` without placing it; `end` was the log end before its entry."""
         if entry.done:
             return
-        self._known_at_last(entry)
+        self._found_by_tail(entry)
         append = entry.append
         if end <= placed.base == placed.last - entry.count + 1:
             append.lies_at(placed.base, entry.first)
@@ -428,9 +462,8 @@ class Appends:
             append.refuse(BackendError(text))
         self._done(entry)
 
-    def _known_at_last(self, entry: InFlightEntry) -> None:
+    def _found_by_tail(self, entry: InFlightEntry) -> None:
         """The tail was faster than the receipt, or than the search for an earlier copy."""
-        entry.producer.pending.pop(entry.sequence_id, None)
         self._duplicates.pop(entry, None)
 
     def _append_time(self, placed: EntryWithOffsets) -> int:
@@ -448,12 +481,9 @@ class Appends:
             if append_time >= 0:
                 stamp_log_append_time(append.batch, append_time)
         else:
-            assert entry.entry is not None
+            metadata, payload = transcode.entry_in(entry.frame)
             found = transcode.to_batch(
-                entry.entry.metadata,
-                entry.entry.payload,
-                base_offset=base,
-                log_append_time=append_time if append_time >= 0 else None,
+                metadata, payload, base_offset=base, log_append_time=append_time if append_time >= 0 else None
             )
             data = found if isinstance(found, bytes) else b"".join(found)
         self._log.place(position, Batch(base, base + entry.count - 1, data))
@@ -553,10 +583,13 @@ class Appends:
 
     def find_again(self, append: Append, producer: EntryProducer, sequence_id: int) -> None:
         """The batch is stored under this sequence id, where was not found out in time: look for it."""
+        asked = self.searched(producer.name, sequence_id)
+        if asked is not None:
+            asked.append.waiters += append.waiters
+            return
         append.left = 1
-        records = append.header.last_offset_delta + 1
-        entry = InFlightEntry(append, transcode.PulsarEntry(b"", b"", records, 0), sequence_id, True, producer, 0.0, 0)
-        self.duplicate(entry, old=True)
+        nothing = transcode.SendFrame(b"", append.header.last_offset_delta + 1, 0, 0)
+        self.duplicate(InFlightEntry(append, nothing, 0, sequence_id, True, producer, 0.0, 0), old=True)
 
     async def is_stored(self, producer_name: str, sequence_id: int) -> bool:
         """Whether a record of a producer is found among the last entries. PulsarError and KopError."""
@@ -580,7 +613,7 @@ class Appends:
                     found = [Stored(Outcome.UNFINISHED)] * len(due)
                 for entry, stored in zip(due, found, strict=True):
                     if entry in self._duplicates:  # else the tail brought it meanwhile
-                        self._known_at_last(entry)
+                        self._found_by_tail(entry)
                         self._found_duplicate(entry, stored)
         finally:
             self._searching = None

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
@@ -98,8 +98,6 @@ class PartitionProducer:
         """Loop time of the last batch."""
         self.idempotent = idempotent
         self.sequences: SequenceWindow | None = None
-        self.pending: dict[int, InFlightEntry] = {}
-        """Sent and not answered, or answered as duplicates and not found yet, by sequence id, in order."""
         self.ended = False
         self.taken_bytes = 0
         """Of entries that Pulsar has answered."""
@@ -120,7 +118,15 @@ class PartitionProducer:
     @property
     def idle(self) -> bool:
         """Whether no batch waits in it."""
-        return not self.pending and not self._queue and self._opening is None
+        waits = self._producer is not None and self._producer.pending
+        return not waits and not self._queue and self._opening is None
+
+    def find(self, sequence_id: int) -> InFlightEntry | None:
+        """An entry without a receipt, or with one that says "duplicate" because an earlier one was lost."""
+        sent = None if self._producer is None else self._producer.find(sequence_id)
+        if isinstance(sent, InFlightEntry) and not sent.done:
+            return sent
+        return self._appends.searched(self.name, sequence_id)
 
     @property
     def sure_at(self) -> float:
@@ -166,14 +172,9 @@ class PartitionProducer:
             self._refused = error = without_frames(error)
             self.ended = True
             self._on_ended(self)
-        # What was sent may be stored. NOT_LEADER_OR_FOLLOWER tells clients that it is not.
-        unsure = error
-        if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
-            unsure = BackendError(error.message, ErrorCode.KAFKA_STORAGE_ERROR)
-        entries, self.pending = list(self.pending.values()), {}
-        for entry in entries:
-            if not entry.stored:
-                self._appends.failed(entry, unsure)
+        for entry in () if self._producer is None else self._producer.unanswered():
+            if isinstance(entry, InFlightEntry):
+                self._unanswered(entry, error)
         while self._queue:
             append = self._queue.popleft()
             append.refuse(error)
@@ -358,17 +359,18 @@ class PartitionProducer:
                 return
             assert verdict.sequence_id is not None
             first, known = verdict.sequence_id, verdict.known
-            if known and (asked := self.pending.get(first)) is not None:
+            if known and (asked := self.find(first)) is not None:
                 asked.append.waiters += append.waiters
                 return
         else:
             first = self._next
-        assert self._producer is not None
+        producer = self._producer
+        assert producer is not None
         try:
-            entries = self._entries(append, first, confirm=known)
-            self._services.mapping.check(entries, self._log.last_position)
+            frames = self._frames(append, first, producer.id, confirm=known)
+            self._services.mapping.check(frames, self._log.last_position)
             if self._path.entry_size_limit.bytes:
-                self._check_sizes(entries)
+                self._check_sizes(frames)
         except KopError as error:
             append.refuse(error)
             append.end(self._log.log_start_offset)
@@ -377,33 +379,23 @@ class PartitionProducer:
             self._next = first + header.last_offset_delta + 1
         elif not known:
             self.sequences.take(header, first, append)
-        append.left = len(entries)
-        for entry in entries:
-            sequence_id = first + entry.first
-            sent = InFlightEntry(append, entry, sequence_id, len(entries) == 1, self, self.used, self.taken_bytes)
-            self.pending[sequence_id] = sent
-            self._sent_bytes += sent.size
-            receipt = self._producer.send(
-                entry.metadata,
-                entry.payload,
-                sequence_id=sequence_id,
-                highest_sequence_id=sequence_id + entry.num_messages - 1,
-                num_messages=entry.num_messages,
+        whole = len(frames) == 1
+        append.left = len(frames)
+        for made in frames:
+            self._sent_bytes += made.entry_size
+            producer.submit(
+                InFlightEntry(append, made, producer.id, first + made.first, whole, self, self.used, self.taken_bytes)
             )
-            if receipt.done():  # refused before it was sent: what comes next must not pass it
-                self.received(sent, receipt)
-                if self.ended:  # with entries that were never sent
-                    append.refuse(append.error or self._refused or BackendError("the producer has ended"))
-                    append.end(self._log.log_start_offset)
-                    return
-            else:
-                receipt.add_done_callback(_Receipt(self, sent))
+            if self.ended and append.left:  # one was refused before it was sent: what comes next must not pass it
+                append.refuse(append.error or self._refused or BackendError("the producer has ended"))
+                append.end(self._log.log_start_offset)
+                return
 
-    def _check_sizes(self, entries: Sequence[transcode.PulsarEntry]) -> None:
+    def _check_sizes(self, frames: Sequence[transcode.SendFrame]) -> None:
         """Before a sequence is taken: MESSAGE_TOO_LARGE where the topic's own limit forbids an entry."""
         limit = self._path.entry_size_limit
-        for entry in entries:
-            size = len(entry.metadata) + len(entry.payload) + ENTRY_FRAMING
+        for made in frames:
+            size = made.entry_size + ENTRY_FRAMING
             if size > limit.bytes:
                 limit.doubt()
                 raise self._refusal(
@@ -413,65 +405,78 @@ class PartitionProducer:
                     )
                 )
 
-    def _entries(self, append: Append, first: int, *, confirm: bool) -> Sequence[transcode.PulsarEntry]:
+    def _frames(self, append: Append, first: int, producer_id: int, *, confirm: bool) -> Sequence[transcode.SendFrame]:
         """A batch as Pulsar gets it, in the topic's entry format; its first record has the sequence id `first`."""
         owner, header = self._log, append.header
         policy, publish_time = owner.policy, int(time.time() * 1000)
+        max_size = self._context.client.max_message_size
+        max_bytes = min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED)
         # A batch that Pulsar has in part was split. In one entry the rest of it would be dropped with that part.
         in_part = not confirm and self.sequences is not None and self.sequences.known(first)
         if not in_part and policy.raw_entries and self._services.may_write_raw(owner.topic.topic_id):
-            entry = transcode.to_raw_entry(
+            made = transcode.to_raw_frame(
                 append.batch,
                 header,
+                producer_id=producer_id,
                 producer_name=self.name,
                 sequence_base=first,
                 publish_time=publish_time,
-                max_size=self._context.client.max_message_size,
-                max_bytes=min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED),
+                max_size=max_size,
+                max_bytes=max_bytes,
             )
-            return (entry,)
-        return transcode.to_entries(
+            return (made,)
+        return transcode.to_frames(
             append.batch,
             header,
+            producer_id=producer_id,
             producer_name=self.name,
             sequence_base=first,
             publish_time=publish_time,
-            max_size=self._context.client.max_message_size,
-            max_bytes=min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED),
+            max_size=max_size,
+            max_bytes=max_bytes,
             reject_null_keys=policy.compact,
         )
 
-    def received(self, entry: InFlightEntry, receipt: asyncio.Future[Position]) -> None:
-        """The receipt of an entry is here, or it failed: the producer's answer."""
-        error: BaseException | None = (
-            PulsarError("Closed", "the producer was closed") if receipt.cancelled() else receipt.exception()
-        )
+    def received(self, entry: InFlightEntry, position: Position) -> None:
+        """The receipt of an entry is here."""
+        self._answered(entry)
+        if position.ledger >= 0:
+            self._appends.stored(entry, position)
+        else:
+            old = self.sequences is not None and self.sequences.known(entry.sequence_id)
+            self._appends.duplicate(entry, old=old)
+
+    def _answered(self, entry: InFlightEntry) -> None:
         self.taken_bytes += entry.size
         now = self._loop.time()
         if now - entry.sent > LATE_SECONDS and self._path.throttle.late(now):
             taken, behind = self.taken_bytes - entry.before, self._sent_bytes - self.taken_bytes
             entry.append.throttle_ms = still_to_wait(now - entry.sent, taken, entry.size + behind)
+
+    def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
+        """An entry has no receipt and gets none."""
+        self._answered(entry)
         if entry.done:
             return
-        if error is None:
-            position = receipt.result()
-            if position.ledger >= 0:
-                self.pending.pop(entry.sequence_id, None)
-                self._appends.stored(entry, position)
-            else:
-                old = self.sequences is not None and self.sequences.known(entry.sequence_id)
-                self._appends.duplicate(entry, old=old)
+        if self.ended:
+            self._unanswered(entry, self._refused or BackendError("the producer has ended"))
             return
-        refusal = self._refusal(error if isinstance(error, PulsarError) else PulsarError("Failed", f"{error!r}"))
-        if isinstance(error, EntryRefusedError) or (isinstance(error, PulsarError) and not self.idempotent):
-            self.pending.pop(entry.sequence_id, None)
-            if isinstance(error, EntryRefusedError):
-                self._path.entry_size_limit.doubt()
-            if self.sequences is not None:
-                self.sequences.refuse(entry.sequence_id, entry.count, entry.append)
-            self._appends.failed(entry, refusal)
-        else:
+        refusal = self._refusal(error)
+        if self.idempotent and not isinstance(error, EntryRefusedError):
+            self._unanswered(entry, refusal)
             self._end(refusal)
+            return
+        if isinstance(error, EntryRefusedError):
+            self._path.entry_size_limit.doubt()
+        if self.sequences is not None:
+            self.sequences.refuse(entry.sequence_id, entry.count, entry.append)
+        self._appends.failed(entry, refusal)
+
+    def _unanswered(self, entry: InFlightEntry, error: KopError) -> None:
+        """An entry was sent, and nobody will tell whether it is stored. NOT_LEADER_OR_FOLLOWER says that it is not."""
+        if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            error = BackendError(error.message, ErrorCode.KAFKA_STORAGE_ERROR)
+        self._appends.failed(entry, error)
 
     def _end(self, error: KopError) -> None:
         self.fail(error)
@@ -481,16 +486,3 @@ class PartitionProducer:
     def _lost(self, error: PulsarError) -> None:
         if not self.ended:
             self.fail(self._refusal(error))
-
-
-class _Receipt:
-    """Calls back with the entry; lighter than a closure for each."""
-
-    __slots__ = ("_entry", "_producer")
-
-    def __init__(self, producer: PartitionProducer, entry: InFlightEntry) -> None:
-        self._producer = producer
-        self._entry = entry
-
-    def __call__(self, receipt: asyncio.Future[Any]) -> None:
-        self._producer.received(self._entry, receipt)

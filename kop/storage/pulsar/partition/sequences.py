@@ -1,7 +1,8 @@
 """The sequence window of one idempotent producer on one partition, over Pulsar's deduplication.
 
-Owns: epochs, sequences, the last five batches, the sequence id under which Pulsar deduplicates, and what a client is
-told when the window cannot answer. A pure machine: no sockets, no clock.
+Owns: the sequence id under which Pulsar deduplicates, what Pulsar knows or has refused, and what a client is told where
+the window cannot answer. What a producer's next batch may be, by its epoch, sequence and last five batches, is the rule
+of all engines, `kop.storage.idempotence.ProducerWindow`. A pure machine: no sockets, no clock.
 Must not know: how a batch is sent or stored.
 
 Pulsar keeps, for each producer name, the highest sequence id that it has stored; ours is `epoch << 47 | unwrapped`. The
@@ -16,16 +17,14 @@ which clients learn "stored" without an offset. A guess would be a wrong answer.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any, Final, NamedTuple
 
 from kop.errors import ErrorCode, PeerError
-from kop.records.batch import BatchHeader, add_sequence
+from kop.records.batch import MAX_SEQUENCE, BatchHeader, add_sequence
+from kop.storage.idempotence import Kind, ProducerWindow
 
-WINDOW: Final = 5
 _SHIFT: Final = 47
 _MASK: Final = (1 << _SHIFT) - 1
-_SEQUENCES: Final = 1 << 31
 
 
 class Sent(NamedTuple):
@@ -61,15 +60,12 @@ class SequenceWindow:
     """
 
     def __init__(self, last_sequence_id: int, *, complete: bool = False) -> None:
-        self.epoch = -1
         self.complete = complete
-        self._last = -1
-        """Unwrapped sequence of the last record taken, in `epoch`."""
-        self._window: deque[Sent] = deque(maxlen=WINDOW)
-        if last_sequence_id >= 0:
-            self.epoch = last_sequence_id >> _SHIFT
-            self._last = last_sequence_id & _MASK
-        self._stored = self._last
+        epoch, last = (last_sequence_id >> _SHIFT, last_sequence_id & _MASK) if last_sequence_id >= 0 else (-1, -1)
+        self._window: ProducerWindow[Sent] = ProducerWindow(epoch, last & MAX_SEQUENCE if last >= 0 else -1)
+        self._last = last
+        """Unwrapped sequence of the last record taken, in the window's epoch."""
+        self._stored = last
         """What Pulsar had stored when we began, or had answered when it refused a batch."""
         self._refused: list[tuple[int, int]] = []
         """Unwrapped sequences that Pulsar refused, first and last, with later ones taken behind them. It will never
@@ -78,9 +74,14 @@ class SequenceWindow:
         """The largest timestamp (ms) of the last batch taken; -1 before the first."""
 
     @property
+    def epoch(self) -> int:
+        """The producer's epoch, or -1."""
+        return self._window.epoch
+
+    @property
     def last_sequence(self) -> int:
         """Kafka's sequence of the last record, or -1."""
-        return self._last % _SEQUENCES if self._last >= 0 else -1
+        return self._window.last_sequence
 
     def known(self, sequence_id: int) -> bool:
         """True for what Pulsar had stored, or refused, before."""
@@ -93,61 +94,53 @@ class SequenceWindow:
     def directly_before(self, header: BatchHeader) -> int:
         """The sequence id of the record before a batch that lies ahead of what is known."""
         if header.producer_epoch == self.epoch:
-            ahead = (header.base_sequence - self.last_sequence) % _SEQUENCES
+            ahead = (header.base_sequence - self.last_sequence) & MAX_SEQUENCE
             return self.epoch << _SHIFT | self._last + ahead - 1
         return header.producer_epoch << _SHIFT | header.base_sequence - 1
 
     def check(self, header: BatchHeader) -> Verdict:
         """What to do with a batch; changes nothing."""
+        kind, original, error = self._window.check(header)
         epoch, sequence = header.producer_epoch, header.base_sequence
-        if epoch < self.epoch:
-            return _refused(ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {epoch} after epoch {self.epoch}")
-        if epoch > self.epoch:
-            if sequence == 0 or (self.complete and self.epoch < 0):
+        if kind is Kind.NEW:
+            return Verdict(epoch << _SHIFT | (self._last + 1 if epoch == self.epoch else sequence))
+        if original is not None:
+            return Verdict(original=original)
+        if epoch > self.epoch and self.epoch < 0:
+            if self.complete:
                 return Verdict(epoch << _SHIFT | sequence)
-            if self.epoch >= 0:
-                return _refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"a new epoch begins with {sequence}, not 0")
             return _refused(
                 ErrorCode.UNKNOWN_PRODUCER_ID,
                 f"Pulsar knows nothing of the producer, its batch has sequence {sequence}",
             )
-        expected = add_sequence(self.last_sequence, 1)
-        if sequence == expected:
-            return Verdict(epoch << _SHIFT | self._last + 1)
-        last_sequence = header.last_sequence
-        for sent in self._window:
-            if sent.base_sequence == sequence and sent.last_sequence == last_sequence:
-                return Verdict(original=sent)
-        behind = (self.last_sequence - sequence) % _SEQUENCES
-        first = self._last - behind
-        """Unwrapped, if the batch lies behind and not ahead."""
-        last = first + header.last_offset_delta
-        if behind < _SEQUENCES // 2 and any(first <= end and begin <= last for begin, end in self._refused):
-            return _refused(
-                ErrorCode.UNKNOWN_PRODUCER_ID,
-                f"sequences from {sequence} on were refused in epoch {epoch} and later ones are stored: they can be "
-                "stored in a new epoch only",
-            )
-        if behind < _SEQUENCES // 2 and 0 <= first <= self._stored:
-            if last <= self._stored:
-                return Verdict(epoch << _SHIFT | first, known=True)
-            if self._last == self._stored:
-                # A split batch of which the first pieces are stored: the rest goes after them, Pulsar drops those.
-                return Verdict(epoch << _SHIFT | first)
-        return _refused(
-            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {sequence} in epoch {epoch}, {expected} comes next"
-        )
+        if epoch == self.epoch:
+            behind = (self.last_sequence - sequence) & MAX_SEQUENCE
+            first = self._last - behind
+            """Unwrapped, if the batch lies behind and not ahead."""
+            last = first + header.last_offset_delta
+            if behind <= MAX_SEQUENCE // 2:
+                if any(first <= end and begin <= last for begin, end in self._refused):
+                    return _refused(
+                        ErrorCode.UNKNOWN_PRODUCER_ID,
+                        f"sequences from {sequence} on were refused in epoch {epoch} and later ones are stored: they "
+                        "can be stored in a new epoch only",
+                    )
+                if first >= 0 and last <= self._stored:
+                    return Verdict(epoch << _SHIFT | first, known=True)
+                if 0 <= first <= self._stored == self._last:
+                    # A split batch of which the first pieces are stored: the rest goes after them, Pulsar drops those.
+                    return Verdict(epoch << _SHIFT | first)
+        return Verdict(error=error)
 
     def take(self, header: BatchHeader, sequence_id: int, owner: Any) -> None:
         """The batch that `check` let through is on its way."""
-        if header.producer_epoch != self.epoch:
-            self._window.clear()
+        epoch = header.producer_epoch
+        if epoch != self.epoch:
             self._refused.clear()
-            self.epoch = header.producer_epoch
             self._stored = -1
         self._last = (sequence_id & _MASK) + header.last_offset_delta
         self.last_timestamp = header.max_timestamp
-        self._window.append(Sent(header.base_sequence, header.last_sequence, owner, sequence_id))
+        self._window = self._window.then(epoch, Sent(header.base_sequence, header.last_sequence, owner, sequence_id))
 
     def refuse(self, sequence_id: int, count: int, owner: Any) -> None:
         """Pulsar will not store `count` records of a batch that was taken, from this sequence id on.
@@ -157,14 +150,16 @@ class SequenceWindow:
         if sequence_id >> _SHIFT != self.epoch:
             return
         first = sequence_id & _MASK
-        for sent in tuple(self._window):
-            if sent.owner is owner:
-                self._window.remove(sent)
         self._refused.append((first, first + count - 1))
         self._refused.sort()
         while self._refused and self._refused[-1][1] == self._last:
             self._last = self._refused.pop()[0] - 1
         self._stored = self._last  # of a batch that was split, some may be stored: Pulsar says which
+        self._window = ProducerWindow(
+            self.epoch,
+            self._last & MAX_SEQUENCE if self._last >= 0 else -1,
+            tuple(sent for sent in self._window.batches if sent.owner is not owner),
+        )
 
 
 def _refused(code: ErrorCode, text: str) -> Verdict:
