@@ -339,6 +339,7 @@ async def test_a_broker_that_stops_for_a_while_and_one_that_is_killed(own_broker
     pulsar = Pulsar(*urls, "public/default")
     async with tools(pulsar, keepalive=2.0) as (made, admin):
         topic = await create(admin, pulsar.topic())
+        await deduplicate(admin, topic)
         seen: list[Entry] = []
         reader = await made.open_reader(topic, EARLIEST, permits=10**6, on_entry=seen.append)
         producer = await made.open_producer(topic, name="mine", send_timeout=120)
