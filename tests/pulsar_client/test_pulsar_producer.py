@@ -11,6 +11,8 @@ from support.fake_pulsar import Command, Session, fails, fake_pulsar
 from support.waiting import until
 
 from kop.pulsar_client import DUPLICATE, Position, PulsarError
+from kop.pulsar_client.connection import Connection
+from kop.pulsar_client.frames import Frames
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 
@@ -45,48 +47,43 @@ async def test_a_known_entry_is_a_duplicate() -> None:
             assert (again.name, again.last_sequence_id) == ("p", 5)
 
 
-async def test_entries_of_one_turn_of_the_loop_are_one_write_and_commands_stand_behind_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with fake_pulsar() as broker:
-        broker.create(T)
-        async with client(broker.url) as made:
-            producers = [await made.open_producer(T, name=name) for name in ("a", "b")]
-            connection = producers[0]._connection
-            assert connection is not None
-            transport = connection._transport
-            assert transport is not None
-            written: list[list[bytes]] = []
-            monkeypatch.setattr(connection, "_transport", Writes(transport, written))
-            sent = [send(producer, number) for number in range(3) for producer in producers]
-            assert written == []
-            await asyncio.gather(*sent)
-            assert [len(frames) for frames in written] == [6]
-            last = send(producers[0], 3)
-            connection.write(Command(type=Command.PING, ping=pb.CommandPing()))
-            assert [len(frames) for frames in written[1:]] == [1, 1], "what was sent before stands before a command"
-            await last
-            send(producers[0], 4, bytes(2 << 20))
-            assert len(written) == 4, "a socket has to say when it is full"
+class Transport(asyncio.Transport):
+    """It notes what is written, each call by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[list[bytes]] = []
+
+    def write(self, data: Any) -> None:
+        self.writes.append([data])
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.writes.append(list(list_of_data))
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
 
 
-class Writes:
-    """A transport that notes what is written."""
-
-    def __init__(self, transport: asyncio.Transport, written: list[list[bytes]]) -> None:
-        self._transport = transport
-        self._written = written
-
-    def write(self, data: bytes) -> None:
-        self._written.append([data])
-        self._transport.write(data)
-
-    def writelines(self, data: list[bytes]) -> None:
-        self._written.append(data)
-        self._transport.writelines(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+async def test_entries_of_one_turn_of_the_loop_are_one_write_and_commands_stand_behind_them() -> None:
+    connection = Connection(
+        "a test", auth=None, client_version="", proxy_to=None, keepalive=9, shared=Frames.shared_buffer(),
+        on_closed=lambda _: None,
+    )  # fmt: skip
+    transport = Transport()
+    connection.connection_made(transport)
+    for frame in (b"a", b"b", b"c"):
+        connection.write_entry(frame)
+    assert transport.writes == []
+    await asyncio.sleep(0)
+    assert transport.writes == [[b"a", b"b", b"c"]]
+    connection.write_entry(b"d")
+    connection.write_frame(b"a command")
+    assert transport.writes[1:] == [[b"d"], [b"a command"]]
+    large = bytes(2 << 20)
+    connection.write_entry(large)
+    assert transport.writes[3:] == [[large]], "the socket has to say when it is full"
+    await asyncio.sleep(0)
+    assert len(transport.writes) == 4
 
 
 async def test_a_sequence_id_may_be_pending_once() -> None:
