@@ -1,4 +1,4 @@
-"""Which of many log lines that say the same are written.
+"""Decides which of many equal log lines are written.
 
 Owns: which lines were written, and when.
 Must not know: the clock, what the lines say.

@@ -30,7 +30,7 @@ _NOTHING_HERE: Final = "Taken at run time as in Kafka, kept and read back; there
 
 
 def _other_settings() -> Iterable[ConfigSpec]:
-    """What Kafka takes at run time besides the defaults of topics."""
+    """The settings that Kafka lets clients alter at run time, besides the defaults of topics."""
     integer, long, double = ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE
     for name, kind, default, lowest, acts in (
         ("log.cleaner.backoff.ms", long, "15000", 0, True),
@@ -80,7 +80,7 @@ class BrokerConfigs:
         self._config = config
         self._engine: SmallValues | None = None
         self._altered: dict[str, dict[str, str]] = {}
-        """By resource name: "" and the broker's id."""
+        """Altered settings by resource name: "" for the cluster, and the broker's id."""
         self._rows = {row.name: row for row in config.table()}
         self._listeners: list[Callable[[], None]] = []
         self._lock = asyncio.Lock()
@@ -136,7 +136,7 @@ class BrokerConfigs:
         return valid != before
 
     def _changed_by_another_broker(self) -> None:
-        """Another broker's client altered settings: they are this broker's, too."""
+        """Read settings again that a client of another broker altered: they apply to this broker, too."""
 
         async def read() -> None:
             async with self._lock:

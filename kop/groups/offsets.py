@@ -21,7 +21,7 @@ from kop.errors import ErrorCode
 from kop.wire.state import OffsetCommitKey, OffsetCommitValue, encode_key, encode_offset_value
 
 Key: TypeAlias = tuple[str, int]
-"""Topic and partition."""
+"""The name of a topic, and a partition."""
 
 
 class OffsetExpiry(Protocol):
@@ -29,7 +29,7 @@ class OffsetExpiry(Protocol):
 
     @property
     def offsets_age_since(self) -> int | None:
-        """From when on its offsets grow old: ms since the epoch, -1: each from its commit, None: they do not."""
+        """Since when the group's offsets age: ms since the epoch; -1: each since its commit; None: they do not age."""
 
     def is_subscribed_to(self, topic: str) -> bool:
         """Whether offsets of `topic` are kept because members consume it, or may do so."""
@@ -82,11 +82,11 @@ class GroupOffsets:
                 del self.by_topic[topic]
 
     def begin(self, key: Key) -> None:
-        """A commit of `key` is on its way to the log."""
+        """Note that a commit of `key` is being written."""
         self.writing[key] += 1
 
     def end(self, key: Key) -> None:
-        """That commit is durable, or failed."""
+        """Note that the commit is durable, or has failed."""
         left = self.writing[key] - 1
         if left:
             self.writing[key] = left

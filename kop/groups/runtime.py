@@ -73,7 +73,7 @@ class _GroupEntry:
     group: ClassicGroup
     partition: int
     term: int
-    """Of the partition (`Ownership.term`): in another one this entry is void."""
+    """The term of the partition (`Ownership.term`). In another term this entry is void."""
     offsets: GroupOffsets = field(default_factory=GroupOffsets)
     logged: State = State.EMPTY
 
@@ -120,7 +120,7 @@ class GroupCoordinator:
         )
         self._offset_store = OffsetStore(self.state_log, self._topics, self._wall)
         self.deadlines = Deadlines[_GroupEntry](self._clock, self._due)
-        """When each group has something to do by itself."""
+        """When each group next has something to do without a request."""
         self._entries: dict[str, _GroupEntry] = {}
         self._keys_read = 0
         self._expiry: asyncio.Task[None] | None = None
@@ -182,7 +182,7 @@ class GroupCoordinator:
                 self._delete_offsets(entry, missing, _ignore)
 
     def _unload(self, partition: int) -> None:
-        """Another broker coordinates the partition: who waits is sent there, and nothing of its groups stays here."""
+        """Drop the groups of a partition that another broker coordinates; waiting clients are sent there."""
         for group_id, entry in list(self._entries.items()):
             if entry.partition == partition:
                 del self._entries[group_id]
@@ -192,7 +192,7 @@ class GroupCoordinator:
                         _answer(effect.token, effect.result)
 
     async def stop(self) -> None:
-        """Answer what waits, hand over what is queued, take nothing more."""
+        """Answer all waiting requests, write what is queued, and take no further requests."""
         self._ownership.close()
         self.deadlines.stop()
         for entry in self._entries.values():
@@ -211,7 +211,7 @@ class GroupCoordinator:
 
     @property
     def waiting_for(self) -> str | None:
-        """Which groups are not served yet, and why, in one line for an operator; None where all of ours are."""
+        """Which groups are not served yet, and why, in one line for an operator; None where all are."""
         return self._ownership.waiting_for
 
     def refusal_of(self, group_id: str, *, surely: bool = False) -> ErrorCode:
@@ -266,7 +266,7 @@ class GroupCoordinator:
         return token.result() if token.done() else token
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Heartbeat. While groups are loaded every one is good: the member shall stay."""
+        """Heartbeat. While groups are being loaded each heartbeat is accepted, so that members stay."""
         entry, error = self._find(group_id)
         if entry is None:
             return ErrorCode.NONE if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error
@@ -506,9 +506,9 @@ class GroupCoordinator:
         self.state_log.write(entry.partition, records, deleted)
 
     def _restore(self, entry: _GroupEntry) -> None:
-        """A group's deletion failed: it is back, or what it committed goes to the one that took its name.
+        """Restore a group whose deletion failed; its offsets go to the group that took its name, where there is one.
 
-        Not where the partition was lost meanwhile: whoever leads it next reads from its log whether the group is there.
+        Nothing is restored where the partition was lost meanwhile: its next leader reads the group from the log.
         """
         if not self._is_current(entry):
             return
@@ -547,7 +547,7 @@ def _answer(token: Any, result: Any) -> None:
 
 
 def _ignore(code: ErrorCode) -> None:
-    """Nobody waits for the write; a failure was logged, and what was to be written is written at the next occasion."""
+    """Ignore the result of a write that nobody waits for. A failure was logged, and the same is written again later."""
 
 
 def _warn_of(key: UnknownKey) -> None:

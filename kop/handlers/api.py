@@ -55,7 +55,7 @@ class ConnectionInfo:
     """From ApiVersions 3 and up (KIP-511)."""
     software_version: str = ""
     cold_reads: ColdReads | None = None
-    """What its Fetches read from storage."""
+    """The reads from storage for the connection's Fetches."""
 
     @property
     def broker_address(self) -> tuple[str, int]:
@@ -77,7 +77,7 @@ class Context:
     """Wall clock, milliseconds since the epoch."""
     conn: ConnectionInfo
     correlation_id: int = 0
-    """For handlers that encode their own frames."""
+    """The request's correlation id, for handlers that encode their own frames."""
     owned: bool = False
     """The request's memory is its own and may be kept; else what is kept of it must be copied."""
 
@@ -89,7 +89,7 @@ Frame: TypeAlias = "Sequence[bytes | bytearray | memoryview]"
 
 
 def undecoded(body: memoryview, version: int) -> memoryview:
-    """For `Api.decode`: the handler reads the body itself."""
+    """Leave the body undecoded. `Api.decode` of an API whose handler reads the body itself."""
     return body
 
 

@@ -1,6 +1,6 @@
 """Reads of partitions whose records are not in memory, for the Fetches of one connection.
 
-Owns: which of them run side by side, what they found until a Fetch takes it, when what nobody takes goes.
+Owns: which of them run side by side, their results until a Fetch takes them, and when unused results are dropped.
 Must not know: requests, answers, sessions.
 
 A partition is read on its own: one that is slow keeps no other waiting, and a Fetch may end before it. The read goes
@@ -21,13 +21,13 @@ from kop.storage.base import PartitionLog, ReadResult
 AT_ONCE: Final = 32
 """Reads of one connection that run side by side. Slow ones do not count."""
 SLOW_SECONDS: Final = 1.0
-"""A read of more than this counts as slow."""
+"""A read that takes longer counts as slow."""
 MOST_BYTES: Final = 4 << 20
-"""The most that one partition's read brings, unless its first batch is larger."""
+"""The most bytes that one partition's read returns, unless its first batch is larger."""
 MOST_HELD: Final = 16 << 20
-"""Bytes found and not taken; from there on no further read begins."""
+"""Bytes of results that no Fetch has taken yet. With more than that no further read begins."""
 KEPT_SECONDS: Final = 10.0
-"""A read that no Fetch asked for in this time ends, and what it found goes."""
+"""A read that no Fetch asked for within this time ends, and its result is dropped."""
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class ColdReads:
         return read if read is not None and read.offset == offset else None
 
     def ask(self, partition_log: PartitionLog, offset: int, max_bytes: int) -> ColdRead:
-        """The same, begun where there is none; one from another offset of the partition ends."""
+        """The read of a partition from `offset` on, begun where there is none. A read from another offset ends."""
         now = self._loop.time()
         read = self.find(partition_log, offset)
         if read is None:
@@ -91,7 +91,7 @@ class ColdReads:
         return read
 
     def forget(self, partition_log: PartitionLog) -> None:
-        """What was found is taken, or not wanted any more."""
+        """Drop a read: its result was taken, or is not wanted any more."""
         read = self._reads.pop(partition_log, None)
         if read is None:
             return
@@ -151,7 +151,7 @@ class ColdReads:
         elif result is not None and result.size:
             read.result = result
             self._held += result.size
-        else:  # there is nothing, or nobody who wants to know of the error: whoever asks next reads again
+        else:  # the read found nothing, or nobody wants its error: the next Fetch that asks reads again
             del self._reads[read.log]
         if read.error is not None or read.result is not None or not self._unfinished:
             for callback in tuple(self._listeners):

@@ -20,11 +20,11 @@ BeforeAttach = Callable[[], Awaitable[None]]
 OnLost = Callable[[PulsarError], None]
 
 _AT_FIRST = frozenset({"ConnectionLost", "ServiceNotReady", "TooManyRequests", "MetadataError", "PersistenceError"})
-"""What the first opening tries again until its time is up; a later one tries all that is retriable, for ever."""
+"""Errors that the first opening retries until its time is up. A later one retries all retriable errors for ever."""
 _TELL_EVERY = 10
-"""Every so many failed tries, the log has a line."""
+"""After this many failed attempts a line is logged."""
 _STABLE_SECONDS = 5.0
-"""After so long on one broker, the first wait after a loss is short again."""
+"""Seconds on one broker after which the first wait after a loss is short again."""
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class BrokerAttachment(ABC):
         self.attached_times = 0
         """How often it was attached: 1 is the first time."""
 
-    # --- for the heirs
+    # --- what subclasses define
 
     @abstractmethod
     async def _find(self, assigned: str | None) -> Connection:
@@ -78,7 +78,7 @@ class BrokerAttachment(ABC):
         """Note that the connection is gone, before the way back is begun."""
 
     def _in_vain(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
-        """Note that a try to come back failed; there will be another."""
+        """Note that an attempt to attach again failed; there will be another."""
 
     @abstractmethod
     def _resume(self) -> None:
@@ -86,7 +86,7 @@ class BrokerAttachment(ABC):
 
     @abstractmethod
     def _over(self, error: PulsarError) -> None:
-        """End all that waits: this is lost or closed."""
+        """End all waiting requests, because the attachment is lost or closed."""
 
     # --- life
 
@@ -96,7 +96,7 @@ class BrokerAttachment(ABC):
         return self._connection is not None
 
     async def open(self) -> None:
-        """Attach for the first time, again for one request's time where the trouble may pass. PulsarError."""
+        """Attach for the first time. A failure that may pass is retried for the time of one request. PulsarError."""
         deadline = self._loop.time() + self._timeout
         while True:
             try:
@@ -141,7 +141,9 @@ class BrokerAttachment(ABC):
             self._task = self._loop.create_task(self._come_back(assigned), name=f"pulsar reattach {self._what}")
 
     async def _come_back(self, assigned: str | None, *, moved: bool = False) -> None:
-        """Try until attached. `moved` is by our own will: at once, and `before_attach` is not called."""
+        """Attach again, and retry until that succeeds. With `moved` the first attempt is made at once, without asking
+        `before_attach`, because the client itself left the connection.
+        """
         tries = 0
         while self._end is None:
             if assigned is None and not moved:
@@ -158,7 +160,7 @@ class BrokerAttachment(ABC):
                 self._in_vain(error)
                 if tries % _TELL_EVERY == 0:
                     log.warning("%s: not back after %d tries: %s", self._what, tries, error)
-            except Exception as error:  # of `before_attach`: whatever it raises ends this
+            except Exception as error:  # an error of `before_attach` ends the attachment, whatever it is
                 log.info("%s: given up: %r", self._what, error)
                 self._give_up(PulsarError("GuardFailed", repr(error)))
                 return
@@ -178,17 +180,17 @@ class BrokerAttachment(ABC):
         self._over(error)
 
     def abandon(self, error: PulsarError) -> None:
-        """End it from outside: its client is closed."""
+        """End the attachment because its client is closed."""
         if self._task is not None:
             self._task.cancel()
         self._give_up(error)
 
     def _start_over(self, error: PulsarError) -> None:
-        """Leave the connection as if the broker had closed this, and come back."""
+        """Leave the connection as if the broker had closed it, and attach again."""
         self.on_disconnect(error, None)
 
     async def _stop(self) -> Connection | None:
-        """Begin the end: nothing comes back from here. Returns the connection it was attached to."""
+        """Mark the attachment as closed. Returns the connection that it was attached to."""
         if self._end is None:
             self._end = PulsarError("Closed", f"{self._what} is closed")
         task, self._task = self._task, None

@@ -1,4 +1,4 @@
-"""Who we are to Pulsar: tokens, OAuth2 client credentials, user and password.
+"""Credentials for Pulsar: tokens, OAuth2 client credentials, user and password.
 
 Owns: reading credentials, refreshing them, their form in the binary protocol and in REST.
 Must not know: Kafka, connections, when a broker asks for credentials. No error text or repr holds a secret.

@@ -40,12 +40,12 @@ _FINAL = frozenset(
         "Unauthorized",
     }
 )
-"""Codes that the same request meets again, however often it is repeated. All others are passing."""
+"""Final codes: the same request gets them again, however often it is repeated. All other codes may pass."""
 
 
 _ENCRYPTION = "Encryption is required"
 _CLOSING = "fenced managed ledger"
-"""Of a topic that is being deleted or moved this moment."""
+"""Part of the text about a topic that is being deleted or moved at this moment."""
 
 
 class PulsarError(Exception):

@@ -24,12 +24,12 @@ LEDGER_BITS: Final = 30
 ENTRY_BITS: Final = 19
 PLACE_BITS: Final = 14
 MOST_MESSAGES: Final = 1 << PLACE_BITS
-"""Of one entry."""
+"""The most messages of one entry."""
 LAST_ENTRY: Final = (1 << ENTRY_BITS) - 1
-"""Stands for the entries of a ledger from here on."""
+"""The number of the last entry, which stands for all further entries of its ledger."""
 MOST_LEDGERS: Final = 1 << LEDGER_BITS
 LEDGER_NUMBERS: Final = 1 << ENTRY_BITS + PLACE_BITS
-"""Numbers from one ledger to the next."""
+"""How many numbers lie between one ledger and the next."""
 
 
 def pack(position: Position, place: int = 0) -> int:

@@ -126,17 +126,17 @@ class PendingEntries:
         return item
 
     def deadline(self) -> float | None:
-        """When the oldest expires."""
+        """When the oldest entry expires."""
         for item in self._pending.values():
             return item.deadline
         return None
 
     def all(self) -> list[PendingEntry]:
-        """All of them, in order."""
+        """All pending entries, in order."""
         return list(self._pending.values())
 
     def clear(self) -> list[PendingEntry]:
-        """Remove all, in order."""
+        """Remove all entries, and return them in order."""
         items = self.all()
         self._pending.clear()
         self._unsent.clear()

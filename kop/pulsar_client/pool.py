@@ -72,7 +72,7 @@ class Pool:
         self._refused: set[PulsarAddress] = set()
         """Addresses without TLS that the log has named."""
         self.proxied = False
-        """Brokers are reached through the service's address, as the last lookup said."""
+        """Whether brokers are reached through the service's address, as the last lookup said."""
 
     async def any(self, kind: str) -> Connection:
         """A connection to any of the service's addresses: the one that last worked, else the next."""
@@ -128,7 +128,7 @@ class Pool:
     def _opened(self, key: tuple[BrokerRoute, str], task: asyncio.Task[Connection]) -> None:
         self._opening.pop(key, None)
         if not task.cancelled():
-            task.exception()  # its callers may all be gone
+            task.exception()  # read the error, so that asyncio does not report it where all callers have gone
 
     async def _make(self, key: tuple[BrokerRoute, str]) -> Connection:
         broker, kind = key
@@ -172,7 +172,7 @@ class Pool:
             del self._open[key]
 
     def _sweep(self) -> None:
-        """Close what nothing has used for `idle` seconds, but for the lookups."""
+        """Close connections that nothing has used for `idle` seconds, except those for lookups."""
         now = asyncio.get_running_loop().time()
         for (_, kind), connection in list(self._open.items()):
             if kind == LOOKUP or connection.in_use:

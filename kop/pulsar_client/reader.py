@@ -22,7 +22,7 @@ from kop.pulsar_client.types import LATEST, Entry, Message, Position
 from kop.turns import Turns
 
 _MOST_DAMAGED = 3
-"""Times that one entry is fetched again after its checksum did not fit."""
+"""How often one entry is fetched again after its checksum did not match."""
 
 Find = Callable[[str | None], Awaitable[Connection]]
 
@@ -211,7 +211,7 @@ class Reader(BrokerAttachment):
 
     async def _attach(self, connection: Connection) -> None:
         number = connection.request_id()
-        self._id = next(self._ids)  # a new one each time: what still comes for the last is not ours
+        self._id = next(self._ids)  # a new id each time, so that late messages for the former id are ignored
         start = self._position.start()
         command = pb.CommandSubscribe(
             topic=self.topic,
@@ -251,7 +251,7 @@ class Reader(BrokerAttachment):
             self._flow(self._connection, permits)
 
     def _over(self, error: PulsarError) -> None:
-        self._ready.set()  # who waits finds the end
+        self._ready.set()  # those who wait find that the reader has ended
 
     # --- inside
 

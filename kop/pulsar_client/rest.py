@@ -55,11 +55,11 @@ _NO_OWNER = re.compile(r"(?:find|Finding) owner")
 _DENIED = re.compile(r"permission|unauthorized to |not authorized|super-user", re.IGNORECASE)
 """What a broker says, with status 401, to a role that it knows and that may not do this."""
 _SERVER_TEXT = re.compile(r"Message: (.*)")
-"""The line of a broker's stack trace that says something."""
+"""The line of a broker's stack trace that holds the reason."""
 
 
 class RestResponse(NamedTuple):
-    """The headers and the raw body of a 2xx."""
+    """The headers and the raw body of an answer with a status of 200 to 299."""
 
     headers: CIMultiDictProxy[str]
     body: bytes
@@ -91,7 +91,7 @@ async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHand
 
 
 class Rest:
-    """What `Admin` stands on; see there for `url` and `timeout`."""
+    """The HTTP requests under `Admin`; see `Admin` for `url` and `timeout`."""
 
     def __init__(
         self, url: str, auth: Credentials | None = None, tls: TlsOptions | None = None, timeout: float = 10.0

@@ -24,7 +24,7 @@ from kop.server.request import RequestPipeline
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
 _SLOW_SECONDS = 30.0
-"""Seconds after which a connection with an incomplete frame or unread answer is closed where memory is short."""
+"""Seconds after which a connection with an incomplete frame or unread answer is closed while half the memory is used."""
 _CLOSING_SECONDS = 10.0
 """How long a connection that is being closed may take to send its last answers."""
 _LINGER_SECONDS = 0.5
@@ -33,7 +33,7 @@ _LINES_A_SECOND = 10
 _QUIET_BYTES = 1024 * 1024
 _QUIET_SECONDS = 10
 _OTHER_FILES = 64
-"""Open files that are left to storage and the like where the system's limit is low."""
+"""Open files that connections leave to storage and other parts where the system's limit is low."""
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Server:
             reuse_port=shared or None,
         )
         self._listeners.append(listener)
-        for sock in listener.sockets:  # what is accepted inherits it
+        for sock in listener.sockets:  # accepted sockets inherit this option
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         bound = listener.sockets[0].getsockname()
         return bound[0], bound[1]
@@ -174,7 +174,10 @@ class Server:
                 memory.give_back()
 
     def _make_room(self, now: float) -> None:
-        """Close those who hold memory and do not move, largest first, while it is short; slow ones before it is."""
+        """Close connections that hold memory and make no progress, largest first, while memory is short.
+
+        A connection that is slow for `_SLOW_SECONDS` is closed as soon as half of the memory is used.
+        """
         holders = [connection for connection in self._connections if connection.charged]
         stuck = [connection for connection in holders if connection.stuck()]  # asked each time: it compares
         if self.memory.used > self.limits.memory_bytes // 2:

@@ -53,7 +53,7 @@ def give_back() -> None:
 
 
 def started() -> None:
-    """All that is there by now stays: the collector need not look at it again, and at the rest less often."""
+    """Exclude all present objects from garbage collection, since they stay, and look at later ones less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_EVERY, 20, 20)

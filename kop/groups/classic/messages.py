@@ -38,7 +38,7 @@ class JoinRequest:
     can_skip_assignment: bool = True
     """From version 9 on a leader may be told to leave the assignment as it is (KIP-814)."""
     reason: str | None = None
-    """For the log (KIP-800)."""
+    """The client's reason, for the log (KIP-800)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class JoinResult:
     leader: str = ""
     skip_assignment: bool = False
     members: tuple[JoinedMember, ...] = ()
-    """For the leader only."""
+    """All members of the group; only the leader gets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class SyncRequest:
     instance_id: str | None
     generation: int
     protocol_type: str | None
-    """None below version 5: not compared."""
+    """The protocol type; None below version 5, where it is not compared."""
     protocol: str | None
     assignments: tuple[tuple[str, bytes], ...]
-    """From the leader: what each member is given."""
+    """The assignment of each member; only the leader sends them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The embedded engine: puts writer, readers, cache, catalogue and maintenance together; opens and closes them.
+"""The embedded engine: puts writer, readers, cache, topics and maintenance together; opens and closes them.
 
 Owns: `open_engine`, producer ids, the gateway's own small values, what a commit or its failure means for the logs.
 Must not know: what a batch holds, how a commit goes.

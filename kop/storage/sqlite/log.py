@@ -48,7 +48,7 @@ class LogContext:
 
 
 class SqliteLog(Partition):
-    """A `PartitionLog`. One is made for every partition when the engine opens; it is light until it is used."""
+    """A `PartitionLog`. The engine makes one for each partition when it opens; an unused one is small."""
 
     __slots__ = (
         "_context",
@@ -72,9 +72,10 @@ class SqliteLog(Partition):
         """The offset that the next append gets."""
         self.size_bytes = 0
         self.clean_offset = 0
-        """Compaction has seen what lies before it."""
+        """The offset up to which compaction has seen the log."""
         self.snapshot_offset = 0
-        """What the stored size and producers cover; on start the rest is read from the batches."""
+        """The offset up to which the stored size and producers cover the log. A start reads the rest from the batches.
+        """
         self.producer_states: ProducerStates | None = None
         self.tail: Tail | None = None
 
@@ -136,11 +137,11 @@ class SqliteLog(Partition):
             token,
         )
         if token is not None:
-            token.owner = entry  # until it is durable, for duplicates
+            token.owner = entry  # so that a duplicate waits until its original is durable
         self._context.writer.append(entry)
 
     def committed(self, entry: QueuedAppend) -> None:
-        """A batch is on disk: readers may have it, the caller's future ends."""
+        """Make a batch readable that is on disk, and tell its waiter."""
         if entry.token is not None and self.producer_states is not None:
             self.producer_states.commit(entry.token)
             entry.token.owner = None
@@ -156,7 +157,7 @@ class SqliteLog(Partition):
         entry.succeed(AppendResult(entry.base, entry.log_append_time, self.log_start_offset))
 
     def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
-        """All that is queued of the log, from the first batch of a failed commit on, did not happen."""
+        """Undo all queued batches of the log from the first one of a failed commit on, and tell their waiters."""
         self.end_offset = entries[0].base
         if self.producer_states is not None:
             for token in self.producer_states.rollback(self.end_offset):
@@ -180,7 +181,7 @@ class SqliteLog(Partition):
         rows = await self._context.readers.run(
             reader.read, self.log_id, offset, self.high_watermark, max_bytes, min_one
         )
-        self.check_offset(offset)  # retention or a delete may have come in between
+        self.check_offset(offset)  # retention or DeleteRecords may have moved the log start meanwhile
         return ReadResult(rows, sum(map(len, rows)))
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
@@ -214,7 +215,7 @@ class SqliteLog(Partition):
         """Nothing to do."""
 
     def remove(self) -> None:
-        """The topic was deleted: whoever waits is told, nothing works any more."""
+        """Close the log of a deleted topic: waiters are told, and later requests are refused."""
         if self.tail is not None:
             self._context.cache.drop(self.tail)
         super().remove()

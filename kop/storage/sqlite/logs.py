@@ -51,6 +51,6 @@ class SqliteLogTable:
             log.policy = policy
 
     def remove(self, topic_id: UUID) -> None:
-        """Let go of the logs of a deleted topic: who waits on them is told."""
+        """Drop the logs of a deleted topic, and tell those who wait for them."""
         for log in self._logs.pop(topic_id):
             log.remove()

@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 SNAPSHOT_BATCHES = 20_000
-"""Batches after which producers are stored again: what a start after a crash has to read at most, about."""
+"""Batches after which producers are stored again. A start after a crash has to read about that many at most."""
 _SNAPSHOT_LOGS = 50
 _REMOVE_BYTES = 32 << 20
 _REMOVE_ROWS = 500
 _REMOVE_LOGS = 100
 _DEAD_STEPS = 20
-"""Steps in which deleted topics' rows go before the other work has its turn again."""
+"""Steps of removing rows of deleted topics before other work has its turn again."""
 _VACUUM_PAGES = 256
 _VACUUM_STEPS = 64
 _VACUUM_FROM_PAGES = (64 << 20) // PAGE_SIZE
@@ -50,24 +50,24 @@ _COMMIT_PAGES = 4
 
 
 class Limits(NamedTuple):
-    """A log and what may go of it."""
+    """A log, and which of its batches retention may delete."""
 
     log_id: int
     start: int
     end: int
     size: int
     older_than: int | None
-    """Batches whose max timestamp lies before it go."""
+    """Batches whose max timestamp is smaller are deleted."""
     max_size: int | None
-    """The oldest batches go while the others have as many bytes."""
+    """The oldest batches are deleted while the remaining ones have at least this many bytes."""
 
 
 class Removal(NamedTuple):
-    """Rows that go in one step."""
+    """Rows that are deleted in one step."""
 
     ids: list[int]
     sizes: dict[int, int]
-    """Bytes by log."""
+    """How many bytes the step frees of each log."""
 
 
 class Maintenance:
@@ -112,7 +112,7 @@ class Maintenance:
         self._checkpoint_at = settings.wal_bytes
         self._failing: set[str] = set()
         self.closing = False
-        """Steps under way end, no further ones begin."""
+        """Whether the engine is being closed: steps under way end, no further ones begin."""
 
     def start(self) -> None:
         """Start the background task; the first round looks for what an earlier process left to do."""
@@ -132,7 +132,7 @@ class Maintenance:
         self._count_wal(size + int((_COMMIT_PAGES + logs * self._pages_per_log) * PAGE_SIZE))
 
     async def run(self, now_ms: int) -> None:
-        """Everything that is due at `now_ms`."""
+        """Do everything that is due at `now_ms`."""
         async with self._turn:
             await self._remove_due()
             while self._dead_logs and not self.closing:
@@ -164,7 +164,7 @@ class Maintenance:
         self.wake()
 
     async def _final_snapshots(self) -> None:
-        await self._writer.execute("SELECT 1")  # what was queued is counted in now
+        await self._writer.execute("SELECT 1")  # what was queued before is counted now
         await self._snapshot_all()
         await self._writer.run(_checkpoint, "TRUNCATE", transaction=False)
 
@@ -203,7 +203,7 @@ class Maintenance:
             self._wal_seen = self._wal
 
     async def _heal(self) -> None:
-        """After a failed commit: give what is free in the file to a disk that may be full, then try to write."""
+        """After a failed commit, give free pages back to a disk that may be full, then try to write."""
         try:
             await self._vacuum(at_least=1)
             await self._checkpoint()
@@ -212,7 +212,7 @@ class Maintenance:
             _log.debug("the disk still fails: %s", error.message)
 
     async def _guarded(self, what: str, work: Awaitable[None]) -> None:
-        """A piece of work that may fail (a full disk, say) without ending the others; it comes round again."""
+        """Do one piece of work. Its failure (a full disk, for example) does not end the others; it is tried again."""
         try:
             await work
             self._failing.discard(what)
@@ -340,13 +340,13 @@ class Maintenance:
                 behind = self._wal - before
                 self._learn(before, pages)
                 self._wal = pages * PAGE_SIZE + behind
-                if behind <= limit // 8 or self._wal >= 3 * limit:  # commits that are faster have to wait
+                if behind <= limit // 8 or self._wal >= 3 * limit:  # faster commits wait for the next step
                     break
             busy, _ = await self._writer.run(_checkpoint, "RESTART", transaction=False)
         except BackendError:
             self._checkpoint_at = self._wal + limit
             raise
-        if busy:  # a reader was in the way
+        if busy:  # a reader still uses the write-ahead log
             self._checkpoint_at = self._wal + limit // 8
         else:
             self._wal = self._wal_seen = self._log_places = 0
@@ -451,7 +451,7 @@ def _store_snapshots(conn: sqlite3.Connection, rows: Sequence[tuple[int, int, st
 
 
 def _checkpoint(conn: sqlite3.Connection, mode: str) -> tuple[bool, int]:
-    """Whether a reader was in the way (nobody waits for it), and the pages in the write-ahead log."""
+    """Checkpoint without waiting for readers: whether one was in the way, and the pages in the write-ahead log."""
     conn.execute("PRAGMA busy_timeout = 0")
     try:
         busy, pages, _ = conn.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()

@@ -22,7 +22,7 @@ from kop.storage.sqlite.schema import connect
 T = TypeVar("T")
 
 _MAX_BATCHES = 4096
-"""Batches of one read."""
+"""The most batches of one read."""
 
 
 class BatchRow(NamedTuple):
@@ -160,6 +160,6 @@ def newest(conn: sqlite3.Connection, log_id: int, start: int, end: int) -> int |
 
 
 def get_state(conn: sqlite3.Connection, key: str) -> str | None:
-    """A value of the gateway's own."""
+    """A small value of the gateway's own, or None."""
     row = conn.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
     return None if row is None else row[0]

@@ -28,9 +28,11 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6B6F7031  # "kop1"
 PAGE_SIZE = 32768
 MIN_SQLITE = (3, 35, 0)
-"""For RETURNING."""
+"""The oldest version of SQLite that has RETURNING."""
 BUSY_TIMEOUT_MS = 5000
-"""Only another program that looks into the file (the sqlite3 shell, a backup) can make us wait."""
+"""How long a connection waits for a lock. Only another program that opens the file (the sqlite3 shell, a backup) has
+one.
+"""
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;

@@ -1,4 +1,4 @@
-"""The catalogue: topics in memory, changed only after the change is durable.
+"""The table of topics in memory, changed only after the change is durable.
 
 Owns: names, ids, partition counts, the topics' own configs, and the SQL that keeps them.
 Must not know: batches; a deleted topic's are the maintenance's to remove.

@@ -55,7 +55,7 @@ class Destination(Protocol):
         """A batch is on disk."""
 
     def failed(self, entries: Sequence[QueuedAppend], error: KopError) -> None:
-        """All that is queued of the log, from the first batch of a failed commit on, did not happen."""
+        """Undo all queued batches of the log from the first one of a failed commit on."""
 
     def tell(self) -> None:
         """Call the observers: the high watermark has moved."""
@@ -105,7 +105,7 @@ class QueuedAppend:
         self.place = place
         self.token = token
         self.followers: list[tuple[AppendWaiter, int]] | None = None
-        """Who waits for duplicates of this one, with the place of each."""
+        """The waiters of duplicates of this append, with the place of each."""
 
     def succeed(self, result: AppendResult) -> None:
         """Tell all who wait."""
@@ -121,13 +121,13 @@ class QueuedAppend:
 
 
 class _Op(NamedTuple):
-    """Another change of the database, or a command to it."""
+    """A change of the database other than an append, or a command to it."""
 
     call: Callable[..., Any]
     args: tuple[Any, ...]
     transaction: bool
     after: int
-    """It comes after so many batches."""
+    """How many batches were queued before it."""
     future: asyncio.Future[Any]
 
 
@@ -396,7 +396,7 @@ class Writer:
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
-            pass  # the loop was closed under us: nobody is left to be told
+            pass  # the loop was closed meanwhile: nobody is left to be told
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
