@@ -36,9 +36,8 @@ its role has to be an admin of the tenant for that. Where that fails, writes are
 - A consumer that stood in a ledger which retention took goes on with the oldest record; it is not told
 OFFSET_OUT_OF_RANGE. It is logged and counted as "reads_before_log_start".
 
-- LogAppendTime is when the entry was sent by its sender's clock (a Kafka broker's, for Kafka clients), and by those
-  clocks
-go look-ups by time.
+- LogAppendTime is when the entry was sent by its sender's clock (a Kafka broker's, for Kafka clients), and
+look-ups by time go by those clocks.
 
 The first broker on a kop.pulsar.metadata.namespace chooses for all of them; one that is set otherwise does not start.
 To change it, name another namespace: committed offsets do not come along."""

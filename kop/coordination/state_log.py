@@ -195,7 +195,7 @@ class StateLog:
             self._refused_writes += len(writes)
             if not self._failing:
                 self._failing = True
-                _log.warning("cannot write to %s-%d, what needs it fails: %s", self.name, log.index, error)
+                _log.warning("cannot write to %s-%d, requests that need it fail: %s", self.name, log.index, error)
         elif self._failing:
             self._failing = False
             _log.warning("%s can be written again; %d writes were refused meanwhile", self.name, self._refused_writes)

@@ -159,7 +159,7 @@ class BrokerAttachment(ABC):
                 tries += 1
                 self._in_vain(error)
                 if tries % _TELL_EVERY == 0:
-                    log.warning("%s: not back after %d tries: %s", self._what, tries, error)
+                    log.warning("%s: not attached again after %d attempts: %s", self._what, tries, error)
             except Exception as error:  # an error of `before_attach` ends the attachment, whatever it is
                 log.info("%s: given up: %r", self._what, error)
                 self._give_up(PulsarError("GuardFailed", repr(error)))
@@ -176,7 +176,7 @@ class BrokerAttachment(ABC):
             try:
                 self._on_lost(error)
             except Exception:
-                log.exception("%s: its owner failed on the news that it is lost", self._what)
+                log.exception("%s is lost, and the callback for that failed", self._what)
         self._over(error)
 
     def abandon(self, error: PulsarError) -> None:

@@ -24,7 +24,7 @@ from kop.server.request import RequestPipeline
 _RECEIVE_BUFFER = 256 * 1024
 _SWEEP_SECONDS = 1.0
 _SLOW_SECONDS = 30.0
-"""Seconds after which a connection with an incomplete frame or unread answer is closed while half the memory is used."""
+"""Seconds after which a connection with an incomplete frame or unread answer is closed once half the memory is used."""
 _CLOSING_SECONDS = 10.0
 """How long a connection that is being closed may take to send its last answers."""
 _LINGER_SECONDS = 0.5

@@ -148,7 +148,7 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
         _sync_directory(path.parent)
         return
     if application != APPLICATION_ID:
-        raise BackendError(f"{path} is a database of something else than kop")
+        raise BackendError(f"{path} is a database of another program, not of kop")
     if version != SCHEMA_VERSION:
         raise BackendError(
             f"{path} has schema version {version}, this kop reads and writes version {SCHEMA_VERSION}: "

@@ -136,7 +136,7 @@ class BrokerRegistry:
                     raise
                 if loop.time() > end:
                     raise BackendError(
-                        f"node.id {broker.node_id} is taken by another live broker: give this one an id of its "
+                        f"node.id {broker.node_id} is taken by another live broker: give this one its own id "
                         "(--set node.id=N)",
                         ErrorCode.BROKER_ID_NOT_REGISTERED,
                     ) from None

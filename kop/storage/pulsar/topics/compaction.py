@@ -185,5 +185,5 @@ class Compactions:
             )  # fmt: skip
             self._context.count(Fault.COMPACTIONS_WITHOUT_CURSOR)
         else:
-            log.info("%s is compacted: what was is kept for %d minutes from now on", full_name, wanted.minutes)
+            log.info("%s is compacted: its old records are kept for %d minutes from now on", full_name, wanted.minutes)
         await policies.set_retention(admin, full_name, wanted)

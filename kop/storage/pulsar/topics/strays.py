@@ -51,7 +51,10 @@ class StrayPartitions:
         if await self.id_or_none(full_name) is not None:
             await self._context.admin.create_missed_partitions(full_name)
             self._context.count(Fault.PARTITIONS_RECREATED)
-            log.warning("%s was made while what its predecessor had left was deleted: it is whole again", full_name)
+            log.warning(
+                "%s was made while partitions of its predecessor were deleted: its missing partitions are made again",
+                full_name,
+            )
 
     async def clear(self, full_name: str) -> bool:
         """Delete unused partitions of no topic: while they are there, Pulsar makes none of that name.

@@ -300,7 +300,10 @@ class PulsarTopics(TopicTable):
                 async with self._turns.setdefault(known.full_name, asyncio.Lock()):
                     if (topic := self._by_id.get(topic_id)) is not None:
                         self._pulsar[topic_id] = await self._with_policies(topic, known)
-                        log.warning("topic %s had been made by half: it has its policies now", topic.name)
+                        log.warning(
+                            "topic %s was made without its policies, by a broker that died: they are set now",
+                            topic.name,
+                        )
             except (PulsarError, KopError) as error:
                 log.warning("topic %s has no policies yet: %s; trying again", known.full_name, error)
 
@@ -456,7 +459,7 @@ class PulsarTopics(TopicTable):
             try:
                 await self.in_turn(name, partial(claim, name))
             except PulsarError as error:
-                log.info("the id of topic %s is not marked as its own yet: %s", name, error)
+                log.info("the name of topic %s is not written beside its id yet: %s", name, error)
 
     async def look_for(self, full_names: Collection[str]) -> Mapping[str, PulsarError]:
         """Look at topics that nobody has told of; returns those that could not be read."""
