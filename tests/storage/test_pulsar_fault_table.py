@@ -125,11 +125,11 @@ def test_every_refusal_is_counted_and_a_client_that_asks_for_what_is_not_there_i
 
 def test_a_rate_is_exceeded_while_pulsars_count_of_it_grows() -> None:
     held = RateExceeded()
-    assert held.wants_to_ask(0)
-    assert not held.wants_to_ask(0.9)
+    assert held.wants_to_ask(0, 9)
+    assert not held.wants_to_ask(0.9, 9)
     assert not held.counted(4, 0.1), "from long ago, for all we know"
     assert not held.now(0.1)
-    assert held.wants_to_ask(1)
+    assert held.wants_to_ask(1, 9)
     assert held.counted(5, 1.1), "it begins"
     assert not held.counted(9, 2.1), "it goes on"
     assert held.now(12)
@@ -138,16 +138,25 @@ def test_a_rate_is_exceeded_while_pulsars_count_of_it_grows() -> None:
     assert held.counted(10, 20)
 
 
+def test_a_short_pause_is_no_reason_to_ask() -> None:
+    held = RateExceeded()
+    for pause in range(20):
+        assert not any(held.wants_to_ask(pause, 0.3) for _ in range(5)), "the receipts of all that was under way"
+        for _ in range(15):
+            held.in_time()
+    assert [held.wants_to_ask(30, 0.5) for _ in range(5)] == [False, False, False, True, False]
+
+
 def test_late_receipts_of_other_reasons_are_asked_about_ever_less() -> None:
     held = RateExceeded()
     asked = []
     for now in range(300):
-        if held.wants_to_ask(now):
+        if held.wants_to_ask(now, 2):
             asked.append(now)
             assert not held.counted(7, now)
     assert asked == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
     assert held.counted(8, 300), "a rate after all"
-    assert held.wants_to_ask(301)
+    assert held.wants_to_ask(301, 2)
 
 
 def test_the_time_to_wait_is_that_of_what_is_left() -> None:

@@ -32,7 +32,7 @@ from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry,
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.sequences import SequenceWindow
 from kop.storage.pulsar.partition.services import PartitionServices
-from kop.storage.pulsar.partition.throttle import LATE_SECONDS, PublishThrottle, still_to_wait
+from kop.storage.pulsar.partition.throttle import PublishThrottle, still_to_wait
 from kop.storage.pulsar.partition.view import PartitionView
 
 _HANDED_OVER_SECONDS: Final = 1.0
@@ -107,6 +107,7 @@ class PartitionProducer:
         self._context = path.context
         self._services = path.services
         self._appends = path.appends
+        self._throttle = path.throttle
         self._loop = path.context.loop
         self._on_ended = on_ended
         self._next = 0
@@ -449,9 +450,10 @@ class PartitionProducer:
     def _answered(self, entry: InFlightEntry) -> None:
         self.taken_bytes += entry.size
         now = self._loop.time()
-        if now - entry.sent > LATE_SECONDS and self._path.throttle.late(now):
+        waited = now - entry.sent
+        if self._throttle.received(now, waited):
             taken, behind = self.taken_bytes - entry.before, self._sent_bytes - self.taken_bytes
-            entry.append.throttle_ms = still_to_wait(now - entry.sent, taken, entry.size + behind)
+            entry.append.throttle_ms = still_to_wait(waited, taken, entry.size + behind)
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
         """An entry has no receipt and gets none."""

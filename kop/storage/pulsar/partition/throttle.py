@@ -21,7 +21,9 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 
 LATE_SECONDS: Final = 0.1
-"""Seconds after which a receipt is late, and Pulsar is asked for the reason."""
+"""Seconds after which a receipt is late."""
+_MOST_LATENESS: Final = 2.0
+"""Seconds that receipts wait together before Pulsar is asked for the reason. A pause of the machine is over by then."""
 _ASK_SECONDS: Final = 1.0
 _LONGEST_SECONDS: Final = 60.0
 _HOLDS_SECONDS: Final = 10.0
@@ -42,10 +44,20 @@ class RateExceeded:
         self._count = -1
         self._grew = self._asked = float("-inf")
         self._pause = _ASK_SECONDS
+        self.lateness = 0.0
+        """Seconds that late receipts waited together, less what came in time since."""
 
-    def wants_to_ask(self, now: float) -> bool:
-        """True once a second at most, and ever less where receipts are late for other reasons."""
-        if now - self._asked < self._pause:
+    def in_time(self) -> None:
+        """A receipt came in time."""
+        self.lateness = max(0.0, self.lateness - LATE_SECONDS)
+
+    def wants_to_ask(self, now: float, waited: float) -> bool:
+        """A receipt came after `waited` seconds, late. True where Pulsar has to be asked for the reason.
+
+        That is once a second at most, and ever less where receipts are late for other reasons.
+        """
+        self.lateness = min(self.lateness + waited, 2 * _MOST_LATENESS)
+        if self.lateness < _MOST_LATENESS or now - self._asked < self._pause:
             return False
         self._asked = now
         return True
@@ -74,9 +86,13 @@ class PublishThrottle:
         self._title = title
         self._held = RateExceeded()
 
-    def late(self, now: float) -> bool:
-        """A receipt was late. True where that is because of a publish rate."""
-        if self._held.wants_to_ask(now):
+    def received(self, now: float, waited: float) -> bool:
+        """A receipt came after `waited` seconds. True where it was late because of a publish rate."""
+        if waited <= LATE_SECONDS:
+            if self._held.lateness:
+                self._held.in_time()
+            return False
+        if self._held.wants_to_ask(now, waited):
             self._context.spawn(self._ask())
         if not self._held.now(now):
             return False
