@@ -22,6 +22,9 @@ Examples:
   kop consume orders --partition 0 --offset 1200 --timeout 2 --json"""
 
 COMMIT_SECONDS = 5.0
+REBALANCE_SECONDS = 30.0
+"""How long the last commit waits for a rebalance."""
+_MOVED_ON = "the group has moved on without this member; its last records will be read again"
 
 
 @click.command("consume", epilog=EPILOG)
@@ -105,7 +108,7 @@ def command(
             pass
         finally:
             sys.stdout.flush()
-            printed.commit()
+            printed.finish()
         if sys.stdout.isatty() or sys.stderr.isatty():
             note(f"{printed.count:,} {'record' if printed.count == 1 else 'records'}")
 
@@ -179,20 +182,35 @@ class Printed:
             if time.monotonic() - self._last > COMMIT_SECONDS:
                 self.commit()
 
-    def commit(self) -> None:
-        """Commit what was printed since the last commit; partitions that went to other members are theirs now."""
+    def commit(self) -> bool:
+        """Commit what was printed since the last commit; partitions that went to other members are theirs now.
+
+        False while the group rebalances: the offsets are kept for the next commit.
+        """
         from kafka import errors
         from kafka.structs import OffsetAndMetadata
 
         ours = self._consumer.assignment()
         offsets = {key: OffsetAndMetadata(value, "", -1) for key, value in self._next.items() if key in ours}
-        self._next.clear()
         self._last = time.monotonic()
         if offsets:
             try:
                 self._consumer.commit(offsets)
+            except errors.RebalanceInProgressError:
+                return False
             except errors.CommitFailedError:
-                note("the group has moved on without this member; its last records will be read again")
+                note(_MOVED_ON)
+        self._next.clear()
+        return True
+
+    def finish(self) -> None:
+        """Commit what is left. A rebalance has some time to end first: what it gives anew is not printed."""
+        end = time.monotonic() + REBALANCE_SECONDS
+        while not self.commit():
+            if time.monotonic() > end:
+                note(_MOVED_ON)
+                return
+            self._consumer.poll(timeout_ms=100)
 
 
 def _print(record: Any, *, print_key: bool, print_headers: bool, as_json: bool) -> None:

@@ -44,7 +44,7 @@ def frames(
     """
     last_delta = -1
     end, size = 0, len(body)
-    for _ in range(count):
+    for index in range(count):
         pos = end
         try:
             byte = body[pos]
@@ -54,7 +54,7 @@ def frames(
                 length, pos = _varint(body, pos)
             end = pos + length
             if length < 0 or end > size:
-                raise _invalid(f"a record of {length} bytes where {size - pos} are left")
+                raise _invalid(f"record {index} of {count} has {length} bytes where {size - pos} are left")
             byte = body[pos + 1]
             if byte < 0x80:
                 timestamp, pos = base_timestamp + ((byte >> 1) ^ -(byte & 1)), pos + 2
@@ -69,9 +69,12 @@ def frames(
         except IndexError:
             raise _invalid(f"the records end after {size} bytes, {count} were announced") from None
         if not last_delta < delta <= last_offset_delta:
-            raise _invalid(f"offset delta {delta} after {last_delta}, the batch ends at {last_offset_delta}")
+            raise _invalid(
+                f"record {index} of {count} has offset delta {delta} after {last_delta}, "
+                f"the batch ends at {last_offset_delta}"
+            )
         if not _INT64_MIN <= timestamp <= _INT64_MAX:
-            raise _invalid(f"timestamp {timestamp}")
+            raise _invalid(f"record {index} of {count} has timestamp {timestamp}")
         last_delta = delta
         yield base_offset + delta, timestamp if append_time is None else append_time, pos, end
     if end != size:

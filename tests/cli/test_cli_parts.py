@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import lz4.frame
 import pytest
@@ -13,12 +14,14 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kop.cli import codecs, common
+from kop.cli import codecs, common, consume
 from kop.cli.times import parse_datetime, parse_duration
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its way to read its schemas
-    from kafka import codec
+    from kafka import TopicPartition, codec
+    from kafka.errors import RebalanceInProgressError
+    from kafka.structs import OffsetAndMetadata
 
 payloads = st.one_of(
     st.binary(max_size=2000),
@@ -146,3 +149,40 @@ def test_size(count, text):
 )
 def test_admin_errors_get_kafkas_names(text, line):
     assert common.named(text).startswith(line.removesuffix("Unexpected error."))
+
+
+class RebalancingConsumer:
+    """A consumer whose group rebalances until it was polled a few times."""
+
+    def __init__(self, polls: int) -> None:
+        self.left = polls
+        self.committed: dict[TopicPartition, int] = {}
+
+    def assignment(self) -> set[TopicPartition]:
+        return {TopicPartition("t", 0)}
+
+    def poll(self, timeout_ms: int) -> dict[TopicPartition, list[object]]:
+        self.left -= 1
+        return {}
+
+    def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        if self.left > 0:
+            raise RebalanceInProgressError("the group rebalances")
+        self.committed |= {key: found.offset for key, found in offsets.items()}
+
+
+@pytest.mark.parametrize(("seconds", "committed"), [(100.0, {TopicPartition("t", 0): 8}), (-1.0, {})])
+def test_the_last_commit_of_consume_waits_for_a_rebalance_to_end(
+    seconds: float,
+    committed: dict[TopicPartition, int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(consume, "REBALANCE_SECONDS", seconds)
+    consumer = RebalancingConsumer(3)
+    printed = consume.Printed(consumer, commits=True)
+    printed.add(SimpleNamespace(topic="t", partition=0, offset=7))
+    assert not printed.commit()
+    printed.finish()
+    assert consumer.committed == committed
+    assert ("will be read again" in capsys.readouterr().err) == (not committed)

@@ -20,6 +20,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from support.gateway import RawClient
+from support.waiting import until
 
 from kop.wire.messages import REQUESTS
 
@@ -41,9 +42,9 @@ class Talk:
         self.t, self.u = self.name("topic"), self.name("other")
         new = REQUESTS[19].CreatableTopic
         topics = [new(version=5, name=name, num_partitions=2, replication_factor=1) for name in (self.t, self.u)]
-        await self.c.call(19, 5, topics=topics, timeout_ms=5000, validate_only=False)
+        await self.c.call(19, 5, topics=topics, timeout_ms=60_000, validate_only=False)
         await self.c.call(10, 0, key=self.name("warm"))
-        await asyncio.sleep(self.pause * 4)
+        await asyncio.sleep(self.pause * 4)  # the coordinator is ready a bit later, which no request tells
         asked = REQUESTS[3].MetadataRequestTopic(version=12, topic_id=None, name=self.t)
         found = await self.c.call(
             3, 12, topics=[asked], allow_auto_topic_creation=False, include_topic_authorized_operations=False
@@ -197,6 +198,24 @@ class Talk:
         if version <= 4:
             fields["retention_time_ms"] = retention
         return await self.ask(label, 8, version, **fields)
+
+    async def forgotten(self, group: str) -> None:
+        """Wait until a group has no offset any more: those of a deleted topic go a bit after it."""
+
+        async def gone() -> bool:
+            asked = REQUESTS[9].OffsetFetchRequestGroup(version=9, group_id=group, topics=None)
+            return not (await self.c.call(9, 9, groups=[asked], require_stable=False)).groups[0].topics
+
+        await until(gone)
+
+    async def reaches(self, group: str, state: str) -> None:
+        """Wait until a group is in a state."""
+
+        async def is_there() -> bool:
+            answer = await self.c.call(15, 5, groups=[group], include_authorized_operations=False)
+            return bool(answer.groups[0].group_state == state)
+
+        await until(is_there)
 
     async def fetch(
         self,
@@ -387,7 +406,7 @@ async def members(s: Talk) -> None:
     two = (await s.join("join second", g, by=b)).member_id
     await s.beat("beat with a pending one", g, n, one)
     b.send(11, 9, **s.join_fields(g, member=two))
-    await asyncio.sleep(s.pause)
+    await s.reaches(g, "PreparingRebalance")
     await s.beat("beat preparing", g, n, one)
     await s.commit("commit preparing", g, {0: 21}, n, one)
     await s.sync("sync preparing", g, n, one)
@@ -399,7 +418,7 @@ async def members(s: Talk) -> None:
     n = (await s.join("rejoin leader", g, member=one)).generation_id
     s.keep("join second", (await b.receive(11, 9))[1])
     b.send(14, 5, **s.sync_fields(g, n, two))
-    await asyncio.sleep(s.pause)
+    await asyncio.sleep(s.pause)  # nothing shows that it waits
     await s.sync("sync leader", g, n, one, {one: b"1", two: b"2"})
     s.keep("sync follower", (await b.receive(14, 5))[1])
     for version in (0, 9):
@@ -501,8 +520,8 @@ async def others(s: Talk) -> None:
     await s.forget("unreadable forget", g, 0, topic=s.u)
     g = s.name("doomed")
     await s.commit("doomed commit", g, {0: 5}, topic=s.u)
-    await s.c.call(20, 3, topic_names=[s.u], timeout_ms=5000)
-    await asyncio.sleep(s.pause * 3)
+    await s.c.call(20, 3, topic_names=[s.u], timeout_ms=60_000)
+    await s.forgotten(g)
     await s.fetch("doomed fetch all", g, parts=None)
     await s.fetch("doomed fetch", g, topic=s.u)
     await s.describe("doomed describe", g)

@@ -10,7 +10,7 @@ import pytest
 from pulsar_kit import T, client, numbers, send
 from support.fake_pulsar import Command, fake_pulsar
 from support.faulty_link import link
-from support.waiting import until
+from support.waiting import SECONDS, until
 
 from kop.pulsar_client import EARLIEST, Entry
 from kop.pulsar_client.connection import Connection
@@ -32,7 +32,7 @@ async def test_cuts_anywhere_in_a_frame(seed: int) -> None:
                 sent += [send(producer, number) for number in range(begin, begin + 30)]
                 wire.cut_after = rng.randrange(1, 1500)
                 await asyncio.sleep(rng.random() / 50)
-            await asyncio.wait_for(asyncio.gather(*sent), 30)
+            await asyncio.wait_for(asyncio.gather(*sent), SECONDS)
             await until(lambda: len(seen) == total)
             assert broker.payloads(T) == numbers(total)
             assert [bytes(entry.payload) for entry in seen] == numbers(total)

@@ -16,7 +16,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.damaged_batches import batches, bomb, sealed
+from support.damaged_batches import PLAIN, batches, bomb, sealed
 from transcode_kit import (
     INT64_MAX,
     INT64_MIN,
@@ -565,3 +565,9 @@ def test_batches_that_java_made_come_back(twin: ModuleType) -> None:
                 assert found == list(iter_records(batch, max_bytes=1 << 26))
     assert tried > 50
     assert refused_ones > 0
+
+
+def test_a_refused_batch_is_told_which_of_its_records_is_malformed(twin: ModuleType) -> None:
+    data = sealed(PLAIN * 2, 2)  # two records with offset delta 0
+    with using(twin), pytest.raises(PeerError, match="record 1 of 2"):
+        validation.check_records(data, read_header(data), False, 1 << 20)

@@ -493,8 +493,8 @@ def test_a_drain_waits_for_what_is_under_way_but_not_for_long_polls() -> None:
         producer.send(frame("produce", 0) + frame("now", 1))
         committer.send(frame("wait", 2))
         poller.send(frame("poll", 3))
-        drained = asyncio.ensure_future(server.drain(5000))
-        await asyncio.sleep(0.05)
+        drained = asyncio.ensure_future(server.drain(100_000))
+        await settle()
         late.send(frame("now", 4))
         refused = Peer(server)
         await settle()
@@ -502,13 +502,12 @@ def test_a_drain_waits_for_what_is_under_way_but_not_for_long_polls() -> None:
         assert fake.started == [0, 2, 3]
         assert not drained.done()
         fake.complete(0)
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.03)  # nothing can be waited for: the drain looks every 10 ms, and must go on
         assert not drained.done()
         fake.complete(2)
-        await asyncio.sleep(0.03)
+        await until(lambda: all(peer.transport.eof_written for peer in (producer, committer, poller, late)))
         assert producer.answered == [0]
         assert committer.answered == [2]
-        assert all(peer.transport.eof_written for peer in (producer, committer, poller, late))
         assert fake.waiting[3].cancelled()
         producer.send(bytes(100_000))  # a client that goes on sending is read, so that its answers are not lost
         assert not producer.kernel

@@ -120,6 +120,11 @@ class Child:
         fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def open_files(self) -> int:
+        """How many files and sockets it has open."""
+        assert self.process is not None
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
     def memory(self, line: str = "VmRSS") -> int:
         """Resident bytes now; `VmHWM`: the most so far."""
         assert self.process is not None
