@@ -24,6 +24,7 @@ from prometheus_client.core import Metric
 
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import BatchHeader
+from kop.storage.transaction_index import AbortedTransaction
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -200,6 +201,19 @@ class PartitionLog(LeaderOfLog, Protocol):
         """The offset after the last durable record. Exact once `attach` has ended."""
 
     @property
+    def last_stable_offset(self) -> int:
+        """Where readers of committed records have to stop: at the oldest open transaction, else the high watermark.
+
+        It is the high watermark where storage shows no reader a record of a transaction that has not ended.
+        """
+
+    def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
+        """The aborted transactions of which records may lie from the offset `start` on and before `end`.
+
+        Readers of committed records step over those records. There are none where storage shows no reader such records.
+        """
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the stored batches. Known once `attach` has ended; see `measure`."""
 
@@ -263,6 +277,27 @@ class PartitionLog(LeaderOfLog, Protocol):
 
     def producers(self) -> Sequence[ProducerView]:
         """Idempotent producers that the log remembers now."""
+
+
+class MarkedLog(PartitionLog, Protocol):
+    """A log in which markers end transactions, as in Kafka."""
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        bumps_epoch: bool,
+        now_ms: int,
+    ) -> asyncio.Future[None]:
+        """Write the marker that ends a producer's transaction; the future ends when it is durable.
+
+        Its epoch is the producer's from now on: batches of an earlier one are refused. `bumps_epoch`: the producer's
+        client goes by version 2 of transactions, whose ends have an epoch above that of their data (KIP-890). A marker
+        that was written before is not written again. Errors, on the future: INVALID_PRODUCER_EPOCH, or of storage.
+        """
 
 
 class Topics(Protocol):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kop.errors import ErrorCode, KopError, PeerError
 from kop.records.batch import BatchHeader, stamp, stamp_log_append_time
 from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy, ReadResult, TopicInfo
+from kop.storage.transaction_index import AbortedTransaction
 
 NOTHING_TO_READ = ReadResult((), 0)
 """The answer to a read at the high watermark."""
@@ -34,6 +35,25 @@ class AppendFuture:
         """End the future, where nobody has given it up."""
         if not self.future.done():
             self.future.set_result(result)
+
+    def append_failed(self, place: int, error: KopError) -> None:
+        """As `appended`. The future gets an error of its own: it will be raised."""
+        if not self.future.done():
+            self.future.set_exception(error.fresh_copy())
+
+
+class MarkerFuture:
+    """An `AppendWaiter` for a marker."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def appended(self, place: int, result: AppendResult) -> None:
+        """End the future, where nobody has given it up."""
+        if not self.future.done():
+            self.future.set_result(None)
 
     def append_failed(self, place: int, error: KopError) -> None:
         """As `appended`. The future gets an error of its own: it will be raised."""
@@ -71,6 +91,17 @@ class Partition:
         waiter = AppendFuture()
         self.submit(batch, header, now_ms=now_ms, waiter=waiter, place=0)
         return waiter.future
+
+    # --- transactions
+
+    @property
+    def last_stable_offset(self) -> int:
+        """See `PartitionLog.last_stable_offset`."""
+        return self.high_watermark
+
+    def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
+        """See `PartitionLog.aborted_between`."""
+        return ()
 
     # --- offsets
 

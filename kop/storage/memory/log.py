@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from kop.errors import KopError
 from kop.records.batch import BatchHeader, first_at_or_after, max_timestamp_record, read_header
+from kop.records.markers import build_marker
 from kop.storage.base import (
     AppendResult,
     AppendWaiter,
@@ -31,7 +32,8 @@ from kop.storage.base import (
 from kop.storage.compaction import NewestOffsets, is_due
 from kop.storage.idempotence import Kind, ProducerStates
 from kop.storage.memory.space import Space
-from kop.storage.partition import NOTHING_TO_READ, Partition, stamped
+from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
+from kop.storage.transaction_index import AbortedTransaction
 
 _log = logging.getLogger(__name__)
 
@@ -99,20 +101,72 @@ class MemoryLog(Partition):
         else:
             time = now_ms if append_time else header.max_timestamp
             base = self._take(batch, header._replace(max_timestamp=time), now_ms)
-        if not self._appends:
-            asyncio.get_running_loop().call_soon(self.commit)
-        self._appends.append((waiter, place, AppendResult(base, time if append_time else -1, self.log_start_offset)))
+        self._answer_soon(waiter, place, AppendResult(base, time if append_time else -1, self.log_start_offset))
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        bumps_epoch: bool,
+        now_ms: int,
+    ) -> asyncio.Future[None]:
+        """Write a marker; see `MarkedLog.end_transaction`. It may go beyond the memory's bound: it frees readers."""
+        waiter = MarkerFuture()
+        error = self.gone() if self.deleted else None
+        error = error or self._producers.check_marker(producer_id, producer_epoch, bumps_epoch=bumps_epoch)
+        if error is not None:
+            waiter.append_failed(0, error)
+            return waiter.future
+        base = self.high_watermark
+        if self._producers.needs_marker(producer_id, producer_epoch):
+            marker = build_marker(
+                producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch, timestamp=now_ms
+            )
+            base = self._end
+            self._producers.commit(
+                self._producers.append_marker(producer_id, producer_epoch, base, now_ms, commit=commit)
+            )
+            self._store(marker, read_header(marker), base, now_ms)
+        self._answer_soon(waiter, 0, AppendResult(base, -1, self.log_start_offset))
+        return waiter.future
+
+    @property
+    def last_stable_offset(self) -> int:
+        """See `PartitionLog.last_stable_offset`."""
+        first_open = self._producers.transactions.first_open
+        if first_open is None:
+            return self.high_watermark
+        return min(max(first_open, self.log_start_offset), self.high_watermark)
+
+    def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
+        """See `PartitionLog.aborted_between`."""
+        return self._producers.transactions.aborted_between(start, end)
+
+    @property
+    def _end(self) -> int:
+        return self._taken[-1].last + 1 if self._taken else self.high_watermark
 
     def _take(self, batch: Buffer, header: BatchHeader, now_ms: int) -> int:
-        base = self._taken[-1].last + 1 if self._taken else self.high_watermark
+        base = self._end
         entry = self._producers.append(header, base, now_ms)
         if entry is not None:
             self._producers.commit(entry)
+        self._store(batch, header, base, now_ms)
+        return base
+
+    def _store(self, batch: Buffer, header: BatchHeader, base: int, now_ms: int) -> None:
         time = header.max_timestamp
         data = stamped(batch, base, time if self.policy.log_append_time else -1)
         self._taken.append(StoredBatch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data))
         self._space.used += len(data)
-        return base
+
+    def _answer_soon(self, waiter: AppendWaiter, place: int, result: AppendResult) -> None:
+        if not self._appends:
+            asyncio.get_running_loop().call_soon(self.commit)
+        self._appends.append((waiter, place, result))
 
     def commit(self) -> None:
         """Make readable what was taken and answer the appends."""
@@ -184,6 +238,7 @@ class MemoryLog(Partition):
         if offset <= self.log_start_offset:
             return
         self.log_start_offset = offset
+        self._producers.transactions.drop_before(offset)
         self._replace(0, bisect_left(self._batches, offset, key=_LAST), [])
         self.tell()
 
@@ -211,7 +266,7 @@ class MemoryLog(Partition):
         if not policy.compact or not batches:
             return
         dirty = bisect_left(batches, self._clean_offset, key=_LAST)
-        end = len(batches)
+        end = bisect_left(batches, self.last_stable_offset, key=_LAST)
         if policy.min_compaction_lag_ms > 0:
             newest_ms = now_ms - policy.min_compaction_lag_ms
             end = next((i for i in range(dirty, end) if abs(batches[i].timestamp) > newest_ms), end)
@@ -224,7 +279,8 @@ class MemoryLog(Partition):
             now_ms=now_ms,
         ):
             return
-        cleaned = await asyncio.to_thread(_cleaned, batches[:end], dirty, last, policy, now_ms, self.title)
+        newest = NewestOffsets(aborted=tuple(self._producers.transactions.aborted))
+        cleaned = await asyncio.to_thread(_cleaned, batches[:end], dirty, last, newest, policy, now_ms, self.title)
         for old, new in cleaned:
             at = bisect_left(self._batches, old.last, key=_LAST)
             if at < len(self._batches) and self._batches[at] is old:  # else retention or DeleteRecords took it
@@ -287,13 +343,19 @@ def _newest(batches: Sequence[StoredBatch], start: int, max_bytes: int) -> Times
 
 
 def _cleaned(
-    batches: Sequence[StoredBatch], dirty: int, last: int, policy: LogPolicy, now_ms: int, title: str
+    batches: Sequence[StoredBatch],
+    dirty: int,
+    last: int,
+    newest: NewestOffsets,
+    policy: LogPolicy,
+    now_ms: int,
+    title: str,
 ) -> list[tuple[StoredBatch, StoredBatch | None]]:
     """The batches that compaction changes, each with what takes its place; on a thread.
 
     `batches[dirty:]` are the dirty ones, and may supersede records; those before `last` are cleaned.
     """
-    newest, bound = NewestOffsets(), policy.max_uncompressed_bytes
+    bound = policy.max_uncompressed_bytes
     horizon = now_ms + policy.delete_retention_ms
     changes: list[tuple[StoredBatch, StoredBatch | None]] = []
 
