@@ -73,7 +73,7 @@ def topic_policies(settings: Settings) -> str:
 
 
 def deduplication(settings: Settings) -> str:
-    """Who turns it on."""
+    """Deduplication, and who turns it on."""
     if _is_on(settings, "brokerDeduplicationEnabled"):
         return "on for every topic"
     return "off by default; the gateway turns it on for each topic that it makes or an idempotent producer writes to"

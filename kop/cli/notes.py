@@ -43,4 +43,4 @@ The first broker on a kop.pulsar.metadata.namespace chooses for all of them; one
 To change it, name another namespace: committed offsets do not come along."""
 
 NOTES: Final[Mapping[str, str]] = {"kop.pulsar.offsets": _OFFSETS}
-"""By setting; paragraphs."""
+"""The notes by the name of the setting, each in paragraphs."""

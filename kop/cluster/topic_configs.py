@@ -160,7 +160,7 @@ class ConfigSpec:
         return value
 
     def parse_wanted(self, text: str) -> Any:
-        """As `parse`, for a value that somebody asks for: what cannot be kept here is INVALID_CONFIG, too."""
+        """Parse a value that a client asks for. It is INVALID_CONFIG also where kop cannot do what it asks for."""
         value = self.parse(text)
         if self.refused is not None and (reason := self.refused(value)) is not None:
             raise PeerError(f"{self.name}={text.strip()} is not possible here: {reason}", ErrorCode.INVALID_CONFIG)
@@ -522,7 +522,7 @@ class TopicConfigs:
         )
 
     def check(self, configs: Mapping[str, str | None], *, internal: bool = False) -> dict[str, str]:
-        """As `check_configs`, and against what the topic inherits from the broker."""
+        """Check configs as `check_configs` does, and also against what the topic inherits from the broker."""
         checked = check_configs(configs, internal=internal)
         raw = checked.get(ENTRY_FORMAT, "").strip() == "kafka"
         if raw and "compact" in split_list(self.text(checked, "cleanup.policy")):

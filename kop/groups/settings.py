@@ -18,12 +18,12 @@ class GroupSettings:
     offsets_retention_minutes: int = 10_080
     offsets_retention_check_interval_ms: int = 600_000
     offset_metadata_max_bytes: int = 4096
-    """Counted in UTF-16 units, as Kafka does."""
+    """The longest metadata of an offset, in UTF-16 units as in Kafka."""
     group_initial_rebalance_delay_ms: int = 3000
     group_min_session_timeout_ms: int = 6000
     group_max_session_timeout_ms: int = 1_800_000
     group_max_size: int = 2_147_483_647
     canonical_name: Callable[[str], str] = str
-    """From any name of a topic to the one that offsets are kept under; set by the coordinator."""
+    """Gives, for any name of a topic, the name that offsets are kept under. The coordinator sets it."""
     new_member_join_timeout_ms: int = 300_000
     """How long a JoinGroup of a member that never had an id waits; fixed in Kafka (KIP-394)."""

@@ -22,7 +22,7 @@ LARGEST_REQUEST: Final = 16 * 1024 * 1024
 """Bytes of a request whose API does not declare another limit. Decoding one costs many times its size; no client comes
 near."""
 UNLIMITED: Final = 2**63 - 1
-"""For `Api.largest`: socket.request.max.bytes is the only limit."""
+"""A value of `Api.largest` that leaves socket.request.max.bytes as the only limit."""
 
 
 class AclOperation(IntEnum):
@@ -52,7 +52,7 @@ class ConnectionInfo:
     advertised: tuple[str, int] | None = None
     """Host and port of `--advertise` for this listener, or None; with an empty host only the port."""
     software_name: str = ""
-    """From ApiVersions 3 and up (KIP-511)."""
+    """The client's name of itself, from ApiVersions 3 and up (KIP-511)."""
     software_version: str = ""
     cold_reads: ColdReads | None = None
     """The reads from storage for the connection's Fetches."""

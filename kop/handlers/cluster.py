@@ -323,7 +323,7 @@ def _election(gw: Gateway, name: str, index: int) -> tuple[ErrorCode, str]:
 
 
 def list_partition_reassignments(gw: Gateway, ctx: Context, request: Message) -> Message:
-    """There are none: no partition has anywhere to go."""
+    """Answer that there are no reassignments: every partition has one replica."""
     return ListPartitionReassignmentsResponse(version=ctx.version, error_code=0, error_message=None, topics=[])
 
 
@@ -331,7 +331,7 @@ def list_partition_reassignments(gw: Gateway, ctx: Context, request: Message) ->
 
 
 def describe_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
-    """There is no authorizer that could hold any."""
+    """Answer SECURITY_DISABLED: there is no authorizer that could hold ACLs."""
     return DescribeAclsResponse(
         version=ctx.version, error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, resources=[]
     )

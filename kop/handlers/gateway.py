@@ -27,7 +27,7 @@ from kop.turns import Turns
 SEARCHES_AT_ONCE: Final = 16
 """Look-ups of offsets by time that run side by side, whoever asked."""
 SEARCH_SECONDS: Final = 20.0
-"""After it a look-up is given up by whoever asked."""
+"""The time limit of a look-up."""
 
 
 @dataclass(slots=True)

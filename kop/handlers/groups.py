@@ -277,7 +277,7 @@ def _described(version: int, group_id: str, group: Description | ErrorCode, oper
 
 
 def list_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """All groups that pass the filters."""
+    """List all groups that pass the filters."""
     version = ctx.version
     code = gw.groups.refusal
     listed = []

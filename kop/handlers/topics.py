@@ -52,7 +52,7 @@ from kop.wire.messages import (
 )
 
 _MOST_PARTITIONS = 10_000
-"""In one request, as Kafka."""
+"""The most partitions of one request, as in Kafka."""
 _METADATA_TOPIC = "__cluster_metadata"
 
 _log = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ class _Deletion:
 
     name: str | None
     topic_id: UUID | None = None
-    """As clients know it: `topic` has the engine's."""
+    """The topic's id as clients know it; `topic` has the engine's id."""
     code: ErrorCode = ErrorCode.NONE
     message: str | None = None
     topic: TopicInfo | None = None

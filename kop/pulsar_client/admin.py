@@ -143,7 +143,7 @@ class Admin(Rest):
         await self._call("PUT", f"namespaces/{namespace_path(namespace)}", policies and dict(policies), repeat=False)
 
     async def namespace_policies(self, namespace: str) -> dict[str, Any]:
-        """All its policies by the names of the stored form (`retention_policies`, `encryption_required`)."""
+        """A namespace's policies, by the names of the stored form (`retention_policies`, `encryption_required`)."""
         return await self._object(f"namespaces/{namespace_path(namespace)}")
 
     async def namespace_policy(self, namespace: str, name: str) -> Any:
@@ -268,7 +268,7 @@ class Admin(Rest):
         await self.set_policy(topic, _DEDUPLICATION, enabled)
 
     async def get_deduplication(self, topic: str, *, applied: bool = False) -> bool | None:
-        """None: not set."""
+        """Whether a topic deduplicates; None where that is not set."""
         enabled: bool | None = await self.policy(topic, _DEDUPLICATION, applied=applied)
         return enabled
 
@@ -376,7 +376,7 @@ class Admin(Rest):
         await self._call("PUT", f"{topic_path(topic)}/compaction", repeat=False)
 
     async def compaction_status(self, partition: str) -> CompactionStatus:
-        """Of the last or the running compaction of this partition."""
+        """The status of the running, or else the last, compaction of a partition."""
         found = await self._object(f"{topic_path(partition)}/compaction", "status")
         return CompactionStatus(found["status"], found.get("lastError") or "")
 

@@ -73,7 +73,7 @@ class PendingEntries:
     def __init__(self) -> None:
         self._pending: dict[int, PendingEntry] = {}
         self._unsent: deque[PendingEntry] = deque()
-        """Those of them that wait for a connection that takes them."""
+        """Pending entries that wait for a connection that takes them."""
         self.bytes = 0
         """Bytes of all pending entries."""
 

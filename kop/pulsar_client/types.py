@@ -21,11 +21,11 @@ class Position(NamedTuple):
 
 
 EARLIEST = Position(-1, -1)
-"""As the start of a reader: the first entry that is kept."""
+"""A start of a reader: the first entry that is kept."""
 LATEST = Position(2**63 - 1, 2**63 - 1)
-"""As the start of a reader: behind the last entry."""
+"""A start of a reader: behind the last entry."""
 DUPLICATE = Position(-1, -1)
-"""As a receipt: deduplication dropped the entry, an earlier copy is stored somewhere."""
+"""A receipt which says that deduplication dropped the entry: an earlier copy is stored somewhere."""
 
 
 @dataclass(slots=True)

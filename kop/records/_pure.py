@@ -69,7 +69,9 @@ RAW_PROPERTY: Final = b"entry.format"
 RAW_VALUE: Final = b"kafka"
 
 MAX_SHOWN: Final = 1_000
-"""Of more headers none becomes a property. Part of how batches are split: never change it."""
+"""Where a record has more headers than this, none becomes a property. It is part of how batches are split: never
+change it.
+"""
 MAX_PROPERTIES: Final = 100_000
 MOST_REJECTED: Final = 1_000
 """Of more records without a key the numbers are not told: a peer can put nine million into 64 MiB."""

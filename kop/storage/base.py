@@ -91,7 +91,7 @@ class AppendResult:
     """Milliseconds since the epoch for LogAppendTime topics, else -1."""
     log_start_offset: int
     throttle_ms: int = 0
-    """For how long the client had better send nothing: the storage holds back what is under way (KIP-219)."""
+    """How long the client should send nothing, because the storage holds back what is under way (KIP-219)."""
 
 
 class AppendWaiter(Protocol):
@@ -247,7 +247,7 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
-        """As `submit`, for one who waits for a single batch: a future of the result, or of the KopError."""
+        """Submit one batch, and return a future of its result or KopError; see `submit`."""
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
         """What is in memory from the batch that holds `offset` on, or None where it has to be read from storage.
@@ -258,7 +258,9 @@ class PartitionLog(LeaderOfLog, Protocol):
         """
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
-        """As `read_cached`, from storage. Where compaction took the batch of `offset`, the next one answers."""
+        """Read batches from storage; see `read_cached`. Where compaction took the batch of `offset`, the next one
+        answers.
+        """
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` each time the high watermark or the log start moves or the topic goes; returns the undo."""
@@ -368,7 +370,7 @@ class Brokers(Protocol):
 
     @property
     def brokers(self) -> Sequence[LiveBroker]:
-        """All of them; this one, too, once it has joined. Empty where there can be no other."""
+        """All live brokers, this one included once it has joined. Empty where there can be no other broker."""
 
     @property
     def brokers_fresh(self) -> bool:

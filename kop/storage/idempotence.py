@@ -67,7 +67,7 @@ class BatchMetadata:
     timestamp: int
     """The batch's max timestamp (ms), for DescribeProducers."""
     pending: bool = True
-    """Not durable yet: a duplicate has to wait for it."""
+    """Whether the batch is not durable yet, so that a duplicate has to wait for it."""
     owner: object = None
     """The caller's, untouched here: the future of a pending batch, say."""
 

@@ -37,7 +37,7 @@ class AppendFuture:
             self.future.set_result(result)
 
     def append_failed(self, place: int, error: KopError) -> None:
-        """As `appended`. The future gets an error of its own: it will be raised."""
+        """End the future with an error of its own, since it will be raised."""
         if not self.future.done():
             self.future.set_exception(error.fresh_copy())
 

@@ -34,7 +34,7 @@ class _Step(NamedTuple):
     producer_id: int
     offset: int
     first_offset: int
-    """Of the transaction; the same as `offset` where it began."""
+    """The first offset of the transaction. It equals `offset` where the transaction began."""
     commit: bool | None
     """None: it began."""
 

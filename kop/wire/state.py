@@ -59,13 +59,13 @@ class OffsetCommitValue:
 
     offset: int
     leader_epoch: int = -1
-    """From version 3 on."""
+    """The leader epoch of the committed offset, from version 3 on."""
     metadata: str = ""
     commit_timestamp: int = -1
     expire_timestamp: int = -1
     """In version 1 only: from OffsetCommit requests that name a retention time (versions 2 to 4)."""
     topic_id: UUID | None = None
-    """From version 4 on."""
+    """The id of the topic, from version 4 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class MemberMetadata:
     client_id: str
     client_host: str
     rebalance_timeout_ms: int
-    """From version 1 on, else -1."""
+    """The member's rebalance timeout, from version 1 on; else -1."""
     session_timeout_ms: int
     subscription: bytes
     assignment: bytes

@@ -99,7 +99,7 @@ class ClassicGroup:
 
     @property
     def offsets_age_since(self) -> int | None:
-        """From when on committed offsets grow old, those apart whose topics are consumed (KIP-211).
+        """Since when committed offsets age, except those of topics that members consume (KIP-211).
 
         - A group that only stores offsets, and a consumer group that is stable and whose subscriptions are known: -1,
           each from its commit.
@@ -211,7 +211,7 @@ class ClassicGroup:
         return self._take()
 
     def resume(self, now: int) -> list[Effect]:
-        """After `load`: every session starts again; a group above the size limit rebalances."""
+        """Start every session again after `load`. A group above the size limit rebalances."""
         for member in self.roster:
             self._beat(member, now)
         if self.state is State.STABLE and len(self.roster) > self.settings.group_max_size:

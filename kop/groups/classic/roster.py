@@ -31,7 +31,7 @@ class Member:
     rebalance_timeout_ms: int
     assignment: bytes = b""
     is_new: bool = False
-    """Its first JoinGroup waits: it does not know its id, so it cannot send heartbeats."""
+    """Whether the member's first JoinGroup waits. It does not know its id then, so it cannot send heartbeats."""
     join_token: Token | None = None
     sync_token: Token | None = None
     deadline: int = NEVER
@@ -103,7 +103,7 @@ class Roster:
     leader: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)
-    """From group.instance.id to member id."""
+    """Member ids by group.instance.id."""
     pending: dict[str, int] = field(default_factory=dict)
     """Member ids that were handed out and not yet used (KIP-394), with their deadlines."""
     waiting_to_join: int = 0
@@ -111,7 +111,7 @@ class Roster:
     subscribed: frozenset[str] | None = None
     """The topics that consumers subscribe to; None where that is not known."""
     canonical_name: Callable[[str], str] = str
-    """From any name of a topic to the one that offsets are kept under."""
+    """Gives, for any name of a topic, the name that offsets are kept under."""
     _support: Counter[str] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Member]:
@@ -185,7 +185,7 @@ class Roster:
         member.session_timeout_ms = session_timeout_ms
 
     def set_join_token(self, member: Member, token: Token | None) -> None:
-        """Set or clear what waits for the member's JoinGroup answer."""
+        """Set or clear the token of the member's waiting JoinGroup."""
         self.waiting_to_join += (token is not None) - (member.join_token is not None)
         member.join_token = token
 

@@ -28,7 +28,7 @@ _BEFORE: Final = {
     State.STABLE: {State.COMPLETING_REBALANCE},
     State.DEAD: {State.EMPTY},
 }
-"""From which states a state may be entered."""
+"""For each state the states from which it may be entered."""
 
 
 def check_step(group_id: str, before: State, after: State) -> None:

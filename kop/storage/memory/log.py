@@ -73,7 +73,7 @@ class MemoryLog(Partition):
         self._producers = ProducerStates()
 
     def reopened(self, space: Space, policy: LogPolicy) -> MemoryLog:
-        """The same log in another engine, as after a restart: nobody watches it."""
+        """The same log for another engine, as after a restart: it has no observers."""
         log = type(self)(space, self.topic, self.index, policy)
         log.log_start_offset, log.high_watermark = self.log_start_offset, self.high_watermark
         log.size_bytes, log._batches = self.size_bytes, self._batches

@@ -41,6 +41,6 @@ class Space:
         return None
 
     def free(self, size: int) -> None:
-        """So many bytes are no longer held."""
+        """Note that `size` bytes are no longer held."""
         self.used -= size
         self._full = False

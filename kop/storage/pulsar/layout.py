@@ -46,7 +46,7 @@ NAME_PROPERTY: Final = "kop.topic_name"
 """Pulsar's full name of the topic that the id was made for."""
 CONFIGS_PROPERTY: Final = "kop.configs"
 RAW_PROPERTY: Final = "kop.raw_entries"
-"""Set for good where batches may have been stored as they came: Pulsar's compaction fails on them."""
+"""Set for good where a topic may hold batches as they came, on which Pulsar's compaction fails."""
 CREATED_PROPERTY: Final = "kop.created"
 """When the topic was made, in milliseconds since 1970."""
 UNFINISHED_PROPERTY: Final = "kop.unfinished"
@@ -55,9 +55,9 @@ DELETING_PROPERTY: Final = "kop.deleting"
 """When a broker began to delete the topic, in ms since 1970: no producer may come back from then on."""
 
 LOG_START: Final = "log_start"
-"""Kept of a partition: the first offset that may be read, where DeleteRecords moved it."""
+"""The number kept of a partition whose start DeleteRecords moved: the first offset that may be read."""
 CLOCK_AHEAD: Final = "clock_ahead"
-"""Kept of a partition: by how many ms a record's timestamp was ahead of the gateway's clock."""
+"""The number kept of a partition with a record of the future: by how many ms it was ahead of the broker's clock."""
 
 _PARTITION: Final = re.compile(r"(.+)-partition-(\d+)\Z")
 _FOREIGN: Final = re.compile(r"([-\w.=:]+)/[-\w.=:]+/(?!__)[a-zA-Z0-9._-]+\Z", re.ASCII)
@@ -87,7 +87,7 @@ def may_be_named(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TopicNaming:
-    """From names as Kafka clients use them to Pulsar's full names, and back."""
+    """Turns topic names of Kafka clients into Pulsar's full names, and back."""
 
     namespace: str
     """`tenant/namespace` whose topics Kafka clients see."""

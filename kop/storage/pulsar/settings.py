@@ -22,9 +22,12 @@ class PulsarSettings:
     read_ahead_bytes: int = 256 << 20
     """What all readers behind the tails may hold together."""
     tail_seconds: float = 300.0
-    """After it a partition that nobody asks for has no reader any more; the next who asks attaches it again."""
+    """Seconds after which a partition that nobody asks for has no reader any more. The next request attaches it again.
+    """
     idle_seconds: float = 10.0
-    """After it a producer of an idempotent producer id is closed, so that another broker may have its name."""
+    """Seconds after which an unused producer of an idempotent producer id is closed, so that another broker may open
+    it.
+    """
     list_seconds: float = 60.0
     """Time between full listings, which find what the watcher missed."""
     offsets: str = "index"

@@ -89,7 +89,7 @@ class Upkeep:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def look_at_ends(self) -> None:
-        """Both ends of some logs in turn: retention moves the start, and a tail may wait where Pulsar moved it.
+        """Look at both ends of some logs in turn: retention moves the start, and a tail may wait where Pulsar moved it.
 
         Readers that meet a gap ask by themselves.
         """

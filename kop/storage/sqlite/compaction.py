@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
     first_dirty: int
     end: int
-    """Nothing from here on may supersede: not old enough, or not there yet."""
+    """The offset from which on records supersede none: they are too young, or not there yet."""
     last_base: int
     """Base offset of the log's last batch."""
 

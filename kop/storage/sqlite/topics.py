@@ -85,7 +85,7 @@ class SqliteTopics(TopicTable):
         return await self._change(self._set_configs(topic_id, frozen(configs)))
 
     async def differing_configs(self, topic_id: UUID) -> Mapping[str, str]:
-        """None: nobody else changes what is here."""
+        """None: nobody else changes topics."""
         return {}
 
     async def refresh(self, topic_id: UUID) -> None:

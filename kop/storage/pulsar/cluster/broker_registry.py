@@ -308,7 +308,7 @@ class BrokerRegistry:
         return next((other for other in others if other.node_id > own), others[0] if others else None)
 
     async def _look(self, live: LiveBrokers) -> bool:
-        """See who is attached; False where the Pulsar broker does not know yet."""
+        """Ask who is attached. False where the Pulsar broker does not know yet."""
         stats = await self._admin.stats(self._partition)
         attached = {
             broker.node_id: broker for broker in map(_broker_of, stats.get("publishers", ())) if broker is not None

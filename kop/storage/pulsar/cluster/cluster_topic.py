@@ -40,7 +40,7 @@ class ClusterTopic:
     # --- the start of a broker
 
     async def make_namespace(self) -> None:
-        """See to it that the metadata namespace exists, and that Pulsar keeps everything in it."""
+        """Make the metadata namespace where it is missing, and have Pulsar keep everything in it."""
         if not await self._admin.namespace_exists(self._namespace):
             try:
                 await self._admin.create_namespace(self._namespace)
@@ -50,7 +50,7 @@ class ClusterTopic:
         await self._admin.set_namespace_retention(self._namespace, FOREVER)
 
     async def open(self) -> str:
-        """See to it that the topic exists; returns the cluster id. BackendError where its property does not parse."""
+        """Make the topic where it is missing; returns the cluster id. BackendError where that does not parse."""
         try:
             properties = await self.properties()
         except PulsarError as error:

@@ -99,7 +99,7 @@ class LiveBrokers:
         self._leaving[node_id] = now
 
     def is_dead(self, node_id: int) -> None:
-        """It is known otherwise that a broker neither answers nor holds its place: it is gone at once."""
+        """Remove a broker at once: it neither answers nor holds its name, as another check has shown."""
         if node_id != self.own.node_id:
             self.brokers = tuple(broker for broker in self.brokers if broker.node_id != node_id)
             self._absences.pop(node_id, None)

@@ -120,13 +120,17 @@ class OffsetMapping(Protocol):
         """Whether an offset before the log start is answered with what is there from the start on."""
 
     async def locate(self, entries: PartitionEntries, offset: int, back: int) -> Position:
-        """From where a reader meets the entry that holds `offset`, and chunks up to `back` entries before it."""
+        """The position from which a reader meets the entry that holds `offset`, and chunks up to `back` entries before
+        it.
+        """
 
     async def emptied_end(self, entries: PartitionEntries) -> int:
         """The log end of a partition without entries."""
 
     def check(self, entries: Sequence[transcode.SendFrame], last: Position) -> None:
-        """Before a batch is sent, behind `last`: MESSAGE_TOO_LARGE, KAFKA_STORAGE_ERROR where it can have none."""
+        """Check a batch before it is sent behind `last`. MESSAGE_TOO_LARGE, KAFKA_STORAGE_ERROR where it can have no
+        offsets.
+        """
 
     def first_id(self, position: Position, count: int) -> int | None:
         """The first of `count` numbers that are the entry's at `position` alone; None where the index has to tell."""

@@ -31,7 +31,7 @@ class PartitionServices:
     cache: TailCache
     read_budget: ReadBudget
     attaching: Turns
-    """Of the partitions that wait to attach, a bounded number attach at a time."""
+    """Bounds how many partitions attach at a time."""
     producer_naming: Callable[[], ProducerNaming]
     """Names of this broker's Pulsar producers. For use after the start of the engine, which reads the cluster id."""
 

@@ -51,7 +51,7 @@ class FollowedLog(Protocol):
 
     @property
     def last_position(self) -> Position:
-        """Of the entry before the high watermark."""
+        """The position of the entry before the high watermark."""
 
     def from_tail(self, stored: EntryWithOffsets) -> None:
         """The tail brought an entry."""

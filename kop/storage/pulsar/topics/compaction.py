@@ -96,7 +96,7 @@ class Compactions:
     ) -> None:
         """`partitions` tells all partitions that there are now, `pulsar_topic` what Pulsar has of a topic by its id."""
         self.uncompacted: dict[tuple[str, int], Uncompacted] = {}
-        """By topic and partition, of those that this broker leads."""
+        """What no compaction has seen, by topic and partition, of the partitions that this broker leads."""
         self._context = context
         self._partitions = partitions
         self._pulsar_topic = pulsar_topic

@@ -54,7 +54,7 @@ class Table(Protocol):
         """Look at topics that nobody has told of; returns those that could not be read."""
 
     def watched(self, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]) -> None:
-        """These topics have to be looked at again."""
+        """Have these topics looked at again; see `PulsarTopics.watched`."""
 
 
 class ForeignTopics:

@@ -82,7 +82,7 @@ class OncePerTopic:
 
 
 class WriteChecks:
-    """Both questions about each topic."""
+    """Makes both checks of each topic."""
 
     def __init__(self, context: PulsarContext, topics: PulsarTopics, policy: Callable[[TopicInfo], LogPolicy]) -> None:
         self._context = context
