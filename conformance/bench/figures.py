@@ -19,7 +19,10 @@ Figure = Callable[["Run"], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One load against one server. `cpu_seconds` is the server's, None where that says nothing."""
+    """One load against one server. `cpu_seconds` is the server's, None where that says nothing.
+
+    `client_cpu_seconds` is in no column: it tells, in the file of all figures, that the client was not the bottleneck.
+    """
 
     seconds: float
     records: float
@@ -28,6 +31,7 @@ class Run:
     cpu_seconds: float | None = None
     p50_ms: float | None = None
     p99_ms: float | None = None
+    client_cpu_seconds: float | None = None
 
 
 def rate(run: Run) -> float | None:

@@ -109,8 +109,8 @@ class PulsarPerf:
                 payload.flush()
                 settings += ["-z", row.codec.upper(), "-f", payload.name]
             with self._run("produce", [*settings, f"persistent://{topic}"]) as lines:
-                began = _await(lines, "publishers on topic")
-                ended = _await(lines, "DONE")
+                began = wait_for_line(lines, "publishers on topic")
+                ended = wait_for_line(lines, "DONE")
                 count = self._rest.counter(topic, "msgInCounter")
         self._rest.delete_topic(topic)
         return Run(ended - began, count, bytes=count * row.record_bytes)
@@ -120,7 +120,7 @@ class PulsarPerf:
         begun = self._rest.counter(topic, "msgOutCounter")
         settings = ["-sp", "Earliest", "-ss", f"bench-{time.time_ns()}", f"persistent://{topic}"]
         with self._run("consume", settings) as lines:
-            began = _await(lines, "consumers per subscription")
+            began = wait_for_line(lines, "consumers per subscription")
             while (count := self._rest.counter(topic, "msgOutCounter") - begun) < records:
                 if time.monotonic() > began + READ_SECONDS:
                     raise LoadFailed(f"pulsar-perf read {count} of {records} records in {READ_SECONDS} s")
@@ -144,7 +144,7 @@ class PulsarPerf:
                 process.stdout.close()
 
 
-def _await(lines: Iterator[str], text: str) -> float:
+def wait_for_line(lines: Iterator[str], text: str) -> float:
     """When a line with `text` comes. LoadFailed where it ends before."""
     last = ""
     for line in lines:

@@ -5,6 +5,7 @@
 JSON holds `address`, `topic` and what the load needs (see the functions). One JSON object on stdout says what was seen:
 `requests` and `records` that were acknowledged or read, `bytes` of records, and `seconds` from before the first
 connection to the last answer, so that connecting and everything that a server does at first use are inside.
+`client_cpu_seconds` is the client's own, with the start of its process.
 
 It costs less than any server that it drives: nothing is encoded per record, answers are read for their error code, and
 all requests that may go out are one write.
@@ -243,7 +244,8 @@ def main() -> None:
     loads: dict[str, Callable[..., Coroutine[Any, Any, dict[str, float]]]]
     loads = {"produce": produce, "fetch": fetch, "commit": commit}
     try:
-        print(json.dumps(uvloop.run(loads[what](**given))))
+        seen = uvloop.run(loads[what](**given))
+        print(json.dumps(seen | {"client_cpu_seconds": time.process_time()}))
     except (LoadFailed, OSError, TimeoutError) as error:
         sys.exit(f"{what} {arguments}: {error or type(error).__name__}")
 

@@ -10,6 +10,7 @@ from conformance.bench.figures import (
     cpu_a_record,
     cpu_a_request,
     head,
+    in_words,
     line,
     median,
     number,
@@ -125,3 +126,9 @@ def test_the_table_begins_with_ratios_and_its_columns_line_up() -> None:
 def test_a_row_without_a_peer_has_dashes_for_ratios() -> None:
     cells = dict(zip(head("peer"), line(Row("r", "produce"), [RUN], [], "peer"), strict=True))
     assert (cells["rate / peer"], cells["peer"], cells["CPU us/request"]) == ("-", "-", "100")
+
+
+def test_a_finished_row_is_said_in_words_without_what_it_lacks() -> None:
+    said = in_words(line(Row("pulsar-in-1k", "produce"), [RUN], runs(4000), "pulsar-perf"))
+    assert said.startswith("pulsar-in-1k: rate / pulsar-perf 0.50, CPU us/record 25.00,")
+    assert "-," not in said

@@ -1,0 +1,119 @@
+"""A round of the benchmark asks each server and the right peer, in turns; CPU is that of all threads of a process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conformance.bench import loads
+from conformance.bench.engines import KAFKA, KOP, OTHER, PERF, Engines
+from conformance.bench.figures import Run
+from conformance.bench.loads import QUICK, Native, Server, Sizes
+from conformance.bench.measure import LoadFailed, cpu_seconds, load
+from conformance.bench.pulsar_side import PulsarPerf, Rest, wait_for_line
+from conformance.bench.rows import Row
+from conformance.servers import Kop, Pulsar
+
+RUN = Run(seconds=1, records=1)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which servers were measured, in this order."""
+    names: list[str] = []
+
+    def measured(server: Server, _row: Row, _sizes: Sizes) -> Run:
+        names.append(server.name)
+        return RUN
+
+    for name in loads.SIMPLE:
+        monkeypatch.setitem(loads.SIMPLE, name, measured)
+    return names
+
+
+class FakeNative(Native):
+    """Answers for pulsar-perf and pulsar-client."""
+
+    def peer(self, row: Row, sizes: Sizes) -> Run | None:
+        return RUN
+
+    def bare(self, row: Row, sizes: Sizes) -> Run:
+        return RUN
+
+
+def native() -> Native:
+    perf = PulsarPerf.__new__(PulsarPerf)  # its start looks for Pulsar's distribution
+    return FakeNative("pulsar://h:1", Rest("http://h:1"), "public/n", perf)
+
+
+def server(name: str, folder: Path) -> Server:
+    return Server(name, Kop(folder))
+
+
+def test_two_checkouts_take_turns_in_the_order_a_b_b_a(asked: list[str], tmp_path: Path) -> None:
+    both = Engines(QUICK, [server(KOP, tmp_path), server(OTHER, tmp_path)])
+    for number in (1, 2, 3):
+        assert both.round(Row("r", "produce"), number) == {KOP: RUN, OTHER: RUN}
+    assert asked == [KOP, OTHER, OTHER, KOP, KOP, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("row", "peers"),
+    [
+        (Row("r", "produce", engine="embedded"), {KAFKA}),
+        (Row("r", "latency", engine="embedded"), {KAFKA}),
+        (Row("r", "produce"), {PERF}),
+        (Row("r", "librdkafka"), {PERF}),
+        (Row("r", "latency"), {"pulsar-client"}),
+        (Row("r", "commit"), {KAFKA}),
+        (Row("r", "bare-in"), set()),
+    ],
+    ids=lambda value: f"{value.engine}-{value.load}" if isinstance(value, Row) else "",
+)
+def test_each_row_has_the_peer_that_does_the_same(asked: list[str], tmp_path: Path, row: Row, peers: set[str]) -> None:
+    over = native() if row.engine == "pulsar" else None
+    found = Engines(QUICK, [server(KOP, tmp_path)], kafka=server(KAFKA, tmp_path), native=over).round(row, 1)
+    assert found.keys() == {KOP} | peers
+
+
+def test_rows_that_cannot_be_measured_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Pulsar, "own", property(lambda _self: False))
+    shared = Engines(QUICK, [server(KOP, tmp_path)], pulsar=Pulsar())
+    cold = Row("r", "fetch", source="broker-cold")
+    assert "restarts the broker" in shared.can(cold)
+    assert "in any case" in shared.can(Row("r", "bare-in"))
+    assert shared.can(replace(cold, source="gateway-cold")) == ""
+
+
+def test_the_cpu_of_a_process_has_that_of_its_threads_that_have_ended() -> None:
+    def work() -> None:
+        while time.thread_time() < 0.05:
+            pass
+
+    before = cpu_seconds(os.getpid())
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert cpu_seconds(os.getpid()) - before >= 0.05
+
+
+def test_a_process_that_is_gone_has_no_cpu() -> None:
+    with pytest.raises(ProcessLookupError):
+        cpu_seconds(2**22 + 1)
+
+
+def test_a_load_that_fails_says_why() -> None:
+    with pytest.raises(LoadFailed, match=r"produce .*127\.0\.0\.1:1\b"):
+        load("raw", "produce", '{"address": "127.0.0.1:1", "topic": "t"}')
+
+
+def test_lines_of_pulsar_perf_are_awaited() -> None:
+    lines = iter(["warming up\n", "Created 1 producers\n", "DONE\n"])
+    assert wait_for_line(lines, "Created") <= wait_for_line(lines, "DONE")
+    with pytest.raises(LoadFailed, match="ended before it said 'DONE'"):
+        wait_for_line(lines, "DONE")
