@@ -416,14 +416,19 @@ class ProduceRules:
                 ErrorCode.INVALID_TIMESTAMP,
             )
 
+    def changes_codec(self, header: BatchHeader) -> bool:
+        """Whether a batch is stored in another codec than its own."""
+        return self.codec is not None and header.codec != self.codec
+
     def stored(self, batch: Buffer, header: BatchHeader, records: Buffer | None = None) -> tuple[Buffer, BatchHeader]:
         """A checked batch as it is to be stored, and its header: `batch` itself unless its codec has to change.
 
         `records` are the batch's own without compression, where the caller has them. INVALID_RECORD where they cannot
         be decompressed, MESSAGE_TOO_LARGE where the batch is too large in the other codec.
         """
-        if self.codec is None or header.codec == self.codec:
+        if not self.changes_codec(header):
             return batch, header
+        assert self.codec is not None
         if records is None:
             records = inflated(batch, header, self.max_uncompressed_bytes)
         batch, header = recompress(batch, header, self.codec, records)

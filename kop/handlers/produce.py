@@ -25,7 +25,7 @@ from kop.errors import BackendError, ErrorCode, FrameError, KopError
 from kop.handlers.api import UNLIMITED, AclOperation, Api, Context, Frame
 from kop.handlers.gateway import Gateway
 from kop.records.batch import check_produced, is_transactional, read_header, stamp_max_timestamp
-from kop.records.validation import RecordsRejectedError, check_records
+from kop.records.validation import RecordsRejectedError, check_records, inflated
 from kop.storage.base import AppendResult, Buffer, PartitionLog, TopicInfo
 from kop.wire.produce import ProduceCall, ProducePartition, ProducePartitionAnswer, encode_response, parse
 
@@ -60,8 +60,8 @@ class _PendingProduce:
         """Ends with the frame, or None for acks=0. It is there once all appends were submitted and some wait."""
 
     def reserve(self, size: int) -> None:
-        """Before a batch is decompressed to at most `size` bytes. BackendError where the request had its share."""
-        if self.room > 0:
+        """See `AppendWaiter.reserve`."""
+        if self.room > 0 or size < 0:
             self.room -= size
             return
         if self.room != _TOLD:
@@ -199,19 +199,24 @@ def _submit(
     if gw.engine.promises.checks_records:
         rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
         body = None
+        if header.codec and rules.changes_codec(header):
+            pending.reserve(rules.max_uncompressed_bytes)
+            body = inflated(records, header, rules.max_uncompressed_bytes)
+            pending.reserve(len(body) - rules.max_uncompressed_bytes)
     else:
         most = rules.max_uncompressed_bytes if header.codec else 0
         if most:
             pending.reserve(most)
         earliest, latest, body = check_records(records, header, rules.compact, most)
         if most:
-            pending.room += most - len(body)
+            pending.reserve(len(body) - most)
         rules.check_timestamp(earliest, latest, ctx.now_ms)
         if latest != header.max_timestamp and not rules.log_append_time:
             stored = bytearray(records)  # as Kafka does: look-ups by time go by what the header says
             stamp_max_timestamp(stored, latest)
             header = read_header(stored)
     stored, header = rules.stored(stored, header, body)
+    del body  # a log that decompresses, too, would hold both
     gw.metrics.produced_bytes.inc(header.size)
     gw.metrics.produced_records.inc(header.record_count)
     # A view of the shared receive buffer is copied; a frame's own memory and a recompressed batch are ours to keep.

@@ -110,6 +110,8 @@ class SendFrame(NamedTuple):
     """Index of its first record in the batch."""
     entry_size: int
     """Bytes of metadata and payload."""
+    decompressed: int = 0
+    """Bytes to which its records had to be decompressed."""
 
 
 @raises_without_frames
@@ -169,7 +171,7 @@ def to_frames(
             packed, messages, codec if smaller else 0, len(payload), False,
             producer_id, name, sequence_base + first, publish_time,
         )  # fmt: skip
-        frames.append(SendFrame(frame, messages, first, entry_size(frame)))
+        frames.append(SendFrame(frame, messages, first, entry_size(frame), len(payload)))
         first += messages
     return frames
 
@@ -200,9 +202,9 @@ def to_raw_frame(
             f"batch of {header.size} bytes, the limit is {max_size - ENTRY_ROOM}", ErrorCode.MESSAGE_TOO_LARGE
         )
     whole = memoryview(batch)[: header.size]
-    check_records(whole, header, False, max_bytes)
+    size = len(check_records(whole, header, False, max_bytes).body)
     frame = twin.send_frame(whole, count, 0, 0, True, producer_id, name, sequence_base, publish_time)
-    return SendFrame(frame, count, 0, entry_size(frame))
+    return SendFrame(frame, count, 0, entry_size(frame), size if header.codec else 0)
 
 
 @raises_without_frames

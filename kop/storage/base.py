@@ -97,8 +97,14 @@ class AppendResult:
 class AppendWaiter(Protocol):
     """Whoever submitted batches; one object for all batches of a request. See `PartitionLog.submit`.
 
-    Both methods only take note and return: they raise nothing and ask nothing of a log.
+    `appended` and `append_failed` only take note and return: they raise nothing and ask nothing of a log.
     """
+
+    def reserve(self, size: int) -> None:
+        """An engine that checks records (`Promises.checks_records`) will decompress a batch to at most `size` bytes.
+
+        Below zero: so many fewer they were. BackendError where the request had its share: the batch is refused.
+        """
 
     def appended(self, place: int, result: AppendResult) -> None:
         """The batch that was submitted with `place` is durable."""

@@ -31,6 +31,9 @@ class AppendFuture:
     def __init__(self) -> None:
         self.future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
 
+    def reserve(self, size: int) -> None:
+        """One batch by itself is not bounded."""
+
     def appended(self, place: int, result: AppendResult) -> None:
         """End the future, where nobody has given it up."""
         if not self.future.done():
@@ -49,6 +52,9 @@ class MarkerFuture:
 
     def __init__(self) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def reserve(self, size: int) -> None:
+        """A marker is never compressed."""
 
     def appended(self, place: int, result: AppendResult) -> None:
         """End the future, where nobody has given it up."""

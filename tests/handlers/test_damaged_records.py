@@ -86,32 +86,39 @@ def test_damaged_records_are_refused(tmp_path: Path, codec: Codec) -> None:
     run(main())
 
 
-def test_a_request_may_decompress_to_so_much_and_the_rest_is_to_be_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bombs without end in one frame would hold the loop for as long as they like."""
+@pytest.fixture
+def bounded_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request may decompress to 10 MiB, a batch to 4 MiB."""
     monkeypatch.setattr(produce_handler, "MOST_DECOMPRESSED", 10 << 20)
     monkeypatch.setattr(topic_configs, "_WALK_AT_LEAST", 4 << 20)
 
-    async def send(client: RawClient, *records: bytes) -> list[tuple[int, int]]:
-        parts = [produce_fields("t", data, version=9) for data in records]
+
+async def has_room_for_so_much(client: RawClient, name: str, codec: Codec, **configs: str) -> None:
+    """Bombs without end in one frame would hold the loop for as long as they like."""
+
+    async def send(*records: bytes) -> list[tuple[int, int]]:
+        parts = [produce_fields(name, data, version=9) for data in records]
         for more in parts[1:]:
             parts[0]["topic_data"][0].partition_data += more["topic_data"][0].partition_data
         answer = await client.call(0, 9, **parts[0])
         return [(part.error_code, part.base_offset) for part in answer.responses[0].partition_responses]
 
+    await make(client, name, max_message_bytes="200000", **configs)
+    later = (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    bombs = [bomb(codec, 5 << 20)] * 5
+    plain = batch([b"a"])
+    assert await send(*bombs, plain) == [INVALID] * 3 + [later] * 2 + [(0, 0)]
+    large = batch([bytes(3 << 20)], codec=codec)
+    assert await send(*[large] * 5) == [(0, 1), (0, 2), (0, 3), (0, 4), later]
+    small = batch([b"a" * 100], codec=codec)
+    assert await send(*[small] * 100) == [(0, 5 + index) for index in range(100)]
+
+
+@pytest.mark.usefixtures("bounded_requests")
+def test_a_request_may_decompress_to_so_much_and_the_rest_is_to_be_sent_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
-            client = await RawClient.connect(serving)
-            await make(client, "t", max_message_bytes="200000")
-            later = (ErrorCode.KAFKA_STORAGE_ERROR, -1)
-            bombs = [bomb(Codec.ZSTD, 5 << 20)] * 5
-            plain = batch([b"a"])
-            assert await send(client, *bombs, plain) == [INVALID] * 3 + [later] * 2 + [(0, 0)]
-            large = batch([bytes(3 << 20)], codec=Codec.ZSTD)
-            assert await send(client, *[large] * 5) == [(0, 1), (0, 2), (0, 3), (0, 4), later]
-            small = batch([b"a" * 100], codec=Codec.ZSTD)
-            assert await send(client, *[small] * 100) == [(0, 5 + index) for index in range(100)]
+            await has_room_for_so_much(await RawClient.connect(serving), "t", Codec.ZSTD)
 
     run(main())
 
@@ -135,6 +142,19 @@ def test_damaged_records_are_refused_over_pulsar(over_pulsar: PulsarGateway, cod
         client = await RawClient.open(*over_pulsar.address)
         try:
             await refuses_all(client, name, codec, kop_entry_format=entry_format)
+        finally:
+            await client.close()
+
+    run(main())
+
+
+@pytest.mark.usefixtures("bounded_requests")
+@pytest.mark.parametrize("entry_format", ["pulsar", "kafka"])
+def test_a_request_may_decompress_to_so_much_over_pulsar(over_pulsar: PulsarGateway, entry_format: str) -> None:
+    async def main() -> None:
+        client = await RawClient.open(*over_pulsar.address)
+        try:
+            await has_room_for_so_much(client, f"bombs-{entry_format}", Codec.ZSTD, kop_entry_format=entry_format)
         finally:
             await client.close()
 

@@ -134,6 +134,9 @@ class Told:
     def __init__(self) -> None:
         self.ends: list[tuple[int, int | ErrorCode]] = []
 
+    def reserve(self, size: int) -> None:
+        pass
+
     def appended(self, place: int, result: AppendResult) -> None:
         self.ends.append((place, result.base_offset))
 

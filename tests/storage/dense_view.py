@@ -64,6 +64,9 @@ class DenseWaiter:
         self._known = known
         self._count = count
 
+    def reserve(self, size: int) -> None:
+        self._waiter.reserve(size)
+
     def appended(self, place: int, result: AppendResult) -> None:
         self._batches.add(result.base_offset, self._count)
         known = self._known()

@@ -19,6 +19,7 @@ from kop.records.batch import read_header
 from kop.storage.base import AppendResult, AppendWaiter, LogPolicy, TopicInfo
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets.mapping import offset_mapping
+from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.partition.services import PartitionServices
@@ -333,6 +334,7 @@ class FakeEngine:
             cache=TailCache(1 << 20),
             read_budget=ReadBudget(1 << 30),
             attaching=Turns(64),
+            decompression=DecompressionTurns(self.loop),
             producer_naming=FakeProducerNaming,  # type: ignore[arg-type]
             refusal=lambda size: None,
             queued=self.queued,
@@ -359,6 +361,9 @@ class FakeEngine:
     def queued(self, size: int) -> tuple[AppendWaiter, int]:
         self.queued_bytes += size
         return self, size
+
+    def reserve(self, size: int) -> None:
+        pass
 
     def appended(self, size: int, result: AppendResult) -> None:
         self.queued_bytes -= size

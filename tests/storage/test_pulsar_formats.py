@@ -5,6 +5,8 @@ Over a Pulsar without sockets. `test_pulsar_raw.py` has the same on a real one.
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from batches import NOW, batch, records
 from fake_pulsar_client import STAMP, settle
@@ -18,6 +20,7 @@ from kop.records.batch import Codec, build, read_header
 from kop.records.record import Record
 from kop.records.validation import RecordsRejectedError
 from kop.storage.base import LogPolicy
+from kop.storage.pulsar.partition import decompression_turns
 
 KEYLESS = "keyless_messages_on_compacted_topic"
 RAW = "raw_batches_on_compacted_topic"
@@ -193,6 +196,42 @@ async def test_a_batch_that_grows_too_far_is_refused() -> None:
     assert play.broker.sent == []
     await play.run("aSR")
     assert play.outcomes[1] == 3
+    await play.log.close()
+
+
+@PRODUCERS
+@pytest.mark.parametrize("raw", [False, True])
+async def test_the_loop_has_its_turn_between_batches_that_are_decompressed(
+    producer: int, raw: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decompression_turns, "MOST_AT_ONCE", 5000)
+    play = Play(producer, raw_entries=raw)
+    await play.run("aSR")
+    values = [str(size % 10) * size for size in (2000, 2001, 2002, 9003, 2004, 2005)]
+    for value in values:
+        play.append(values=(value,), codec=Codec.ZSTD)
+    play.append(values=("plain",))
+    sent = [len(play.broker.sent)]
+    while sent[-1] < 8:
+        await asyncio.sleep(0)
+        sent.append(len(play.broker.sent))
+    assert [count for count, before in zip(sent, [1, *sent], strict=False) if count > before] == [4, 5, 8]
+    await play.run("SR" * 7)
+    assert play.outcomes == [3, 5, 6, 7, 8, 9, 10, 11]
+    await play.log.close()
+
+
+async def test_what_waits_for_the_loops_turn_fails_with_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decompression_turns, "MOST_AT_ONCE", 1)
+    play = Play(41)
+    await play.run("aSR")
+    for _ in range(3):
+        play.append(codec=Codec.ZSTD)
+    assert len(play.broker.sent) == 2
+    play.broker.producers[-1].on_lost(PulsarError("ConnectionLost", "so says the test"))
+    await settle()
+    assert play.outcomes[2:] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+    assert len(play.broker.sent) == 2
     await play.log.close()
 
 

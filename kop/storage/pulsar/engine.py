@@ -31,6 +31,7 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Refused, kafka_error
 from kop.storage.pulsar.layout import PERSISTENT, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
+from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.partition.log_table import LogTable
@@ -113,6 +114,7 @@ class PulsarEngine:
             cache=self.cache,
             read_budget=self.read_budget,
             attaching=Turns(_ATTACH_AT_ONCE),
+            decompression=DecompressionTurns(context.loop),
             producer_naming=lambda: self.producer_naming,
             refusal=self._write_budget.refusal,
             queued=self._write_budget.take,

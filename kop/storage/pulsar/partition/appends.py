@@ -80,6 +80,11 @@ class Append:
         """Other records lie between its entries: no one base offset tells where its records are."""
         self.error: KopError | None = None
 
+    def reserve(self, size: int) -> None:
+        """Tell those who wait that the batch will be decompressed; see `AppendWaiter.reserve`."""
+        for waiter, _ in self.waiters:
+            waiter.reserve(size)
+
     @property
     def idempotent(self) -> bool:
         """The batch has a producer id, so that its client understands DUPLICATE_SEQUENCE_NUMBER."""

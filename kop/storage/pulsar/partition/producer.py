@@ -142,11 +142,10 @@ class PartitionProducer:
     def add(self, append: Append) -> None:
         """Send a batch, or let it wait until the producer is open."""
         self.used = self._loop.time()
-        if self._producer is not None:
-            self._send(append)
-            return
         self._queue.append(append)
-        if self._opening is None:
+        if self._producer is not None:
+            self._send_queued()
+        elif self._opening is None:
             self._opening = self._loop.create_task(self._open())
 
     async def open(self) -> None:
@@ -214,8 +213,7 @@ class PartitionProducer:
                 log.debug("%s: %s begins behind %d", self._log.title, self.name, producer.last_sequence_id)
             else:
                 self._next = producer.last_sequence_id + 1
-            while self._queue and not self.ended:
-                self._send(self._queue.popleft())
+            self._send_queued()
             return
         self._opening = None
         self.fail(refused)
@@ -319,6 +317,14 @@ class PartitionProducer:
         """The error for the client; it is counted and logged."""
         return self._context.faults.refused(error, Refused.WRITES, f"cannot write to {self._log.title}")
 
+    def _send_queued(self) -> None:
+        """Send what waits, in order. What is compressed, and all behind it, may wait for the loop's next turn."""
+        while self._queue and not self.ended:
+            if self._queue[0].header.codec and self._services.decompression.is_over:
+                self._services.decompression.wait(self._send_queued)
+                return
+            self._send(self._queue.popleft())
+
     def _send(self, append: Append) -> None:
         try:
             self._send_checked(append)
@@ -407,11 +413,28 @@ class PartitionProducer:
                 )
 
     def _frames(self, append: Append, first: int, producer_id: int, *, confirm: bool) -> Sequence[transcode.SendFrame]:
-        """A batch as Pulsar gets it, in the topic's entry format; its first record has the sequence id `first`."""
+        """A batch as Pulsar gets it, in the topic's entry format; its first record has the sequence id `first`.
+
+        What a compressed one is decompressed to counts: BackendError where its request had its share of that.
+        """
+        max_bytes = min(self._log.policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED)
+        if not append.header.codec:
+            return self._converted(append, first, producer_id, max_bytes, confirm=confirm)
+        append.reserve(max_bytes)
+        self._services.decompression.add(max_bytes)
+        frames = self._converted(append, first, producer_id, max_bytes, confirm=confirm)
+        spared = sum(made.decompressed for made in frames) - max_bytes
+        append.reserve(spared)
+        self._services.decompression.add(spared)
+        return frames
+
+    def _converted(
+        self, append: Append, first: int, producer_id: int, max_bytes: int, *, confirm: bool
+    ) -> Sequence[transcode.SendFrame]:
+        """As `_frames`; `max_bytes` bounds what the batch is decompressed to."""
         owner, header = self._log, append.header
         policy, publish_time = owner.policy, int(time.time() * 1000)
         max_size = self._context.client.max_message_size
-        max_bytes = min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED)
         # A batch that Pulsar has in part was split. In one entry the rest of it would be dropped with that part.
         in_part = not confirm and self.sequences is not None and self.sequences.known(first)
         if not in_part and policy.raw_entries and self._services.may_write_raw(owner.topic.topic_id):

@@ -16,6 +16,7 @@ from kop.pulsar_client import Producer
 from kop.storage.base import AppendWaiter, TopicInfo
 from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
+from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.reading.budget import ReadBudget
@@ -32,6 +33,8 @@ class PartitionServices:
     read_budget: ReadBudget
     attaching: Turns
     """Bounds how many partitions attach at a time."""
+    decompression: DecompressionTurns
+    """Shared by all partitions, since they share the loop."""
     producer_naming: Callable[[], ProducerNaming]
     """Names of this broker's Pulsar producers. For use after the start of the engine, which reads the cluster id."""
 

@@ -38,6 +38,9 @@ class WriteBudget:
         self._none_left.clear()
         return self, size
 
+    def reserve(self, size: int) -> None:
+        """Batches count as they came."""
+
     def appended(self, size: int, result: AppendResult) -> None:
         """A batch of that size is stored."""
         self.bytes -= size
