@@ -263,3 +263,16 @@ def test_test_modules_have_names_of_their_own() -> None:
     """Pytest cannot import two files of one name, and leaves the second one out of the run."""
     names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in {"conftest.py", "__init__.py"}]
     assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_test_that_sleeps_says_why(path: Path) -> None:
+    """Tests wait for what is promised (tests/support/waiting.py). Where nothing can be waited for, the line says so."""
+    text = path.read_text()
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in {"asyncio.sleep", "time.sleep"}:
+            continue
+        assert node.end_lineno is not None
+        if ast.unparse(node.args[0]) != "0":
+            assert "  # " in lines[node.end_lineno - 1], f"{path}:{node.lineno} sleeps, and does not say why"

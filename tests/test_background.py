@@ -8,7 +8,7 @@ import logging
 import weakref
 
 import pytest
-from support.waiting import SECONDS
+from support.waiting import SECONDS, until
 
 from kop.background import every, failures, for_each, label_of, repeat, retried, tell
 from kop.errors import BackendError
@@ -113,9 +113,7 @@ def test_nothing_of_a_failed_round_stays_in_memory() -> None:
             raise BackendError("with the frame of this round")
 
         loop = asyncio.create_task(repeat("the round", work, every=0.001, failed=lambda error: None))
-        async with asyncio.timeout(SECONDS):
-            while len(seen) < 3:  # noqa: ASYNC110 - rounds of the loop
-                await asyncio.sleep(0.001)
+        await until(lambda: len(seen) >= 3)
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         gc.collect()

@@ -76,9 +76,9 @@ def kill_now_and_then(server: Child, rng: random.Random, acknowledged: Sized) ->
 
     for _ in range(KILLS):
         more(rng.randrange(200, 2000))
-        time.sleep(rng.uniform(0, 0.1))
+        time.sleep(rng.uniform(0, 0.1))  # at any moment
         server.kill()
-        time.sleep(rng.uniform(0, 0.2))
+        time.sleep(rng.uniform(0, 0.2))  # some of the load meets nobody
         server.start()
     more(200)
 

@@ -60,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory):
                 if process.poll() is not None or time.monotonic() > end:
                     log.seek(0)
                     pytest.fail(f"kop serve did not come up:\n{log.read().decode()}")
-                time.sleep(0.1)
+                time.sleep(0.1)  # asked again and again until it listens
         yield f"127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGTERM)

@@ -210,7 +210,7 @@ class Plain:
                         self.refused.append(result)
                     else:
                         self.acknowledged[n] = (result.partition, result.offset)
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.005)  # the pace of the load
         finally:
             await producer.stop()
 
@@ -260,8 +260,8 @@ class Commits:
                 consumer.commit(offsets=[TopicPartition(self.topic, 0, self.tried)], asynchronous=False)
                 self.kept = self.tried
             except KafkaException:
-                time.sleep(0.1)
-            time.sleep(0.02)
+                time.sleep(0.1)  # the pace of a client that was refused
+            time.sleep(0.02)  # the pace of the load
         consumer.close()
 
     def finish(self) -> None:
@@ -291,7 +291,7 @@ def until(ask: Callable[[], Any], seconds: float = SECONDS) -> Any:
             if time.monotonic() > end:
                 raise
         assert time.monotonic() < end, "not in time"
-        time.sleep(0.1)
+        time.sleep(0.1)  # the pause between two questions
 
 
 def stored(address: str, topic: str) -> dict[int, list[tuple[int, int]]]:

@@ -162,7 +162,7 @@ def test_a_token_that_is_renewed_in_time_is_not_noticed(guarded: Guarded, tmp_pa
             put(file, token("kop", 8))
             client.send("t", str(sent).encode())
             sent += 1
-            time.sleep(0.1)
+            time.sleep(0.1)  # the pace of the load
         assert client.flush() == list(range(sent))
         assert committed(serving.bootstrap, "g", 7) == 7
         assert serving.engine.healthy is None

@@ -76,7 +76,7 @@ def test_a_broker_restarted_killed_and_stopped_under_load(own_broker: OwnBroker,
             say(f"flows {load.flows():.1f} s after kill -9 of the broker, which was gone for a minute")
             os.kill(own_broker.pid, signal.SIGSTOP)
             try:
-                time.sleep(_STOPPED)
+                time.sleep(_STOPPED)  # how long it stands is what is tried
             finally:
                 os.kill(own_broker.pid, signal.SIGCONT)
             say(f"flows {load.flows():.1f} s after a broker stood for {_STOPPED:.0f} s")
@@ -101,7 +101,7 @@ def test_clients_switch_between_two_gateways(fresh: Pulsar, tmp_path: Path) -> N
         took = load.flows()
         say(f"flows {took:.1f} s after one gateway was stopped")
         until(lambda: "broker 1 left or does not answer" in two.log)
-        time.sleep(5)
+        time.sleep(5)  # how long it stands is what is tried
         one.signal(signal.SIGCONT)
         say(f"flows {load.flows():.1f} s after it went on")
         load.check([one.address, two.address])

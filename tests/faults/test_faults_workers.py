@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fault_kit import Load, gateway, running, say, until
 from support.child import Child, free_port
 from support.pulsar import Pulsar
-from support.waiting import SECONDS
+from support.waiting import SECONDS, wait_until
 
 WORKERS = 2
 PARTITIONS = 8
@@ -167,8 +166,5 @@ def test_clients_go_on_when_a_worker_is_killed_and_it_comes_back(served: Child) 
 def test_workers_whose_supervisor_is_killed_stop_by_themselves(served: Child) -> None:
     workers = [listens(served.port + 1 + worker) for worker in range(WORKERS)]
     served.kill()
-    end = time.monotonic() + SECONDS
-    while left := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < end, f"{left} go on without anybody to stop them"
-        time.sleep(0.1)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of all workers")
     assert "has died: the worker stops" in served.log

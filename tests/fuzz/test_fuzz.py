@@ -315,7 +315,7 @@ async def bystander(serving: Serving) -> AsyncIterator[None]:
             answer = await client.call(18, 3, client_software_name="fuzz", client_software_version="1")
             assert answer.error_code == 0
             slowest = max(slowest, min(time.perf_counter() - wall, time.thread_time() - cpu))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the pace of the load
 
     asking = asyncio.create_task(ask())
     try:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
+from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.handlers import fetch_sessions
@@ -132,7 +133,7 @@ def test_a_long_poll_is_woken_at_once_by_a_record(tmp_path: Path) -> None:
             writer = await RawClient.connect(serving)
             for base in range(0, 20, 2):
                 client.send(1, NEWEST, **fetch_fields("t", base, version=NEWEST, max_wait_ms=150_000))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # the Fetch may wait by then, or come later: both are answered
                 began = time.monotonic()
                 await append(writer)
                 _, answer = await client.receive(1, NEWEST)
@@ -150,7 +151,7 @@ def test_min_bytes_waits_for_enough(tmp_path: Path) -> None:
             client.send(1, NEWEST, **fetch_fields("t", 0, version=NEWEST, max_wait_ms=150_000, min_bytes=700))
             for _ in range(3):
                 await append(writer)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # each append may wake the Fetch by itself
             _, answer = await client.receive(1, NEWEST)
             part = answer.responses[0].partitions[0]
             assert len(part.records) >= 700
@@ -179,9 +180,12 @@ def test_deleting_the_topic_ends_a_long_poll(tmp_path: Path) -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 1)
             client.send(1, NEWEST, **fetch_fields("t", 2, version=NEWEST, max_wait_ms=150_000))
-            await asyncio.sleep(0.05)
             topics = serving.gateway.engine.topics
-            await topics.delete(topics.get("t").topic_id)  # type: ignore[union-attr]
+            made = topics.get("t")
+            assert made is not None
+            log: Any = serving.gateway.topics.log(made.topic_id, 0)
+            await until(lambda: log.observed)
+            await topics.delete(made.topic_id)
             _, answer = await client.receive(1, NEWEST, timeout=60)
             assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

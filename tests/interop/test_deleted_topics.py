@@ -105,7 +105,7 @@ def test_a_plain_topic_that_somebody_made_again_meanwhile_is_left_alone(
         async with PulsarAdmin(interop.pulsar.admin_url) as admin:
             await admin.delete_plain(full)
             await admin.create_plain(full, {})
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # what the gateway hears of it comes before it goes on, or behind
 
     between_guard_and_producer(interop, monkeypatch, make_again)
     assert produce(interop, topic) in GONE

@@ -113,7 +113,7 @@ def test_a_long_poll_is_woken_at_once_by_a_record_of_a_pulsar_producer(interop: 
             for number in range(9):
                 fields = fetch_fields(topic, number, version=12, max_wait_ms=60_000)
                 asked = asyncio.ensure_future(client.call(1, 12, **fields))
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # nothing can be waited for: it must not be answered
                 assert not asked.done()
                 began = time.perf_counter()
                 await asyncio.to_thread(producer.send, b"%d" % number)
@@ -159,9 +159,9 @@ def test_list_offsets_on_a_topic_of_both_kinds(interop: Interop) -> None:
 def test_list_offsets_by_the_time_of_now(interop: Interop) -> None:
     topic = interop.create(interop.name("now"))
     interop.send(interop.partition(topic), [{"content": b"before"}])
-    time.sleep(0.05)
+    time.sleep(0.05)  # Pulsar counts in milliseconds
     between = int(time.time() * 1000)
-    time.sleep(0.05)
+    time.sleep(0.05)  # the same
     interop.send(interop.partition(topic), [{"content": b"after"}])
     interop.ended(topic, 2)
     assert interop.offsets(topic, between)[0][0] == 1
@@ -417,7 +417,7 @@ def test_gateways_do_not_bring_a_deleted_topic_back(interop: Interop, plain: boo
     async def poll_over_the_end() -> int:
         async with raw(interop.other) as client:
             polled = asyncio.ensure_future(client.call(1, 12, **fetch_fields(topic, 1, version=12, max_wait_ms=60_000)))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the Fetch may wait by then, or come later: both are answered
             if plain:
                 await asyncio.to_thread(interop.admin, lambda admin: admin.delete_plain(full))
             else:
@@ -428,7 +428,7 @@ def test_gateways_do_not_bring_a_deleted_topic_back(interop: Interop, plain: boo
     assert run(poll_over_the_end()) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
-        time.sleep(0.1)
+        time.sleep(0.1)  # nothing can be waited for: it must not come back
         found = interop.admin(lambda admin: admin.list_topics(interop.pulsar.namespace))
         assert not [name for name in found if topic in name]
     for gateway in (interop.gateway, interop.other):

@@ -64,7 +64,7 @@ class Fake:
         """Do not answer."""
 
         async def answer(_: web.Request) -> web.Response:
-            await asyncio.sleep(3600)
+            await asyncio.sleep(3600)  # for ever
             return web.Response()
 
         self.answers.append(answer)

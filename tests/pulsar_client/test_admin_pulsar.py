@@ -191,7 +191,7 @@ def test_a_look_into_the_log(pulsar: Pulsar) -> None:
         begin = int(time.time() * 1000)
         await admin.create_plain(topic, {})
         await publish(pulsar, topic, 5)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # Pulsar counts in milliseconds
         between = int(time.time() * 1000)
         await publish(pulsar, topic, 3)
         stats = await admin.internal_stats(topic)

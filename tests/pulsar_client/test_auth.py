@@ -98,7 +98,7 @@ class Issuer:
 
     async def token(self, request: web.Request) -> web.Response:
         self.forms.append({key: str(value) for key, value in (await request.post()).items()})
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # others may ask meanwhile
         if isinstance(self.answer, str):
             return web.Response(text=self.answer, status=self.status)
         return web.json_response(self.answer, status=self.status)

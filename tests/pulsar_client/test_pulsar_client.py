@@ -174,7 +174,7 @@ async def test_connections_that_nothing_uses_are_closed() -> None:
             other = await made.open_producer(T, lane="x")
             await other.close()
             await until(lambda: len(broker.sessions) == 2)
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.15)  # nothing can be waited for: what is used must not be closed
             await send(producer, 0)
             assert len(broker.sessions) == 2  # the one for lookups, the producer's
 

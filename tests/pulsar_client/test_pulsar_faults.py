@@ -31,7 +31,7 @@ async def test_cuts_anywhere_in_a_frame(seed: int) -> None:
             for begin in range(0, total, 30):
                 sent += [send(producer, number) for number in range(begin, begin + 30)]
                 wire.cut_after = rng.randrange(1, 1500)
-                await asyncio.sleep(rng.random() / 50)
+                await asyncio.sleep(rng.random() / 50)  # what is sent goes into cuts at any moment
             await asyncio.wait_for(asyncio.gather(*sent), SECONDS)
             await until(lambda: len(seen) == total)
             assert broker.payloads(T) == numbers(total)
@@ -84,7 +84,7 @@ async def test_a_broker_that_is_gone_for_a_while() -> None:
             wire.cut()
             await until(lambda: not producer.connected)
             sent = [send(producer, number) for number in range(5)]
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # nothing can be waited for: nothing shall be told
             assert not any(future.done() for future in sent)
             wire.refuse = False
             await asyncio.gather(*sent)

@@ -254,7 +254,7 @@ async def test_no_receipt_in_time_fails_all_in_order() -> None:
             broker.hold_receipts = True
             failed: list[int] = []
             sent = [send(producer, number) for number in range(3)]
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # its own time limit ends later
             sent.append(send(producer, 3))  # behind an expired one nothing may be stored
             for number, future in enumerate(sent):
                 future.add_done_callback(lambda _, number=number: failed.append(number))

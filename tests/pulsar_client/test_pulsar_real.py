@@ -120,7 +120,7 @@ async def test_unloads_under_load_lose_and_double_nothing(pulsar: Pulsar) -> Non
         async def load() -> None:
             while not stop:
                 sent.extend([send(producer, len(sent) + n) for n in range(50)])
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.005)  # the pace of the load
 
         loading = asyncio.create_task(load())
         for _ in range(3):
@@ -178,7 +178,7 @@ async def test_waiting_for_a_topic(pulsar: Pulsar) -> None:
         topic = await create(admin, pulsar.topic())
         holder = await made.open_producer(topic, access="exclusive", lane="a")
         waiting = asyncio.create_task(made.open_producer(topic, access="wait_for_exclusive", lane="b"))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # nothing can be waited for: nothing shall come
         assert not waiting.done()
         await holder.close()
         heir = await waiting
@@ -215,7 +215,7 @@ async def test_cuts_under_load(pulsar: Pulsar) -> None:
             for round_number in range(12):
                 sent += [send(producer, len(sent) + number) for number in range(100)]
                 wire.cut_after = 300 * round_number + 100
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # what is sent goes into a cut
             await asyncio.gather(*sent)
             await until(lambda: len(seen) >= 1200)
             assert [bytes(entry.payload) for entry in seen] == numbers(1200)
@@ -271,7 +271,7 @@ async def test_a_producer_that_was_fenced_out_is_not_told_but_may_ask(pulsar: Pu
         assert first.sure_at >= before
         await send(first, 1)
         second = await two.open_producer(topic, name="second", access="exclusive_with_fencing")
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # nothing can be waited for: nothing shall come
         assert not lost
         assert first.connected
         with pytest.raises(PulsarError, match="ProducerFenced"):
@@ -306,13 +306,13 @@ async def test_permits_hold_the_broker_back(pulsar: Pulsar) -> None:
         seen: list[Entry] = []
         reader = await made.open_reader(topic, EARLIEST, permits=10, on_entry=seen.append)
         await until(lambda: len(seen) == 10)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # nothing can be waited for: no more shall come
         assert (len(seen), reader.permits) == (10, 0)
         await admin.unload(topic)
         await until(lambda: reader.attached_times > 1)
         reader.flow(25)
         await until(lambda: len(seen) == 35)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # nothing can be waited for: no more shall come
         assert [bytes(entry.payload) for entry in seen] == numbers(35)
 
 
@@ -357,6 +357,6 @@ async def test_a_broker_that_stops_for_a_while_and_one_that_is_killed(own_broker
         await asyncio.to_thread(own_broker.start)
         await asyncio.gather(*sent)
         await until(lambda: len(seen) >= 400)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # nothing can be waited for: no more shall come
         assert [bytes(entry.payload) for entry in seen] == numbers(400)
         assert [entry.index for entry in seen] == list(range(400))

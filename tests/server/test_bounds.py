@@ -257,7 +257,7 @@ def test_a_fetch_that_waits_for_records_after_it_has_read_makes_room(monkeypatch
     monkeypatch.setattr(limits, "_READ_SECONDS", 0.5)
 
     async def main(server: Server, fake: FakePipeline) -> None:
-        task = fake.reads.start(asyncio.sleep(3600), MIB)
+        task = fake.reads.start(asyncio.sleep(3600), MIB)  # a read that never ends
         await settle()
         assert fake.reads.used == MIB
         await until(lambda: fake.reads.used == 0)

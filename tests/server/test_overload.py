@@ -38,7 +38,7 @@ def against(server: Child, main: Coroutine[Any, Any, None]) -> None:
         finally:
             await close(_open)
             _open.clear()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the transports close
 
     run(whole())
 
@@ -101,7 +101,7 @@ async def slowest(server: Child, client: RawClient, seconds: float, least: int =
         assert (await client.call(18, 0)).error_code == 0
         worst = max(worst, min(time.monotonic() - began, server.busy() - busy))
         count += 1
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # the pace of a client
     return worst
 
 
@@ -140,7 +140,7 @@ def test_a_client_that_reads_slowly_but_reads_gets_all_of_its_answer(tmp_path: P
         assert size > 16_000_000
         for _ in range(40):  # for some sweeps it reads less than the socket's buffer has to empty to take more
             size -= len(await client.reader.readexactly(64 * 1024))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the pace of a slow client
         await client.reader.readexactly(size)
         await produce(client, b"next")
 
@@ -225,7 +225,7 @@ def test_connections_opened_and_closed_by_the_thousand_leave_nothing(tmp_path: P
             clients = await connect(server, 200)
             for client in clients:
                 client.writer.write(b"GET / HTTP/1.1\r\n\r\n" if number % 2 else frame(18, 0, 1, b""))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the gateway may read some of it before
             await close(clients)
         assert await slowest(server, other, 0.5) < SERVED_SECONDS
         assert server.memory() - before < 20 * MIB

@@ -115,7 +115,7 @@ def test_nothing_is_started_behind_a_fetch_that_waits(tmp_path: Path) -> None:
             first, second = await RawClient.connect(serving), await RawClient.connect(serving)
             first.writer.write(fetch_frame(1, max_wait_ms=60_000) + produce_frame(2, b"behind") + versions_frame(3))
             await until(lambda: log_of(serving, made).observed)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # nothing can be waited for: what is behind must not be stored
             assert log_of(serving, made).high_watermark == 0
             second.writer.write(produce_frame(9, b"wakes"))
             assert await correlations(first, 3) == [1, 2, 3]
@@ -210,7 +210,7 @@ def test_a_fetch_whose_client_is_gone_leaves_no_listener_and_no_timer(tmp_path: 
                 if how.startswith("unread"):  # the gateway stops reading, so it does not see the end either
                     client.writer.write(produce_frame(5, bytes(40_000)) * 3)
                     await until(lambda: serving.server.memory.used > 64 * 1024)
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(0.1)  # the gateway may read more before the client goes
                 if how.endswith("abort"):
                     client.writer.transport.abort()
                 else:
@@ -251,7 +251,7 @@ def test_a_join_whose_client_is_gone_does_not_stop_the_group(tmp_path: Path) -> 
             gone, stays = await RawClient.connect(serving), await RawClient.connect(serving)
             protocol = REQUESTS[11].JoinGroupRequestProtocol(version=0, name="range", metadata=b"")
             gone.send(11, 0, protocols=[protocol], **JOIN)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # it may have joined by then, or not: both have to do
             gone.writer.transport.abort()
             answer = await stays.call(11, 0, protocols=[protocol], **JOIN)
             assert answer.error_code == 0

@@ -275,7 +275,7 @@ async def test_the_clock_of_attaching_starts_with_its_turn(monkeypatch: pytest.M
     await taken.__aenter__()
     monkeypatch.setattr(log_module, "ATTACH_SECONDS", 0.0)  # a clock that ran while it waits would end it at once
     play.append()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # nothing can be waited for: it must not end
     assert play.outcomes == [None]
     monkeypatch.setattr(log_module, "ATTACH_SECONDS", 25.0)
     await taken.__aexit__(None, None, None)
@@ -949,7 +949,7 @@ async def test_closing_waits_for_no_question(script: str) -> None:
 
     async def never(*_: Any) -> Any:
         asked.set()
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # for ever
 
     play.log.context.admin.entry_head = never  # type: ignore[method-assign]
     play.log.context.admin.internal_stats = never  # type: ignore[method-assign]

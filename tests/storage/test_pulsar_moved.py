@@ -149,7 +149,7 @@ async def stand_still(writer: PartitionLog, log: PulsarLog, end: int) -> int:
     log.tail.stream.pause()
     await put(writer, 0, end)
     await until(lambda: log.high_watermark > 0)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # nothing can be waited for: no more shall come
     assert log.high_watermark < end
     return log.high_watermark
 

@@ -14,7 +14,7 @@ from batches import append, attached, batch, read_values, refused
 from engines import PulsarStore, policy_of
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_admin import PulsarAdmin
-from support.waiting import SECONDS
+from support.waiting import SECONDS, until
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError
@@ -56,7 +56,7 @@ async def known(engine: PulsarEngine, name: str) -> None:
         while engine.topics.get(name) is None:
             if "/" in name:
                 await engine.topics.find([name])
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # Pulsar names it a bit later
 
 
 async def make_native(admin: PulsarAdmin, full_name: str, kind: str) -> str:
@@ -117,9 +117,11 @@ async def test_a_retention_that_somebody_chose_stays(forgetful: PulsarStore, lev
         await make_native(admin, full_name, "plain")
         if level == "topic":
             await admin.set_retention(full_name, hour)
-        async with asyncio.timeout(SECONDS):
-            while await admin.get_retention(full_name, applied=True) != hour:  # noqa: ASYNC110 - in force a bit later
-                await asyncio.sleep(0.02)
+
+        async def in_force() -> bool:
+            return await admin.get_retention(full_name, applied=True) == hour
+
+        await until(in_force)
         await known(engine, "native")
         await append(await attached(engine, "native"), batch(["a"]))
         assert await admin.get_retention(full_name, applied=True) == hour

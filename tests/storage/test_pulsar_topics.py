@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
 import pytest
 from fake_pulsar_admin import HOME, FakePulsar, full
-from support.waiting import SECONDS
+from support.waiting import until
 
 from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
@@ -70,12 +70,6 @@ async def seen(engine: PulsarEngine, *names: str) -> None:
     others, before = asyncio.all_tasks(), pulsar.requests
     engine.topics.watched(None, [full(name) for name in names], ())
     await until(lambda: pulsar.requests > before and asyncio.all_tasks() <= others)
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not true():  # noqa: ASYNC110 - the engine's own tasks
-            await asyncio.sleep(0.001)
 
 
 def topic(engine: PulsarEngine, name: str) -> TopicInfo:

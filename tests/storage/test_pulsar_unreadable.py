@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from batches import attached, batch, read_values, records
 from engines import PulsarStore
 from fake_pulsar_client import STAMP, Broker, make_log, settle
 from support.pulsar import Urls, fresh_namespace
+from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import Entry, Position
@@ -39,12 +40,6 @@ NO_METADATA = metadata() + b"\x00\x01"
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
     with fresh_namespace(pulsar_urls) as found:
         yield PulsarStore(found.service_url, found.admin_url, found.namespace)
-
-
-async def until(true: Callable[[], object], seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not true():  # noqa: ASYNC110 - other people's events
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("offsets", ["index", "packed"])

@@ -57,7 +57,7 @@ async def test_no_acknowledgement_before_the_commit_returns(sqlite: InterceptedS
         data = batch(["a"], producer=1)
         futures = [append(log, data), append(log, bytes(data)), *[append(log, batch(["b"])) for _ in range(count - 1)]]
         await asyncio.to_thread(entered.wait)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # nothing can be waited for: nothing shall be acknowledged
         assert not any(future.done() for future in futures)
         assert log.high_watermark == 0
         assert log.read_cached(0, LIMIT, min_one=True) == await log.read(0, LIMIT, min_one=True)
@@ -98,7 +98,7 @@ async def test_close_waits_for_a_step_of_the_background_work(sqlite: Intercepted
     log = await make(engine)
     await asyncio.gather(*[append(log, batch(["x" * 1000])) for _ in range(3000)])
     await log.delete_records(2990)
-    await asyncio.sleep(0.002)
+    await asyncio.sleep(0.002)  # some step may be under way then, whichever
     await engine.close()
     async with sqlite.opened() as engine:
         await engine.maintain(NOW)

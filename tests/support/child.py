@@ -87,7 +87,7 @@ class Child:
                 assert self.process is not None
                 assert self.process.poll() is None, f"kop serve ended:\n{self.log}"
                 assert time.monotonic() < end, f"kop serve did not come up:\n{self.log}"
-                time.sleep(0.02)
+                time.sleep(0.02)  # asked again and again until it listens
 
     def kill(self) -> None:
         """kill -9."""

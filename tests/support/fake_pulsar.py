@@ -227,7 +227,7 @@ class FakePulsar:
         self._server.close()
         self.hang_up()
         while self.sessions:  # noqa: ASYNC110 - their tasks end by themselves
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # they have no event
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session = Session(self, reader, writer)

@@ -38,7 +38,7 @@ class Link:
         self._server.close()
         self.cut()
         while self._pairs:  # noqa: ASYNC110 - their tasks end by themselves
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # they have no event
 
     def cut(self) -> None:
         """Reset every connection, whatever is on its way."""

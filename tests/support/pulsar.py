@@ -262,7 +262,7 @@ def _served() -> Urls:
     while not (run / "rc").exists():
         if time.monotonic() > end:
             raise RuntimeError(f"no Pulsar within {START_TIMEOUT} s: {(run / 'err').read_text()[-4000:]}")
-        time.sleep(0.1)
+        time.sleep(0.1)  # another process starts it
     if (run / "rc").read_text().strip() != "0":
         raise RuntimeError(
             f"Pulsar did not start; KOP_TEST_PULSAR=off leaves its tests out: {(run / 'err').read_text()[-4000:]}"

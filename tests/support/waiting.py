@@ -23,7 +23,7 @@ async def until(condition: Callable[[], T | Awaitable[T]], what: str = "", secon
         if found:
             return found
         assert time.monotonic() < end, f"not within {seconds:g} s: {what or inspect.getsource(condition).strip()}"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # what a condition asks has no event
 
 
 def wait_until(condition: Callable[[], T], what: str = "", seconds: float = SECONDS) -> T:
@@ -31,5 +31,5 @@ def wait_until(condition: Callable[[], T], what: str = "", seconds: float = SECO
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"not within {seconds:g} s: {what or inspect.getsource(condition).strip()}"
-        time.sleep(0.01)
+        time.sleep(0.01)  # what a condition asks has no event
     return found
