@@ -455,12 +455,12 @@ def _text(value: Any) -> str:
 
 
 def _from_environ(environ: Mapping[str, str], problems: list[str]) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+    given: dict[str, tuple[str, str]] = {}
     for variable in sorted(environ):
         if not variable.startswith("KOP_"):
             continue
         if variable in _VARIABLES:
-            found[_VARIABLES[variable]] = (environ[variable], variable)
+            given[_VARIABLES[variable]] = (environ[variable], variable)
         elif (
             variable not in SPECIAL_ENVIRONMENT
             and not variable.startswith(_SPECIAL_PREFIXES)
@@ -468,7 +468,7 @@ def _from_environ(environ: Mapping[str, str], problems: list[str]) -> dict[str, 
         ):
             near = difflib.get_close_matches(variable, [*_VARIABLES, *SPECIAL_ENVIRONMENT], 1, 0.5)
             problems.append(f"unknown variable {variable}" + (f"; did you mean {near[0]}?" if near else _ASK))
-    return found
+    return given
 
 
 def _from_file(path: Path, problems: list[str]) -> dict[str, tuple[str, str]]:
@@ -483,12 +483,12 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, tuple[str, str]]:
         again = "overwrite" in str(error) or "mutate" in str(error) or "twice" in str(error)
         problems.append(f"{path} is not TOML: {error}{hint if again else ''}")
         return {}
-    found: dict[str, tuple[str, str]] = {}
+    given: dict[str, tuple[str, str]] = {}
     for name, value in _flatten(tree):
-        if name in found:
+        if name in given:
             problems.append(f"{name} is set twice in {path}")
-        found[name] = (_text(value), str(path))
-    return found
+        given[name] = (_text(value), str(path))
+    return given
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

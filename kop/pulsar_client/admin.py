@@ -320,16 +320,16 @@ class Admin(Rest):
         """
         path = f"transactions/transactionBufferStats/{topic_path(partition).partition('/')[2]}"
         body = (await self._call("GET", path, root="admin/v3")).body
-        found: dict[str, Any] = json.loads(body)
-        return found
+        answer: dict[str, Any] = json.loads(body)
+        return answer
 
     async def message_id_by_time(self, partition: str, timestamp: int) -> tuple[int, int]:
         """(ledger, entry) of the first entry that the broker got at or after `timestamp` (ms).
 
         Behind the last entry where there is none; such an entry does not exist (yet).
         """
-        found = await self._object(f"{topic_path(partition)}/messageid/{timestamp}", "ledgerId", "entryId")
-        return found["ledgerId"], found["entryId"]
+        message_id = await self._object(f"{topic_path(partition)}/messageid/{timestamp}", "ledgerId", "entryId")
+        return message_id["ledgerId"], message_id["entryId"]
 
     async def entry(self, partition: str, ledger: int, entry: int) -> StoredEntry:
         """Read one entry. NotFound when it is not there, or no more."""
@@ -377,8 +377,8 @@ class Admin(Rest):
 
     async def compaction_status(self, partition: str) -> CompactionStatus:
         """The status of the running, or else the last, compaction of a partition."""
-        found = await self._object(f"{topic_path(partition)}/compaction", "status")
-        return CompactionStatus(found["status"], found.get("lastError") or "")
+        compaction = await self._object(f"{topic_path(partition)}/compaction", "status")
+        return CompactionStatus(compaction["status"], compaction.get("lastError") or "")
 
 
 IDLE_TOPICS_STAY: Mapping[str, Any] = {

@@ -365,9 +365,9 @@ def max_timestamp_record(
 ) -> tuple[int, int] | None:
     """Offset and timestamp of the first record with the largest timestamp, not looking before `from_offset`."""
     best: tuple[int, int] | None = None
-    for offset, found, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
-        if offset >= from_offset and (best is None or found > best[1]):
-            best = offset, found
+    for offset, record_timestamp, _, _ in _walk(records_of(batch, header, max_bytes=max_bytes), header):
+        if offset >= from_offset and (best is None or record_timestamp > best[1]):
+            best = offset, record_timestamp
     return best
 
 

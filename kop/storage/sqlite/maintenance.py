@@ -380,7 +380,7 @@ def _expired(conn: sqlite3.Connection, limits: Sequence[Limits]) -> list[int | N
 
 
 def _expired_of(conn: sqlite3.Connection, limit: Limits) -> int | None:
-    start, size, found = limit.start, limit.size, None
+    start, size, new_start = limit.start, limit.size, None
     if limit.older_than is None and limit.max_size is None:
         return None
     # Rows before the log start may not be gone yet: they are in the size.
@@ -388,14 +388,14 @@ def _expired_of(conn: sqlite3.Connection, limit: Limits) -> int | None:
         "SELECT coalesce(sum(size), 0) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last < ?",
         (limit.log_id, start),
     ).fetchone()[0]
-    while rows := reader.scan(conn, limit.log_id, start, limit.end, 1 if found is None else _REMOVE_ROWS):
+    while rows := reader.scan(conn, limit.log_id, start, limit.end, 1 if new_start is None else _REMOVE_ROWS):
         for row in rows:
             old = limit.older_than is not None and abs(row.timestamp) < limit.older_than
             if not old and (limit.max_size is None or size - row.size < limit.max_size):
-                return found
+                return new_start
             size -= row.size
-            found = start = row.last + 1
-    return found
+            new_start = start = row.last + 1
+    return new_start
 
 
 def _next_removals(

@@ -113,10 +113,10 @@ def read(
         "SELECT data FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ? AND last < ? ORDER BY last LIMIT ?",
         (log_id, offset, high_watermark, count),
     ).fetchall()
-    found: list[bytes] = [row[0] for row in rows]
-    while len(found) > 1 and sum(map(len, found)) > max(size, max_bytes):
-        found.pop()  # batches went between the two queries, larger ones took their places
-    return found
+    batches: list[bytes] = [row[0] for row in rows]
+    while len(batches) > 1 and sum(map(len, batches)) > max(size, max_bytes):
+        batches.pop()  # batches went between the two queries, larger ones took their places
+    return batches
 
 
 def read_rows(
@@ -152,11 +152,11 @@ def first_at(conn: sqlite3.Connection, log_id: int, timestamp: int, start: int, 
 
 def newest(conn: sqlite3.Connection, log_id: int, start: int, end: int) -> int | None:
     """The largest max timestamp among the batches of [start, end), or None where no batch has one."""
-    found: int | None = conn.execute(
+    timestamp: int | None = conn.execute(
         "SELECT max(timestamp) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ? AND last < ?",
         (log_id, start, end),
     ).fetchone()[0]
-    return None if found is None or found < 0 else found
+    return None if timestamp is None or timestamp < 0 else timestamp
 
 
 def get_state(conn: sqlite3.Connection, key: str) -> str | None:

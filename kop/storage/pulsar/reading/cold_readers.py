@@ -167,29 +167,29 @@ class ColdReader:
 
     def take(self, end: int, max_bytes: int, min_one: bool) -> ReadResult:
         """Hand out and drop the batches before offset `end`. `took_records` tells whether any holds a record."""
-        found: list[Buffer] = []
+        batches: list[Buffer] = []
         size = 0
         self.taken = True
         self.took_records = False
-        while self._batches and not (found and self.gap):  # whoever reads on asks why there is a gap
+        while self._batches and not (batches and self.gap):  # whoever reads on asks why there is a gap
             batch = self._batches[0]
             if batch.error is not None:
-                if found:
+                if batches:
                     break
                 raise batch.error
-            if batch.last >= end or (size + len(batch.data) > max_bytes and (found or not min_one)):
+            if batch.last >= end or (size + len(batch.data) > max_bytes and (batches or not min_one)):
                 break
             self._batches.popleft()
             self._at = batch.last + 1
             if batch.data:  # a gap of packed offsets has none
-                found.append(batch.data)
+                batches.append(batch.data)
                 self.took_records = self.took_records or read_header(batch.data).record_count > 0
             size += len(batch.data)
         self._size -= size
         self.share.holds(self._size)
         if self._size <= self._budget // 2 and self.stream is not None:
             self.stream.go_on()
-        return ReadResult(found, size)
+        return ReadResult(batches, size)
 
     async def close(self) -> None:
         """Close the stream, and drop what was read ahead."""
@@ -240,7 +240,7 @@ class ColdReaders:
             if reader.next_offset <= offset and not reader.holds(offset) and not reader.failed:
                 raise BackendError(f"the reader of {self._source.title} lost its place")
             reader = await self._without_doubt(reader, offset)
-            found = await self._with_records(reader, max_bytes, min_one)
+            result = await self._with_records(reader, max_bytes, min_one)
         except BaseException:
             self._drop(reader)
             raise
@@ -248,7 +248,7 @@ class ColdReaders:
             reader.busy = False
             reader.used = self._source.context.loop.time()
             reader.share.idle()
-        return found
+        return result
 
     async def _with_records(self, reader: ColdReader, max_bytes: int, min_one: bool) -> ReadResult:
         """What the reader has, together with what follows where that has no record, as the parts of a chunked message.

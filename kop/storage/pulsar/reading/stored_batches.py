@@ -128,9 +128,9 @@ class Stretch:
         return Stored(Outcome.UNKNOWN)
 
 
-def all_known(found: Sequence[Stored]) -> bool:
+def all_known(answers: Sequence[Stored]) -> bool:
     """Whether nothing is left to look for."""
-    return all(each.outcome is not Outcome.UNKNOWN for each in found)
+    return all(each.outcome is not Outcome.UNKNOWN for each in answers)
 
 
 class StoredBatches:
@@ -152,7 +152,7 @@ class StoredBatches:
 
     async def find(self, wanted: Sequence[Wanted]) -> list[Stored]:
         """Look for all of them, each as far back as the bounds allow. PulsarError and KopError."""
-        found = [Stored(Outcome.UNKNOWN)] * len(wanted)
+        answers = [Stored(Outcome.UNKNOWN)] * len(wanted)
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
                 stats = await self._admin.internal_stats(self._partition)
@@ -160,24 +160,24 @@ class StoredBatches:
                 end = Position(*map(int, stats["lastConfirmedEntry"].split(":")))
                 last = ledgers.place(end)
                 if last is None or last < 0:
-                    return found
+                    return answers
                 average = max(int(stats["totalSize"]) // max(int(stats["numberOfEntries"]), 1), 1)
                 most = max(_MOST_BYTES // average, 1)
                 for step in _STEPS:
                     count = min(step, most, last + 1)
                     stretch = await self._read(ledgers.position(last + 1 - count), end, whole=count == last + 1)
                     if stretch is None:
-                        async for found in self._ask(ledgers, last + 1, wanted):
-                            if all_known(found):
+                        async for answers in self._ask(ledgers, last + 1, wanted):
+                            if all_known(answers):
                                 break
                         break
-                    found = [stretch.find(each) for each in wanted]
-                    if all_known(found) or count < step:
+                    answers = [stretch.find(each) for each in wanted]
+                    if all_known(answers) or count < step:
                         break
         except TimeoutError:  # the answer is then what is known so far
             unfinished = Stored(Outcome.UNFINISHED)
-            return [unfinished if one.outcome is Outcome.UNKNOWN else one for one in found]
-        return found
+            return [unfinished if one.outcome is Outcome.UNKNOWN else one for one in answers]
+        return answers
 
     async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:
         """The entries from `start` to `end`; None where the Pulsar broker holds them back."""

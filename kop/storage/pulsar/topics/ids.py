@@ -57,17 +57,17 @@ class TopicIds:
     async def give(
         self, full_name: str, plain: bool, present: Mapping[str, str], foreign: UUID | None = None
     ) -> Mapping[str, str]:
-        """Give a topic an id that has none, or has `foreign`, which is another's: one of the brokers does, the others
-        read that. `present` are the topic's properties; returns those that it has then.
+        """Give an id to a topic that has none, or has `foreign`, the id of another topic. One of the brokers does it,
+        the others read the result. `present` are the topic's properties; returns those that it has then.
 
         Side by side on a topic that is not partitioned, Pulsar 4.0.8 carries one of the requests out 0.1 s later. Where
         the topic was deleted and made again meanwhile, it then writes the old one's state over the new one's.
         """
 
         async def given() -> Mapping[str, str] | None:
-            _, found = await self.metadata(full_name)
-            fits = id_of(found) not in {None, foreign} and not is_copied(found, full_name)
-            return found if fits else None
+            _, properties_now = await self.metadata(full_name)
+            fits = id_of(properties_now) not in {None, foreign} and not is_copied(properties_now, full_name)
+            return properties_now if fits else None
 
         properties = await self._after_others(full_name, plain, given)
         if properties is not None:
@@ -75,24 +75,26 @@ class TopicIds:
         if is_copied(present, full_name) or (foreign is not None and id_of(present) == foreign):
             for key in of_the_original(present):
                 await self._admin.remove_property(full_name, key)
-        found = await self._of_the_oldest_ledger(full_name, plain, foreign)
+        topic_id = await self._of_the_oldest_ledger(full_name, plain, foreign)
         for _ in range(_NAMING_ROUNDS):
-            await self.write(full_name, found or new_uuid())
+            await self.write(full_name, topic_id or new_uuid())
             _, properties = await self.metadata(full_name)
             # The topic may have been deleted and made again meanwhile: the new one must not keep the old one's id.
-            before, found = found, await self._of_the_oldest_ledger(full_name, plain, foreign)
-            if found == before:
+            before, topic_id = topic_id, await self._of_the_oldest_ledger(full_name, plain, foreign)
+            if topic_id == before:
                 break
         assert properties is not None
         return properties
 
-    async def keeper(self, topic_id: UUID, one: tuple[str, bool], other: tuple[str, bool], *, known: str | None) -> str:
+    async def keeper(
+        self, topic_id: UUID, topic: tuple[str, bool], other_topic: tuple[str, bool], *, known: str | None
+    ) -> str:
         """Which of two topics (name, plain) that carry one id keeps it, written beside it now.
 
         `known`: the one that was known first. Another broker may have decided a moment ago.
         """
 
-        first, second = sorted((one[0], other[0]))
+        first, second = sorted((topic[0], other_topic[0]))
 
         async def decided() -> str | None:
             for name, rival in ((first, second), (second, first)):
@@ -108,20 +110,20 @@ class TopicIds:
                     return name
             return None
 
-        keeps = await decided() or await self._after_others(str(topic_id), one[1] or other[1], decided)
+        keeps = await decided() or await self._after_others(str(topic_id), topic[1] or other_topic[1], decided)
         if keeps is None:
-            keeps = known or await self._elder(one, other)
+            keeps = known or await self._elder(topic, other_topic)
             await self.claim(keeps)
         return keeps
 
-    async def _elder(self, first: tuple[str, bool], second: tuple[str, bool]) -> str:
+    async def _elder(self, topic: tuple[str, bool], other_topic: tuple[str, bool]) -> str:
         """The topic whose oldest ledger is older; ledgers are numbered in the order in which a cluster makes them."""
 
         async def age(topic: tuple[str, bool]) -> tuple[int, str]:
             oldest = await self._oldest_ledger(*topic)
             return (2**63 if oldest is None else oldest), topic[0]
 
-        return min(await age(first), await age(second))[1]
+        return min(await age(topic), await age(other_topic))[1]
 
     async def _after_others(self, key: str, plain: bool, done: Callable[[], Awaitable[T | None]]) -> T | None:
         """What `done` finds once another broker has done the work; None where this broker has to do it.

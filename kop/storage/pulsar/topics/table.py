@@ -593,12 +593,12 @@ class PulsarTopics(TopicTable):
 
     async def _look(self, full_name: str) -> None:
         for _ in range(_PARTINGS):
-            found = await self._read(full_name)
-            rival = None if found is None else self._rival(full_name, found[0].topic_id)
-            if found is None or rival is None:
-                self._found(full_name, found)
+            read = await self._read(full_name)
+            rival = None if read is None else self._rival(full_name, read[0].topic_id)
+            if read is None or rival is None:
+                self._enter_read(full_name, read)
                 return
-            await self._part(found[1], rival, found[0].topic_id)
+            await self._part(read[1], rival, read[0].topic_id)
         raise PulsarError("Conflict", f"{full_name} carries another topic's id again and again", retriable=True)
 
     def _rival(self, full_name: str, topic_id: UUID) -> PulsarTopic | None:
@@ -606,17 +606,17 @@ class PulsarTopics(TopicTable):
         known = self._pulsar.get(topic_id)
         return None if known is None or known.full_name == full_name else known
 
-    async def _part(self, one: PulsarTopic, rival: PulsarTopic, topic_id: UUID) -> None:
+    async def _part(self, known_topic: PulsarTopic, rival: PulsarTopic, topic_id: UUID) -> None:
         """Two names carry one id: one of them keeps it, the other one gets its own."""
         known = rival.full_name if self._loaded else None
         keeps = await self._ids.keeper(
-            topic_id, (one.full_name, one.plain), (rival.full_name, rival.plain), known=known
+            topic_id, (known_topic.full_name, known_topic.plain), (rival.full_name, rival.plain), known=known
         )
         if keeps == rival.full_name:
-            self._tell_of_copy(one.full_name, rival.full_name)
-            await self._ids.give(one.full_name, one.plain, one.properties, topic_id)
+            self._tell_of_copy(known_topic.full_name, rival.full_name)
+            await self._ids.give(known_topic.full_name, known_topic.plain, known_topic.properties, topic_id)
             return
-        if self._rival(one.full_name, topic_id) is rival and (topic := self._by_id.get(topic_id)) is not None:
+        if self._rival(known_topic.full_name, topic_id) is rival and (topic := self._by_id.get(topic_id)) is not None:
             self._remove(topic)  # it is looked at at once, and gets an id of its own then
         self._look_again(rival.full_name)
 
@@ -677,17 +677,18 @@ class PulsarTopics(TopicTable):
             good, _ = repaired(await self._ids.give(full_name, plain, raw), before)
         return good
 
-    def _found(self, full_name: str, found: tuple[TopicInfo, PulsarTopic] | None) -> None:
+    def _enter_read(self, full_name: str, read: tuple[TopicInfo, PulsarTopic] | None) -> None:
+        """Take over what was read of a topic; None where Pulsar does not have it."""
         named = self._context.naming.kafka_name(full_name)
         if named is None:
             return
         old = self._by_name.get(named[0])
-        if old is not None and (found is None or found[0].topic_id != old.topic_id):
+        if old is not None and (read is None or read[0].topic_id != old.topic_id):
             self._remove(old)
             old = None
-        if found is None:
+        if read is None:
             return
-        topic, known = found
+        topic, known = read
         if old is None or old != topic:
             self._put(old, topic, known)
         else:
