@@ -30,6 +30,7 @@ _NAMESPACE_PUT = {"compactionThreshold"}
 """Namespace policies that are set by PUT; the others by POST."""
 _DEDUPLICATION = "deduplicationEnabled"
 _RETENTION = "retention"
+_PUBLISH_RATE = "publishRate"
 _SILENT_SECONDS = 1.0
 """Seconds after which a request without an answer is suspected to get none."""
 
@@ -298,6 +299,14 @@ class Admin(Rest):
         """Bytes; None: not set."""
         size: int | None = await self.policy(topic, "maxMessageSize", applied=applied)
         return size
+
+    async def has_publish_rate(self, topic: str) -> bool:
+        """Whether the topic, or its namespace for each of its topics, has a publish rate. A Pulsar broker may, too."""
+        rate = await self.policy(topic, _PUBLISH_RATE)
+        if rate is None:
+            namespace = topic.partition("://")[2].rpartition("/")[0]
+            rate = await self.namespace_policy(namespace, _PUBLISH_RATE)
+        return any(value > 0 for value in (rate or {}).values())
 
     # -- a look into the log of a plain topic or one partition
 

@@ -128,7 +128,7 @@ class Client:
         they raise ends the producer, unless it is a retriable PulsarError. PulsarError ProducerBusy, ProducerFenced,
         ProducerBlockedQuotaExceededError, TopicNotFound, ...
         """
-        kind = f"{SEND}:{lane}" if lane else SEND
+        kind = _kind(lane)
         waits = access == "wait_for_exclusive"  # keeps nobody else waiting
         producer = Producer(
             self._producer_ids,
@@ -148,6 +148,11 @@ class Client:
         self._users.add(producer)
         await producer.open()
         return producer
+
+    def move_producer(self, producer: Producer, lane: str) -> None:
+        """Let a producer go on over the connection of another lane; see `Producer.move`."""
+        topic, kind = producer.topic, _kind(lane)
+        producer.move(lambda assigned: self._connection(topic, kind, assigned))
 
     async def open_reader(
         self,
@@ -202,6 +207,11 @@ class Client:
         if assigned is not None:
             return await self._pool.get(self._pool.broker(assigned), kind)
         return await self._pool.get(await self._lookup.broker(topic), kind)
+
+
+def _kind(lane: str) -> str:
+    """The pool's name for the connections of a lane of producers."""
+    return f"{SEND}:{lane}" if lane else SEND
 
 
 _ADVICE = {

@@ -103,6 +103,14 @@ class PendingEntries:
         """True when nothing waits to be put on the wire."""
         return not self._unsent
 
+    @property
+    def none_on_wire(self) -> bool:
+        """True when no entry that was put on the wire waits for its receipt."""
+        unsent = self._unsent
+        while unsent and self._pending.get(unsent[0].sequence_id) is not unsent[0]:
+            unsent.popleft()
+        return not self._pending or (bool(unsent) and next(iter(self._pending.values())) is unsent[0])
+
     def rewind(self) -> None:
         """Forget what was put on the wire: every pending entry is to be sent, or sent again, in order."""
         self._unsent = deque(self._pending.values())

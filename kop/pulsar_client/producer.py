@@ -75,6 +75,8 @@ class Producer(BrokerAttachment):
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Future[Any] | None = None
         self._attempts = 0
+        self._moving = False
+        """Nothing more is put on the wire of this connection: another one takes it."""
         self._max_size = 0
         self.topic = topic
         self.name = name or ""
@@ -151,7 +153,11 @@ class Producer(BrokerAttachment):
             self._timer = self._loop.call_at(entry.deadline, self._expire)
         connection = self._connection
         at_once = (
-            connection is not None and not connection.paused and pending.all_sent and entry.producer_id == self._id
+            connection is not None
+            and not connection.paused
+            and pending.all_sent
+            and entry.producer_id == self._id
+            and not self._moving
         )
         pending.add(entry, sent=at_once)
         if connection is not None and at_once:
@@ -166,6 +172,15 @@ class Producer(BrokerAttachment):
     def unanswered(self) -> list[PendingEntry]:
         """The entries without a receipt, in order."""
         return self._pending.all()
+
+    def move(self, find: Find) -> None:
+        """Use another connection, now and after each loss of it, once all that is on the wire has its receipts.
+
+        What is sent until then waits. The broker sees the producer leave, and come back on the other connection.
+        """
+        self._find_connection = find
+        self._moving = self._connection is not None
+        self._change_connection()
 
     async def verify(self) -> None:
         """Ask the broker whether it still has this producer, where that is exclusive; sets `sure_at`. PulsarError.
@@ -208,6 +223,8 @@ class Producer(BrokerAttachment):
             item = take(sequence_id)
             if item is not None:
                 item.stored(Position(ledger, entry))
+        if self._moving:
+            self._change_connection()
 
     def on_send_error(self, sequence_id: int, error: PulsarError) -> None:
         """Fail an entry that is refused for good; for any other reason attach again and send all that is pending.
@@ -224,6 +241,8 @@ class Producer(BrokerAttachment):
             return
         self._pending.take(item.sequence_id)
         item.failed(EntryRefusedError(error))
+        if self._moving:
+            self._change_connection()
 
     def on_writable(self) -> None:
         """Write what waits: the socket takes more."""
@@ -321,6 +340,7 @@ class Producer(BrokerAttachment):
             self._turn.set_exception(error)
 
     def _detached(self, error: PulsarError) -> None:
+        self._moving = False
         self._pending.rewind()
 
     def _in_vain(self, error: PulsarError) -> None:
@@ -341,7 +361,7 @@ class Producer(BrokerAttachment):
 
     def _flush(self) -> None:
         connection = self._connection
-        if connection is None:
+        if connection is None or self._moving:
             return
         pending = self._pending
         while not connection.paused:
@@ -378,6 +398,21 @@ class Producer(BrokerAttachment):
             connection.producers.pop(self._id, None)
             connection.write(self._close_command(connection.request_id()))
             self._start_over(error)
+
+    def _change_connection(self) -> None:
+        connection = self._connection
+        if self._moving and connection is not None and self._pending.none_on_wire:
+            self._moving = False
+            self._connection = None
+            connection.producers.pop(self._id, None)
+            self._task = self._loop.create_task(self._come_over(connection), name=f"pulsar move {self._what}")
+
+    async def _come_over(self, connection: Connection) -> None:
+        try:
+            await self._close_request(connection)
+        except PulsarError:
+            pass  # the broker may have the producer still: then it refuses another of that name, for a while
+        await self._come_back(None, moved=True)
 
     def _close_command(self, request_id: int) -> pb.BaseCommand:
         closing = pb.CommandCloseProducer(producer_id=self._id, request_id=request_id)

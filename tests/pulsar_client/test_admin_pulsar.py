@@ -109,7 +109,9 @@ def test_policies_are_read_back(pulsar: Pulsar) -> None:
         await admin.set_compaction_threshold(topic, 2**40)
         await admin.set_max_message_size(topic, 1_000_000)
         await admin.keep_when_idle(topic)
+        assert not await admin.has_publish_rate(topic)
         await admin.set_publish_rate(topic, messages=100)
+        assert await admin.has_publish_rate(topic)
 
         async def in_force() -> bool:
             return (

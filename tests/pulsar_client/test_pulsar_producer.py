@@ -143,6 +143,67 @@ async def test_what_is_pending_is_sent_again_in_order() -> None:
             assert [(a.producer_id, a.producer_name, a.epoch) for a in asked] == [(1, "p", 0), (2, "p", 1)]
 
 
+async def test_a_producer_moves_to_another_connection_behind_what_is_on_the_wire() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p")
+            await send(producer, 0)
+            broker.hold_receipts = True
+            sent = [send(producer, number) for number in range(1, 4)]
+            await until(lambda: len(broker.held) == 3)
+            made.move_producer(producer, "slow")
+            sent += [send(producer, number) for number in range(4, 7)]
+            made.move_producer(producer, "slow")
+            assert await made.partitions(T) == 0, "the broker has answered something else since"
+            assert broker.payloads(T) == numbers(4), "what comes later waits"
+            broker.release()
+            assert await asyncio.gather(*sent) == [Position(100, number) for number in range(1, 7)]
+            assert broker.payloads(T) == numbers(7)
+            one, other = (s for s in broker.ever if any(c.type == Command.PRODUCER for c in s.seen))
+            assert [s.count(Command.SEND) for s in (one, other)] == [4, 3]
+            assert one.count(Command.CLOSE_PRODUCER) == 1
+            assert producer.attached_times == 2
+
+
+@pytest.mark.parametrize("when", ["waiting", "closing"])
+async def test_a_producer_that_moves_survives_the_loss_of_its_connection(when: str) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p")
+            await send(producer, 0)
+            broker.hold_receipts = when == "waiting"
+            broker.silent.add(Command.CLOSE_PRODUCER)
+            sent = [send(producer, 1)]
+            if when == "waiting":
+                await until(lambda: len(broker.held) == 1)
+            else:
+                await asyncio.gather(*sent)
+            made.move_producer(producer, "slow")
+            sent.append(send(producer, 2))
+            if when == "closing":
+                await until(lambda: broker.count(Command.CLOSE_PRODUCER) == 1)
+            broker.hold_receipts = False
+            broker.hang_up()
+            await asyncio.gather(*sent)
+            assert broker.payloads(T) == numbers(3)
+            assert producer.attached_times == 2
+
+
+async def test_a_producer_that_moves_can_be_closed() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p")
+            broker.silent.add(Command.CLOSE_PRODUCER)
+            made.move_producer(producer, "slow")
+            await until(lambda: broker.count(Command.CLOSE_PRODUCER) == 1)
+            waits = send(producer, 0)
+            await producer.close()
+            assert await fails(waits) == "Closed"
+
+
 async def test_a_producer_comes_back_though_entries_that_it_takes_for_pending_are_stored() -> None:
     async with fake_pulsar() as broker:
         topic = broker.create(T)

@@ -175,11 +175,18 @@ class Broker:
         """So many questions by REST are never answered."""
         self.holds_readers = False
         self.stats: dict[str, Any] = {}
+        self.has_publish_rate = False
+        self.lanes: list[str] = []
+        """Of producers that were opened or moved."""
         self.size_limit: int | None = None
 
     # --- the client
 
-    async def open_producer(self, topic: str, *, name: str, on_lost: Any, **_: Any) -> FakeProducer:
+    def move_producer(self, producer: Producer, lane: str) -> None:
+        self.lanes.append(lane)
+
+    async def open_producer(self, topic: str, *, name: str, on_lost: Any, lane: str, **_: Any) -> FakeProducer:
+        self.lanes.append(lane)
         if self.opening_takes is not None:
             await self.opening_takes.wait()
         if self.open_error is not None:
@@ -310,6 +317,9 @@ class FakeAdmin:
 
     async def stats(self, name: str) -> dict[str, Any]:
         return self.broker.stats
+
+    async def has_publish_rate(self, topic: str) -> bool:
+        return self.broker.has_publish_rate
 
     async def transaction_buffer(self, name: str) -> dict[str, Any]:
         raise PulsarError("NotFound", "no transactions")

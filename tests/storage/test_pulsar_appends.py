@@ -151,6 +151,47 @@ async def test_a_dispatch_rate_keeps_no_log_from_attaching_and_no_end_from_being
         assert "offsets_told_wrong" not in engine.counts
 
 
+async def test_a_publish_rate_keeps_producers_of_other_topics_waiting_for_a_few_seconds_only(
+    pulsar_store: PulsarStore,
+) -> None:
+    """Pulsar stops reading the connection. The topic with the rate gets another one, and loses nothing by that."""
+    async with pulsar_store.opened() as engine:
+        limited, free = await make(engine, "limited"), await make(engine, "free")
+        await append_values(limited, "first")
+        await append_values(free, "first")
+        name = engine.context.naming.full_name("limited", False)
+        rate = {"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1}
+        await engine.admin.set_policy(name, "publishRate", rate)
+        await until(lambda: has(engine, name, "publishRate", rate))
+        told: dict[int, str] = {}
+        ended = asyncio.Event()
+
+        async def press(producer: int, number: int) -> None:
+            sequence = 0
+            while not ended.is_set():
+                values = [f"{number} {sequence + place}" for place in range(10)]
+                base = await append_values(limited, *values, producer=producer, sequence=sequence)
+                told.update(enumerate(values, base))
+                sequence += len(values)
+
+        async def quick() -> bool:
+            began = time.monotonic()
+            for _ in range(20):
+                await append_values(free, "v")
+            return time.monotonic() - began < 5
+
+        pressing = [asyncio.ensure_future(press(*each)) for each in ((-1, 0), (-1, 1), (-1, 2), (3, 3))]
+        await until(lambda: engine.counts.get("batches_throttled_by_publish_rate"))
+        await until(quick)  # 40 batches of others a second behind each of its own would take 100 s and more
+        assert all([await quick() for _ in range(3)])
+        ended.set()
+        await asyncio.gather(*pressing)
+        await limited.refresh()
+        found = await read_values(limited)
+        assert dict(enumerate(found[1:], 1)) == told
+        assert "offsets_told_wrong" not in engine.counts
+
+
 @pytest.mark.parametrize("producer", [3, -1])
 @pytest.mark.parametrize("commit", [True, False])
 async def test_an_open_transaction_keeps_no_producer_waiting(

@@ -18,7 +18,7 @@ from kop.errors import BackendError, ErrorCode
 from kop.pulsar_client import Position, PulsarError
 from kop.records.batch import read_header
 from kop.storage.pulsar.faults import Refused, refusal_name
-from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays
+from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays, throttle
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as producer_module
 from kop.storage.pulsar.partition import tail as tail_module
@@ -888,6 +888,34 @@ async def test_an_offset_that_nobody_tells_is_an_error_that_clients_retry(
 )
 def test_why_readers_are_held_back(stats: dict[str, Any], buffer: dict[str, Any], expected: str) -> None:
     assert tail_delays.reason(stats, buffer) == expected
+
+
+@pytest.mark.parametrize("own_rate", [True, False])
+async def test_a_partition_with_a_publish_rate_of_its_own_is_written_over_another_connection(
+    own_rate: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pulsar also counts what waits because of another topic on the same connection: that stays where it is."""
+    monkeypatch.setattr(throttle, "LATE_SECONDS", -1.0)  # each receipt is late
+    monkeypatch.setattr(throttle, "_MOST_LATENESS", 0.0)
+    monkeypatch.setattr(throttle, "_ASK_SECONDS", 0.0)
+    play = Play(41)
+    play.broker.has_publish_rate = own_rate
+    for count in range(3):
+        play.broker.stats = {"publishRateLimitedTimes": count}
+        await play.run("aSR")
+    lanes = play.broker.lanes
+    assert lanes[0] == ""
+    assert len(lanes) == (2 if own_rate else 1)
+    assert bool(lanes[-1]) is own_rate
+    assert ("t-0 is written to faster than its publish rate allows" in caplog.text) is own_rate
+    assert ("another topic" in caplog.text) is not own_rate
+    other = lanes[-1]
+    play.log.close_idle(play.log.loop.time() + 100, 10)
+    await settle()
+    await play.run("aSR")
+    assert lanes[-1] == other, "a producer that is opened later gets it, too"
+    assert play.outcomes == [3, 5, 7, 9]
+    await play.log.close()
 
 
 # --- what is stored already is answered with its offset

@@ -95,7 +95,8 @@ class PulsarLog(Partition):
             tail_is_late=delays.late,
         )
         self.entry_size_limit = services.entry_size_limit(topic.topic_id)
-        throttle = PublishThrottle(context, partition_name, self.title)
+        topic_name = partition_name.removesuffix(f"-partition-{index}")
+        throttle = PublishThrottle(context, partition_name, topic_name, self.title, self._move_producers)
         path = WritePath(context, services, self, self.appends, throttle, self.entry_size_limit, self.check_exists)
         self._producers = PartitionProducers(path, self.attach, self.refresh)
         self._lease = self._producers.lease
@@ -134,6 +135,9 @@ class PulsarLog(Partition):
     def holds_lease(self) -> bool:
         """Whether this broker holds the exclusive producer; see `PartitionView.holds_lease`."""
         return self._lease.producer is not None
+
+    def _move_producers(self) -> None:
+        self._producers.move()
 
     def refused(self, error: PulsarError, doing: str) -> KopError:
         """The Kafka error for a read that Pulsar refused. The refusal is counted and logged."""

@@ -112,6 +112,8 @@ class PartitionProducer:
         self._on_ended = on_ended
         self._next = 0
         self._producer: Producer | None = None
+        self._lane = ""
+        """Which of this broker's connections to the Pulsar broker it uses."""
         self._queue: deque[Append] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._refused: KopError | None = None
@@ -138,6 +140,13 @@ class PartitionProducer:
         """Ask Pulsar whether it is fenced. PulsarError where it is, or Pulsar does not answer."""
         if self._producer is not None:
             await self._producer.verify()
+
+    def move(self) -> None:
+        """Use the connection that the partition is written over now."""
+        lane = self._path.throttle.lane
+        if self._producer is not None and lane != self._lane:
+            self._lane = lane
+            self._context.client.move_producer(self._producer, lane)
 
     def add(self, append: Append) -> None:
         """Send a batch, or let it wait until the producer is open."""
@@ -290,6 +299,8 @@ class PartitionProducer:
         await path.entry_size_limit.learn()
         if owner.policy.raw_entries:
             await services.mark_raw(topic_id)
+        # A fenced producer loses its connection: it must not be the one that others send on.
+        self._lane = "coordinators" if self.exclusive else path.throttle.lane
         while True:
             access: Access = "shared"
             if self.exclusive:
@@ -303,8 +314,7 @@ class PartitionProducer:
                     confirm=lambda producer: services.confirm(owner, producer),
                     on_lost=self._lost,
                     access=access,
-                    # A fenced producer loses its connection: it must not be the one that others send on.
-                    lane="coordinators" if self.exclusive else "",
+                    lane=self._lane,
                 )
             except PulsarError as error:
                 held = error.code == "ProducerBusy" or (access == "exclusive" and error.code == "ProducerFenced")

@@ -61,6 +61,11 @@ class PartitionProducers:
         name = self._path.services.producer_naming().leader
         return PartitionProducer(self._path, name, idempotent=False, exclusive=True, on_ended=self._ended)
 
+    def move(self) -> None:
+        """Let the producers, but for the leader's, use the connection that the partition is written over now."""
+        for producer in self._producers.values():
+            producer.move()
+
     def _ended(self, producer: PartitionProducer) -> None:
         """A producer takes no more batches: the next batch gets a new one."""
         if self.lease.ended(producer):

@@ -1,11 +1,15 @@
 """Whether Pulsar holds a partition's batches back by a publish rate, and for how long still.
 
-Owns: that question, asked of Pulsar's own count, and the estimate for Kafka's throttle_time_ms.
+Owns: that question, asked of Pulsar's own count, the estimate for Kafka's throttle_time_ms, and which connection such a
+partition is written over.
 Must not know: batches, clients.
 
 A Pulsar broker that has taken as much as the rate allows stops reading our connection; nothing says so on the wire.
 Receipts that are late may have other reasons, so the partition's `publishRateLimitedTimes` decides: it grows while
 Pulsar does this (https://pulsar.apache.org/docs/next/admin-api-topics/#get-stats).
+
+All topics that are written over that connection wait with the partition. So the partition is written over another one
+from then on, one of a few that partitions with exceeded rates share.
 
 A Pulsar broker takes a batch first and then stops until the rate has caught up with it. What is answered as
 throttle_time_ms is the time that this takes for the batch itself and for those behind it, at the pace of the last ones.
@@ -14,6 +18,8 @@ A client that waits for so long loses nothing: what it sent earlier would stand 
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
 from typing import Final
 
 from kop.pulsar_client import PulsarError
@@ -30,6 +36,22 @@ _HOLDS_SECONDS: Final = 10.0
 """How long an answer is believed."""
 _MOST_MS: Final = 1000
 """The longest throttle time. It is the window of Kafka's own quotas."""
+_LANES: Final = 16
+"""Connections to one Pulsar broker for partitions that exceeded their rates."""
+_APART_SECONDS: Final = 600.0
+"""How long after that a producer that is opened still gets such a connection."""
+
+_OWN_RATE: Final = (
+    "{} is written to faster than its publish rate allows: Pulsar holds batches back, clients are told to wait "
+    "(throttle_time_ms). Other topics wait with it for some seconds, until it is written over another connection. "
+    "Raise the rate (pulsar-admin topics set-publish-rate, namespaces set-publish-rate) or write less"
+)
+_RATE_OF_OTHERS: Final = (
+    "Pulsar holds batches of {} back, which has no publish rate: that of another topic does, for some seconds, or one "
+    "that all topics of the Pulsar broker have (maxPublishRatePerTopicInMessages, "
+    "brokerPublisherThrottlingMaxMessageRate and their like in broker.conf). Clients are told to wait "
+    "(throttle_time_ms)"
+)
 
 
 def still_to_wait(waited: float, taken: int, left: int) -> int:
@@ -74,17 +96,42 @@ class RateExceeded:
 
     def now(self, now: float) -> bool:
         """Whether a publish rate holds the partition back at this time."""
-        return now - self._grew < _HOLDS_SECONDS
+        return self.within(_HOLDS_SECONDS, now)
+
+    def within(self, seconds: float, now: float) -> bool:
+        """Whether a publish rate held the partition back in the last `seconds`."""
+        return now - self._grew < seconds
 
 
 class PublishThrottle:
-    """The publish rate of one partition; `title` names it in the log."""
+    """The publish rate of one partition of `topic_name`, Pulsar's name of the topic; `title` names it in the log.
 
-    def __init__(self, context: PulsarContext, partition_name: str, title: str) -> None:
+    `exceeded` is called each time that Pulsar is found to hold batches back by a rate that the topic has.
+    """
+
+    def __init__(
+        self,
+        context: PulsarContext,
+        partition_name: str,
+        topic_name: str,
+        title: str,
+        exceeded: Callable[[], None],
+    ) -> None:
         self._context = context
         self._partition_name = partition_name
+        self._topic_name = topic_name
         self._title = title
+        self._exceeded = exceeded
         self._held = RateExceeded()
+        self._own_rate = False
+        """The topic has a rate. Pulsar also counts batches that wait because of another topic on their connection."""
+
+    @property
+    def lane(self) -> str:
+        """The lane of the partition's producers; see `Client.open_producer`."""
+        if not self._own_rate or not self._held.within(_APART_SECONDS, self._context.loop.time()):
+            return ""
+        return f"publish rates {zlib.crc32(self._partition_name.encode()) % _LANES}"
 
     def received(self, now: float, waited: float) -> bool:
         """A receipt came after `waited` seconds. True where it was late because of a publish rate."""
@@ -103,12 +150,13 @@ class PublishThrottle:
         context = self._context
         try:
             count = int((await context.admin.stats(self._partition_name)).get("publishRateLimitedTimes", 0))
+            begins = self._held.counted(count, context.loop.time())
+            if begins:
+                self._own_rate = await context.admin.has_publish_rate(self._topic_name)
         except PulsarError:
             return  # Pulsar does not answer; other parts log that
-        if self._held.counted(count, context.loop.time()):
-            context.faults.tell(
-                ("publish rate", self._title),
-                f"{self._title} is written to faster than its publish rate allows: Pulsar holds batches back, clients "
-                "are told to wait (throttle_time_ms); all topics behind the same Pulsar broker wait with it. Raise "
-                "the rate (pulsar-admin topics set-publish-rate, namespaces set-publish-rate) or write less",
-            )
+        if begins:
+            text = _OWN_RATE if self._own_rate else _RATE_OF_OTHERS
+            context.faults.tell(("publish rate", self._title), text.format(self._title))
+        if self._own_rate and self._held.now(context.loop.time()):
+            self._exceeded()
