@@ -16,7 +16,8 @@ from kop.errors import FrameError
 from kop.handlers.api import Api, ConnectionInfo
 from kop.metrics import Metrics
 from kop.server.connection import ClientConnection
-from kop.server.listener import ClientLimits, Server
+from kop.server.limits import ClientLimits
+from kop.server.listener import Server
 from kop.server.request import Answer
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP = 0, 1, 3, 8, 11

@@ -152,7 +152,8 @@ class NativeTransactions:
     async def _ask(
         self, command: int, fields: dict[int, Any], answer: int, key: int, entry: bytes = b""
     ) -> dict[int, Any]:
-        future = self._waiting[answer, key] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[int, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[answer, key] = future
         data = _message({1: command, command: fields})
         self._writer.write(struct.pack(">II", len(data) + 4 + len(entry), len(data)) + data + entry)
         async with asyncio.timeout(SECONDS):
