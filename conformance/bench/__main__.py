@@ -32,7 +32,7 @@ from conformance.servers import StartFailed
 EPILOG = """\
 examples:
   make bench                                        all rows, half an hour
-  make bench ARGS="embedded --quick"                one engine, one round of two seconds a row
+  make bench ARGS="embedded --quick"                one engine, one short round of each row
   make bench ARGS="--rows 'pulsar-in-1k' --quick --compare ../other"
                                                     one row of two checkouts: under half a minute, with KOP_TEST_PULSAR
 
@@ -56,7 +56,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rows", nargs="+", default=[], metavar="NAME", help="only these; shell patterns")
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
     parser.add_argument("--rounds", type=int, metavar="N", help="to take the median of (3; quick: 1; to compare: 4)")
-    parser.add_argument("--quick", action="store_true", help="loads of two seconds instead of four")
+    parser.add_argument("--quick", action="store_true", help="short loads: one figure in half a minute")
     parser.add_argument(
         "--compare", type=Path, metavar="CHECKOUT", help="another checkout, installed in its .venv, instead of peers"
     )

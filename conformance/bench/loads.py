@@ -40,7 +40,7 @@ class Sizes:
     """More than the broker's cache holds."""
 
 
-QUICK = Sizes(seconds=2, perf_seconds=5, warm_up_seconds=2, cold_records=120_000, broker_cold_records=130_000)
+QUICK = Sizes(seconds=1.5, perf_seconds=5, warm_up_seconds=1, cold_records=120_000, broker_cold_records=130_000)
 USUAL = Sizes(seconds=4, perf_seconds=10, warm_up_seconds=10, cold_records=300_000, broker_cold_records=400_000)
 
 

@@ -89,6 +89,7 @@ _BOTH = [
         longer=3,
     ),
     Row("in-100-partitions", "produce", batch_bytes=1024, partitions=100, batches=100, most_in_flight=5, longer=2),
+    Row("in-64k-8-producers", "produce", idempotent=True, connections=8, partitions=8, most_in_flight=8),
     Row("in-64k-librdkafka", "librdkafka"),
     Row("out-memory", "fetch"),
     Row("out-gateway-cold", "fetch", source="gateway-cold"),
