@@ -58,7 +58,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from kop.errors import BackendError, ErrorCode, PeerError
-from kop.records.record import Buffer, content_of, frames, headers_of, key_and_value, put_record
+from kop.records.record import Buffer, before_value, content_of, frames, headers_of, key_and_value, put_record
 
 RESERVED: Final = b"__kop_"
 """How the names of our own properties begin."""
@@ -379,8 +379,12 @@ def unpack(payload: bytes, count: int, publish_time: int, event_time: int) -> tu
     return *_records(contents), keyless
 
 
-def unpack_one(metadata: bytes, payload: bytes) -> tuple[bytes, int, int, int, int]:
-    """As `unpack`, of an entry that is a single message."""
+def unpack_one(metadata: bytes, size: int) -> tuple[bytes, bytes, bool, int, int]:
+    """The Kafka record of an entry that is a single message of `size` bytes, which may be many: they are not needed.
+
+    Returns the record's bytes before its value and behind it, whether the message is the value (a tombstone has none),
+    the timestamp, and how many messages have no `partition_key`.
+    """
     message = _Message()
     publish_time = 0
     for number, field in _fields(metadata):
@@ -401,8 +405,9 @@ def unpack_one(metadata: bytes, payload: bytes) -> tuple[bytes, int, int, int, i
                 message.null_value = field != 0
             case 30, int():
                 message.null_key = field != 0
-    timestamp, content = _record(message, payload, publish_time, 0)
-    return *_records([(0, timestamp, content)]), int(message.key is None)
+    timestamp, key, section = _outside_value(message, publish_time, 0)
+    before = before_value(key, None if message.null_value else size, len(section))
+    return before, section, not message.null_value, timestamp, int(message.key is None)
 
 
 def _read_single(data: bytes) -> _Message:
@@ -432,6 +437,14 @@ def _read_single(data: bytes) -> _Message:
 
 def _record(message: _Message, payload: bytes, publish_time: int, entry_event_time: int) -> tuple[int, bytearray]:
     """Timestamp and content of the Kafka record that a message is."""
+    timestamp, key, section = _outside_value(message, publish_time, entry_event_time)
+    content = content_of(key, None if message.null_value else payload, ())
+    content.pop()  # a count of no headers
+    return timestamp, content + section
+
+
+def _outside_value(message: _Message, publish_time: int, entry_event_time: int) -> tuple[int, bytes | None, bytes]:
+    """Timestamp and key of the Kafka record that a message is, and its headers as they stand in it."""
     if len(message.properties) > MAX_PROPERTIES:
         raise _damaged(f"a message of {len(message.properties)} properties")
     section, marker = _headers(message.properties)
@@ -450,9 +463,7 @@ def _record(message: _Message, payload: bytes, publish_time: int, entry_event_ti
         key = _from_base64(key)
         if key is None:
             raise _damaged("a key that is marked as base64 is none")
-    content = content_of(key, None if message.null_value else payload, ())
-    content.pop()  # a count of no headers
-    return timestamp, content + section
+    return timestamp, key, section
 
 
 def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:

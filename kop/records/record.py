@@ -187,6 +187,20 @@ def content_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[b
     return out
 
 
+def before_value(key: bytes | None, value_size: int | None, section_size: int) -> bytes:
+    """What stands before the value in a record whose deltas are 0.
+
+    `value_size` is None where it has no value: this stands before its headers then. They take `section_size` bytes,
+    with their number.
+    """
+    content = bytearray(3)  # attributes, both deltas
+    _put_bytes(content, key)
+    _put_varint(content, -1 if value_size is None else value_size)
+    out = bytearray()
+    _put_varint(out, len(content) + (value_size or 0) + section_size)
+    return bytes(out + content)
+
+
 def _put_bytes(out: bytearray, data: bytes | None) -> None:
     if data is None:
         out.append(1)  # -1

@@ -303,12 +303,17 @@ def to_batch(
     body = _inflate(view, payload, max_bytes)
     if view.raw:
         return _from_raw(body, view.num_messages, base_offset, log_append_time)
+    records: tuple[Buffer, ...]
     if view.batched:
-        records, count, base_timestamp, max_timestamp, keyless = twin.unpack(
+        unpacked, count, base_timestamp, max_timestamp, keyless = twin.unpack(
             body, view.num_messages, view.publish_time, view.event_time
         )
+        records = (unpacked,)
     else:
-        records, count, base_timestamp, max_timestamp, keyless = twin.unpack_one(metadata, body)
+        before, behind, has_value, base_timestamp, keyless = twin.unpack_one(metadata, len(body))
+        records = (before, body, behind) if has_value else (before, behind)
+        count, max_timestamp = 1, base_timestamp
+    del body  # what comes next may be as large
     if keyless and on_keyless is not None:
         on_keyless(keyless)
     if not count:
@@ -317,15 +322,20 @@ def to_batch(
     if log_append_time is not None:
         attributes |= LOG_APPEND_TIME_BIT
         max_timestamp = log_append_time
-    packed = _compress(attributes & CODEC_MASK, records)
+    if attributes & CODEC_MASK:
+        records = (_compress(attributes & CODEC_MASK, b"".join(records)),)
+    size = HEADER_SIZE + sum(map(len, records))
     head = bytearray(
         _BATCH.pack(
-            base_offset, HEADER_SIZE + len(packed) - LOG_OVERHEAD, 0, MAGIC, 0, attributes, last_offset - base_offset,
+            base_offset, size - LOG_OVERHEAD, 0, MAGIC, 0, attributes, last_offset - base_offset,
             base_timestamp, max_timestamp, -1, -1, -1, count,
         )
     )  # fmt: skip
-    struct.pack_into(">I", head, _CRC_AT, crc32c(packed, crc32c(head[_CRC_FROM:])))
-    return b"".join((head, packed))  # the records are copied once
+    crc = crc32c(head[_CRC_FROM:])
+    for part in records:
+        crc = crc32c(part, crc)
+    struct.pack_into(">I", head, _CRC_AT, crc)
+    return b"".join((head, *records))  # the records are copied once
 
 
 def parse_entry(metadata: Buffer) -> EntryView:

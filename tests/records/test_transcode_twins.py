@@ -243,14 +243,14 @@ def entry_metadata(draw: st.DrawFn) -> bytes:
 def test_metadata(data: bytes, payload: bytes, seed: int) -> None:
     for form in (data, damaged(data, seed)):
         same("parse_entry", form)
-        same("unpack_one", form, payload)
+        same("unpack_one", form, len(payload))
 
 
 @settings(deadline=None, max_examples=500)
 @given(st.binary(max_size=40), st.integers(-1, 3))
 def test_any_bytes(data: bytes, count: int) -> None:
     same("parse_entry", data)
-    same("unpack_one", data, b"")
+    same("unpack_one", data, 0)
     same("unpack", data, count, 0, 0)
     same("pack", data, count, 0, None, 100, True)
     same("walk", data, 0, count, 0, True)

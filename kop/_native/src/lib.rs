@@ -239,8 +239,14 @@ mod _native {
     }
 
     #[pyfunction]
-    fn unpack_one<'py>(py: Python<'py>, metadata: &[u8], payload: &[u8]) -> PyResult<Records<'py>> {
-        records(py, crate::to_kafka::unpack_one(metadata, payload))
+    fn unpack_one<'py>(
+        py: Python<'py>,
+        metadata: &[u8],
+        size: usize,
+    ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, i64, u32)> {
+        let found = crate::to_kafka::unpack_one(metadata, size).map_err(|fault| fault.raise(py))?;
+        let (before, behind) = (PyBytes::new(py, &found.before), PyBytes::new(py, &found.behind));
+        Ok((before, behind, found.has_value, found.timestamp, found.keyless))
     }
 
     #[pyfunction]

@@ -75,7 +75,16 @@ pub fn unpack(payload: &[u8], count: i64, publish_time: i64, event_time: i64) ->
     })
 }
 
-pub fn unpack_one(metadata: &[u8], payload: &[u8]) -> Result<Records> {
+/// The record of a single message, without its value.
+pub struct AroundValue {
+    pub before: Vec<u8>,
+    pub behind: Vec<u8>,
+    pub has_value: bool,
+    pub timestamp: i64,
+    pub keyless: u32,
+}
+
+pub fn unpack_one(metadata: &[u8], size: usize) -> Result<AroundValue> {
     let mut message = Message::default();
     let mut publish_time = 0;
     let mut fields = Fields::new(metadata);
@@ -92,7 +101,18 @@ pub fn unpack_one(metadata: &[u8], payload: &[u8]) -> Result<Records> {
             _ => {}
         }
     }
-    write(payload.len(), |writer| writer.put(0, &message, payload, publish_time, 0))
+    let mut writer = Writer::new(0, None);
+    match writer.put_before_value(0, &message, size, publish_time, 0) {
+        Ok(()) => Ok(AroundValue {
+            before: writer.bytes,
+            behind: writer.section,
+            has_value: !message.null_value,
+            timestamp: writer.max,
+            keyless: writer.keyless,
+        }),
+        Err(Stop::Fault(fault)) => Err(fault),
+        Err(Stop::Base) => entry_fault("a timestamp that no base fits"),
+    }
 }
 
 /// Metadata and value of the message at the front; None where a size cannot be.
@@ -173,6 +193,23 @@ impl Writer {
         publish_time: i64,
         entry_event_time: i64,
     ) -> std::result::Result<(), Stop> {
+        self.put_before_value(index, message, value.len(), publish_time, entry_event_time)?;
+        if !message.null_value {
+            self.bytes.extend_from_slice(value);
+        }
+        self.bytes.extend_from_slice(&self.section);
+        Ok(())
+    }
+
+    /// All of a record that stands before its value; `section` stands behind it.
+    fn put_before_value(
+        &mut self,
+        index: i64,
+        message: &Message<'_>,
+        value_size: usize,
+        publish_time: i64,
+        entry_event_time: i64,
+    ) -> std::result::Result<(), Stop> {
         if message.properties.len() > MAX_PROPERTIES {
             return Err(Fault::Entry(format!("a message of {} properties", message.properties.len())).into());
         }
@@ -198,7 +235,7 @@ impl Writer {
             (Some(key), _) | (None, Some(key)) => Some(Cow::Borrowed(key)),
             (None, None) => None,
         };
-        let value = (!message.null_value).then_some(value);
+        let value_size = (!message.null_value).then_some(value_size);
         let base = *self.base.get_or_insert(timestamp);
         let delta = timestamp.checked_sub(base).ok_or(Stop::Base)?;
         self.max = self.max.max(timestamp);
@@ -208,7 +245,7 @@ impl Writer {
             + signed_size(delta)
             + signed_size(index)
             + nullable_size(key.as_deref())
-            + nullable_size(value)
+            + value_size.map_or(1, |size| signed_size(size as i64) + size)
             + self.section.len();
         let out = &mut self.bytes;
         put_signed(out, size as i64);
@@ -216,8 +253,7 @@ impl Writer {
         put_signed(out, delta);
         put_signed(out, index);
         put_nullable(out, key.as_deref());
-        put_nullable(out, value);
-        out.extend_from_slice(&self.section);
+        put_signed(out, value_size.map_or(-1, |size| size as i64));
         Ok(())
     }
 }
