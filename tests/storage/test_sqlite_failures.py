@@ -163,16 +163,16 @@ async def test_room_is_kept_for_what_has_to_go_on(sqlite: InterceptedStore, monk
 async def test_deleting_records_makes_room_on_a_full_disk(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Disk(monkeypatch, size=40 << 20)
+    Disk(monkeypatch, size=8 << 20)
     monkeypatch.setattr(maintenance, "TICK_SECONDS", 0.02)
-    sqlite.settings.update(maintain=True, min_free_bytes=5 << 20, wal_bytes=2 << 20)
+    sqlite.settings.update(maintain=True, min_free_bytes=1 << 20, wal_bytes=400 << 10)
     async with sqlite.opened() as engine:
         log = await make(engine)
         internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))
         sent = 0
         with refused(ErrorCode.KAFKA_STORAGE_ERROR):
             while sent < 100:
-                await append(log, batch(["x" * 1_000_000], producer=1, sequence=sent))
+                await append(log, batch(["x" * 200_000], producer=1, sequence=sent))
                 sent += 1
         assert 5 < sent < 35
         await fill(internal, "offset")
@@ -180,7 +180,7 @@ async def test_deleting_records_makes_room_on_a_full_disk(
         assert caplog.text.count("could not be stored") == 1
         await log.delete_records(sent - 2)
         await until(lambda: engine.healthy is None)
-        await append(log, batch(["x" * 1_000_000], producer=1, sequence=sent))
+        await append(log, batch(["x" * 200_000], producer=1, sequence=sent))
         assert len(await read_all(log)) == 3
 
 
@@ -349,8 +349,8 @@ async def test_deleted_topics_do_not_keep_retention_waiting(
     async with sqlite.opened() as engine:
         log = await make(engine, retention_bytes="0")
         for name in ("a", "b"):
-            dead = await make(engine, name, 60)
-            await asyncio.gather(*[append(first(engine, name, i % 60), batch(["x"])) for i in range(200)])
+            dead = await make(engine, name, 20)
+            await asyncio.gather(*[append(first(engine, name, i % 20), batch(["x"])) for i in range(60)])
             await engine.topics.delete(dead.topic.topic_id)
         await fill(log, "x")
         await until(lambda: log.log_start_offset == 1)
