@@ -105,7 +105,7 @@ async def test_a_reader_that_is_moved_between_transactions_misses_no_record(puls
             engine.cache.drop(log.tail.cached)
             found = await log.read(0, 1, min_one=True)
             assert [record.offset for record in records(found.buffers)] == [0]
-            await expire(log)
+            await expire(pulsar_store, log)
             await native.plain(str(rounds).encode())
         await until(lambda: log.high_watermark == 2 * rounds + 1)
         assert await read_on(log, 1, 2 * rounds + 1) == [(2 * number, number) for number in range(1, rounds + 1)]
@@ -132,7 +132,7 @@ async def test_a_tail_that_waits_behind_the_last_entry_is_given_up(pulsar_store:
         stream = log.tail.stream
         assert stream is not None
         if how == "expired":
-            await expire(log)
+            await expire(pulsar_store, log)
         else:
             await engine.admin.truncate(log.partition_name)
         stream.go_on()
