@@ -47,7 +47,7 @@ async def produce(url: str, topic: str, seconds: float, batch_bytes: int) -> dic
     producer = await client.open_producer(topic, name="bare")
     pending: deque[asyncio.Future[Position]] = deque()
     sequence = 0
-    while time.perf_counter() < began + seconds:
+    while not sequence or time.perf_counter() < began + seconds:
         if len(pending) * len(payload) >= WINDOW_BYTES:
             await pending.popleft()
         numbers: dict[str, Any] = {"sequence_id": sequence, "highest_sequence_id": sequence + count - 1}

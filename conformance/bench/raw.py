@@ -35,8 +35,8 @@ from conformance.bench.kafka_frames import (
 
 START_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
-RETRIABLE = {3, 5, 6, 14, 15, 16, 41, 51}
-"""Errors of the first request: what it names is still being made, loaded or led."""
+RETRIABLE = {3, 5, 6, 7, 14, 15, 16, 41, 51, 56}
+"""Errors that every client asks again after: what the request names is still being made, loaded or led."""
 
 
 class LoadFailed(Exception):
@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
         end = time.perf_counter() + START_SECONDS
         while code := error(answer := await self.ask(frame)):
             if code not in RETRIABLE or time.perf_counter() > end:
-                raise LoadFailed(f"the first request was answered by error {code}")
+                raise LoadFailed(f"a request was answered by error {code}")
             await asyncio.sleep(0.05)
         return answer
 
@@ -206,10 +206,8 @@ async def fetch(address: str, topic: str, records: int, record_bytes: int, times
         connection = await connect(address, 1, 0, 0)
         await connection.first(wanted)
         while wanted.offset < records:
-            error = wanted.error(await connection.ask(wanted.next(connection.answered)))
+            await connection.ask_until_taken(wanted.next(connection.answered), wanted.error)
             connection.answered += 1
-            if error:
-                raise LoadFailed(f"a Fetch was answered by error {error}")
         requests += connection.answered
         connection.close()
     taken = time.perf_counter() - began
