@@ -103,7 +103,7 @@ async def test_a_log_starts_at_the_first_entry_with_an_offset(
     assert (log.log_start_offset, log.high_watermark) == (start, end)
     older = not ledgers[0][1]
     assert log.context.faults.counts == ({OLDER: 1} if older else {})
-    assert ("entries from before the brokers gave them an index" in caplog.text) == older
+    assert ("entries from before the Pulsar brokers gave them an index" in caplog.text) == older
     broker.tail.deliver()
     assert log.attached
     await log.ask_start()
