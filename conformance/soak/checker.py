@@ -112,10 +112,19 @@ def _records(history: History) -> Iterator[Anomaly]:
                 yield _anomaly("elsewhere", write, found)
             if write.offset < 0 and writer_of(write.writer) in history.tells_offsets:
                 yield _anomaly("untold", write, found)
-        elif write.outcome == "refused" and found:
+        elif write.outcome == "refused" and found and not _refused_at_a_retry(history, write):
             yield _anomaly("refused_stored", write, found, write.error)
         if len(found) > 1 and writer_of(write.writer) in history.idempotent:
             yield _anomaly("doubled", write, found)
+
+
+def _refused_at_a_retry(history: History, write: Write) -> bool:
+    """Whether a writer that is not idempotent sent a record again, and a size limit was lowered in between.
+
+    Nothing tells a server that the record is stored already. Apache Kafka refuses it, too.
+    """
+    lowered = any(one.kind == "size_limit" for one in _during(history.disturbances, write))
+    return lowered and bool(_TOO_LARGE.search(write.error)) and writer_of(write.writer) not in history.idempotent
 
 
 def _order(history: History) -> Iterator[Anomaly]:

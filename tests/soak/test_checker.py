@@ -196,6 +196,16 @@ def test_what_pulsars_own_producers_waited_for_is_not_slow() -> None:
     assert check(history) == []
 
 
+def test_a_size_limit_that_was_lowered_excuses_the_refusal_of_a_plain_writers_retry() -> None:
+    history = clean()
+    history.limited.add(TOPIC)
+    history.disturbances.append(Disturbance("size_limit", TOPIC, 1002.0, 1009.0))
+    history.writes[13] = write(3, writer="plain", error="MSG_SIZE_TOO_LARGE")
+    assert check(same_views(history)) == []
+    history.writes[3] = write(3, error="MSG_SIZE_TOO_LARGE")
+    assert [(found.kind, found.writer) for found in check(same_views(history))] == [("refused_stored", "rd")]
+
+
 def test_a_size_limit_that_was_lowered_excuses_the_order_of_what_was_under_way_then() -> None:
     history = clean()
     reordered(history)
