@@ -124,6 +124,12 @@ class FakeReader:
             self.next += 1
             self.on_entry(self.broker.entries[self.next - 1])
 
+    def deliver_slowly(self) -> None:
+        if not self.closed and self.next < len(self.broker.entries):
+            self.next += 1
+            self.on_entry(self.broker.entries[self.next - 1])
+            asyncio.get_running_loop().call_later(0.02, self.deliver_slowly)
+
     def flow(self, messages: int) -> None:
         pass
 
@@ -174,6 +180,8 @@ class Broker:
         self.hanging_questions = 0
         """So many questions by REST are never answered."""
         self.holds_readers = False
+        self.slow_readers = False
+        """A reader of a search gets an entry every 20 ms."""
         self.stats: dict[str, Any] = {}
         self.has_publish_rate = False
         self.lanes: list[str] = []
@@ -214,7 +222,9 @@ class Broker:
         reader = FakeReader(self, start, inclusive, permits == 1 or search, on_entry, on_lost)
         if reader.probe and self.holds_readers:
             reader.closed = True
-        if reader.probe:
+        if reader.probe and self.slow_readers:
+            asyncio.get_running_loop().call_later(0.02, reader.deliver_slowly)
+        elif reader.probe:
             asyncio.get_running_loop().call_soon(reader.deliver)
         else:
             self.readers.append(reader)

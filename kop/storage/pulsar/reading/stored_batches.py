@@ -30,7 +30,9 @@ from kop.storage.pulsar.reading.stream import Stream
 SEARCH_SECONDS: Final = 15.0
 """The time limit of one search."""
 _STANDS_SECONDS: Final = 2.0
-"""How long the reader may deliver nothing before REST is asked."""
+_FEWEST: Final = 64
+"""A reader that brings fewer entries in so many seconds is held back: then REST is asked. A dispatch rate lets some
+entries come, and a search that waited for the rest would not end."""
 _STEPS: Final = (256, 8192)
 """How many of the log's last entries are read: first a few, then more."""
 _MOST_BYTES: Final = 64 << 20
@@ -184,10 +186,12 @@ class StoredBatches:
         mapping = self._mapping
         stretch: Stretch | None = None
         expected = -1
-        moved, ended = asyncio.Event(), asyncio.Event()
+        came = 0
+        ended = asyncio.Event()
 
         def on_entry(stored: EntryWithOffsets) -> None:
-            nonlocal stretch, expected
+            nonlocal stretch, expected, came
+            came += 1
             if stored.position <= end:
                 if stretch is None:
                     stretch = Stretch(from_beginning=whole and stored.base == 0)
@@ -204,22 +208,21 @@ class StoredBatches:
             if stored.position >= end:
                 ended.set()
                 stream.pause()
-            moved.set()
 
         def on_lost(error: Any) -> None:
             ended.set()
-            moved.set()
 
         stream = Stream(on_entry, on_lost, mapping.place)
         try:
             await stream.start(self._client, self._partition, start, check_exists=self._check_exists, budget=_BUDGET)
             while not ended.is_set():
-                moved.clear()
+                before = came
                 try:
                     async with asyncio.timeout(_STANDS_SECONDS):
-                        await moved.wait()
+                        await ended.wait()
                 except TimeoutError:
-                    return None
+                    if came - before < _FEWEST:
+                        return None
         finally:
             await stream.close()
         return stretch
