@@ -151,6 +151,23 @@ async def test_a_dispatch_rate_keeps_no_log_from_attaching_and_no_end_from_being
         assert "offsets_told_wrong" not in engine.counts
 
 
+async def test_a_dispatch_rate_keeps_no_retry_from_its_offset(pulsar_store: PulsarStore) -> None:
+    """It lets some entries come, so that a reader never stands still."""
+    async with pulsar_store.opened() as one:
+        here = await make(one)
+        assert await append_values(here, "a", "x", producer=5) == 0
+        async with native_writer(one) as native:
+            for _ in range(100):
+                await native.write()
+        name = one.context.naming.full_name("t", False)
+        rate = {"dispatchThrottlingRateInMsg": 2, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
+        await one.admin.set_policy(name, "dispatchRate", rate)
+        await until(lambda: has(one, name, "dispatchRate", rate))
+    async with pulsar_store.opened() as other:
+        assert await append_values(await attached(other), "a", "x", producer=5) == 0
+        assert other.counts["duplicates_found"] == 1
+
+
 async def test_a_publish_rate_keeps_producers_of_other_topics_waiting_for_a_few_seconds_only(
     pulsar_store: PulsarStore,
 ) -> None:
