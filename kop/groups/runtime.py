@@ -18,14 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
-from uuid import UUID
 
 from kop.background import repeat
 from kop.cluster.client_topics import OFFSETS_TOPIC, ClientTopics
+from kop.coordination.coordinator import Coordinator
 from kop.coordination.deadlines import Deadlines
 from kop.coordination.failed_writes import answer_for
-from kop.coordination.ownership import LeaderChoice, Ownership
-from kop.coordination.state_log import StateLog, StateTopic, Written
+from kop.coordination.ownership import LeaderChoice
+from kop.coordination.state_log import StateTopic, Written
 from kop.errors import ErrorCode, InternalError, StateRecordError
 from kop.groups.classic.group import ClassicGroup
 from kop.groups.classic.messages import (
@@ -91,7 +91,7 @@ class ListedGroup:
     group_type: str = "classic"
 
 
-class GroupCoordinator:
+class GroupCoordinator(Coordinator[Loaded]):
     """All groups of the classic protocol. Call `start` once; until it has ended everything is being loaded."""
 
     def __init__(
@@ -107,17 +107,11 @@ class GroupCoordinator:
 
         Without a `leader_choice` this broker coordinates all groups.
         """
-        offset = time.time_ns() - time.monotonic_ns()
-        self._wall = wall or clock or (lambda: time.time_ns() // 1_000_000)
-        self._clock = clock or (lambda: (time.monotonic_ns() + offset) // 1_000_000)
+        topics = ClientTopics(engine)
+        self.settings = replace(settings or GroupSettings(), canonical_name=topics.canonical_name)
+        super().__init__(engine, _state_topic(self.settings), clock=clock, wall=wall, leader_choice=leader_choice)
         self._engine = engine
-        self._topics = ClientTopics(engine)
-        self.settings = replace(settings or GroupSettings(), canonical_name=self._topics.canonical_name)
-        self.state_log = StateLog(engine, _state_topic(self.settings), self._wall)
-        """The topic `__offsets`."""
-        self._ownership = Ownership[Loaded](
-            self.state_log, engine, leader_choice, self._load, self._install, self._unload
-        )
+        self._topics = topics
         self._offset_store = OffsetStore(self.state_log, self._topics, self._wall)
         self.deadlines = Deadlines[_GroupEntry](self._clock, self._due)
         """When each group next has something to do without a request."""
@@ -134,7 +128,7 @@ class GroupCoordinator:
         """
         began = time.monotonic()
         self._engine.topics.on_change(self._topic_changed)
-        await self._ownership.start()
+        await self.ownership.start()
         elapsed = (time.monotonic() - began) * 1000
         _log.info("%d groups loaded from %d keys in %.0f ms", len(self._entries), self._keys_read, elapsed)
         interval = self.settings.offsets_retention_check_interval_ms / 1000
@@ -172,7 +166,7 @@ class GroupCoordinator:
 
     def _install(self, partition: int, groups: Loaded) -> None:
         """Serve the groups of a partition that was read: these and no others."""
-        term, now = self._ownership.term(partition), self._clock()
+        term, now = self.ownership.term(partition), self._clock()
         entries = [_GroupEntry(group, partition, term, offsets) for group, offsets in groups.values()]
         for entry in entries:
             self._entries[entry.group.group_id] = entry
@@ -193,42 +187,14 @@ class GroupCoordinator:
 
     async def stop(self) -> None:
         """Answer all waiting requests, write what is queued, and take no further requests."""
-        self._ownership.close()
+        self.ownership.close()
         self.deadlines.stop()
         for entry in self._entries.values():
             self._carry_out(entry, entry.group.unload())
         if self._expiry is not None:
             self._expiry.cancel()
             await asyncio.gather(self._expiry, return_exceptions=True)
-        await self._ownership.stop()
-
-    # -- who coordinates
-
-    @property
-    def refusal(self) -> ErrorCode:
-        """NONE where a request about all groups is served, else what to answer."""
-        return self._ownership.refusal_of_all
-
-    @property
-    def waiting_for(self) -> str | None:
-        """Which groups are not served yet, and why, in one line for an operator; None where all are."""
-        return self._ownership.waiting_for
-
-    def refusal_of(self, group_id: str, *, surely: bool = False) -> ErrorCode:
-        """NONE when requests for the group are served here, else what to answer; see `Ownership.refusal`."""
-        return self._ownership.refusal(group_id, surely=surely)
-
-    def in_doubt(self, group_ids: Iterable[str]) -> set[int]:
-        """Partitions of these groups that `verify` has to ask about before anything is answered from memory."""
-        return self._ownership.in_doubt(group_ids)
-
-    async def verify(self, partitions: Collection[int]) -> None:
-        """Ask storage who coordinates; what is still in doubt then, or gone, is refused by `refusal_of`."""
-        await self._ownership.verify(partitions)
-
-    def coordinator_of(self, group_id: str) -> tuple[UUID, int] | None:
-        """The partition of `__offsets` that keeps the group; None before the topic is known."""
-        return (self.state_log.topic_id, self.state_log.partition_of(group_id)) if self.state_log.partitions else None
+        await self.ownership.stop()
 
     # -- members
 
@@ -409,7 +375,7 @@ class GroupCoordinator:
             if index % _EXPIRY_SLICE == _EXPIRY_SLICE - 1:
                 await asyncio.sleep(0)
             group = entry.group
-            if self._ownership.closed or self._entries.get(group.group_id) is not entry:
+            if self.ownership.closed or self._entries.get(group.group_id) is not entry:
                 continue
             expired = entry.offsets.expired(group, self._wall(), retention_ms)
             left = len(entry.offsets.keys()) - len(expired)
@@ -435,13 +401,13 @@ class GroupCoordinator:
     def _add(self, group_id: str) -> _GroupEntry:
         partition = self.state_log.partition_of(group_id)
         group = ClassicGroup(group_id, self.settings, self._clock())
-        entry = _GroupEntry(group, partition, self._ownership.term(partition))
+        entry = _GroupEntry(group, partition, self.ownership.term(partition))
         self._entries[group_id] = entry
         return entry
 
     def _is_current(self, entry: _GroupEntry) -> bool:
         """Whether the entry is of the term in which its partition is led now."""
-        return entry.term == self._ownership.term(entry.partition)
+        return entry.term == self.ownership.term(entry.partition)
 
     def _drop_untouched(self, entry: _GroupEntry) -> None:
         """Forget a group that was made for a request that then failed."""
@@ -522,7 +488,7 @@ class GroupCoordinator:
                 newer.offsets.put(topic, partition, value)
 
     def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
-        if old is not None and new is None and not self._ownership.closed:
+        if old is not None and new is None and not self.ownership.closed:
             for entry in self._entries.values():
                 keys = entry.offsets.keys(old.name)
                 if keys:

@@ -17,20 +17,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
-from uuid import UUID
 
 from kop.background import repeat, retried
 from kop.cluster.client_topics import TRANSACTIONS_TOPIC
 from kop.cluster.producer_ids import ProducerIds
+from kop.coordination.coordinator import Coordinator
 from kop.coordination.deadlines import Deadlines
 from kop.coordination.failed_writes import answer_for
-from kop.coordination.ownership import LeaderChoice, Ownership
-from kop.coordination.state_log import StateLog, StateTopic
+from kop.coordination.ownership import LeaderChoice
+from kop.coordination.state_log import StateTopic
 from kop.errors import ErrorCode, KopError, StateRecordError
 from kop.storage.base import Engine
 from kop.transactions import machine
@@ -98,7 +97,7 @@ class _Entry:
         return f"transactional id {self.transactional_id!r}"
 
 
-class TransactionCoordinator:
+class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     """All transactional ids. Call `start` once; until it has ended everything is being loaded."""
 
     def __init__(
@@ -116,17 +115,10 @@ class TransactionCoordinator:
 
         Without a `leader_choice` this broker coordinates all transactional ids.
         """
-        offset = time.time_ns() - time.monotonic_ns()
-        self._wall = wall or clock or (lambda: time.time_ns() // 1_000_000)
-        self._clock = clock or (lambda: (time.monotonic_ns() + offset) // 1_000_000)
+        self.settings = settings or TransactionSettings()
+        super().__init__(engine, _state_topic(self.settings), clock=clock, wall=wall, leader_choice=leader_choice)
         self._producer_ids = producer_ids
         self._markers = markers
-        self.settings = settings or TransactionSettings()
-        self.state_log = StateLog(engine, _state_topic(self.settings), self._wall)
-        """The topic `__transactions`."""
-        self._ownership = Ownership[Mapping[str, Transaction]](
-            self.state_log, engine, leader_choice, self._load, self._install, self._unload
-        )
         self.deadlines = Deadlines[_Entry](self._clock, self._due)
         """When each open transaction times out."""
         self._entries: dict[str, _Entry] = {}
@@ -142,7 +134,7 @@ class TransactionCoordinator:
 
         Errors and time limits as of `Ownership.start`.
         """
-        await self._ownership.start()
+        await self.ownership.start()
         interval = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms / 1000
         self._expiry = asyncio.get_running_loop().create_task(
             repeat("the expiry of transactional ids", self.expire, every=interval)
@@ -150,7 +142,7 @@ class TransactionCoordinator:
 
     async def stop(self) -> None:
         """Take nothing more, hand over what is queued. An end that is under way goes on after the next start."""
-        self._ownership.close()
+        self.ownership.close()
         self.deadlines.stop()
         tasks = [task for entry in self._entries.values() for task in (entry.ending, *entry.callers) if task]
         if self._expiry is not None:
@@ -158,7 +150,7 @@ class TransactionCoordinator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._ownership.stop()
+        await self.ownership.stop()
 
     async def _load(self, partition: int) -> Mapping[str, Transaction]:
         loaded: dict[str, Transaction] = {}
@@ -171,7 +163,7 @@ class TransactionCoordinator:
         return loaded
 
     def _install(self, partition: int, loaded: Mapping[str, Transaction]) -> None:
-        term = self._ownership.term(partition)
+        term = self.ownership.term(partition)
         for transactional_id, transaction in loaded.items():
             entry = self._entries[transactional_id] = _Entry(transactional_id, partition, term, transaction)
             self._follow(entry)
@@ -184,36 +176,6 @@ class TransactionCoordinator:
                 self.deadlines.disarm(entry)
                 if entry.ending is not None:
                     entry.ending.cancel()
-
-    # -- who coordinates
-
-    @property
-    def refusal(self) -> ErrorCode:
-        """NONE where a request about all transactional ids is served, else what to answer."""
-        return self._ownership.refusal_of_all
-
-    @property
-    def waiting_for(self) -> str | None:
-        """What is not served yet, and why, in one line for an operator; None where all of ours is."""
-        return self._ownership.waiting_for
-
-    def refusal_of(self, transactional_id: str, *, surely: bool = False) -> ErrorCode:
-        """NONE when requests for the id are served here, else what to answer; see `Ownership.refusal`."""
-        return self._ownership.refusal(transactional_id, surely=surely)
-
-    def in_doubt(self, transactional_ids: Iterable[str]) -> set[int]:
-        """Partitions of these ids that `verify` has to ask about before anything is answered from memory."""
-        return self._ownership.in_doubt(transactional_ids)
-
-    async def verify(self, partitions: Collection[int]) -> None:
-        """Ask storage who coordinates; what is still in doubt then, or gone, is refused by `refusal_of`."""
-        await self._ownership.verify(partitions)
-
-    def coordinator_of(self, transactional_id: str) -> tuple[UUID, int] | None:
-        """The partition of `__transactions` that keeps the id; None before the topic is known."""
-        if not self.state_log.partitions:
-            return None
-        return self.state_log.topic_id, self.state_log.partition_of(transactional_id)
 
     # -- requests
 
@@ -339,7 +301,7 @@ class TransactionCoordinator:
         for index, entry in enumerate(list(self._entries.values())):
             if index % _EXPIRY_SLICE == _EXPIRY_SLICE - 1:
                 await asyncio.sleep(0)
-            if self._ownership.closed or self._entries.get(entry.transactional_id) is not entry:
+            if self.ownership.closed or self._entries.get(entry.transactional_id) is not entry:
                 continue
             at = machine.expires_at(entry.transaction, self.settings.transactional_id_expiration_ms)
             if at is not None and at <= self._wall():
@@ -359,13 +321,13 @@ class TransactionCoordinator:
 
     def _add(self, transactional_id: str, producer_id: int) -> _Entry:
         partition = self.state_log.partition_of(transactional_id)
-        entry = _Entry(transactional_id, partition, self._ownership.term(partition), Transaction(producer_id))
+        entry = _Entry(transactional_id, partition, self.ownership.term(partition), Transaction(producer_id))
         self._entries[transactional_id] = entry
         return entry
 
     def _is_current(self, entry: _Entry) -> bool:
         """Whether the entry is of the term in which its partition is led now."""
-        return entry.term == self._ownership.term(entry.partition)
+        return entry.term == self.ownership.term(entry.partition)
 
     def _write(self, entry: _Entry, decision: Decision) -> asyncio.Future[ErrorCode]:
         """Make a decision durable and put it in force; the result is what the client is told.

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from kop.coordination.coordinator import Coordinator
 from kop.coordination.deadlines import NEVER, Deadlines
-from kop.coordination.ownership import LeaderChoice, Ownership
-from kop.coordination.state_log import StateLog, StateTopic
+from kop.coordination.ownership import LeaderChoice
+from kop.coordination.state_log import StateTopic
 from kop.errors import ErrorCode
 from kop.storage.base import Engine
 
 TOPIC = StateTopic("__counters", 2, {"cleanup.policy": "compact", "segment.bytes": "1000000"})
 
 
-class CounterCoordinator:
+class CounterCoordinator(Coordinator[dict[str, int]]):
     """Counters by name; one that nobody changed for `idle_ms` is deleted."""
 
     def __init__(
@@ -25,24 +26,20 @@ class CounterCoordinator:
         clock: Callable[[], int] = lambda: 0,
         idle_ms: int = NEVER,
     ) -> None:
-        self.log = StateLog(engine, TOPIC, clock)
-        self.ownership = Ownership[dict[str, int]](
-            self.log, engine, leader_choice, self._load, self._install, self._unload
-        )
+        super().__init__(engine, TOPIC, clock=clock, leader_choice=leader_choice)
         self.deadlines = Deadlines[str](clock, self._idle)
         self.values: dict[str, int] = {}
-        self._clock = clock
         self._idle_ms = idle_ms
 
     async def _load(self, partition: int) -> dict[str, int]:
-        records = await self.log.read(partition)
+        records = await self.state_log.read(partition)
         return {key.decode(): int(value) for key, value in records.items() if value is not None}
 
     def _install(self, partition: int, values: dict[str, int]) -> None:
         self.values |= values
 
     def _unload(self, partition: int) -> None:
-        for name in [name for name in self.values if self.log.partition_of(name) == partition]:
+        for name in [name for name in self.values if self.state_log.partition_of(name) == partition]:
             del self.values[name]
             self.deadlines.disarm(name)
 
@@ -52,7 +49,7 @@ class CounterCoordinator:
         if refusal := self.ownership.refusal(name):
             answer.set_result(refusal)
             return answer
-        partition = self.log.partition_of(name)
+        partition = self.state_log.partition_of(name)
         term, value = self.ownership.term(partition), self.values.get(name, 0) + count
 
         def written(code: ErrorCode) -> None:
@@ -62,7 +59,7 @@ class CounterCoordinator:
                     self.deadlines.arm(name, self._clock() + self._idle_ms)
             answer.set_result(code or value)
 
-        self.log.write(partition, [(name.encode(), str(value).encode())], written)
+        self.state_log.write(partition, [(name.encode(), str(value).encode())], written)
         return answer
 
     def get(self, name: str) -> int | ErrorCode:
@@ -74,7 +71,7 @@ class CounterCoordinator:
             if not code:
                 self.values.pop(name, None)
 
-        self.log.write(self.log.partition_of(name), [(name.encode(), None)], written)
+        self.state_log.write(self.state_log.partition_of(name), [(name.encode(), None)], written)
 
     async def stop(self) -> None:
         """Serve nothing more."""

@@ -53,7 +53,7 @@ def names(counters: CounterCoordinator) -> list[str]:
     """A name in each partition."""
     wanted: dict[int, str] = {}
     for number in range(100):
-        wanted.setdefault(counters.log.partition_of(f"n{number}"), f"n{number}")
+        wanted.setdefault(counters.state_log.partition_of(f"n{number}"), f"n{number}")
     return [wanted[partition] for partition in range(TOPIC.partitions)]
 
 
@@ -65,7 +65,7 @@ async def test_the_topic_is_made_as_its_user_says_and_found_at_the_next_start() 
         assert topic is not None
         assert (topic.partitions, topic.configs, topic.internal) == (2, TOPIC.configs, True)
         async with started(CounterCoordinator(engine)) as other:
-            assert other.log.topic_id == topic.topic_id
+            assert other.state_log.topic_id == topic.topic_id
 
 
 async def test_what_was_written_is_there_after_a_restart() -> None:
@@ -112,8 +112,8 @@ async def test_a_lost_lead_ends_what_is_in_force_and_another_takeover_reads_what
         assert counters.get(first) == E.NOT_COORDINATOR
         assert first not in counters.values
         assert counters.get(second) == 1
-        counters.log.write(0, [(first.encode(), b"41")], lambda code: None)  # as the other broker does meanwhile
-        counters.log.flush()
+        counters.state_log.write(0, [(first.encode(), b"41")], lambda code: None)  # as the other broker does meanwhile
+        counters.state_log.flush()
         log.free_lead()
         await until(lambda: counters.get(first) == 41)
         assert await counters.add(first, 1) == 42
