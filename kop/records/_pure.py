@@ -1,8 +1,9 @@
 """Kafka records <-> Pulsar messages: the specification, in plain Python. `kop._native` is its compiled twin.
 
 Owns: the walk over a produced batch's records; which field of a Pulsar message holds which part of a Kafka record; the
-SEND frame around the messages of an entry; the little of protobuf that this takes.
-Must not know: compression and batch headers (`kop.records.transcode`), sockets, offsets of partitions.
+SEND frame around the messages of an entry; the little of protobuf that this takes; the header of the batch that is made
+of an entry.
+Must not know: compression (`kop.records.transcode`), sockets, where the offsets of partitions come from.
 
 One Kafka batch is one Pulsar entry in batch format, also with one record: MessageMetadata with
 `num_messages_in_batch`, and per record a 4-byte size, SingleMessageMetadata (SMM below), the value. A record's offset
@@ -53,11 +54,13 @@ from binascii import a2b_base64, b2a_base64
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from struct import Struct
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from kop.errors import BackendError, ErrorCode, PeerError
+from kop.records.batch import HEADER_SIZE, LOG_APPEND_TIME_BIT, LOG_OVERHEAD, MAGIC
 from kop.records.record import Buffer, before_value, content_of, frames, headers_of, key_and_value, put_record
 
 RESERVED: Final = b"__kop_"
@@ -75,6 +78,11 @@ change it.
 MAX_PROPERTIES: Final = 100_000
 MOST_REJECTED: Final = 1_000
 """Of more records without a key the numbers are not told: a peer can put nine million into 64 MiB."""
+
+_BATCH: Final = Struct(">qiibIhiqqqhii")
+_CHECKSUM: Final = Struct(">I")
+_CHECKSUM_AT: Final = 17
+_CHECKSUM_FROM: Final = 21
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 
@@ -351,13 +359,72 @@ class _Message:
         self.payload_size = -1
 
 
-def unpack(payload: bytes, count: int, publish_time: int, event_time: int) -> tuple[bytes, int, int, int, int]:
+def plain_batch(
+    metadata: Buffer,
+    payload: Buffer,
+    batched: bool,
+    count: int,
+    publish_time: int,
+    event_time: int,
+    base_offset: int,
+    log_append_time: int | None,
+) -> tuple[bytes, int]:
+    """The Kafka batch, without compression, of an entry whose payload is not compressed.
+
+    Empty where all `count` messages are `compacted_out`. The arguments between are what `parse_entry` says of the
+    metadata; the first message has `base_offset`, and `log_append_time` becomes the time of every record. Returns with
+    it how many messages have no `partition_key`.
+    """
+    if not batched:
+        before, behind, has_value, timestamp, keyless = unpack_one(metadata, len(payload))
+        records = (before, payload, behind) if has_value else (before, behind)
+        return around(records, 1, timestamp, timestamp, base_offset, count, 0, log_append_time), keyless
+    unpacked, found, base_timestamp, max_timestamp, keyless = unpack(payload, count, publish_time, event_time)
+    if not found:
+        return b"", keyless
+    return around((unpacked,), found, base_timestamp, max_timestamp, base_offset, count, 0, log_append_time), keyless
+
+
+def around(
+    records: Sequence[Buffer],
+    found: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    base_offset: int,
+    places: int,
+    codec: int,
+    log_append_time: int | None,
+) -> bytes:
+    """The batch of `found` records, compressed with `codec`, that takes `places` offsets from `base_offset` on.
+
+    `records` is their bytes in parts, each of which is copied once.
+    """
+    attributes = codec
+    if log_append_time is not None:
+        attributes |= LOG_APPEND_TIME_BIT
+        max_timestamp = log_append_time
+    size = HEADER_SIZE + sum(map(len, records))
+    head = bytearray(
+        _BATCH.pack(
+            base_offset, size - LOG_OVERHEAD, 0, MAGIC, 0, attributes, places - 1,
+            base_timestamp, max_timestamp, -1, -1, -1, found,
+        )
+    )  # fmt: skip
+    checksum = crc32c(head[_CHECKSUM_FROM:])
+    for part in records:
+        checksum = crc32c(part, checksum)
+    _CHECKSUM.pack_into(head, _CHECKSUM_AT, checksum)
+    return b"".join((head, *records))
+
+
+def unpack(payload: Buffer, count: int, publish_time: int, event_time: int) -> tuple[bytes, int, int, int, int]:
     """The Kafka records of the `count` messages at the start of `payload`, which is not compressed.
 
     Returns the records' bytes, how many they are (`compacted_out` ones leave gaps), the base timestamp, the largest
     one, and how many messages have no `partition_key`: compaction drops those. `publish_time` and `event_time` are
     the entry's.
     """
+    payload = bytes(payload)
     if not 0 < count <= len(payload) // 6:  # size, and an SMM with a payload_size
         raise _damaged(f"{len(payload)} bytes cannot hold {count} messages")
     contents: list[tuple[int, int, bytearray]] = []
@@ -379,7 +446,7 @@ def unpack(payload: bytes, count: int, publish_time: int, event_time: int) -> tu
     return *_records(contents), keyless
 
 
-def unpack_one(metadata: bytes, size: int) -> tuple[bytes, bytes, bool, int, int]:
+def unpack_one(metadata: Buffer, size: int) -> tuple[bytes, bytes, bool, int, int]:
     """The Kafka record of an entry that is a single message of `size` bytes, which may be many: they are not needed.
 
     Returns the record's bytes before its value and behind it, whether the message is the value (a tombstone has none),
@@ -387,7 +454,7 @@ def unpack_one(metadata: bytes, size: int) -> tuple[bytes, bytes, bool, int, int
     """
     message = _Message()
     publish_time = 0
-    for number, field in _fields(metadata):
+    for number, field in _fields(bytes(metadata)):
         match number, field:
             case 3, int():
                 publish_time = field
@@ -542,12 +609,12 @@ def _records(contents: list[tuple[int, int, bytearray]]) -> tuple[bytes, int, in
     return bytes(out), len(contents), base, max(timestamp for _, timestamp, _ in contents)
 
 
-def parse_entry(metadata: bytes) -> EntryView:
+def parse_entry(metadata: Buffer) -> EntryView:
     """What an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
     numbers: dict[int, int] = {}
     texts: dict[int, bytes] = {}
     raw = encrypted = False
-    for number, field in _fields(metadata):
+    for number, field in _fields(bytes(metadata)):
         if isinstance(field, int):
             numbers[number] = field
         elif number == 4:

@@ -11,7 +11,6 @@ comes back so.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -25,9 +24,6 @@ from kop.records.batch import (
     CODEC_MASK,
     CONTROL_BIT,
     HEADER_SIZE,
-    LOG_APPEND_TIME_BIT,
-    LOG_OVERHEAD,
-    MAGIC,
     TRANSACTIONAL_BIT,
     BatchHeader,
     Buffer,
@@ -72,8 +68,6 @@ _MAX_PRODUCER_NAME: Final = 256
 _INT63: Final = 1 << 63
 _UP_TO_METADATA: Final = 18
 """Bytes of a SEND frame before the metadata, beside the command: two sizes, magic, checksum, the metadata's size."""
-_BATCH: Final = struct.Struct(">qiibIhiqqqhii")
-_CRC_AT: Final = 17
 _CRC_FROM: Final = 21
 _LZ4, _ZLIB, _ZSTD, _SNAPPY = 1, 2, 3, 4
 _TO_PULSAR: Final = {
@@ -278,69 +272,65 @@ def to_batch(
     *,
     base_offset: int,
     log_append_time: int | None,
+    view: EntryView | None = None,
     max_bytes: int = MAX_UNCOMPRESSED,
     on_keyless: Callable[[int], None] | None = None,
-) -> bytes | list[bytes]:
+) -> Buffer:
     """The Kafka batch of an entry, whose first message has `base_offset`; leader epoch 0, the checksum right.
 
-    A list where the entry holds several raw batches. `log_append_time` (ms, the broker's) becomes the time of every
-    record. The offsets of what is not there (messages that compaction took, a marker of the broker's) are covered.
-    `payload` is as stored; of a chunked message it is all chunks put together, with the metadata of any.
+    An entry of several raw batches gives them all, one behind the other. `log_append_time` (ms, the broker's) becomes
+    the time of every record. The offsets of what is not there (messages that compaction took, a marker of the broker's)
+    are covered. `payload` is as stored; of a chunked message it is all chunks put together, with the metadata of any.
+    `view` is what `parse_entry` says of the metadata, where the caller has that already.
     `on_keyless` is called with the number of messages that Pulsar's compaction will drop for want of a key, if any.
     Raises UndecodableEntryError, its `reason` says why.
     """
-    metadata = bytes(metadata)
-    view = parse_entry(metadata)
-    last_offset = base_offset + view.num_messages - 1
+    if view is None:
+        view = parse_entry(metadata)
+    places = view.num_messages
     if view.encrypted:
         raise UndecodableEntryError("encrypted", "the entry is encrypted, only its producers' consumers can read it")
     if view.marker_type >= 0:
-        return empty_batch(base_offset, last_offset)
+        return empty_batch(base_offset, base_offset + places - 1)
     if view.chunk_id >= 0 and len(payload) != view.total_chunk_size:
         raise UndecodableEntryError(
             "chunk", f"{len(payload)} bytes of a message in {view.num_chunks} chunks of {view.total_chunk_size} bytes"
         )
-    body = _inflate(view, payload, max_bytes)
+    body = _inflate(view, payload, max_bytes) if view.compression else payload
     if view.raw:
-        return _from_raw(body, view.num_messages, base_offset, log_append_time)
-    records: tuple[Buffer, ...]
-    if view.batched:
-        unpacked, count, base_timestamp, max_timestamp, keyless = twin.unpack(
-            body, view.num_messages, view.publish_time, view.event_time
-        )
-        records = (unpacked,)
+        return _from_raw(body, places, base_offset, log_append_time)
+    batch: bytes
+    if view.compression:
+        records: tuple[Buffer, ...]
+        if view.batched:
+            unpacked, count, base_timestamp, max_timestamp, keyless = twin.unpack(
+                body, places, view.publish_time, view.event_time
+            )
+            records = (unpacked,)
+        else:
+            before, behind, has_value, base_timestamp, keyless = twin.unpack_one(metadata, len(body))
+            records = (before, body, behind) if has_value else (before, behind)
+            count, max_timestamp = 1, base_timestamp
+        del body  # what comes next may be as large
+        codec = _TO_KAFKA[view.compression]
+        batch = b""
+        if count:
+            records = (_compress(codec, b"".join(records)),)
+            batch = _pure.around(
+                records, count, base_timestamp, max_timestamp, base_offset, places, codec, log_append_time
+            )
     else:
-        before, behind, has_value, base_timestamp, keyless = twin.unpack_one(metadata, len(body))
-        records = (before, body, behind) if has_value else (before, behind)
-        count, max_timestamp = 1, base_timestamp
-    del body  # what comes next may be as large
+        batch, keyless = twin.plain_batch(
+            metadata, body, view.batched, places, view.publish_time, view.event_time, base_offset, log_append_time
+        )
     if keyless and on_keyless is not None:
         on_keyless(keyless)
-    if not count:
-        return empty_batch(base_offset, last_offset)
-    attributes = int(_TO_KAFKA[view.compression])
-    if log_append_time is not None:
-        attributes |= LOG_APPEND_TIME_BIT
-        max_timestamp = log_append_time
-    if attributes & CODEC_MASK:
-        records = (_compress(attributes & CODEC_MASK, b"".join(records)),)
-    size = HEADER_SIZE + sum(map(len, records))
-    head = bytearray(
-        _BATCH.pack(
-            base_offset, size - LOG_OVERHEAD, 0, MAGIC, 0, attributes, last_offset - base_offset,
-            base_timestamp, max_timestamp, -1, -1, -1, count,
-        )
-    )  # fmt: skip
-    crc = crc32c(head[_CRC_FROM:])
-    for part in records:
-        crc = crc32c(part, crc)
-    struct.pack_into(">I", head, _CRC_AT, crc)
-    return b"".join((head, *records))  # the records are copied once
+    return batch or empty_batch(base_offset, base_offset + places - 1)
 
 
 def parse_entry(metadata: Buffer) -> EntryView:
     """What an entry's metadata says; UndecodableEntryError where it is no MessageMetadata."""
-    return EntryView._make(twin.parse_entry(bytes(metadata)))
+    return EntryView._make(twin.parse_entry(metadata))
 
 
 def empty_batch(first_offset: int, last_offset: int) -> bytes:
@@ -384,15 +374,15 @@ def _check_room(first: int, size: int, packed: int, room: int) -> None:
         raise PeerError(f"record {first} takes {packed} bytes, the limit is {room}", ErrorCode.MESSAGE_TOO_LARGE)
 
 
-def _from_raw(body: bytes, num_messages: int, base_offset: int, log_append_time: int | None) -> bytes | list[bytes]:
-    batches: list[bytes] = []
+def _from_raw(body: Buffer, num_messages: int, base_offset: int, log_append_time: int | None) -> bytearray:
+    out = bytearray(body)
     offset = base_offset
     try:
-        for pos, header in iter_batches(body):
+        for pos, header in iter_batches(out):
+            batch = memoryview(out)[pos : pos + header.size]
             if header.transactional or header.control:
                 raise UndecodableEntryError("transactional", "a raw batch of a Kafka transaction")
-            batch = bytearray(body[pos : pos + header.size])
-            if crc32c(memoryview(batch)[_CRC_FROM:]) != header.crc:
+            if crc32c(batch[_CRC_FROM:]) != header.crc:
                 raise UndecodableEntryError("damaged", "the checksum does not fit the raw batch")
             if header.codec > Codec.ZSTD or header.last_offset_delta < 0:
                 raise UndecodableEntryError("damaged", f"a raw batch with attributes {header.attributes}")
@@ -400,12 +390,11 @@ def _from_raw(body: bytes, num_messages: int, base_offset: int, log_append_time:
             if log_append_time is not None:
                 stamp_log_append_time(batch, log_append_time)
             offset += header.last_offset_delta + 1
-            batches.append(bytes(batch))
     except PeerError as error:
         raise UndecodableEntryError("damaged", f"no raw batch: {error.message}") from None
     if offset - base_offset != num_messages:
         raise UndecodableEntryError("damaged", f"raw batches of {offset - base_offset} in {num_messages} messages")
-    return batches[0] if len(batches) == 1 else batches
+    return out
 
 
 def _compress(codec: int, data: bytes) -> Buffer:
@@ -432,10 +421,8 @@ def _deflate(compression: int, data: bytes) -> bytes:
     return bytes(cramjam.zstd.compress(data, level=_FASTEST))
 
 
-def _inflate(view: EntryView, payload: Buffer, max_bytes: int) -> bytes:
+def _inflate(view: EntryView, payload: Buffer, max_bytes: int) -> Buffer:
     """The payload without compression: exactly as many bytes as the metadata says."""
-    if not view.compression:
-        return bytes(payload)
     size = view.uncompressed_size
     if size > max_bytes:
         raise UndecodableEntryError("too_large", f"an entry of {size} bytes, the limit is {max_bytes}")
@@ -460,4 +447,4 @@ def _inflate(view: EntryView, payload: Buffer, max_bytes: int) -> bytes:
         raise UndecodableEntryError("damaged", f"the entry cannot be decompressed: {error.message}") from None
     if written != size:
         raise UndecodableEntryError("damaged", f"an entry of {written} bytes, {size} were announced")
-    return bytes(out)
+    return out

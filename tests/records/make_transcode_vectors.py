@@ -60,7 +60,6 @@ def to_pulsar(name: str, records: Sequence[Record], max_size: int) -> dict[str, 
 
 def to_kafka(name: str, entry: tuple[bytes, bytes], log_append_time: int | None = None) -> dict[str, Any]:
     batch = transcode.to_batch(*entry, base_offset=10**12, log_append_time=log_append_time)
-    assert isinstance(batch, bytes)
     return {
         "name": name,
         "metadata": entry[0].hex(),

@@ -199,15 +199,23 @@ def payloads(draw: st.DrawFn) -> tuple[bytes, int]:
 
 
 @settings(deadline=None, max_examples=500)
-@given(payloads(), int64, int64)
-def test_messages_to_records(payload: tuple[bytes, int], publish_time: int, event_time: int) -> None:
-    same("unpack", *payload, publish_time, event_time)
+@given(payloads(), int64, int64, st.integers(0, INT64_MAX), st.none() | int64)
+def test_messages_to_records(
+    payload: tuple[bytes, int], publish_time: int, event_time: int, base_offset: int, append_time: int | None
+) -> None:
+    data, count = payload
+    same("unpack", data, count, publish_time, event_time)
+    same("plain_batch", b"", data, True, count, publish_time, event_time, base_offset, append_time)
+    lent = memoryview(bytearray(b"x" + data))[1:]
+    same("plain_batch", memoryview(b""), lent, True, count, publish_time, event_time, base_offset, append_time)
 
 
 @settings(deadline=None, max_examples=1000)
 @given(payloads(), seeds, st.integers(-1, 1))
 def test_damaged_messages(payload: tuple[bytes, int], seed: int, more: int) -> None:
-    same("unpack", damaged(payload[0], seed), payload[1] + more, 5, 0)
+    data, count = damaged(payload[0], seed), payload[1] + more
+    same("unpack", data, count, 5, 0)
+    same("plain_batch", b"", data, True, count, 5, 0, 7, None)
 
 
 @st.composite
@@ -244,6 +252,8 @@ def test_metadata(data: bytes, payload: bytes, seed: int) -> None:
     for form in (data, damaged(data, seed)):
         same("parse_entry", form)
         same("unpack_one", form, len(payload))
+        same("plain_batch", form, payload, False, 1, 5, 6, 7, None)
+        same("plain_batch", memoryview(form), memoryview(payload), False, 1, 5, 6, 7, seed)
 
 
 @settings(deadline=None, max_examples=500)

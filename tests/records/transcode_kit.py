@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kop.errors import ErrorCode
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records import _pure, transcode, validation
-from kop.records.batch import BatchHeader, Codec, Record, build, iter_records, read_header
+from kop.records.batch import BatchHeader, Buffer, Codec, Record, build, iter_records, read_header
 
 LIMIT = 1 << 26
 MAX_SIZE = 5 * 1024 * 1024
@@ -83,9 +83,8 @@ def entries(
     )
 
 
-def read(batch: bytes | list[bytes]) -> tuple[BatchHeader, list[Record]]:
+def read(batch: Buffer) -> tuple[BatchHeader, list[Record]]:
     """Header and records of one batch that has to be right."""
-    assert isinstance(batch, bytes)
     header = read_header(batch)
     assert header.size == len(batch)
     assert crc32c(batch[21:]) == header.crc

@@ -76,7 +76,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 5;
+    const FORMAT: u32 = 6;
 
     #[pyfunction]
     fn read_frames<'py>(
@@ -224,34 +224,67 @@ mod _native {
 
     fn records(py: Python<'_>, found: crate::Result<crate::to_kafka::Records>) -> PyResult<Records<'_>> {
         let found = found.map_err(|fault| fault.raise(py))?;
-        Ok((PyBytes::new(py, &found.bytes), found.count, found.base_timestamp, found.max_timestamp, found.keyless))
+        Ok((PyBytes::new(py, found.bytes()), found.count, found.base_timestamp, found.max_timestamp, found.keyless))
     }
 
     #[pyfunction]
     fn unpack<'py>(
         py: Python<'py>,
-        payload: &[u8],
+        payload: PyBuffer<u8>,
         count: i64,
         publish_time: i64,
         event_time: i64,
     ) -> PyResult<Records<'py>> {
-        records(py, crate::to_kafka::unpack(payload, count, publish_time, event_time))
+        let found = crate::to_kafka::unpack(crate::lent(py, &payload)?, count, publish_time, event_time);
+        records(py, found)
     }
 
     #[pyfunction]
     fn unpack_one<'py>(
         py: Python<'py>,
-        metadata: &[u8],
+        metadata: PyBuffer<u8>,
         size: usize,
     ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, i64, u32)> {
-        let found = crate::to_kafka::unpack_one(metadata, size).map_err(|fault| fault.raise(py))?;
-        let (before, behind) = (PyBytes::new(py, &found.before), PyBytes::new(py, &found.behind));
+        let found = crate::to_kafka::unpack_one(crate::lent(py, &metadata)?, size).map_err(|fault| fault.raise(py))?;
+        let (before, behind) = (PyBytes::new(py, found.before()), PyBytes::new(py, &found.behind));
         Ok((before, behind, found.has_value, found.timestamp, found.keyless))
     }
 
     #[pyfunction]
-    fn parse_entry<'py>(py: Python<'py>, metadata: &[u8]) -> PyResult<Bound<'py, PyTuple>> {
-        let view = crate::proto::parse_entry(metadata).map_err(|fault| fault.raise(py))?;
+    #[allow(clippy::too_many_arguments)]
+    fn plain_batch<'py>(
+        py: Python<'py>,
+        metadata: PyBuffer<u8>,
+        payload: PyBuffer<u8>,
+        batched: bool,
+        count: i64,
+        publish_time: i64,
+        event_time: i64,
+        base_offset: i64,
+        log_append_time: Option<i64>,
+    ) -> PyResult<(Bound<'py, PyBytes>, u32)> {
+        let payload = crate::lent(py, &payload)?;
+        let place = crate::to_kafka::Place { base_offset, places: count, log_append_time };
+        if batched {
+            let found = crate::to_kafka::unpack(payload, count, publish_time, event_time);
+            let found = found.map_err(|fault| fault.raise(py))?;
+            let keyless = found.keyless;
+            return Ok((PyBytes::new(py, &found.into_batch(&place)), keyless));
+        }
+        let found = crate::to_kafka::unpack_one(crate::lent(py, &metadata)?, payload.len());
+        let found = found.map_err(|fault| fault.raise(py))?;
+        // The value may be large: it is copied once.
+        let batch = PyBytes::new_with(py, found.batch_size(payload), |batch| {
+            found.write_batch(batch, payload, &place);
+            Ok(())
+        })?;
+        Ok((batch, found.keyless))
+    }
+
+    #[pyfunction]
+    fn parse_entry<'py>(py: Python<'py>, metadata: PyBuffer<u8>) -> PyResult<Bound<'py, PyTuple>> {
+        let metadata = crate::lent(py, &metadata)?.to_vec(); // what follows runs Python's code
+        let view = crate::proto::parse_entry(&metadata).map_err(|fault| fault.raise(py))?;
         // more fields than a Rust tuple can turn into a Python one
         PyTuple::new(
             py,

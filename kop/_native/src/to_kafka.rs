@@ -12,13 +12,65 @@ use crate::{entry_fault, Fault, Result};
 
 const MAX_PROPERTIES: usize = 100_000;
 
+/// Bytes of a batch before its records.
+const HEADER_SIZE: usize = 61;
+const CHECKSUM_FROM: usize = 21;
+const LOG_APPEND_TIME_BIT: i16 = 8;
+
 pub struct Records {
-    pub bytes: Vec<u8>,
+    /// The records, behind room for the header of a batch.
+    bytes: Vec<u8>,
     pub count: u32,
     pub base_timestamp: i64,
     pub max_timestamp: i64,
     /// Messages without a `partition_key`.
     pub keyless: u32,
+}
+
+impl Records {
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[HEADER_SIZE..]
+    }
+
+    /// The whole batch; nothing where there is no record.
+    pub fn into_batch(mut self, place: &Place) -> Vec<u8> {
+        if self.count == 0 {
+            return Vec::new();
+        }
+        place.write_head(&mut self.bytes, self.count, self.base_timestamp, self.max_timestamp);
+        self.bytes
+    }
+}
+
+/// Where a batch lies in its partition.
+pub struct Place {
+    pub base_offset: i64,
+    /// How many offsets it takes.
+    pub places: i64,
+    /// The time of every record, if that is the broker's.
+    pub log_append_time: Option<i64>,
+}
+
+impl Place {
+    /// Writes the header of a batch, behind which its `count` records stand already.
+    fn write_head(&self, batch: &mut [u8], count: u32, base_timestamp: i64, max_timestamp: i64) {
+        let size = (batch.len() - 12) as u32;
+        let mut head = Vec::with_capacity(HEADER_SIZE);
+        head.extend(self.base_offset.to_be_bytes());
+        head.extend(size.to_be_bytes());
+        head.extend([0, 0, 0, 0, 2]); // the leader epoch, the magic
+        head.extend([0; 4]); // the checksum
+        let attributes = if self.log_append_time.is_some() { LOG_APPEND_TIME_BIT } else { 0 };
+        head.extend(attributes.to_be_bytes());
+        head.extend(((self.places - 1) as i32).to_be_bytes());
+        head.extend(base_timestamp.to_be_bytes());
+        head.extend(self.log_append_time.unwrap_or(max_timestamp).to_be_bytes());
+        head.extend([0xff; 14]); // no producer id, epoch and sequence
+        head.extend(count.to_be_bytes());
+        batch[..HEADER_SIZE].copy_from_slice(&head);
+        let checksum = crc32c::crc32c(&batch[CHECKSUM_FROM..]);
+        batch[CHECKSUM_FROM - 4..CHECKSUM_FROM].copy_from_slice(&checksum.to_be_bytes());
+    }
 }
 
 #[derive(Default)]
@@ -77,11 +129,34 @@ pub fn unpack(payload: &[u8], count: i64, publish_time: i64, event_time: i64) ->
 
 /// The record of a single message, without its value.
 pub struct AroundValue {
-    pub before: Vec<u8>,
+    /// Behind room for the header of a batch.
+    before: Vec<u8>,
     pub behind: Vec<u8>,
     pub has_value: bool,
     pub timestamp: i64,
     pub keyless: u32,
+}
+
+impl AroundValue {
+    pub fn before(&self) -> &[u8] {
+        &self.before[HEADER_SIZE..]
+    }
+
+    /// Bytes of the batch of this record alone, where `payload` is the message.
+    pub fn batch_size(&self, payload: &[u8]) -> usize {
+        self.before.len() + if self.has_value { payload.len() } else { 0 } + self.behind.len()
+    }
+
+    /// Writes that batch.
+    pub fn write_batch(&self, batch: &mut [u8], payload: &[u8], place: &Place) {
+        let (before, behind) = (self.before.len(), batch.len() - self.behind.len());
+        batch[..before].copy_from_slice(&self.before);
+        if self.has_value {
+            batch[before..behind].copy_from_slice(payload);
+        }
+        batch[behind..].copy_from_slice(&self.behind);
+        place.write_head(batch, 1, self.timestamp, self.timestamp);
+    }
 }
 
 pub fn unpack_one(metadata: &[u8], size: usize) -> Result<AroundValue> {
@@ -159,7 +234,7 @@ fn write(size: usize, put_all: impl Fn(&mut Writer) -> std::result::Result<(), S
     }
     match stopped {
         Ok(()) if writer.count == 0 => {
-            Ok(Records { bytes: Vec::new(), count: 0, base_timestamp: -1, max_timestamp: -1, keyless: 0 })
+            Ok(Records { bytes: vec![0; HEADER_SIZE], count: 0, base_timestamp: -1, max_timestamp: -1, keyless: 0 })
         }
         Ok(()) => Ok(Records {
             bytes: writer.bytes,
@@ -175,14 +250,9 @@ fn write(size: usize, put_all: impl Fn(&mut Writer) -> std::result::Result<(), S
 
 impl Writer {
     fn new(size: usize, base: Option<i64>) -> Self {
-        Writer {
-            bytes: Vec::with_capacity(size + size / 8 + 64),
-            count: 0,
-            keyless: 0,
-            base,
-            max: i64::MIN,
-            section: Vec::new(),
-        }
+        let mut bytes = Vec::with_capacity(HEADER_SIZE + size + size / 8 + 64);
+        bytes.resize(HEADER_SIZE, 0);
+        Writer { bytes, count: 0, keyless: 0, base, max: i64::MIN, section: Vec::new() }
     }
 
     fn put(

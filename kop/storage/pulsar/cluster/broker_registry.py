@@ -215,7 +215,6 @@ class BrokerRegistry:
     def _heard(self, entry: Entry) -> None:
         try:
             data = transcode.to_batch(entry.metadata, entry.payload, base_offset=0, log_append_time=None)
-            assert isinstance(data, bytes)
             records = list(iter_records(data, max_bytes=_LONGEST))
         except KopError as error:
             log.warning("an announcement of another broker cannot be read: %s", error)

@@ -487,10 +487,9 @@ class Appends:
                 stamp_log_append_time(append.batch, append_time)
         else:
             metadata, payload = transcode.entry_in(entry.frame)
-            found = transcode.to_batch(
+            data = transcode.to_batch(
                 metadata, payload, base_offset=base, log_append_time=append_time if append_time >= 0 else None
             )
-            data = found if isinstance(found, bytes) else b"".join(found)
         self._log.place(position, Batch(base, base + entry.count - 1, data))
         self._done(entry)
 

@@ -165,10 +165,6 @@ class Converter:
         self._wanted_within = True
 
     def _convert(self, stored: EntryWithOffsets) -> Buffer:
-        batches = self._transcode(stored)
-        return batches if isinstance(batches, bytes) else b"".join(batches)
-
-    def _transcode(self, stored: EntryWithOffsets) -> bytes | list[bytes]:
         info, entry = stored.info, stored.entry
         self.mapping.readable(stored)
         payload: Buffer = entry.payload
@@ -187,6 +183,7 @@ class Converter:
             payload,
             base_offset=stored.base,
             log_append_time=time,
+            view=info,
             max_bytes=max_bytes,
             on_keyless=self._on_keyless,
         )
