@@ -108,16 +108,22 @@ class FakeReader:
         self.cursor = f"reader-{len(broker.readers)}"
         self.acknowledged = Position(-1, -1)
         """What Pulsar holds for acknowledged: it moves readers by that."""
+        self.sought: list[Position] = []
+        self._begin(start, inclusive)
+
+    def _begin(self, start: Position, inclusive: bool) -> None:
+        entries = self.broker.entries
         self.next = 0
         while (
             start != EARLIEST
-            and self.next < len(broker.entries)
-            and (
-                broker.entries[self.next].position < start
-                or (not inclusive and broker.entries[self.next].position == start)
-            )
+            and self.next < len(entries)
+            and (entries[self.next].position < start or (not inclusive and entries[self.next].position == start))
         ):
             self.next += 1
+
+    async def seek(self, position: Position, *, inclusive: bool) -> None:
+        self.sought.append(position)
+        self._begin(position, inclusive)
 
     def deliver(self) -> None:
         while not self.closed and self.next < len(self.broker.entries):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import cast
 
 import pytest
 from batches import append, attached, batch, first, make, read_all, read_values
@@ -21,6 +22,8 @@ from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import PartitionLog
 from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.partition import tail_demand
+from kop.storage.pulsar.partition.log import PulsarLog
 
 ASKED = "offsets_asked_of_pulsar"
 
@@ -367,3 +370,46 @@ async def test_what_stands_behind_a_batch_that_pulsar_refuses_is_told_what_becam
         assert {offset: found_values[offset] for offset in told} == told  # type: ignore[index,call-overload]
         assert found_values[new] == "smaller"
         assert found_values.count("smaller") == 1
+
+
+async def pausing(log: PulsarLog, producer: int) -> int:
+    """Append until the tail pauses; returns the next sequence."""
+    sequence = 0
+    while not log.tail_pauses:
+        sent = [append(log, batch(["v"], producer=producer, sequence=sequence + i)) for i in range(64)]
+        await asyncio.gather(*sent)
+        sequence += 64
+        assert sequence < 50_000
+    return sequence
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_entries_of_others_are_found_where_the_tail_pauses(
+    pulsar_store: PulsarStore, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next append of this broker, or after a short time without one; a consumer that waits keeps the tail."""
+    monkeypatch.setattr(tail_demand, "CALM_SECONDS", 0.0)
+    async with pulsar_store.opened() as engine, AsyncExitStack() as held:
+        await make(engine)
+        log = cast(PulsarLog, first(engine))
+        native = await held.enter_async_context(native_writer(engine))
+        sequence = await pausing(log, 9)
+        for number in range(5):
+            end = log.high_watermark
+            await native.write(f"native {number}")
+            if own:
+                assert await append_values(log, f"own {number}", producer=9, sequence=sequence) == end + 1
+                sequence += 1
+            await until(lambda: log.high_watermark == end + 1 + own)  # noqa: B023
+        moved = asyncio.Event()
+        undo = log.on_advance(moved.set)
+        assert not log.tail_pauses
+        await native.write("the last")
+        await moved.wait()
+        undo()
+        values = await read_values(log)
+        assert [value for value in values if value != "v"] == (
+            [name for n in range(5) for name in ([f"native {n}", f"own {n}"] if own else [f"native {n}"])]
+            + ["the last"]
+        )
+        assert not {"offsets_told_wrong", "entries_passed_over_by_tail"} & engine.counts.keys()

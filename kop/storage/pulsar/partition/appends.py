@@ -228,7 +228,7 @@ class Appends:
 
     `ask_place(position, count)` asks Pulsar where a stored entry of `count` records lies, `search(wanted)` finds stored
     entries by producer and sequence id; both may raise PulsarError and KopError. `tail_is_late()` is called where an
-    entry was answered that the tail did not bring in time.
+    entry was answered that the tail did not bring in time, `needs_tail()` where an entry waits for what it brings.
     """
 
     def __init__(
@@ -241,6 +241,7 @@ class Appends:
         ask_place: Callable[[Position, int], Awaitable[EntryPlace]],
         search: Callable[[Sequence[Wanted]], Awaitable[Sequence[Stored]]],
         tail_is_late: Callable[[], None],
+        needs_tail: Callable[[], None],
     ) -> None:
         self._log = log
         self._loop = loop
@@ -249,8 +250,11 @@ class Appends:
         self._ask_place = ask_place
         self._search = search
         self._tail_is_late = tail_is_late
+        self._needs_tail = needs_tail
         self._stored: dict[Position, InFlightEntry] = {}
         """Entries that are stored, by position, which neither the chain nor the tail has reached."""
+        self.verified_by_tail = True
+        """The tail will bring what is placed, so that its offsets can be compared. Not while the tail pauses."""
         self._unverified: deque[tuple[Position, int]] = deque()
         """Entries that the chain has placed and the tail has not brought yet: position, last offset."""
         self._answered: dict[Position, int] = {}
@@ -259,6 +263,8 @@ class Appends:
         """An entry ahead of the log's end that an offset is known of, and the offset behind it."""
         self._duplicates: dict[InFlightEntry, None] = {}
         """Entries of which Pulsar has an earlier copy, at a position that is not known yet."""
+        self._met_gap = False
+        """The loop's next turn looks whether something lies between the log's end and an entry of ours."""
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._searching: asyncio.Task[None] | None = None
@@ -285,7 +291,16 @@ class Appends:
         self.follow()
         if self._stored and not entry.done:
             entry.since = self._loop.time()
-            self._wait_for_tail(position)
+            if not self._met_gap:
+                self._met_gap = True
+                self._loop.call_soon(self._look_at_gap)
+
+    def _look_at_gap(self) -> None:
+        """After all receipts of a read: these come by producers, so that a later entry may have its own first."""
+        self._met_gap = False
+        if self._stored:
+            self._needs_tail()
+            self._wait_for_tail(min(self._stored))
 
     def duplicate(self, entry: InFlightEntry, *, old: bool) -> None:
         """The receipt says that an earlier copy is stored. `old`: the tail will not bring it any more."""
@@ -294,6 +309,7 @@ class Appends:
         entry.is_stored = True
         entry.since = self._loop.time() - (LATE_TAIL_SECONDS if old else 0)
         self._duplicates[entry] = None
+        self._needs_tail()
         if self._searching is None:
             self._searching = self._loop.create_task(self._find_duplicates())
 
@@ -360,7 +376,8 @@ class Appends:
 
     def _chain(self, entry: InFlightEntry, position: Position) -> None:
         base = self._mapping.next_base(position, self._log.high_watermark)
-        self._unverified.append((position, base + entry.count - 1))
+        if self.verified_by_tail:
+            self._unverified.append((position, base + entry.count - 1))
         self._place(entry, position, base, -1)
 
     def follow(self) -> None:
@@ -389,6 +406,15 @@ class Appends:
             last, end = position, base + entry.count
             self._anchor = last, end
             self._answer(entry, position, base, -1)
+
+    def tail_pauses(self) -> None:
+        """The tail brings nothing until it goes on."""
+        self.verified_by_tail = False
+        self._unverified.clear()
+
+    def tail_goes_on(self) -> None:
+        """The tail brings all that is placed from now on."""
+        self.verified_by_tail = True
 
     def tail_left(self) -> None:
         """The log follows no tail for a while. Offsets that are known stay known."""

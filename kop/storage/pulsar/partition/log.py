@@ -34,6 +34,7 @@ from kop.storage.pulsar.partition.producers import PartitionProducers
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.tail import LogTail
 from kop.storage.pulsar.partition.tail_delays import TailDelays
+from kop.storage.pulsar.partition.tail_demand import LOOK_SECONDS, TailDemand
 from kop.storage.pulsar.partition.throttle import PublishThrottle
 from kop.storage.pulsar.reading.batches import Batch
 from kop.storage.pulsar.reading.cold_readers import ColdReaders
@@ -93,6 +94,7 @@ class PulsarLog(Partition):
             ask_place=self._ask_place,
             search=StoredBatches(context.client, context.admin, partition_name, mapping, self.check_exists).find,
             tail_is_late=delays.late,
+            needs_tail=self._need_tail,
         )
         self.entry_size_limit = services.entry_size_limit(topic.topic_id)
         topic_name = partition_name.removesuffix(f"-partition-{index}")
@@ -113,6 +115,9 @@ class PulsarLog(Partition):
         self._start_known_at = 0.0
         """Loop time at which Pulsar was asked for the log start the last time."""
         self._since_mark = 0
+        self._demand = TailDemand(self.loop.time())
+        self._looking: asyncio.TimerHandle | None = None
+        """The next look whether the tail, which pauses, has to go on."""
         self._telling = False
         """Whether the observers will be called in the loop's next turn."""
 
@@ -272,6 +277,7 @@ class PulsarLog(Partition):
         has to read what it wrote.
         """
         self.attached = False
+        self._need_tail()
         self._readers.drop_all()
         if self.deleted:
             self.appends.fail_all(error)
@@ -382,6 +388,8 @@ class PulsarLog(Partition):
         entry = self.appends.at(stored) or self._producers.find(stored.info.producer_name, stored.info.sequence_id)
         end, before = self.high_watermark, self._last
         if entry is None or not self.appends.brought(entry, stored):
+            if entry is None:
+                self._need_tail()  # of somebody else, of whom receipts tell nothing
             for batch in self.tail.converter.feed(stored):
                 self._advance(stored.position, batch)
                 if batch.missing:
@@ -413,9 +421,50 @@ class PulsarLog(Partition):
         if self._since_mark >= _MARK_EVERY:
             self._since_mark = 0
             self.search.index.add(batch.last, position)
+            self._pause_tail_if_not_needed()
             if self._mapping.closes_ledger(position):
                 self.context.spawn(close_ledger(self.context, self.partition_name, self.title, position.ledger))
         self.tell_soon()
+
+    # --- the tail on demand
+
+    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """See `Partition.on_advance`. Whoever waits is told of entries of others, too: the tail has to bring them."""
+        self._need_tail()
+        return super().on_advance(callback)
+
+    @property
+    def tail_pauses(self) -> bool:
+        """The tail brings nothing now: nobody needs it."""
+        return self._demand.paused
+
+    def _need_tail(self) -> None:
+        if self._demand.needed(self.loop.time()):
+            self._resume_tail()
+
+    def _pause_tail_if_not_needed(self) -> None:
+        """Called once for a number of entries. A coordinator's log and one with append times keep their tails."""
+        if self.topic.internal or self.policy.log_append_time or not self.attached:
+            return
+        if self.observed or self.appends or not self.tail.delivers:
+            return
+        if self._demand.chained(self.loop.time(), self.high_watermark):
+            self.tail.pause()
+            self.appends.tail_pauses()
+            self._looking = self.loop.call_later(LOOK_SECONDS, self._look_whether_tail_is_needed)
+
+    def _look_whether_tail_is_needed(self) -> None:
+        if self._demand.look(self.loop.time(), self.high_watermark):
+            self._resume_tail()
+        else:
+            self._looking = self.loop.call_later(LOOK_SECONDS, self._look_whether_tail_is_needed)
+
+    def _resume_tail(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+        self.appends.tail_goes_on()
+        self.tail.go_on_behind(self._last)
 
     def _clock_runs_ahead(self, ahead: int) -> None:
         """Note that a record's timestamp is `ahead` ms in the future: look-ups by time begin earlier on all brokers."""
@@ -453,6 +502,7 @@ class PulsarLog(Partition):
             return None  # another broker may have given it out already: `read` asks Pulsar
         self.check_offset(offset)
         if self.high_watermark in (offset, self.log_start_offset):
+            self._need_tail()
             return NOTHING_TO_READ
         return self.tail.read_cached(offset, max_bytes, min_one=min_one)
 
@@ -585,6 +635,8 @@ class PulsarLog(Partition):
         for task in (self._attaching, self._asking_start):
             if task is not None:
                 task.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         await self.resign()
         await self._producers.close()
         await self._readers.close()

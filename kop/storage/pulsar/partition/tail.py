@@ -91,6 +91,8 @@ class LogTail:
         self._asked_gaps: deque[Gap] = deque()
         """Gaps at the tail of which it is not known yet what is in them."""
         self._asking: asyncio.Task[None] | None = None
+        self._begun_behind = EARLIEST
+        """The last entry of the log when the stream began, or went on after a pause."""
         self._held_until = float("-inf")
         """Loop time until which Pulsar's answer that it holds the tail back is believed."""
 
@@ -109,6 +111,7 @@ class LogTail:
         self.drop()
         self.converter = self._make_converter(next_offset)
         self.stream = stream = self._source.stream(self._log.from_tail, self._log.tail_lost)
+        self._begun_behind = last
         empty = last.entry < 0
         await self._source.start(stream, EARLIEST if empty else last, inclusive=empty, budget=TAIL_BUDGET)
 
@@ -119,6 +122,22 @@ class LogTail:
         if stream is not None:
             stream.closed = True  # at once: what it still brings must not be taken for the log's end
             self._source.context.spawn(stream.close())
+
+    @property
+    def delivers(self) -> bool:
+        """Whether the stream has brought entries since it began, or went on after a pause."""
+        return self.stream is not None and self.stream.came > self._begun_behind
+
+    def pause(self) -> None:
+        """Ask for no more entries, until `go_on_behind`. Those that are under way still come."""
+        if self.stream is not None:
+            self.stream.pause()
+
+    def go_on_behind(self, last: Position) -> None:
+        """Go on after a pause, from the entry behind `last` on."""
+        self._begun_behind = last
+        if self.stream is not None:
+            self._source.context.spawn(self.stream.go_on_behind(last))
 
     async def close(self) -> None:
         """Close the stream, and wait until it is closed."""
@@ -178,6 +197,8 @@ class LogTail:
     async def _comes_to(self, stream: Stream, last: Position, seconds: float) -> bool:
         """Wait until the log ends behind `last`, or follows this stream no more; False where it does neither."""
         log = self._log
+        if log.last_position >= last:
+            return True
         moved = asyncio.Event()
         undo = log.on_advance(moved.set)
         try:

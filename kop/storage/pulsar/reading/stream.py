@@ -174,6 +174,20 @@ class Stream:
             self._paused = False
             self._ask()
 
+    async def go_on_behind(self, position: Position) -> None:
+        """Ask again, from the entry behind `position` on: those before it are not handed out.
+
+        Where the broker does not answer, the stream comes back by itself, or is lost.
+        """
+        self._paused = False
+        if self._reader is None or self.closed:
+            return
+        try:
+            await self._reader.seek(position, inclusive=False)
+        except PulsarError:
+            return
+        self._ask()
+
     async def close(self) -> None:
         """Close the stream. No entry is handed out afterwards."""
         self.closed = True
