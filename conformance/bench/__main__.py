@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from conformance.bench.engines import KOP, OTHER, Engines, started
 from conformance.bench.figures import Run, in_words, line, report
 from conformance.bench.loads import QUICK, USUAL
-from conformance.bench.measure import LoadFailed, machine, resident_mib
+from conformance.bench.measure import ROOT, LoadFailed, machine, resident_mib, twin
 from conformance.bench.rows import Row, chosen
 from conformance.servers import StartFailed
 
@@ -127,6 +127,10 @@ def main() -> int:
     other = options.compare and options.compare.resolve()
     sizes = QUICK if options.quick else USUAL
     rounds = options.rounds or (4 if other else 1 if options.quick else 3)
+    twins = {KOP: twin(ROOT)} | ({OTHER: twin(other)} if other else {})
+    for name, kind in twins.items():
+        if kind != "compiled":
+            print(f"{name} runs as {kind}: its kop._native is missing, or of other sources", file=sys.stderr)
     began = time.monotonic()
     all_found: dict[str, Found] = {}
     lines, memory, failed = [], [], False
@@ -158,7 +162,8 @@ def main() -> int:
     print(f"{machine()}; {time.strftime('%Y-%m-%d')}; median of {rounds}, loads of {sizes.seconds:g} s,")
     print(f"records of 1 KiB, acks=all; {time.monotonic() - began:.0f} s in all, load {os.getloadavg()[0]:.1f}\n")
     print(report(lines, OTHER if other else "peer"))
-    print(f"\nmemory afterwards: {', '.join(memory)}")
+    print(f"\ncode: {', '.join(f'{name} {kind}' for name, kind in twins.items())}")
+    print(f"memory afterwards: {', '.join(memory)}")
     if options.json:
         kept = {
             row: {name: [asdict(run) for run in runs] for name, runs in found.items()}

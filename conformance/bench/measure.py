@@ -60,6 +60,15 @@ def settle(pid: int) -> None:
         before = now
 
 
+def twin(checkout: Path) -> str:
+    """Whether the gateway of a checkout runs compiled code or its readable twin: figures of the two do not compare."""
+    own = checkout / ".venv" / "bin" / "python"
+    command = [str(own) if own.exists() else sys.executable, "-c"]
+    command.append("from kop.records.transcode import NATIVE; print('compiled' if NATIVE else 'plain Python')")
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def resident_mib(pid: int) -> float:
     """Memory that a process holds."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -14,10 +14,11 @@ from conformance.bench import loads
 from conformance.bench.engines import KAFKA, KOP, OTHER, PERF, Engines
 from conformance.bench.figures import Run
 from conformance.bench.loads import QUICK, Native, Server, Sizes
-from conformance.bench.measure import LoadFailed, cpu_seconds, load
+from conformance.bench.measure import ROOT, LoadFailed, cpu_seconds, load, twin
 from conformance.bench.pulsar_side import PulsarPerf, Rest, wait_for_line
 from conformance.bench.rows import Row
 from conformance.servers import Kop, Pulsar
+from kop.records.transcode import NATIVE
 
 RUN = Run(seconds=1, records=1)
 
@@ -117,3 +118,10 @@ def test_lines_of_pulsar_perf_are_awaited() -> None:
     assert wait_for_line(lines, "Created") <= wait_for_line(lines, "DONE")
     with pytest.raises(LoadFailed, match="ended before it said 'DONE'"):
         wait_for_line(lines, "DONE")
+
+
+def test_a_checkout_says_whether_its_code_is_compiled(tmp_path: Path) -> None:
+    assert twin(ROOT) == ("compiled" if NATIVE else "plain Python")
+    (tmp_path / "kop").mkdir()  # a checkout that cannot even be imported
+    (tmp_path / "kop" / "__init__.py").write_text("raise ImportError")
+    assert twin(tmp_path) == "unknown"
