@@ -139,7 +139,7 @@ def test_while_the_start_waits_the_page_says_for_what(fresh: Pulsar, monkeypatch
 
             async def said() -> bool:
                 status, text = await page("readyz")
-                return status == 503 and "cannot read the gateways' own topic" in text
+                return status == 503 and "cannot read the gateway's own topic" in text
 
             await until(said)
             assert await page("healthz") == (200, "ok\n")

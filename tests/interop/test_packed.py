@@ -283,7 +283,7 @@ def test_a_batch_that_cannot_have_offsets_is_too_large(gateway: PackedGateway) -
     producer = ck.Producer(
         {
             "bootstrap.servers": gateway.bootstrap,
-            "linger.ms": 2000,
+            "linger.ms": 60_000,  # all of them are one batch, however slow the machine is
             "batch.num.messages": 20_000,
             "queue.buffering.max.messages": 200_000,
         }
