@@ -109,6 +109,9 @@ class FakeReader:
         self.acknowledged = Position(-1, -1)
         """What Pulsar holds for acknowledged: it moves readers by that."""
         self.sought: list[Position] = []
+        self.seek_error: PulsarError | None = None
+        self.asked = 0
+        """Messages that were asked for after the beginning."""
         self._begin(start, inclusive)
 
     def _begin(self, start: Position, inclusive: bool) -> None:
@@ -124,6 +127,8 @@ class FakeReader:
     async def seek(self, position: Position, *, inclusive: bool) -> None:
         self.sought.append(position)
         self._begin(position, inclusive)
+        if self.seek_error is not None:
+            raise self.seek_error
 
     def deliver(self) -> None:
         while not self.closed and self.next < len(self.broker.entries):
@@ -137,7 +142,7 @@ class FakeReader:
             asyncio.get_running_loop().call_later(0.02, self.deliver_slowly)
 
     def flow(self, messages: int) -> None:
-        pass
+        self.asked += messages
 
     def move_to_end(self) -> None:
         """As truncating a topic does, and message TTL: nobody tells that what lies before it was not handed out."""

@@ -9,7 +9,7 @@ from fake_pulsar_client import outcome, settle
 from support.waiting import until
 from test_pulsar_log import Play
 
-from kop.pulsar_client import Position
+from kop.pulsar_client import Position, PulsarError
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import tail_demand
 from kop.storage.pulsar.partition.tail_demand import CALM_SECONDS, CHECK_SECONDS, SLOWEST_SECONDS, TailDemand
@@ -194,3 +194,17 @@ async def test_a_lost_tail_and_a_closed_log_look_no_more() -> None:
     assert outcome(play.futures[-1]) is not None
     await play.log.close()
     assert play.log.last_position >= Position(7, 0)
+
+
+@pytest.mark.usefixtures("never_silent")
+async def test_a_tail_that_cannot_go_on_at_once_asks_for_entries_all_the_same() -> None:
+    """The reader comes back by itself later. Without having asked it would get nothing then."""
+    play = await paused_play()
+    tail = play.broker.tail
+    tail.seek_error = PulsarError("Timeout", "so says the test")
+    tail.permits, tail.asked = 0, 0
+    play.log.on_advance(lambda: None)
+    await settle()
+    assert len(tail.sought) == 1
+    assert tail.asked > 0
+    assert play.log.attached

@@ -185,7 +185,7 @@ class Stream:
         try:
             await self._reader.seek(position, inclusive=False)
         except PulsarError:
-            return
+            pass  # it comes back with what is asked for now, or its end is told
         self._ask()
 
     async def close(self) -> None:
