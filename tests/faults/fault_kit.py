@@ -22,8 +22,11 @@ from support.pulsar import Pulsar
 from support.waiting import SECONDS
 
 PARTITIONS = 2
-PATIENCE = 180.0
-"""Seconds that a client goes on trying."""
+PATIENCE = 600.0
+"""Seconds that a client goes on trying: longer than all outages of a test together, on a machine where a broker takes
+minutes to come back, because a record may wait through several of them."""
+WAITING_RECORDS = 50_000
+"""Records that a client holds at most; during an outage it makes no more."""
 
 
 def gateway(directory: Path, pulsar: Pulsar, node_id: int = 1, **settings: str) -> Child:
@@ -137,7 +140,7 @@ class Idempotent:
 
     def _run(self) -> None:
         while not self.stopping.is_set():
-            for _ in range(10):
+            for _ in range(10 if len(self._producer) < WAITING_RECORDS else 0):
                 self._producer.produce(self.topic, str(self.given).encode(), partition=self.given % PARTITIONS)
                 self.given += 1
             self._producer.poll(0.005)
