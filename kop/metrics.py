@@ -1,19 +1,94 @@
 """Every Prometheus collector of the gateway.
 
 Owns: names, labels and help texts. Counters are fed by the code that does the work; what can be read off (group
-states, log sizes, lag) is collected when somebody scrapes.
+states, log sizes, lag) is collected when somebody scrapes. What is counted with every request is counted in plain
+numbers (`Count`, `Latencies`), which are collected then, too.
 Must not know: who feeds it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Count:
+    """A number that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class CountFamily:
+    """The counts of one metric, by the values of its labels."""
+
+    def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = labels
+        self._counts: dict[tuple[str, ...], Count] = {}
+
+    def of(self, *labels: str) -> Count:
+        """The count of these values of the labels, for keeping."""
+        return self._counts.setdefault(labels, Count())
+
+    def collect(self) -> Iterable[Metric]:
+        """The counts as they stand."""
+        family = counter_family(self._name, self._documentation, self._labels)
+        for labels, count in self._counts.items():
+            family.add_metric(labels, count.value)
+        yield family
+
+
+class Latencies:
+    """Durations in buckets."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_LATENCY_BUCKETS) + 1)
+        """Of each bucket by itself, the last one without bound."""
+        self.seconds = 0.0
+        """All of them together."""
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(_LATENCY_BUCKETS, seconds)] += 1
+        self.seconds += seconds
+
+
+class LatencyFamily:
+    """The durations of one metric, by the values of its labels."""
+
+    def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = labels
+        self._latencies: dict[tuple[str, ...], Latencies] = {}
+
+    def of(self, *labels: str) -> Latencies:
+        """The durations of these values of the labels, for keeping."""
+        return self._latencies.setdefault(labels, Latencies())
+
+    def collect(self) -> Iterable[Metric]:
+        """The durations as they stand."""
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+        for labels, latencies in self._latencies.items():
+            total = 0
+            buckets: list[tuple[str, float]] = []
+            for bound, count in zip((*map(float, _LATENCY_BUCKETS), "+Inf"), latencies.counts, strict=True):
+                total += count
+                buckets.append((str(bound), total))
+            family.add_metric(labels, buckets, latencies.seconds)
+        yield family
 
 
 class Metrics:
@@ -22,28 +97,23 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         reg = self.registry
-        self.requests = Counter("kop_requests", "Requests by API and version.", ["api", "version"], registry=reg)
+        self.requests = CountFamily("kop_requests", "Requests by API and version.", ["api", "version"])
         self.errors = Counter(
             "kop_request_errors",
             "Error codes answered; one count a code and response.",
             ["api", "error"],
             registry=reg,
         )
-        self.latency = Histogram(
+        self.latency = LatencyFamily(
             "kop_request_latency_seconds",
             "From the arrival of a request to its answer, waits included, by API.",
             ["api"],
-            buckets=_LATENCY_BUCKETS,
-            registry=reg,
         )
-        self.produced_bytes = Counter("kop_produced_bytes", "Bytes of record batches accepted.", registry=reg)
-        self.produced_records = Counter("kop_produced_records", "Records accepted.", registry=reg)
-        self.throttled = Counter(
-            "kop_produce_throttled",
-            "Produce answers with a throttle time: the storage holds writes back.",
-            registry=reg,
-        )
-        self.fetched_bytes = Counter("kop_fetched_bytes", "Bytes of record batches handed out.", registry=reg)
+        self.produced_bytes = Count()
+        self.produced_records = Count()
+        self.throttled = Count()
+        self.fetched_bytes = Count()
+        self.collect_with(self._counted)
         self.connections = Gauge("kop_connections", "Open client connections.", registry=reg)
         self.connections_total = Counter("kop_connections_accepted", "Client connections accepted.", registry=reg)
         self.connections_refused = Counter(
@@ -68,6 +138,18 @@ class Metrics:
         )
         self.fetch_sessions = Gauge("kop_fetch_sessions", "Incremental fetch sessions kept (KIP-227).", registry=reg)
         self.fetch_sessions_evicted = Counter("kop_fetch_sessions_evicted", "Fetch sessions evicted.", registry=reg)
+
+    def _counted(self) -> Iterable[Metric]:
+        yield from self.requests.collect()
+        yield from self.latency.collect()
+        yield counter_value("kop_produced_bytes", "Bytes of record batches accepted.", self.produced_bytes.value)
+        yield counter_value("kop_produced_records", "Records accepted.", self.produced_records.value)
+        yield counter_value(
+            "kop_produce_throttled",
+            "Produce answers with a throttle time: the storage holds writes back.",
+            self.throttled.value,
+        )
+        yield counter_value("kop_fetched_bytes", "Bytes of record batches handed out.", self.fetched_bytes.value)
 
     def collect_with(self, source: Callable[[], Iterable[Metric]]) -> None:
         """Ask `source` for metric families at every scrape."""

@@ -23,8 +23,17 @@ PACKAGE = ROOT / "kop"
 PAGE = ROOT / "docs" / "operations.md"
 
 SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-COLLECTORS = {"Counter", "Gauge", "Histogram", "gauge_family", "counter_family", "counter_value"}
-COUNTERS = {"Counter", "counter_family", "counter_value"}
+COLLECTORS = {
+    "Counter",
+    "Gauge",
+    "Histogram",
+    "CountFamily",
+    "LatencyFamily",
+    "gauge_family",
+    "counter_family",
+    "counter_value",
+}
+COUNTERS = {"Counter", "CountFamily", "counter_family", "counter_value"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

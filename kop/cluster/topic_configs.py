@@ -460,6 +460,8 @@ class TopicConfigs:
 
     def __init__(self, broker_defaults: BrokerDefaults) -> None:
         self._broker_defaults = broker_defaults
+        self.version = 0
+        """Grows with every change of a broker setting: a key for cached rules, beside that of the topics."""
         self._rules: dict[UUID, tuple[Mapping[str, str], ProduceRules]] = {}
         self._defaults: dict[str, tuple[Origin, ...]] = {}
         self._told: set[tuple[UUID, str, str]] = set()
@@ -469,6 +471,7 @@ class TopicConfigs:
         broker_defaults.on_change(self._forget)
 
     def _forget(self) -> None:
+        self.version += 1
         self._rules.clear()
         self._defaults.clear()
 

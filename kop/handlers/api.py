@@ -11,12 +11,14 @@ compares API keys.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from kop.handlers.cold_reads import ColdReads
+from kop.metrics import Latencies
 
 LARGEST_REQUEST: Final = 16 * 1024 * 1024
 """Bytes of a request whose API does not declare another limit. Decoding one costs many times its size; no client comes
@@ -82,6 +84,52 @@ class Context:
     """The request's memory is its own and may be kept; else what is kept of it must be copied."""
 
 
+class AnswerTaker(Protocol):
+    """Who waits for the answers of a connection."""
+
+    def answered(self, answer: Answer) -> None:
+        """The answer is ready. Only note it: engines call this while they tell others, too."""
+
+
+class Answer:
+    """The answer to one request, now or later.
+
+    A handler of an API that overlaps makes it where it has to wait, and gives the frame once it is there: its own class
+    derives from this one, so that a request in flight is one object.
+    """
+
+    __slots__ = ("error", "frame", "latencies", "ready", "request_bytes", "started", "taker", "waiting")
+
+    latencies: Latencies
+    """Where its duration is counted; the pipeline sets it."""
+    started: float
+    """When the request arrived, by `time.perf_counter`; the pipeline sets it."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.frame: Frame | None = None
+        """None where the client expects no answer."""
+        self.error: BaseException | None = None
+        """What the connection is closed for, instead of an answer."""
+        self.taker: AnswerTaker | None = None
+        """None also once the connection is gone."""
+        self.waiting: asyncio.Future[Any] | None = None
+        """What the answer waits for, to be cancelled when the connection goes; None where nothing has to be."""
+        self.request_bytes = 0
+
+    def give(self, frame: Frame | None) -> None:
+        """The answer is there."""
+        self.ready = True
+        self.frame = frame
+        if self.taker is not None:
+            self.taker.answered(self)
+
+    def refuse(self, error: BaseException) -> None:
+        """There can be no answer: the connection is closed, with one log line."""
+        self.error = error
+        self.give(None)
+
+
 Handler: TypeAlias = Callable[[Any, Context, Any], Any | Awaitable[Any]]
 """Takes the `Gateway`, the context and the decoded request."""
 Frame: TypeAlias = "Sequence[bytes | bytearray | memoryview]"
@@ -112,8 +160,8 @@ class Api:
     """Makes the request of the body and the version, for APIs that are not decoded by the codec. May keep views into
     the body."""
     encodes: bool = False
-    """The handler returns a `Frame`, a Future of one, or None where the client expects no answer. An error on the
-    Future closes the connection."""
+    """The handler returns a `Frame`, a Future of one, an `Answer`, or None where the client expects no answer. An error
+    on the Future closes the connection."""
     refused_from: int | None = None
     """Versions from this one to `min_version` are advertised, and given to the handler, which refuses them."""
     other_version: Callable[[], Any] | None = None

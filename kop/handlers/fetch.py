@@ -259,7 +259,7 @@ class _Fetch:
             session.rotate(served)
             answers = news
         metrics = self.gw.metrics
-        metrics.fetched_bytes.inc(response.size)
+        metrics.fetched_bytes.value += response.size
         if response.failed:
             for code in {answer.error_code for _, answer in response.answers if answer.error_code}:
                 metrics.errors.labels("Fetch", ErrorCode(code).name).inc()

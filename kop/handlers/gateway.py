@@ -20,6 +20,7 @@ from kop.groups.runtime import GroupCoordinator
 from kop.handlers.api import Api
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata_cache import MetadataCache
+from kop.handlers.produce_targets import ProduceTargets
 from kop.metrics import Metrics
 from kop.storage.base import Engine
 from kop.turns import Turns
@@ -49,5 +50,11 @@ class Gateway:
     topic_configs: TopicConfigs
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
     """Look-ups of offsets by time: each reads from storage for a while."""
+    produce_targets: ProduceTargets = field(init=False)
+    """What Produce has looked up of topics."""
     apis: Mapping[int, Api] = field(default_factory=dict)
     """What is served, by key (`handlers.registry`)."""
+
+    def __post_init__(self) -> None:
+        """Make what is made of the rest."""
+        self.produce_targets = ProduceTargets(self.topics, self.topic_configs)

@@ -16,48 +16,55 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from itertools import islice
-from uuid import UUID
+import struct
+from typing import Final
 
+from kop.cluster.topic_configs import ProduceRules
 from kop.errors import BackendError, ErrorCode, FrameError, KopError
-from kop.handlers.api import UNLIMITED, AclOperation, Api, Context, Frame
+from kop.handlers.api import UNLIMITED, AclOperation, Answer, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
-from kop.records.batch import check_produced, is_transactional, read_header, stamp_max_timestamp
+from kop.handlers.produce_request import ReadBatch, ReadTopic, read
+from kop.records.batch import LOG_OVERHEAD, BatchHeader, check_produced, read_header, stamp_max_timestamp
 from kop.records.validation import RecordsRejectedError, check_records, inflated
-from kop.storage.base import AppendResult, Buffer, PartitionLog, TopicInfo
-from kop.wire.produce import ProduceCall, ProducePartition, ProducePartitionAnswer, encode_response, parse
+from kop.storage.base import AppendResult, PartitionLog
+from kop.wire.produce import ProducePartitionAnswer, appended_row, encode_partition, encode_rows
 
 KEY = 0
 MOST_DECOMPRESSED = 256 << 20
 """Bytes. Batches are decompressed on the loop, 64 MiB take some 50 ms of it, and a frame has room for 40,000 bombs.
 When those of one request came to so much, the rest fails with KAFKA_STORAGE_ERROR, which clients retry."""
 _TOLD = -(1 << 62)
+_INT32: Final = struct.Struct(">i")
 
 log = logging.getLogger(__name__)
 
 
-class _PendingProduce:
-    """A Produce request whose appends are under way: the `AppendWaiter` of all of them.
+class ProduceAnswer(Answer):
+    """A Produce request whose appends are under way: the `AppendWaiter` of all of them, and its answer.
 
     The place of an append is the place of its partition among all of the request.
     """
 
-    __slots__ = ("answers", "call", "ctx", "done", "gw", "room", "throttle_ms", "waiting")
+    __slots__ = ("acks", "ctx", "errors", "gw", "room", "rows", "submitted", "throttle_ms", "topics", "unanswered")
 
-    def __init__(self, gw: Gateway, ctx: Context, call: ProduceCall) -> None:
+    def __init__(self, gw: Gateway, ctx: Context, acks: int, topics: list[ReadTopic]) -> None:
+        super().__init__()
         self.gw = gw
         self.ctx = ctx
-        self.call = call
-        self.answers: list[ProducePartitionAnswer] = []
-        self.waiting = 0
+        self.acks = acks
+        self.topics = [(asked, len(batches)) for asked, batches in topics]
+        """What was asked for: topics, and how many partitions of each."""
+        self.rows: list[bytes] = []
+        """The answer of each partition, encoded."""
+        self.errors: set[ErrorCode] = set()
+        self.unanswered = 0
         """Appends that have not ended."""
+        self.submitted = False
+        """All appends of the request are under way."""
         self.throttle_ms = 0
         self.room = MOST_DECOMPRESSED
         """Bytes to which this request's batches may still be decompressed; below 0 the client was told."""
-        self.done: asyncio.Future[Frame | None] | None = None
-        """Ends with the frame, or None for acks=0. It is there once all appends were submitted and some wait."""
 
     def reserve(self, size: int) -> None:
         """See `AppendWaiter.reserve`."""
@@ -73,155 +80,158 @@ class _PendingProduce:
             )  # fmt: skip
         raise BackendError(f"the batches of one request decompress to more than {MOST_DECOMPRESSED >> 20} MiB")
 
+    def refused(self, place: int, answer: ProducePartitionAnswer) -> None:
+        """A partition is answered by an error."""
+        self.errors.add(ErrorCode(answer.error_code))
+        self.rows[place] = encode_partition(self.ctx.version, answer)
+
     def appended(self, place: int, result: AppendResult) -> None:
         """See `AppendWaiter.appended`."""
-        self.answers[place] = ProducePartitionAnswer(
-            self.answers[place].partition, 0, result.base_offset, result.log_append_time, result.log_start_offset
+        partition = _INT32.unpack_from(self.rows[place])[0]
+        self.rows[place] = appended_row(
+            self.ctx.version, partition, result.base_offset, result.log_append_time, result.log_start_offset
         )
         self.throttle_ms = max(self.throttle_ms, result.throttle_ms)
-        self._one_less()
+        self.unanswered -= 1
+        if self.submitted and not self.unanswered:
+            self._finish()
 
     def append_failed(self, place: int, error: KopError) -> None:
         """See `AppendWaiter.append_failed`."""
-        answer = _refusal(self.answers[place].partition, error)
+        partition = _INT32.unpack_from(self.rows[place])[0]
+        answer = _refusal(partition, error)
         if error.code == ErrorCode.UNKNOWN_PRODUCER_ID:
             # Without the log start the Java client sends the batch as it is again and again; see KIP-360.
-            answer = answer._replace(log_start_offset=self._log_start_offset(place))
-        self.answers[place] = answer
-        self._one_less()
+            answer = answer._replace(log_start_offset=self._log_start_offset(place, partition))
+        self.refused(place, answer)
+        self.unanswered -= 1
+        if self.submitted and not self.unanswered:
+            self._finish()
 
-    def _log_start_offset(self, place: int) -> int:
-        for topic_data in self.call.topics:
-            if place < len(topic_data.partitions):
-                topic, _ = _find(self.gw, topic_data.topic)
-                if topic is None:
-                    break  # it was deleted meanwhile
-                log = self.gw.topics.log(topic.topic_id, topic_data.partitions[place].partition)
+    def _log_start_offset(self, place: int, partition: int) -> int:
+        for asked, count in self.topics:
+            if place < count:
+                target = self.gw.produce_targets.find(asked)
+                log = None if isinstance(target, ErrorCode) else target.log(partition)
                 return -1 if log is None else log.log_start_offset
-            place -= len(topic_data.partitions)
+            place -= count
         return -1
 
-    def _one_less(self) -> None:
-        """One wait less; the last one answers. A connection that is gone has cancelled `done`."""
-        self.waiting -= 1
-        if self.waiting or self.done is None or self.done.done():
-            return
+    def _finish(self) -> None:
         try:
-            self.done.set_result(self.frame())
+            frame = self.encoded()
         except FrameError as error:
-            self.done.set_exception(error)
+            self.refuse(error)
+        else:
+            self.give(frame)
 
-    def frame(self) -> Frame | None:
-        """The answer: None where the client expects none."""
-        errors = {answer.error_code for answer in self.answers if answer.error_code}
-        for code in errors:
-            self.gw.metrics.errors.labels("Produce", ErrorCode(code).name).inc()
-        if self.call.acks == 0:
-            if errors:
-                names = ", ".join(sorted(ErrorCode(code).name for code in errors))
+    def encoded(self) -> Frame | None:
+        """The answer: None where the client expects none. FrameError where the connection has to be closed instead."""
+        for code in self.errors:
+            self.gw.metrics.errors.labels("Produce", code.name).inc()
+        if self.acks == 0:
+            if self.errors:
+                names = ", ".join(sorted(code.name for code in self.errors))
                 raise FrameError(f"a Produce with acks=0 failed with {names}; closing is the only way to tell")
             return None
-        answers = iter(self.answers)
-        topics = [(topic.topic, list(islice(answers, len(topic.partitions)))) for topic in self.call.topics]
         if self.throttle_ms:
-            self.gw.metrics.throttled.inc()
-        return (encode_response(self.ctx.correlation_id, self.ctx.version, topics, self.throttle_ms),)
+            self.gw.metrics.throttled.value += 1
+        rows = self.rows
+        topics: list[tuple[str | bytes, list[bytes]]] = []
+        end = 0
+        for asked, count in self.topics:
+            begin, end = end, end + count
+            topics.append((asked, rows[begin:end]))
+        return (encode_rows(self.ctx.correlation_id, self.ctx.version, topics, self.throttle_ms),)
 
 
-def produce(gw: Gateway, ctx: Context, call: ProduceCall) -> Frame | asyncio.Future[Frame | None] | None:
+def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswer | None:
     """Check each partition's batch, hand it to its log, and answer when all are durable."""
-    refusal = _refuse_whole(ctx, call)
-    pending = _PendingProduce(gw, ctx, call)
-    answers = pending.answers
-    for topic_data in call.topics:
-        topic, code = (None, refusal) if refusal is not None else _find(gw, topic_data.topic)
-        for part in topic_data.partitions:
-            place = len(answers)
-            answers.append(ProducePartitionAnswer(part.partition, code))
-            if topic is None:
+    walks = not gw.engine.promises.checks_records
+    transactional_id, acks, _, transactional, topics = read(body, ctx.version, walks=walks, copies=not ctx.owned)
+    refusal = _refuse_whole(ctx, transactional_id, acks, transactional)
+    answer = ProduceAnswer(gw, ctx, acks, topics)
+    rows = answer.rows
+    known = gw.produce_targets.current()
+    for asked, batches in topics:
+        target = refusal or known.get(asked) or gw.produce_targets.find(asked)
+        for batch in batches:
+            place = len(rows)
+            partition = batch[0]
+            rows.append(_INT32.pack(partition))
+            if isinstance(target, ErrorCode):
+                answer.refused(place, ProducePartitionAnswer(partition, target))
                 continue
-            partition_log = gw.topics.log(topic.topic_id, part.partition)
+            partition_log = target.logs.get(partition) or target.log(partition)
             if partition_log is None:
-                text = f"{topic.name} has no partition {part.partition}"
-                answers[place] = ProducePartitionAnswer(
-                    part.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message=text
-                )
+                text = f"{target.topic.name} has no partition {partition}"
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                answer.refused(place, ProducePartitionAnswer(partition, code, message=text))
                 continue
-            pending.waiting += 1
+            answer.unanswered += 1
             try:
-                _submit(pending, topic, partition_log, part, place)
+                _submit(answer, target.rules, partition_log, batch, place)
             except KopError as error:
-                answers[place] = _refusal(part.partition, error)
-                pending.waiting -= 1
-    if not pending.waiting:
-        return pending.frame()
-    pending.done = asyncio.get_running_loop().create_future()
-    return pending.done
+                answer.unanswered -= 1
+                answer.refused(place, _refusal(partition, error))
+    if not answer.unanswered:
+        return answer.encoded()
+    answer.submitted = True
+    return answer
 
 
-def _refuse_whole(ctx: Context, call: ProduceCall) -> ErrorCode | None:
+def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transactional: bool) -> ErrorCode | None:
     if ctx.version < 3:
         return ErrorCode.UNSUPPORTED_VERSION
-    if call.acks not in (-1, 0, 1):
+    if acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS
-    if call.transactional_id is not None or any(
-        part.records is not None and is_transactional(part.records)
-        for topic_data in call.topics
-        for part in topic_data.partitions
-    ):
+    if transactional_id is not None or transactional:
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     return None
 
 
-def _find(gw: Gateway, asked: str | UUID) -> tuple[TopicInfo | None, ErrorCode]:
-    if isinstance(asked, UUID):
-        topic = gw.topics.by_id(asked)
-        missing = ErrorCode.UNKNOWN_TOPIC_ID
-    else:
-        topic = gw.topics.get(asked)
-        missing = ErrorCode.NONE if topic is not None else gw.topics.missing(asked)
-    if topic is None:
-        return None, missing
-    if topic.internal:
-        return None, ErrorCode.INVALID_TOPIC_EXCEPTION
-    return topic, ErrorCode.NONE
-
-
 def _submit(
-    pending: _PendingProduce, topic: TopicInfo, partition_log: PartitionLog, part: ProducePartition, place: int
+    answer: ProduceAnswer, rules: ProduceRules, partition_log: PartitionLog, batch: ReadBatch, place: int
 ) -> None:
     """Check a partition's batch and hand it to its log. KopError where it is refused before."""
-    gw, ctx = pending.gw, pending.ctx
-    rules = gw.topic_configs.produce_rules(topic)
-    records = part.records if part.records is not None else memoryview(b"")
-    header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
-    stored: Buffer = records
+    gw, ctx = answer.gw, answer.ctx
+    _, records, fields, times = batch
+    if records is None:
+        records = memoryview(b"")
+    if fields is not None and fields[1] + LOG_OVERHEAD <= rules.max_message_bytes:
+        header = BatchHeader._make(fields)
+    else:
+        header = check_produced(records, max_message_bytes=rules.max_message_bytes, zstd_allowed=ctx.version >= 7)
+    stored, body = records, None
     if gw.engine.promises.checks_records:
         rules.check_timestamp(header.base_timestamp, header.max_timestamp, ctx.now_ms)
-        body = None
         if header.codec and rules.changes_codec(header):
-            pending.reserve(rules.max_uncompressed_bytes)
+            answer.reserve(rules.max_uncompressed_bytes)
             body = inflated(records, header, rules.max_uncompressed_bytes)
-            pending.reserve(len(body) - rules.max_uncompressed_bytes)
+            answer.reserve(len(body) - rules.max_uncompressed_bytes)
     else:
-        most = rules.max_uncompressed_bytes if header.codec else 0
-        if most:
-            pending.reserve(most)
-        earliest, latest, body = check_records(records, header, rules.compact, most)
-        if most:
-            pending.reserve(len(body) - most)
+        if times is not None and not (rules.compact and times[2]):
+            earliest, latest, _ = times
+        else:
+            most = rules.max_uncompressed_bytes if header.codec else 0
+            if most:
+                answer.reserve(most)
+            earliest, latest, body = check_records(records, header, rules.compact, most)
+            if most:
+                answer.reserve(len(body) - most)
         rules.check_timestamp(earliest, latest, ctx.now_ms)
         if latest != header.max_timestamp and not rules.log_append_time:
-            stored = bytearray(records)  # as Kafka does: look-ups by time go by what the header says
-            stamp_max_timestamp(stored, latest)
+            stored = records = records if isinstance(records, bytearray) else bytearray(records)
+            stamp_max_timestamp(stored, latest)  # as Kafka does: look-ups by time go by what the header says
             header = read_header(stored)
     stored, header = rules.stored(stored, header, body)
     del body  # a log that decompresses, too, would hold both
-    gw.metrics.produced_bytes.inc(header.size)
-    gw.metrics.produced_records.inc(header.record_count)
+    gw.metrics.produced_bytes.value += header.batch_length + LOG_OVERHEAD
+    gw.metrics.produced_records.value += header.record_count
     # A view of the shared receive buffer is copied; a frame's own memory and a recompressed batch are ours to keep.
-    batch = bytearray(records) if stored is records and not ctx.owned else stored
-    partition_log.submit(batch, header, now_ms=ctx.now_ms, waiter=pending, place=place)
+    if stored is records and not ctx.owned and not isinstance(stored, bytearray):
+        stored = bytearray(stored)
+    partition_log.submit(stored, header, now_ms=ctx.now_ms, waiter=answer, place=place)
 
 
 def _refusal(partition: int, error: KopError) -> ProducePartitionAnswer:
@@ -236,7 +246,7 @@ APIS = (
         13,
         produce,
         AclOperation.WRITE,
-        decode=parse,
+        decode=undecoded,
         encodes=True,
         refused_from=0,
         largest=UNLIMITED,

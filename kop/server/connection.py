@@ -22,15 +22,15 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from kop.errors import FrameError
-from kop.handlers.api import ConnectionInfo, Frame
+from kop.handlers.api import Answer, ConnectionInfo, Frame
 from kop.server.frames import FrameSplitter
 from kop.server.limits import ClientLimits, MemoryBudget
 from kop.server.peer import describe, has_closed, in_system, plain_host
-from kop.server.request import Answer, RequestPipeline
-from kop.server.responses import ResponseOrder, Slot
+from kop.server.request import RequestPipeline
+from kop.server.responses import ResponseOrder
 
 _MOST_HELD = 64 * 1024
 """Bytes held back behind a waiting request from which on the socket is not read."""
@@ -72,6 +72,9 @@ class ConnectionOwner(Protocol):
     def release(self, connection: ClientConnection) -> None:
         """Count a connection out."""
 
+    def flush_soon(self, connection: ClientConnection) -> None:
+        """Call `connection.flush` in the next turn of the loop."""
+
     def bad_frame(self, connection: ClientConnection, reason: str) -> None:
         """Log and count a connection that is closed for what it sent."""
 
@@ -83,6 +86,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_charged",
         "_ended",
         "_feeding",
+        "_flushing",
         "_frames",
         "_held",
         "_held_bytes",
@@ -90,7 +94,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_mark",
         "_memory",
         "_paused",
-        "_pending",
         "_pending_bytes",
         "_polling",
         "_ready",
@@ -100,7 +103,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_transport",
         "_turn_ends",
         "_unread",
-        "_waiting",
         "closing_since",
         "info",
         "last_active",
@@ -132,9 +134,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._ended = False
         # What goes out.
         self._responses = ResponseOrder()
-        self._waiting: set[asyncio.Future[Any]] = set()
+        self._flushing = False
+        """`flush` is planned."""
         self._polling = False
-        self._pending = 0
         self._pending_bytes = 0
         self._unread = 0
         self._charged = 0
@@ -174,6 +176,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         if self._unread:
             self.settle_unread()
+        server.requests.look_at_clocks()
         self._feeding = True
         self._turn_ends = 0.0
         try:
@@ -222,13 +225,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         data, copied = self._frames.joined(data)
         own = own or copied
         pos, end = 0, len(data)
+        plenty = self._memory.used < self._memory.limit // 4
         if self._frames.incomplete is not None:
             pos = self._take(data)
             self._frame_grown()
         while pos < end:
             if self._hold:
                 return data[pos:]
-            frame = self._frames.next(data, pos, plenty=self._memory.used < self._memory.limit // 4)
+            frame = self._frames.next(data, pos, plenty=plenty)
             if frame is None:
                 if (begun := self._frames.incomplete) is not None:
                     begun.since = self._server.loop.time()
@@ -246,7 +250,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _look_at_the_clock(self) -> None:
         """Between two requests that came together: pause where other connections have waited for long."""
-        now = perf_counter()
+        now = self._server.requests.arrived = perf_counter()
         if not self._turn_ends:
             self._turn_ends = now + _TURN_SECONDS
         elif now > self._turn_ends and not self._hold & _TURN:
@@ -303,6 +307,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._hold &= ~reason
         if self._hold or self._feeding:
             return
+        self._server.requests.look_at_clocks()
         self._feeding = True
         self._turn_ends = 0.0
         try:
@@ -352,10 +357,10 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _may_start(self, frame: memoryview) -> bool:
         """False while the request has to wait: for overlapping ones before it, or for memory where it reads much."""
         short = self._memory.short
-        if not self._pending and not short:
+        if not self._responses and not short:
             return True
         api = self._server.requests.api(frame)
-        if self._pending and (api is None or not api.overlaps):
+        if self._responses and (api is None or not api.overlaps):
             self._hold |= _OVERLAPPING
             return False
         if short and api is not None and api.reads is not None:
@@ -366,81 +371,85 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _start(self, frame: memoryview, own: bool) -> None:
         requests = self._server.requests
-        answer: Answer = requests.start(frame, self.info, owned=own)
-        future = answer.waiting
-        if future is None:
-            self._write_all(self._responses.add(answer.frame, answer.observe))
+        answer = requests.start(frame, self.info, owned=own)
+        responses = self._responses
+        if answer.ready and not responses:
+            self._write_all((answer,))
             return
-        slot = self._responses.reserve(answer.observe)
-        self._waiting.add(future)
-        size = len(frame)
+        answer.taker = self
+        responses.add(answer)
+        answer.request_bytes = size = len(frame)
         self._charge(size)
-        api = requests.api(frame)
-        assert api is not None
-        if api.overlaps:
-            self._pending += 1
-            self._pending_bytes += size
-            if self._pending_bytes > self._server.limits.connection_bytes or self._memory.short:
-                self._hold |= _PENDING
-            future.add_done_callback(lambda done: self._overlapping_done(slot, done, size))
-        else:
+        self._pending_bytes += size
+        if answer.waiting is not None:
             self._hold |= _WAITING
-            self._polling = api.long_poll
-            future.add_done_callback(lambda done: self._waited(slot, done, size))
+            api = requests.api(frame)
+            self._polling = api is not None and api.long_poll
+        elif self._pending_bytes > self._server.limits.connection_bytes or self._memory.short:
+            self._hold |= _PENDING
 
-    def _overlapping_done(self, slot: Slot, done: asyncio.Future[Frame | None], size: int) -> None:
+    def answered(self, answer: Answer) -> None:
+        """See `AnswerTaker.answered`."""
+        if not self._flushing:
+            self._flushing = True
+            self._server.flush_soon(self)
+
+    def flush(self) -> None:
+        """Write the answers that are ready, and go on with what had to wait for them."""
+        self._flushing = False
         if self._hold & _CLOSED:
             return
-        self._pending -= 1
+        try:
+            self._flush()
+        except Exception as error:  # the other connections are flushed all the same
+            self._refuse(error)
+
+    def _flush(self) -> None:
+        ready = self._responses.take_ready()
+        if not ready:
+            return
+        size = sum([answer.request_bytes for answer in ready])
         self._pending_bytes -= size
         self._discharge(size)
-        if not self._settle(slot, done):
+        self._write_all(ready)
+        if self._hold & _CLOSED:
             return
         reason = 0
+        if not self._responses:
+            self._polling = False
+            reason = self._hold & (_OVERLAPPING | _WAITING)
         if self._hold & _PENDING and self._pending_bytes <= self._server.limits.connection_bytes // 2:
             reason |= _PENDING
-        if self._hold & _OVERLAPPING and not self._pending:
-            reason |= _OVERLAPPING
         if reason:
             self._go_on(reason)
 
-    def _waited(self, slot: Slot, done: asyncio.Future[Frame | None], size: int) -> None:
-        if self._hold & _CLOSED:
-            return
-        self._polling = False
-        self._discharge(size)
-        if self._settle(slot, done):
-            self._go_on(_WAITING)
+    def _write_all(self, ready: Sequence[Answer]) -> None:
+        """Write the answers to successive requests, up to one instead of which the connection is closed."""
+        buffers: list[bytes | bytearray | memoryview] = []
+        now = perf_counter()
+        for answer in ready:
+            if answer.error is not None:
+                self._write(buffers)
+                self._refuse(answer.error)
+                return
+            answer.latencies.observe(now - answer.started)
+            if answer.frame is not None:
+                buffers += answer.frame
+        self._write(buffers)
 
-    def _settle(self, slot: Slot, done: asyncio.Future[Frame | None]) -> bool:
-        """Put an answer in its place and write what is next; False when the connection was closed instead."""
-        self._waiting.discard(done)
-        if done.cancelled():
-            self.abort()
-            return False
-        error = done.exception()
-        if error is not None:
-            self._refuse(error)
-            return False
-        self._write_all(self._responses.settle(slot, done.result()))
-        return True
-
-    def _write_all(self, frames: Sequence[Frame]) -> None:
-        for frame in frames:
-            self._write(frame)
-
-    def _write(self, frame: Frame) -> None:
+    def _write(self, buffers: Frame) -> None:
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if not buffers or transport is None or transport.is_closing():
             return
         server = self._server
         self.last_active = server.loop.time()
-        if len(frame) == 1:
-            size = len(frame[0])
-            transport.write(frame[0])
+        size = sum(map(len, buffers))
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        elif size < _LARGE_ANSWER:
+            transport.write(b"".join(buffers))
         else:
-            size = sum(map(len, frame))
-            transport.writelines(frame)
+            transport.writelines(buffers)
         server.bytes_out += size
         if size >= _LARGE_ANSWER:
             self.settle_unread()
@@ -487,7 +496,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """True when it holds memory and nothing has moved since the last call, for a reason that lies with the peer."""
         mark = (self.last_active, self.unsent, 0 if self._transport is None else in_system(self._transport))
         moved, self._mark = mark != self._mark, mark
-        ours = self._starved or self._hold & _MEMORY or (self._waiting and not self._polling)
+        ours = self._starved or self._hold & _MEMORY or (self._responses and not self._polling)
         return bool(self._charged and not moved and not ours)
 
     # --- the end
@@ -496,15 +505,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Take nothing more, end the waits of this peer, free its memory."""
         self._hold |= _CLOSED
         self.closing_since = self.closing_since or self._server.loop.time()
-        for future in list(self._waiting):
-            if not future.cancel() and not future.cancelled():
-                future.exception()  # looked at, so that it is not reported as forgotten
-        self._waiting.clear()
-        self._responses.clear()
+        self._responses.abandon()
         self._held.clear()
         self._frames.clear()
         self._ready = None
-        self._held_bytes = self._pending = self._pending_bytes = self._unread = 0
+        self._held_bytes = self._pending_bytes = self._unread = 0
         self._memory.forget(self)
         self._discharge(self._charged)
 
@@ -514,6 +519,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         Answers to what came before are still sent, unless the peer does not read.
         """
         if self._hold & _CLOSED:
+            return
+        if isinstance(error, asyncio.CancelledError):  # what it waited for was given up, and not by its end
+            self.abort()
             return
         if isinstance(error, FrameError):
             self._server.bad_frame(self, str(error))
@@ -534,7 +542,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def drain(self) -> bool:
         """Start nothing new; True once nothing is under way but a long poll, and all answers are sent."""
         self._hold |= _DRAINING
-        return self._transport is None or ((self._polling or not self._waiting) and not self.unsent)
+        return self._transport is None or ((self._polling or not self._responses) and not self.unsent)
 
     def end(self) -> None:
         """Say that no more answers come. The peer closes then; what it still sends is not looked at.
@@ -566,7 +574,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     @property
     def busy(self) -> bool:
         """True while a request is under way."""
-        return bool(self._waiting)
+        return bool(self._responses)
 
     def gone_unnoticed(self) -> bool:
         """True when the peer has closed while the socket is not read because of its long poll."""

@@ -51,6 +51,8 @@ class Server:
         self.bytes_in = 0
         """Bytes received since the last sweep, which counts them: once a second is cheaper than at each request."""
         self.bytes_out = 0
+        self._answered: list[ClientConnection] = []
+        """Connections with answers that are ready and not written."""
         self._traffic_seen = 0
         self._metrics = metrics
         self._connections: set[ClientConnection] = set()
@@ -128,6 +130,17 @@ class Server:
             if not self._by_host[host]:
                 del self._by_host[host]
             self._metrics.connections.set(len(self._connections))
+
+    def flush_soon(self, connection: ClientConnection) -> None:
+        """Write the answers of a connection in the next turn of the loop: all that become ready in one, in one go."""
+        if not self._answered:
+            self.loop.call_soon(self._flush)
+        self._answered.append(connection)
+
+    def _flush(self) -> None:
+        answered, self._answered = self._answered, []
+        for connection in answered:
+            connection.flush()
 
     def bad_frame(self, connection: ClientConnection, reason: str) -> None:
         """Log and count a connection that is closed for what it sent."""

@@ -20,15 +20,17 @@ import copy
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from asyncio import create_task
+from collections.abc import Awaitable
+from typing import Any
 
 from kop.errors import ErrorCode, FrameError, KopError
-from kop.handlers.api import LARGEST_REQUEST, Api, ConnectionInfo, Context, Frame
+from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame
 from kop.handlers.gateway import Gateway
+from kop.metrics import Count
 from kop.server.limits import ReadAdmission
 from kop.wire import codec
-from kop.wire.frame import RequestHeader, parse_header
+from kop.wire.frame import request_header
 from kop.wire.messages import REQUESTS, RESPONSES
 
 _NAMES = {int(code): code.name for code in ErrorCode}
@@ -36,22 +38,10 @@ _NAMES = {int(code): code.name for code in ErrorCode}
 log = logging.getLogger(__name__)
 
 
-class Answer(NamedTuple):
-    """The answer to a request: its encoded frame, where `waiting` is None, else a future of that frame.
-
-    A frame that is None is no answer at all: the client expects none.
-    """
-
-    frame: Frame | None
-    waiting: asyncio.Future[Frame | None] | None
-    observe: Callable[[], None]
-    """To be called when the answer is written: counts its latency."""
-
-
 class _ServedApi:
     """An API with the classes of its messages and its metrics."""
 
-    __slots__ = ("api", "counters", "latency", "name", "oldest", "request_class", "response_class")
+    __slots__ = ("api", "counts", "latencies", "name", "oldest", "request_class", "response_class")
 
     def __init__(self, gw: Gateway, api: Api) -> None:
         self.api = api
@@ -59,8 +49,9 @@ class _ServedApi:
         self.request_class = REQUESTS[api.key]
         self.response_class = RESPONSES[api.key]
         self.name = self.request_class.__name__.removesuffix("Request")
-        self.latency = gw.metrics.latency.labels(self.name)
-        self.counters: dict[int, Any] = {}
+        self.latencies = gw.metrics.latency.of(self.name)
+        self.counts: dict[int, Count] = {}
+        """Requests by version."""
 
 
 _LARGE = 16 * 1024
@@ -77,10 +68,18 @@ class RequestPipeline:
         self._served = {key: _ServedApi(gw, api) for key, api in gw.apis.items()}
         self.reads: ReadAdmission | None = None
         """Bounds what handlers read from storage at a time."""
+        self.arrived = 0.0
+        """When the requests that are started now came in, by `time.perf_counter`."""
+        self._now_ms = 0
+
+    def look_at_clocks(self) -> None:
+        """Before the requests of one read are started: they came in now."""
+        self.arrived = time.perf_counter()
+        self._now_ms = int(time.time() * 1000)
 
     def api(self, frame: memoryview) -> Api | None:
         """The API of a frame of which at least two bytes are there; None where it is not served."""
-        served = self._served.get(int.from_bytes(frame[:2], "big", signed=True))
+        served = self._served.get(frame[0] << 8 | frame[1])
         return None if served is None else served.api
 
     def check_size(self, start: memoryview, size: int) -> None:
@@ -98,48 +97,77 @@ class RequestPipeline:
 
         `owned`: the frame's memory is its own. Else it is used again as soon as this returns.
         """
-        started = time.perf_counter()
-        header = parse_header(frame)
-        served = self._served.get(header.api_key)
+        api_key, version, correlation_id, client_id, begin = request_header(frame)
+        served = self._served.get(api_key)
         if served is None:
-            raise FrameError(f"API {header.api_key} version {header.api_version} is not served")
+            raise FrameError(f"API {api_key} version {version} is not served")
         api = served.api
-        version = header.api_version
         if not served.oldest <= version <= api.max_version:
-            return self._other_version(served, header, started)
-        self.check_size(frame, len(frame))
-        counter = served.counters.get(version)
-        if counter is None:
-            counter = served.counters[version] = self._gw.metrics.requests.labels(served.name, str(version))
-        counter.inc()
-        ctx = Context(
-            header.api_key, version, header.client_id, int(time.time() * 1000), conn, header.correlation_id, owned
-        )
-        body = frame[header.body :]
-        if len(body) > _LARGE and api.decode is None and not api.encodes and not api.long_poll and api.reads is None:
-            parts = asyncio.get_running_loop().create_task(self._in_parts(served, ctx, memoryview(bytes(body))))
-            return Answer(None, parts, _observer(served, started))
-        if api.decode is None:
-            request = codec.decode(served.request_class, version, body, slack=api.slack)
-        else:
+            return self._other_version(served, version, correlation_id)
+        if len(frame) > LARGEST_REQUEST:
+            self.check_size(frame, len(frame))
+        count = served.counts.get(version)
+        if count is None:
+            count = served.counts[version] = self._gw.metrics.requests.of(served.name, str(version))
+        count.value += 1
+        ctx = Context(api_key, version, client_id, self._now_ms, conn, correlation_id, owned)
+        body = frame[begin:]
+        if api.decode is not None:
             request = api.decode(body, version)
+        elif len(body) > _LARGE and not api.encodes and not api.long_poll and api.reads is None:
+            return self._waiting(served, ctx, create_task(self._in_parts(served, ctx, memoryview(bytes(body)))))
+        else:
+            request = codec.decode(served.request_class, version, body, slack=api.slack)
         try:
             result = self._handle(api, ctx, request)
         except FrameError:
             raise
         except Exception as error:
-            return Answer(self._failed(served, ctx, error), None, _observer(served, started))
+            return self._answer(served, self._failed(served, ctx, error))
+        if isinstance(result, Answer):
+            result.started, result.latencies = self.arrived, served.latencies
+            return result
         if inspect.iscoroutine(result):
             if api.reads is not None and self.reads is not None:
                 result = self.reads.start(result, api.reads(request))
             else:
-                result = asyncio.get_running_loop().create_task(result)
-        observe = _observer(served, started)
-        if not isinstance(result, asyncio.Future):
-            return Answer(self._encode(served, ctx, result), None, observe)
-        if api.encodes and api.overlaps:
-            return Answer(None, result, observe)  # its handler answers every failure; see `Api.encodes`
-        return Answer(None, self._when_done(served, ctx, result), observe)
+                result = create_task(result)
+        if isinstance(result, asyncio.Future):
+            return self._waiting(served, ctx, result, encoded=False)
+        return self._answer(served, self._encode(served, ctx, result))
+
+    def _answer(self, served: _ServedApi, frame: Frame | None) -> Answer:
+        """The answer that is there already."""
+        answer = Answer()
+        answer.started, answer.latencies = self.arrived, served.latencies
+        answer.give(frame)
+        return answer
+
+    def _waiting(
+        self, served: _ServedApi, ctx: Context, waiting: asyncio.Future[Any], *, encoded: bool = True
+    ) -> Answer:
+        """The answer that a future ends with: the frame where it is `encoded`, else the handler's result."""
+        answer = Answer()
+        answer.started, answer.latencies, answer.waiting = self.arrived, served.latencies, waiting
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            answer.waiting = None
+            if done.cancelled():
+                answer.refuse(asyncio.CancelledError())
+                return
+            error = done.exception()
+            try:
+                if error is None:
+                    answer.give(done.result() if encoded else self._encode(served, ctx, done.result()))
+                elif isinstance(error, FrameError):
+                    answer.refuse(error)
+                else:
+                    answer.give(self._failed(served, ctx, error))
+            except FrameError as closing:
+                answer.refuse(closing)
+
+        waiting.add_done_callback(finish)
+        return answer
 
     def _handle(self, api: Api, ctx: Context, request: Any) -> Any:
         """Resolve the names in the request, then run the handler."""
@@ -179,37 +207,6 @@ class RequestPipeline:
         result = api.handler(self._gw, ctx, request)
         return await result if inspect.isawaitable(result) else result
 
-    def _when_done(
-        self, served: _ServedApi, ctx: Context, waiting: asyncio.Future[Any]
-    ) -> asyncio.Future[Frame | None]:
-        """The frame of a result to come. Cancelling it cancels what is waited for."""
-        frame: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
-
-        def finish(done: asyncio.Future[Any]) -> None:
-            if frame.done():
-                return
-            if done.cancelled():
-                frame.cancel()
-                return
-            error = done.exception()
-            try:
-                if error is None:
-                    frame.set_result(self._encode(served, ctx, done.result()))
-                elif isinstance(error, FrameError):
-                    frame.set_exception(error)
-                else:
-                    frame.set_result(self._failed(served, ctx, error))
-            except FrameError as closing:
-                frame.set_exception(closing)
-
-        def forward(outer: asyncio.Future[Any]) -> None:
-            if outer.cancelled():
-                waiting.cancel()
-
-        waiting.add_done_callback(finish)
-        frame.add_done_callback(forward)
-        return frame
-
     def _encode(self, served: _ServedApi, ctx: Context, result: Any) -> Frame | None:
         if served.api.encodes:
             frame: Frame | None = result
@@ -226,16 +223,14 @@ class RequestPipeline:
         name = _NAMES.get(code) or str(code)
         self._gw.metrics.errors.labels(served.name, name).inc()
 
-    def _other_version(self, served: _ServedApi, header: RequestHeader, started: float) -> Answer:
+    def _other_version(self, served: _ServedApi, version: int, correlation_id: int) -> Answer:
         api = served.api
         if api.other_version is None:
             raise FrameError(
-                f"{served.name} version {header.api_version} is not served "
-                f"(versions {api.min_version} to {api.max_version} are)"
+                f"{served.name} version {version} is not served (versions {api.min_version} to {api.max_version} are)"
             )
         self._count(served, ErrorCode.UNSUPPORTED_VERSION)
-        frame = codec.encode_response(header.correlation_id, api.other_version())
-        return Answer((frame,), None, _observer(served, started))
+        return self._answer(served, (codec.encode_response(correlation_id, api.other_version()),))
 
     def _failed(self, served: _ServedApi, ctx: Context, error: BaseException) -> Frame:
         """The answer to a request whose handler failed as a whole, where its API has a place for it."""
@@ -265,10 +260,3 @@ def _parts(request: Any, rows: str) -> list[Any]:
 
 def _encoded(ctx: Context, result: Any) -> tuple[set[int], Frame]:
     return set(codec.error_codes(result)), (codec.encode_response(ctx.correlation_id, result),)
-
-
-def _observer(served: _ServedApi, started: float) -> Callable[[], None]:
-    def observe() -> None:
-        served.latency.observe(time.perf_counter() - started)
-
-    return observe

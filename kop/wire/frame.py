@@ -7,8 +7,10 @@ Must not know: which APIs are served.
 from __future__ import annotations
 
 import struct
+import sys
 from typing import NamedTuple
 
+from kop.compiled import compiled
 from kop.wire.messages import REQUESTS
 from kop.wire.primitives import DecodeError, skip_tags
 
@@ -19,6 +21,8 @@ FLEXIBLE_FROM: dict[int, int] = {
     for key, cls in REQUESTS.items()
 }
 """API key to the first version with request header v2."""
+_FLEXIBLE_FROM = bytes(min(FLEXIBLE_FROM.get(key, 255), 255) for key in range(max(FLEXIBLE_FROM) + 1))
+"""The same for the compiled twin; 255: none."""
 
 
 class RequestHeader(NamedTuple):
@@ -59,6 +63,16 @@ def parse_header(frame: memoryview) -> RequestHeader:
     return RequestHeader(api_key, version, correlation_id, client_id, pos)
 
 
+def request_header(frame: memoryview) -> tuple[int, int, int, str | None, int]:
+    """The fields of `RequestHeader`; as `parse_header`."""
+    return _twin.read_header(frame, _FLEXIBLE_FROM) or parse_header(frame)
+
+
+def read_header(frame: memoryview, flexible_from: bytes) -> RequestHeader | None:
+    """The readable twin of the compiled function. That gives None for a damaged header; this one always does."""
+    return None
+
+
 def foreign_protocol(start: bytes) -> str | None:
     """The name of another protocol that begins with these bytes, or None.
 
@@ -73,3 +87,6 @@ def foreign_protocol(start: bytes) -> str | None:
     if word == b"SSH-":
         return "an SSH hello"
     return None
+
+
+_twin = compiled(sys.modules[__name__])

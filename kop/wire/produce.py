@@ -28,6 +28,8 @@ from kop.wire.primitives import (
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _INT32 = struct.Struct(">i")
 _INT16 = struct.Struct(">h")
+_HEADER = struct.Struct(">ii")
+_PARTITION = struct.Struct(">ihqqq")
 _PARTITION_OLD = struct.Struct(">ihq")
 _NO_ERRORS_FLEXIBLE = b"\x01\x00\x00"  # empty record errors, null message, no tags
 
@@ -160,35 +162,57 @@ def _parse_old(body: memoryview, version: int) -> ProduceCall:
     return ProduceCall(transactional_id, acks, timeout_ms, topics)
 
 
-def encode_response(
+def appended_row(version: int, partition: int, base_offset: int, log_append_time: int, log_start_offset: int) -> bytes:
+    """As `encode_partition`, for a batch that was appended."""
+    if version >= 9:
+        return _PARTITION.pack(partition, 0, base_offset, log_append_time, log_start_offset) + _NO_ERRORS_FLEXIBLE
+    return encode_partition(
+        version, ProducePartitionAnswer(partition, 0, base_offset, log_append_time, log_start_offset)
+    )
+
+
+def encode_rows(
     correlation_id: int,
     version: int,
-    topics: Sequence[tuple[str | UUID, Sequence[ProducePartitionAnswer]]],
+    topics: Sequence[tuple[str | bytes | UUID, Sequence[bytes]]],
     throttle_ms: int = 0,
 ) -> bytes:
-    """Encode a whole response frame: size, header, body."""
+    """A whole response frame: size, header, body; of each topic (bytes are its id) the encoded partitions."""
     flexible = version >= 9
-    parts = [b"\0\0\0\0", _INT32.pack(correlation_id)]
-    if flexible:
-        parts.append(b"\0" + varint_bytes(len(topics) + 1))
-    else:
-        parts.append(_INT32.pack(len(topics)))
-    for topic, answers in topics:
-        if isinstance(topic, UUID):
-            parts.append(topic.bytes)
-        else:
+    parts = [b"\0" + varint_bytes(len(topics) + 1) if flexible else _INT32.pack(len(topics))]
+    for topic, rows in topics:
+        if isinstance(topic, str):
             name = topic.encode()
             parts.append((varint_bytes(len(name) + 1) if flexible else _INT16.pack(len(name))) + name)
-        parts.append(varint_bytes(len(answers) + 1) if flexible else _INT32.pack(len(answers)))
-        for answer in answers:
-            _encode_partition(parts, answer, version, flexible)
+        else:
+            parts.append(topic if isinstance(topic, bytes) else topic.bytes)
+        parts.append(varint_bytes(len(rows) + 1) if flexible else _INT32.pack(len(rows)))
+        parts += rows
         if flexible:
             parts.append(b"\0")
     if version >= 1:
         parts.append(_INT32.pack(throttle_ms))
     if flexible:
         parts.append(b"\0")
-    parts[0] = _INT32.pack(sum(map(len, parts)) - 4)
+    body = b"".join(parts)
+    return _HEADER.pack(len(body) + 4, correlation_id) + body
+
+
+def encode_response(
+    correlation_id: int,
+    version: int,
+    topics: Sequence[tuple[str | bytes | UUID, Sequence[ProducePartitionAnswer]]],
+    throttle_ms: int = 0,
+) -> bytes:
+    """As `encode_rows`, of answers that are not encoded yet."""
+    rows = [(topic, [encode_partition(version, answer) for answer in answers]) for topic, answers in topics]
+    return encode_rows(correlation_id, version, rows, throttle_ms)
+
+
+def encode_partition(version: int, answer: ProducePartitionAnswer) -> bytes:
+    """One partition of a response."""
+    parts: list[bytes] = []
+    _encode_partition(parts, answer, version, version >= 9)
     return b"".join(parts)
 
 

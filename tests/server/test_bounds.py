@@ -347,7 +347,8 @@ def test_a_client_that_is_gone_during_its_waits_leaves_nothing() -> None:
         for peer in peers:
             peer.transport.fail()
         await settle()
-        assert all(future.cancelled() for future in [*fake.produces.values(), *fake.waiting.values()])
+        assert all(future.cancelled() for future in fake.waiting.values())
+        assert all(answer.taker is None for answer in fake.answers.values())
         assert server.memory.used == 0
         assert server.connections == 0
 
@@ -528,7 +529,7 @@ def test_a_drain_ends_when_its_time_is_over() -> None:
         assert server.loop.time() - began > 0.05
         await settle()
         assert producer.transport.lost
-        assert fake.produces[0].cancelled()
+        assert fake.answers[0].taker is None
         assert reader.transport.lost
 
     play(main)

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kop.errors import FrameError
-from kop.handlers.api import Api, ConnectionInfo
-from kop.metrics import Metrics
+from kop.handlers.api import Answer, Api, ConnectionInfo
+from kop.metrics import Latencies, Metrics
 from kop.server.connection import ClientConnection
 from kop.server.limits import ClientLimits
 from kop.server.listener import Server
-from kop.server.request import Answer
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP = 0, 1, 3, 8, 11
 KEYS = {"produce": PRODUCE, "acks0": PRODUCE, "now": METADATA, "wait": OFFSET_COMMIT, "poll": FETCH, "join": JOIN_GROUP}
@@ -126,6 +125,8 @@ class FakePipeline:
     waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     silent: dict[int, bool] = field(default_factory=dict)
     of_connection: dict[int, dict[int, tuple[int, asyncio.Future[Any]]]] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
+    """Those of Produces: a connection that is gone takes them no more."""
     bad: set[int] = field(default_factory=set)
     broken: set[int] = field(default_factory=set)
     frames: list[memoryview] = field(default_factory=list)
@@ -133,6 +134,7 @@ class FakePipeline:
     on_start: Any = None
     reads: Any = None
     metrics: Metrics = field(default_factory=Metrics)
+    arrived: float = 0.0
 
     def start(self, request: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
         key, version, number, _ = struct.unpack_from(">hhih", request)
@@ -151,13 +153,32 @@ class FakePipeline:
             raise FrameError(f"request {number} is bad")
         if number in self.broken:
             raise ZeroDivisionError(f"request {number} is broken")
+        made = Answer()
+        made.started, made.latencies = self.arrived, Latencies()
         if key == METADATA:
-            return Answer((answer(number),), None, _nothing)
+            made.give((answer(number),))
+            return made
         future = asyncio.get_running_loop().create_future()
-        (self.produces if key == PRODUCE else self.waiting)[number] = future
+        if key == PRODUCE:
+            self.produces[number] = future
+            self.answers[number] = made
+        else:
+            self.waiting[number] = made.waiting = future
         before[number] = key, future
         self.silent[number] = version == _ACKS0
-        return Answer(None, future, _nothing)
+
+        def ended(done: asyncio.Future[Any]) -> None:
+            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+            if error is not None:
+                made.refuse(error)
+            else:
+                made.give(done.result())
+
+        future.add_done_callback(ended)
+        return made
+
+    def look_at_clocks(self) -> None:
+        return
 
     @staticmethod
     def pending(futures: dict[int, asyncio.Future[Any]]) -> list[int]:
@@ -177,10 +198,6 @@ class FakePipeline:
 def answer(number: int, size: int = 8) -> bytes:
     """The answer to request `number`."""
     return struct.pack(">ii", size - 4, number) + bytes(size - 8)
-
-
-def _nothing() -> None:
-    return
 
 
 class Peer:

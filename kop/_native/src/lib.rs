@@ -1,11 +1,13 @@
-//! The compiled twin of two modules, which are the specification: `kop.records._pure` (Kafka records <-> Pulsar
+//! The compiled twin of the modules that are the specification: `kop.records._pure` (Kafka records <-> Pulsar
 //! messages; compared byte for byte by tests/records/test_transcode_twins.py) and `kop.pulsar_client._pure` (Pulsar's
-//! frames; tests/pulsar_client/test_frame_twins.py).
+//! frames; tests/pulsar_client/test_frame_twins.py); `kop.wire.frame` and `kop.handlers.produce_request` (requests;
+//! tests/handlers/test_produce_twins.py).
 //!
 //! Owns: the same functions, with the same results and the same errors.
 //! Must not know: compression, sockets, as its twins.
 
 mod kafka;
+mod produce;
 mod proto;
 mod receive;
 mod send;
@@ -69,14 +71,15 @@ mod _native {
     use pyo3::buffer::PyBuffer;
     use pyo3::exceptions::PyBufferError;
     use pyo3::prelude::*;
-    use pyo3::types::{PyBytes, PyList, PySlice, PyTuple};
+    use pyo3::types::{PyByteArray, PyBytes, PyList, PySlice, PyTuple};
 
+    use crate::produce::Topic;
     use crate::receive::Received;
     use crate::send::About;
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 6;
+    const FORMAT: u32 = 7;
 
     #[pyfunction]
     fn read_frames<'py>(
@@ -116,6 +119,78 @@ mod _native {
     }
 
     #[pyfunction]
+    fn read_header<'py>(
+        py: Python<'py>,
+        frame: PyBuffer<u8>,
+        flexible_from: &[u8],
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let Some(header) = crate::produce::read_header(crate::lent(py, &frame)?, flexible_from) else {
+            return Ok(None);
+        };
+        (header.api_key, header.api_version, header.correlation_id, header.client_id, header.body)
+            .into_pyobject(py)
+            .map(Some)
+    }
+
+    #[pyfunction]
+    fn read_produce<'py>(
+        py: Python<'py>,
+        body: &Bound<'py, PyAny>,
+        version: i16,
+        walks: bool,
+        copies: bool,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let buffer = PyBuffer::get(body)?;
+        let Some(read) = crate::produce::read_produce(crate::lent(py, &buffer)?, version, walks) else {
+            return Ok(None);
+        };
+        // All objects are made from here on: making one may run code of Python's, which may not see the bytes change.
+        let data = crate::lent(py, &buffer)?;
+        let topics = PyList::empty(py);
+        for (topic, batches) in read.topics {
+            let made = PyList::empty(py);
+            for batch in batches {
+                let records = match batch.records {
+                    None => None,
+                    Some(range) if copies && batch.header.is_some() => {
+                        Some(PyByteArray::new(py, &data[range]).into_any())
+                    }
+                    Some(range) => {
+                        Some(body.get_item(PySlice::new(py, range.start as isize, range.end as isize, 1))?)
+                    }
+                };
+                let header = match batch.header {
+                    None => None,
+                    Some(header) => Some(PyTuple::new(
+                        py,
+                        [
+                            header.base_offset,
+                            header.batch_length.into(),
+                            header.leader_epoch.into(),
+                            header.magic.into(),
+                            header.crc.into(),
+                            header.attributes.into(),
+                            header.last_offset_delta.into(),
+                            header.base_timestamp,
+                            header.max_timestamp,
+                            header.producer_id,
+                            header.producer_epoch.into(),
+                            header.base_sequence.into(),
+                            header.record_count.into(),
+                        ],
+                    )?),
+                };
+                made.append((batch.partition, records, header, batch.times))?;
+            }
+            match topic {
+                Topic::Name(name) => topics.append((name, made))?,
+                Topic::Id(id) => topics.append((PyBytes::new(py, &id), made))?,
+            }
+        }
+        (read.transactional_id, read.acks, read.timeout_ms, read.transactional, topics).into_pyobject(py).map(Some)
+    }
+
+    #[pyfunction]
     fn walk(
         py: Python<'_>,
         body: PyBuffer<u8>,
@@ -126,8 +201,8 @@ mod _native {
     ) -> PyResult<(i64, i64, Vec<u32>)> {
         let cells = body.as_slice(py).ok_or_else(|| PyBufferError::new_err("the bytes do not lie side by side"))?;
         let records = cells.get(start..).unwrap_or_default();
-        let found =
-            crate::walk::walk(records, count, base_timestamp, reject_null_keys).map_err(|fault| fault.raise(py))?;
+        let most = if reject_null_keys { crate::walk::MOST_REJECTED } else { 0 };
+        let found = crate::walk::walk(records, count, base_timestamp, most).map_err(|fault| fault.raise(py))?;
         Ok((found.earliest, found.latest, found.without_key))
     }
 

@@ -10,11 +10,11 @@ pub struct Walked {
     /// The smallest timestamp that is a time, and the largest; -1 where no record has one.
     pub earliest: i64,
     pub latest: i64,
-    /// The first records without a key, where those are refused.
+    /// The first records without a key, as many as were asked for.
     pub without_key: Vec<u32>,
 }
 
-pub fn walk<B: Byte>(body: &[B], count: i64, base_timestamp: i64, reject_null_keys: bool) -> Result<Walked> {
+pub fn walk<B: Byte>(body: &[B], count: i64, base_timestamp: i64, most_rejected: usize) -> Result<Walked> {
     let mut found = Walked { earliest: -1, latest: -1, without_key: Vec::new() };
     let mut records = Records::new(body, count, base_timestamp, None);
     let mut index = 0;
@@ -29,7 +29,7 @@ pub fn walk<B: Byte>(body: &[B], count: i64, base_timestamp: i64, reject_null_ke
                 found.earliest = record.timestamp;
             }
         }
-        if reject_null_keys && record.key.is_none() && found.without_key.len() < MOST_REJECTED {
+        if found.without_key.len() < most_rejected && record.key.is_none() {
             found.without_key.push(index);
         }
         index += 1;

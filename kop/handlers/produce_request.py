@@ -1,0 +1,71 @@
+"""A Produce request as its handler gets it.
+
+Owns: reading the body, with the checks of each batch that need to know no topic, in one call where the compiled module
+is there. Without it, and where something is wrong, the fields alone are read: the handler checks the batches then, and
+says what is wrong. Either way leads to the same answer.
+Must not know: topics, logs, answers.
+
+No class is made for what is read: there is some of it for each partition of each request.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TypeAlias
+from uuid import UUID
+
+from kop.compiled import compiled
+from kop.records.batch import is_transactional
+from kop.storage.base import Buffer
+from kop.wire.produce import parse
+
+HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""The fields of `kop.records.batch.BatchHeader`."""
+Times: TypeAlias = tuple[int, int, bool]
+"""The smallest and the largest timestamp of a batch's records (-1: no record has one), whether a record has no key."""
+ReadBatch: TypeAlias = tuple[int, Buffer | None, HeaderFields | None, Times | None]
+"""Partition, records (None for null), header (None: to be checked), times (None: its records were not walked).
+
+With a header the batch is right as `kop.records.batch.check_produced` sees it, but for the topic's limit of its size;
+with times its records are what `kop.records.validation.check_records` lets through on a topic that is not compacted.
+"""
+ReadTopic: TypeAlias = tuple[str | bytes, list[ReadBatch]]
+"""A topic by name, or, from version 13 on, by the 16 bytes of its id."""
+ReadProduce: TypeAlias = tuple[str | None, int, int, bool, list[ReadTopic]]
+"""Transactional id, acks, timeout_ms, whether a batch says that it belongs to a transaction, topics in their order."""
+
+
+def read(body: memoryview, version: int, *, walks: bool, copies: bool) -> ReadProduce:
+    """Read the body of a request. DecodeError where it is malformed.
+
+    `walks`: the records of batches that are not compressed are walked, too. `copies`: batches that are right come as
+    copies, which may be kept and changed; all others are views into `body`.
+    """
+    found: ReadProduce | None = twin.read_produce(body, version, walks, copies)
+    return found if found is not None else _fields(body, version)
+
+
+def read_produce(body: memoryview, version: int, walks: bool, copies: bool) -> ReadProduce | None:
+    """The readable twin of the compiled function. That gives None where something is wrong; this one always does."""
+    return None
+
+
+def _fields(body: memoryview, version: int) -> ReadProduce:
+    call = parse(body, version)
+    transactional = any(
+        part.records is not None and is_transactional(part.records)
+        for topic_data in call.topics
+        for part in topic_data.partitions
+    )
+    topics: list[ReadTopic] = [
+        (
+            topic_data.topic.bytes if isinstance(topic_data.topic, UUID) else topic_data.topic,
+            [(part.partition, part.records, None, None) for part in topic_data.partitions],
+        )
+        for topic_data in call.topics
+    ]
+    return call.transactional_id, call.acks, call.timeout_ms, transactional, topics
+
+
+twin = compiled(sys.modules[__name__])
+"""What `read` asks."""

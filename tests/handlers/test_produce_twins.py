@@ -1,0 +1,275 @@
+"""A Produce is answered the same, byte for byte, whether the compiled module reads it or the readable code does.
+
+Well-formed requests of every version and the same with damage; what is compared is the header, what is read, and the
+answers of two gateways with the same topics that are given the same requests in the same order.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from crc32c import crc32c
+from support.gateway import gateway, run
+from support.waiting import until
+
+from kop.compiled import compiled
+from kop.errors import FrameError, KopError
+from kop.handlers import produce_request
+from kop.handlers.api import Answer, ConnectionInfo, Context
+from kop.handlers.produce import produce
+from kop.records import _pure
+from kop.records.batch import HEADER_SIZE, Record, build, check_produced, is_transactional
+from kop.records.compression import Codec
+from kop.wire import frame as wire_frame
+from kop.wire.primitives import DecodeError, varint_bytes
+from kop.wire.produce import parse
+
+NOW = int(time.time() * 1000)
+"""Of this moment, or upkeep would forget producers at moments of its own."""
+NATIVE = compiled(produce_request)
+VALUES = [None, b"", b"xxx", b"x" * 200]
+
+
+def request(version: int, topics: list[tuple[Any, list[tuple[int, bytes | None]]]], acks: int = -1) -> bytes:
+    """The body of a Produce; a topic is a name, or the 16 bytes of an id from version 13 on."""
+    flexible = version >= 9
+
+    def count(number: int) -> bytes:
+        return varint_bytes(number + 1) if flexible else struct.pack(">i", number)
+
+    tags = b"\0" if flexible else b""
+    parts = [b"" if version < 3 else b"\0" if flexible else b"\xff\xff", struct.pack(">hi", acks, 30_000)]
+    parts.append(count(len(topics)))
+    for name, partitions in topics:
+        if version >= 13:
+            parts.append(name)
+        else:
+            raw = name.encode()
+            parts += [varint_bytes(len(raw) + 1) if flexible else struct.pack(">h", len(raw)), raw]
+        parts.append(count(len(partitions)))
+        for index, records in partitions:
+            parts.append(struct.pack(">i", index))
+            if records is None:
+                parts.append(b"\0" if flexible else b"\xff\xff\xff\xff")
+            else:
+                parts += [count(len(records)), records]
+            parts.append(tags)
+        parts.append(tags)
+    parts.append(tags)
+    return b"".join(parts)
+
+
+def any_batch(rng: random.Random, sequences: dict[int, int]) -> bytes:
+    """A batch that is right, or nearly so."""
+    count = rng.choice([1, 1, 2, 5, 40])
+    base = rng.choice([NOW, NOW, NOW, -1, 0, NOW - 10**9, NOW + 10**7])
+    producer = rng.choice([-1, -1, 5, 6])
+    records = [
+        Record(i, base + (i if base >= 0 else 0), rng.choice([None, b"", b"key"]), rng.choice(VALUES))
+        for i in range(count)
+    ]
+    sequence = sequences.get(producer, 0) if rng.random() < 0.9 else rng.randrange(50)
+    if producer >= 0:
+        sequences[producer] = sequence + count
+    made = build(
+        records,
+        codec=rng.choice([0, 0, 0, Codec.GZIP, Codec.LZ4, Codec.ZSTD]),
+        producer_id=producer,
+        producer_epoch=0 if producer >= 0 else -1,
+        base_sequence=sequence if producer >= 0 else -1,
+        log_append_time=rng.random() < 0.03,
+        transactional=rng.random() < 0.03,
+        control=rng.random() < 0.03,
+    )
+    if rng.random() < 0.1 and len(made) > HEADER_SIZE:
+        made[rng.randrange(HEADER_SIZE, len(made))] ^= 1 << rng.randrange(8)
+        struct.pack_into(">I", made, 17, _crc(made) if rng.random() < 0.8 else 0)
+    if rng.random() < 0.1:
+        made[rng.randrange(HEADER_SIZE)] ^= 1 << rng.randrange(8)
+        if rng.random() < 0.7:
+            struct.pack_into(">I", made, 17, _crc(made))
+    if rng.random() < 0.03:
+        made = made + made
+    if rng.random() < 0.03:
+        made = made[: rng.randrange(len(made))]
+    return bytes(made)
+
+
+def _crc(batch: bytearray) -> int:
+    return crc32c(memoryview(batch)[21:])
+
+
+def any_body(rng: random.Random, version: int, names: list[Any], sequences: dict[int, int]) -> bytes:
+    topics = [
+        (
+            rng.choice(names),
+            [
+                (rng.choice([0, 0, 1, 2, 9, -1]), None if rng.random() < 0.05 else any_batch(rng, sequences))
+                for _ in range(rng.choice([0, 1, 1, 1, 3]))
+            ],
+        )
+        for _ in range(rng.choice([0, 1, 1, 1, 2]))
+    ]
+    body = bytearray(request(version, topics, rng.choice([-1, -1, -1, 1, 0, 2])))
+    if rng.random() < 0.25:
+        body[rng.randrange(min(len(body), 60) if rng.random() < 0.7 else len(body))] ^= 1 << rng.randrange(8)
+    if rng.random() < 0.05:
+        del body[rng.randrange(len(body)) :]
+    if rng.random() < 0.03:
+        body += b"\0"
+    return bytes(body)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_headers_of_requests(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(3000):
+        client = rng.choice([None, b"", b"client", "é".encode(), b"\xff"])
+        data = struct.pack(
+            ">hhih",
+            rng.choice([0, 0, 1, 3, 18, 99, -1, 300]),
+            rng.randrange(-1, 20),
+            7,
+            -1 if client is None else len(client),
+        )
+        data += (client or b"") + rng.choice([b"", b"\0", b"\1\2\1x", b"\1\2\x05", b"\x80\x80\x80\x80\x80\1"]) + b"body"
+        data = data[: rng.randrange(9, len(data) + 1)]
+        try:
+            expected = tuple(wire_frame.parse_header(memoryview(data)))
+        except DecodeError:
+            with pytest.raises(DecodeError):
+                wire_frame.request_header(memoryview(data))
+        else:
+            assert wire_frame.request_header(memoryview(data)) == expected
+
+
+def expected(body: memoryview, version: int, walks: bool) -> Any:
+    """What the compiled function has to give, by the readable code."""
+    try:
+        call = parse(body, version)
+    except DecodeError:
+        return None
+    parts = [part for topic in call.topics for part in topic.partitions]
+    return (
+        call.transactional_id,
+        call.acks,
+        call.timeout_ms,
+        any(is_transactional(part.records) for part in parts if part.records is not None),
+        [
+            (
+                topic.topic.bytes if isinstance(topic.topic, UUID) else topic.topic,
+                [(part.partition, part.records, *checked(part.records, version, walks)) for part in topic.partitions],
+            )
+            for topic in call.topics
+        ],
+    )  # fmt: skip
+
+
+def checked(records: memoryview | None, version: int, walks: bool) -> tuple[Any, Any]:
+    if records is None:
+        return None, None
+    try:
+        header = check_produced(records, max_message_bytes=1 << 30, zstd_allowed=version >= 7)
+        times = None
+        if walks and not header.codec:
+            earliest, latest, without_key = _pure.walk(
+                records, HEADER_SIZE, header.record_count, header.base_timestamp, True
+            )
+            times = (earliest, latest, bool(without_key))
+    except KopError:
+        return None, None
+    return tuple(header), times
+
+
+@pytest.mark.parametrize("walks", [False, True])
+@pytest.mark.parametrize("version", range(14))
+def test_what_is_read(version: int, walks: bool) -> None:
+    rng = random.Random(version)
+    names: list[Any] = ["t", "ü" * 50, ""] if version < 13 else [bytes(16), bytes(range(16))]
+    read = 0
+    for _ in range(400):
+        body = memoryview(any_body(rng, version, names, {}))
+        copies = rng.random() < 0.5
+        found = NATIVE.read_produce(body, version, walks, copies)
+        if NATIVE is produce_request:
+            assert found is None
+            continue
+        assert found == expected(body, version, walks)
+        for _, batches in found[4] if found is not None else ():
+            for _, records, header, _ in batches:
+                read += header is not None
+                assert records is None or isinstance(records, bytearray) == (copies and header is not None)
+    assert read > 100 or NATIVE is produce_request
+
+
+async def answered(gw: Any, body: bytes, version: int, owned: bool) -> Any:
+    """The frame, or the reason for which the connection is closed."""
+    ctx = Context(0, version, "c", NOW, ConnectionInfo("1.2.3.4", "", 0), 77, owned)
+    try:
+        result = produce(gw, ctx, memoryview(bytearray(body)))
+        if isinstance(result, Answer):
+            ready = result
+            await until(lambda: ready.ready)
+            if result.error is not None:
+                raise result.error
+            result = result.frame
+    except FrameError as error:
+        return str(error)
+    return result and bytes(result[0])
+
+
+def with_other_ids(data: bytes, ours: list[bytes], others: list[bytes]) -> bytes:
+    for mine, other in zip(ours, others, strict=True):
+        data = data.replace(mine, other)
+    return data
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def main() -> None:
+        async with gateway(tmp_path / "a") as one, gateway(tmp_path / "b") as two:
+            ids: list[list[bytes]] = [[], []]
+            for serving, found in ((one, ids[0]), (two, ids[1])):
+                for name, configs in (
+                    ("t", {"retention.ms": "-1"}),
+                    ("compacted", {"cleanup.policy": "compact"}),
+                    ("timed", {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}),
+                    ("small", {"max.message.bytes": "100", "retention.ms": "-1"}),
+                    ("lz4", {"compression.type": "lz4", "retention.ms": "-1"}),
+                ):
+                    made = await serving.gateway.engine.topics.create(name, 3, configs)
+                    found.append(made.topic_id.bytes)
+            names = ["t", "t", "t", "compacted", "timed", "small", "lz4", "missing", "__consumer_offsets"]
+            sequences: dict[int, int] = {}
+            closed = 0
+            for _ in range(250):
+                version = rng.choice([0, 3, 5, 7, 8, 9, 11, 12, 13])
+                body = any_body(rng, version, names if version < 13 else [*ids[0], bytes(16)], sequences)
+                body_of_two = with_other_ids(body, *ids)
+                owned = rng.random() < 0.5
+                monkeypatch.setattr(produce_request, "twin", NATIVE)
+                compiled_answer = await answered(one.gateway, body, version, owned)
+                monkeypatch.setattr(produce_request, "twin", produce_request)
+                readable_answer = await answered(two.gateway, body_of_two, version, owned)
+                if isinstance(compiled_answer, bytes):
+                    compiled_answer = with_other_ids(compiled_answer, *ids)
+                assert compiled_answer == readable_answer
+                closed += isinstance(compiled_answer, str)
+            assert 10 < closed < 150
+
+    run(main())
+
+
+def test_the_views_of_a_request_that_is_refused_are_let_go() -> None:
+    body = memoryview(request(9, [("t", [(0, b"x" * 100)])]))
+    found = produce_request.read(body, 9, walks=True, copies=True)
+    del found
+    body.release()
