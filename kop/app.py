@@ -22,7 +22,7 @@ from pathlib import Path
 import uvloop
 from prometheus_client.core import Metric
 
-from kop import __version__, background
+from kop import __version__, background, compiled
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -65,6 +65,8 @@ def run(config: Config, *, worker: bool = False) -> None:
     )
     memory.tune()
     _raise_file_limit()
+    if (why := compiled.missing()) is not None:
+        log.warning("plain Python does the work of the compiled code, which costs several times the CPU: %s", why)
     uvloop.run(_serve(config, worker))
 
 
