@@ -124,7 +124,7 @@ class ColdReader:
         self.share.holds(self._size + self.converter.waiting_bytes)
         if self._size > self._budget and self.stream is not None:
             self.stream.pause()
-        if self._batches:
+        if self._waiter is not None and self._batches:
             self._wake()
 
     def on_lost(self, error: PulsarError | KopError) -> None:

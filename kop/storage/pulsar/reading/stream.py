@@ -99,6 +99,8 @@ class Stream:
         self._budget = 0
         self._bytes = 0
         self._messages = 0
+        self._ask_at = MOST_PERMITS
+        """With so many permits left, more are asked for."""
         self._paused = False
         self.closed = False
         self.compacted = False
@@ -210,7 +212,7 @@ class Stream:
             self._messages //= 2
             self._bytes //= 2
         self._on_entry(stored)
-        if not self._paused:
+        if not self._paused and self._reader is not None and self._reader.permits <= self._ask_at:
             self._ask()
 
     def _ask(self) -> None:
@@ -219,7 +221,8 @@ class Stream:
         each = max(self._bytes // max(self._messages, 1), 1)
         wanted = min(max(self._budget // each, 1), max(MOST_PERMITS, self._messages // 4))
         permits = self._reader.permits  # below zero after the Pulsar broker's first read: that has to be made good, too
-        if permits <= wanted // 2:
+        self._ask_at = wanted // 2
+        if permits <= self._ask_at:
             self._reader.flow(wanted - permits)
 
     def _lost(self, error: PulsarError | KopError) -> None:
