@@ -14,9 +14,10 @@ from batches import batch, records
 from fake_pulsar_client import STAMP, Broker, make_log, outcome, settle
 from support.waiting import until
 
-from kop.errors import BackendError, ErrorCode
+from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import Position, PulsarError
 from kop.records.batch import read_header
+from kop.storage.base import AppendResult
 from kop.storage.pulsar.faults import Refused, refusal_name
 from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays, throttle
 from kop.storage.pulsar.partition import log as log_module
@@ -1011,6 +1012,49 @@ async def test_a_search_that_does_not_end_is_an_error_that_clients_retry(monkeyp
     await play.log.close()
 
 
+class Fails:
+    """An `AppendWaiter` with a defect."""
+
+    def reserve(self, size: int) -> None:
+        pass
+
+    def appended(self, place: int, result: AppendResult) -> None:
+        raise RuntimeError("so says the test")
+
+    def append_failed(self, place: int, error: KopError) -> None:
+        raise RuntimeError("so says the test")
+
+
+@pytest.mark.parametrize("receipt", ["R", "X"])
+async def test_a_waiter_that_fails_keeps_no_other_from_its_answer(
+    receipt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    play = Play(41)
+    data = batch(("x", "y"), producer=41, sequence=0)
+    play.log.submit(data, read_header(data), now_ms=0, waiter=Fails(), place=0)
+    await settle()
+    play.append(0)
+    await play.run("S" + receipt)
+    assert play.outcomes == [3 if receipt == "R" else ErrorCode.REQUEST_TIMED_OUT]
+    assert "so says the test" in caplog.text
+    assert play.log.context.queued_bytes == 0  # type: ignore[attr-defined]
+    await play.log.close()
+
+
+async def test_a_batch_of_which_pulsar_drops_the_rest_with_a_stored_part_is_not_told_as_stored() -> None:
+    """Pulsar drops an entry that begins with a stored message as a whole. So it does where a batch is cut otherwise."""
+    play = Play(41)
+    play.broker.foreign(3, name="pid-41", sequence_id=0)
+    play.broker.sequences["pid-41"] = 2
+    play.append(1, ("b", "c", "d", "e"))
+    await settle()
+    await play.run("D")
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [ErrorCode.UNKNOWN_PRODUCER_ID]
+    assert play.counts == {"duplicates_that_are_not_stored": 1}
+    await play.log.close()
+
+
 @PRODUCERS
 async def test_a_duplicate_that_is_found_nowhere_ends(producer: int) -> None:
     play = Play(producer)
@@ -1040,18 +1084,24 @@ async def test_a_duplicate_that_is_found_nowhere_ends(producer: int) -> None:
         ("^ p4+2", (2, 2), Stored(Outcome.ABSENT)),
         ("p0+2", (2, 2), Stored(Outcome.UNKNOWN)),
         ("p0+3 p4+2", (2, 2), Stored(Outcome.ABSENT)),
+        ("p0+3", (2, 2), Stored(Outcome.ABSENT)),
+        ("p0+3 q0+1", (2, 2), Stored(Outcome.ABSENT)),
+        ("p0+3 / q0+1", (2, 2), Stored(Outcome.UNKNOWN)),
+        ("p0+3 q0+1 $", (2, 2), Stored(Outcome.UNKNOWN)),
     ],
 )
 def test_what_a_stretch_of_the_log_proves(entries: str, wanted: tuple[int, int], expected: Stored) -> None:
-    """`p0+2`: producer p, two messages from sequence id 0 on; `/` a gap; `^` the beginning of the log."""
+    """`p0+2`: producer p, two messages from sequence id 0 on; `/` a gap; `^` the beginning of the log; `$` cut off."""
     stretch = Stretch(from_beginning=entries.startswith("^"))
     base = 0
-    for number, word in enumerate(entries.removeprefix("^").replace("/ ", "/").split(), 1):
+    for number, word in enumerate(entries.strip("^$").replace("/ ", "/").split(), 1):
         gap, name = word[0] == "/", word.lstrip("/")[0]
         sequence_id, count = map(int, word.lstrip("/")[1:].split("+"))
         base += 10 if gap else 0
         stretch.add(name, sequence_id, count, base, number, gap=gap)
         base += count
+    if entries.endswith("$"):
+        stretch.cut_off()
     assert stretch.find(Wanted("p", *wanted)) == expected
 
 

@@ -80,6 +80,18 @@ def test_of_a_batch_that_was_refused_in_part_the_rest_is_asked_for() -> None:
     assert window.check(header(9, 1)).original.owner == "behind it"  # type: ignore[union-attr]
 
 
+def test_behind_a_refused_batch_only_the_same_bytes_are_the_same_batch() -> None:
+    """Java clients before 2.5 count their sequences down by a refused batch: the next one has that of a stored one."""
+    window = SequenceWindow(-1)
+    for first in range(4):
+        window.take(header(first), first, first)
+    window.refuse(1, 1, 1)
+    stored, another = header(3), read_header(batch(["another"], producer=1, epoch=0, sequence=3))
+    assert window.check(stored).original.owner == 3  # type: ignore[union-attr]
+    assert window.check(another).error.code is UNKNOWN  # type: ignore[union-attr]
+    assert window.check(header(3, 2)).error.code is UNKNOWN  # type: ignore[union-attr]
+
+
 class Step(NamedTuple):
     """A batch, and what is said of it: a sequence id, "known" one, the batch that it repeats, or an error."""
 

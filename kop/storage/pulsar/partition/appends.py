@@ -119,10 +119,13 @@ class Append:
                 error = PeerError("the batch is stored in pieces", ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
         waiters, self.waiters = self.waiters, []
         for waiter, place in waiters:
-            if error is not None:
-                waiter.append_failed(place, error)
-            else:
-                waiter.appended(place, AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
+            try:
+                if error is not None:
+                    waiter.append_failed(place, error)
+                else:
+                    waiter.appended(place, AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
+            except Exception:  # the others wait for this batch, or for one of the next receipts
+                _log.exception("a client could not be told what became of its batch")
 
 
 class EntryProducer(Protocol):
@@ -657,11 +660,11 @@ class Appends:
         elif stored.outcome is Outcome.SCATTERED:
             append.scattered = True
         elif stored.outcome is Outcome.ABSENT:
-            # Later ones of its producer are stored, so Pulsar drops it: it was refused when it came.
+            # Later ones of its producer are stored, or its first records are, so Pulsar drops it.
             self._count(Fault.DUPLICATES_THAT_ARE_NOT_STORED)
             append.refuse(
                 PeerError(
-                    "the batch was refused when it was sent first, and later ones of its producer are stored",
+                    "the batch, or a part of it, was refused when it was sent first, and what came behind is stored",
                     ErrorCode.UNKNOWN_PRODUCER_ID,
                 )
             )

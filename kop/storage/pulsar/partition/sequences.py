@@ -36,6 +36,8 @@ class Sent(NamedTuple):
     """The caller's: what a duplicate of the batch has to wait for."""
     sequence_id: int = -1
     """Pulsar's, of its first record."""
+    crc: int = 0
+    """The checksum in its header."""
 
 
 class Verdict(NamedTuple):
@@ -70,6 +72,8 @@ class SequenceWindow:
         self._refused: list[tuple[int, int]] = []
         """Unwrapped sequences that Pulsar refused, first and last, with later ones taken behind them. It will never
         store them: what is not above the highest sequence id that it has stored is a duplicate to it."""
+        self._split: list[tuple[int, int]] = []
+        """Unwrapped sequences, first and last, of batches of which Pulsar refused some entries and not all."""
         self.last_timestamp = -1
         """The largest timestamp (ms) of the last batch taken; -1 before the first."""
 
@@ -105,6 +109,8 @@ class SequenceWindow:
         if kind is Kind.NEW:
             return Verdict(epoch << _SHIFT | (self._last + 1 if epoch == self.epoch else sequence))
         if original is not None:
+            if self._refused and original.crc != header.crc:
+                return self._ambiguous(header)
             return Verdict(original=original)
         if epoch > self.epoch and self.epoch < 0:
             if self.complete:
@@ -125,6 +131,8 @@ class SequenceWindow:
                         f"sequences from {sequence} on were refused in epoch {epoch} and later ones are stored: they "
                         "can be stored in a new epoch only",
                     )
+                if self._refused and not any(begin <= first and last <= end for begin, end in self._split):
+                    return self._ambiguous(header)
                 if first >= 0 and last <= self._stored:
                     return Verdict(epoch << _SHIFT | first, known=True)
                 if 0 <= first <= self._stored == self._last:
@@ -132,15 +140,29 @@ class SequenceWindow:
                     return Verdict(epoch << _SHIFT | first)
         return Verdict(error=error)
 
+    def _ambiguous(self, header: BatchHeader) -> Verdict:
+        """Refuse a batch that may be another one than the batch that was stored with its sequences.
+
+        Java clients before 2.5 count their sequences down by those of a batch that was refused for good. The sequences
+        that they use next are those of records that were on their way behind that batch, and are stored.
+        """
+        return _refused(
+            ErrorCode.UNKNOWN_PRODUCER_ID,
+            f"an earlier batch of epoch {self.epoch} was refused, and other records are stored with sequences from "
+            f"{header.base_sequence} on: they can be stored in a new epoch only",
+        )
+
     def take(self, header: BatchHeader, sequence_id: int, owner: Any) -> None:
         """The batch that `check` let through is on its way."""
         epoch = header.producer_epoch
         if epoch != self.epoch:
             self._refused.clear()
+            self._split.clear()
             self._stored = -1
         self._last = (sequence_id & _MASK) + header.last_offset_delta
         self.last_timestamp = header.max_timestamp
-        self._window = self._window.then(epoch, Sent(header.base_sequence, header.last_sequence, owner, sequence_id))
+        sent = Sent(header.base_sequence, header.last_sequence, owner, sequence_id, header.crc)
+        self._window = self._window.then(epoch, sent)
 
     def refuse(self, sequence_id: int, count: int, owner: Any) -> None:
         """Pulsar will not store `count` records of a batch that was taken, from this sequence id on.
@@ -150,6 +172,11 @@ class SequenceWindow:
         if sequence_id >> _SHIFT != self.epoch:
             return
         first = sequence_id & _MASK
+        for sent in self._window.batches:
+            size = ((sent.last_sequence - sent.base_sequence) & MAX_SEQUENCE) + 1
+            if sent.owner is owner and size > count:
+                begin = sent.sequence_id & _MASK
+                self._split.append((begin, begin + size - 1))
         self._refused.append((first, first + count - 1))
         self._refused.sort()
         while self._refused and self._refused[-1][1] == self._last:

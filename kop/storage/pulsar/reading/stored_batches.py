@@ -107,6 +107,10 @@ class Stretch:
         self._by_producer.setdefault(producer_name, []).append(entry)
         self._order += 1
 
+    def cut_off(self) -> None:
+        """Note that other entries may lie behind the last one."""
+        self._gaps.append(self._order)
+
     def find(self, wanted: Wanted) -> Stored:
         """Where the messages lie."""
         first, behind = wanted.sequence_id, wanted.sequence_id + wanted.num_messages
@@ -125,7 +129,9 @@ class Stretch:
                     outcome = Outcome.SCATTERED if scattered else Outcome.FOUND
                     return Stored(outcome, -1 if scattered else base, entry.append_time)
         low = 0 if before is None else before.order + 1
-        if after is not None and not any(low <= gap <= after.order for gap in self._gaps):
+        # Pulsar goes by the first sequence id of an entry: one that begins with a stored message is dropped as a whole.
+        high = after.order if after is not None else self._order if at > first else -1
+        if high >= 0 and not any(low <= gap <= high for gap in self._gaps):
             return Stored(Outcome.ABSENT)
         return Stored(Outcome.UNKNOWN)
 
@@ -210,6 +216,8 @@ class StoredBatches:
                 stream.pause()
 
         def on_lost(error: Any) -> None:
+            if stretch is not None:
+                stretch.cut_off()
             ended.set()
 
         stream = Stream(on_entry, on_lost, mapping.place)
@@ -251,6 +259,8 @@ class StoredBatches:
                     continue
                 stretch.add(head.producer_name, head.sequence_id, count, base, head.append_time, gap=gap)
                 gap = False
+            if gap:
+                stretch.cut_off()
             yield [stretch.find(each) for each in wanted]
 
     async def _head(self, position: Position) -> tuple[Position, EntryHead | None]:
