@@ -306,7 +306,7 @@ def max_timestamp_of(buf: Buffer) -> int:
 def stamp(buf: bytearray | memoryview, base_offset: int, leader_epoch: int = 0) -> None:
     """Write the base offset and leader epoch of the batch at the start of `buf`; its checksum does not cover them."""
     _LONG.pack_into(buf, 0, base_offset)
-    struct.pack_into(">i", buf, LOG_OVERHEAD, leader_epoch)
+    _INT.pack_into(buf, LOG_OVERHEAD, leader_epoch)
 
 
 def stamp_max_timestamp(buf: bytearray | memoryview, max_timestamp: int) -> None:

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from prometheus_client.core import Metric
@@ -82,8 +82,7 @@ class LogPolicy:
     """max.message.bytes is the topic's own: an engine with other writers holds them to it, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(NamedTuple):
     """Where a batch came to lie."""
 
     base_offset: int
@@ -114,8 +113,7 @@ class AppendWaiter(Protocol):
         who keeps or raises it makes a `fresh_copy`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
+class ReadResult(NamedTuple):
     """Whole batches, ready to send: base offsets and epochs are already in the bytes."""
 
     buffers: Sequence[Buffer]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from kop.errors import KopError
@@ -71,7 +70,7 @@ class DenseWaiter:
         self._batches.add(result.base_offset, self._count)
         known = self._known()
         base, start = known.dense(result.base_offset), known.dense(result.log_start_offset)
-        self._waiter.appended(place, replace(result, base_offset=base, log_start_offset=start))
+        self._waiter.appended(place, result._replace(base_offset=base, log_start_offset=start))
 
     def append_failed(self, place: int, error: KopError) -> None:
         self._waiter.append_failed(place, error)
