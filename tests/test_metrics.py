@@ -237,3 +237,24 @@ def test_the_names_that_the_page_uses_are_counted() -> None:
         assert name in collectors() or any(name.removesuffix(end) in collectors() for end in histograms), name
     for kind in re.findall(r"`(?!kop_|test_)([a-z_]+_refused_)[a-z_.]+`", text):
         assert kind in refused(), kind
+
+
+def test_what_is_counted_in_plain_numbers_is_there_at_a_scrape() -> None:
+    metrics = Metrics()
+    metrics.requests.of("Produce", "9").value += 3
+    metrics.requests.of("Fetch", "12").value += 1
+    metrics.requests.of("Produce", "9").value += 1
+    metrics.produced_bytes.value += 1000
+    for seconds in (0.0, 0.0005, 0.0006, 1.0, 31.0):
+        metrics.latency.of("Produce").observe(seconds)
+    sample = metrics.registry.get_sample_value
+    assert sample("kop_requests_total", {"api": "Produce", "version": "9"}) == 4
+    assert sample("kop_requests_total", {"api": "Fetch", "version": "12"}) == 1
+    assert sample("kop_produced_bytes_total") == 1000
+    buckets = {
+        bound: sample("kop_request_latency_seconds_bucket", {"api": "Produce", "le": bound})
+        for bound in ("0.0005", "0.001", "0.5", "1.0", "30.0", "+Inf")
+    }
+    assert buckets == {"0.0005": 2, "0.001": 3, "0.5": 3, "1.0": 4, "30.0": 4, "+Inf": 5}
+    assert sample("kop_request_latency_seconds_count", {"api": "Produce"}) == 5
+    assert sample("kop_request_latency_seconds_sum", {"api": "Produce"}) == pytest.approx(32.0011)

@@ -10,7 +10,7 @@ import random
 import tracemalloc
 
 import pytest
-from support.fake_peer import FakePipeline, Peer, finish, frame, play, settle
+from support.fake_peer import FakePipeline, Peer, answer, finish, frame, play, settle
 
 from kop.server import connection
 from kop.server.listener import Server
@@ -235,6 +235,39 @@ def test_thousands_of_tiny_requests_held_back_do_not_nest() -> None:
             await settle()
             peer.pump()
         assert peer.answered == list(range(20_001))
+
+    play(main)
+
+
+def test_answers_that_become_ready_in_one_turn_of_the_loop_are_one_write_for_each_connection() -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
+        peers = [Peer(server), Peer(server)]
+        for number in range(20):
+            peers[number % 2].send(frame("produce", number))
+        for number in reversed(range(20)):
+            fake.answers[number].give((answer(number),))
+        await settle()
+        for first, peer in enumerate(peers):
+            assert len(peer.transport.written) == 1
+            assert peer.answered == list(range(first, 20, 2))
+        assert server.memory.used == 0
+
+    play(main)
+
+
+def test_an_answer_of_one_connection_that_cannot_be_written_keeps_no_other_from_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(server: Server, fake: FakePipeline) -> None:
+        broken, other = Peer(server), Peer(server)
+        broken.send(frame("produce", 0))
+        other.send(frame("produce", 1))
+        monkeypatch.setattr(broken.transport, "write", None)
+        for number in range(2):
+            fake.answers[number].give((answer(number),))
+        await settle()
+        assert broken.transport.lost
+        assert other.answered == [1]
 
     play(main)
 

@@ -198,7 +198,7 @@ async def test_files_that_are_not_ours_are_refused(sqlite: InterceptedStore, tmp
     conn.close()
     garbage = tmp_path / "garbage.db"
     garbage.write_bytes(b"not a database" * 1000)
-    for path, text in ((other, "something else"), (garbage, "not a database"), (tmp_path, "cannot")):
+    for path, text in ((other, "another program"), (garbage, "not a database"), (tmp_path, "cannot")):
         with pytest.raises(BackendError, match=text):
             await open_engine(path, policy=lambda topic: pytest.fail("not reached"))
     assert garbage.read_bytes() == b"not a database" * 1000
