@@ -153,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         while self._blocked and not self.paused:
             producer_id, producer = next(iter(self._blocked.items()))
             del self._blocked[producer_id]
-            producer.on_writable()
+            self._tell(producer.on_writable)
 
     # --- lifetime
 
@@ -214,7 +214,14 @@ class Connection(asyncio.BufferedProtocol):
             log.info("%s lost, with %d producers, readers and watches: %s", self.name, len(users), error)
         self._on_closed(self)
         for user in users:
-            user.on_disconnect(error, None)
+            self._tell(user.on_disconnect, error, None)
+
+    def _tell(self, call: Callable[..., None], *what: Any) -> None:
+        """Tell one of several users: one that fails keeps no other from being told."""
+        try:
+            call(*what)
+        except Exception:
+            log.exception("%s: %r failed", self.name, call)
 
     def _tick(self) -> None:
         if self._asked and not self._heard:

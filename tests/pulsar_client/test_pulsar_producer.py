@@ -63,6 +63,9 @@ class Transport(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
 
+    def abort(self) -> None:
+        pass
+
 
 async def test_entries_of_one_turn_of_the_loop_are_one_write_and_commands_stand_behind_them() -> None:
     connection = Connection(
@@ -84,6 +87,40 @@ async def test_entries_of_one_turn_of_the_loop_are_one_write_and_commands_stand_
     assert transport.writes[3:] == [[large]], "the socket has to say when it is full"
     await asyncio.sleep(0)
     assert len(transport.writes) == 4
+
+
+class Told:
+    """A producer of a connection, with a defect where `fails`."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def tell(*_: Any) -> None:
+            self.told.append(name)
+            if self.fails:
+                raise RuntimeError("so says the test")
+
+        return tell
+
+
+async def test_a_user_of_a_connection_that_fails_keeps_no_other_from_being_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection = Connection(
+        "a test", auth=None, client_version="", proxy_to=None, keepalive=9, shared=Frames.shared_buffer(),
+        on_closed=lambda _: None,
+    )  # fmt: skip
+    connection.connection_made(Transport())
+    users = [Told(fails=True), Told(fails=False)]
+    for number, user in enumerate(users):
+        connection.producers[number] = user
+        connection.when_writable(number, user)
+    connection.resume_writing()
+    connection.abort(PulsarError("ConnectionLost", "so says the test"))
+    assert [user.told for user in users] == [["on_writable", "on_disconnect"]] * 2
+    assert [record.levelname for record in caplog.records].count("ERROR") == 2
 
 
 async def test_a_sequence_id_may_be_pending_once() -> None:

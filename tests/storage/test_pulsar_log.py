@@ -952,22 +952,28 @@ async def test_a_retry_of_what_another_gateway_stored_has_its_true_offset(
     await play.log.close()
 
 
-async def test_a_duplicate_that_is_not_stored_is_never_told_as_stored() -> None:
-    """Pulsar takes for a duplicate what lies below the highest sequence id that it stored, refused entries too."""
-    play = Play(41)
-    for first in (0, 4):
-        play.broker.foreign(2, "pid-41", first)
-    play.broker.sequences["pid-41"] = 5
+@pytest.mark.parametrize(("producer", "expected"), [(41, ErrorCode.UNKNOWN_PRODUCER_ID), (-1, AGAIN)])
+async def test_a_duplicate_that_is_not_stored_is_never_told_as_stored(producer: int, expected: ErrorCode) -> None:
+    """Pulsar takes for a duplicate what lies below the highest sequence id that it stored, refused entries too.
+
+    A client that is not idempotent has no epoch that it could begin: it is told that it may send the batch again.
+    """
+    play = Play(producer)
+    name = "pid-41" if producer >= 0 else "gateway"
+    play.append(0)
+    await settle()
+    await play.run("SR")
     play.append(2)
     await settle()
+    play.broker.foreign(2, name, 4)
     await play.run("D")
     await until(lambda: None not in play.outcomes)
-    assert play.outcomes == [ErrorCode.UNKNOWN_PRODUCER_ID]
+    assert play.outcomes == [3, expected]
     assert play.counts == {"duplicates_that_are_not_stored": 1}
     play.append(0, epoch=1)
     await settle()
-    await play.run("SR")
-    assert play.outcomes[1] == 7
+    await play.run("SRT")
+    assert play.outcomes[2] == 7
     await play.log.close()
 
 

@@ -662,12 +662,11 @@ class Appends:
         elif stored.outcome is Outcome.ABSENT:
             # Later ones of its producer are stored, or its first records are, so Pulsar drops it.
             self._count(Fault.DUPLICATES_THAT_ARE_NOT_STORED)
-            append.refuse(
-                PeerError(
-                    "the batch, or a part of it, was refused when it was sent first, and what came behind is stored",
-                    ErrorCode.UNKNOWN_PRODUCER_ID,
-                )
-            )
+            text = "the batch, or a part of it, was refused when it was sent first, and what came behind is stored"
+            if append.idempotent:
+                append.refuse(PeerError(text, ErrorCode.UNKNOWN_PRODUCER_ID))
+            else:
+                append.refuse(BackendError(f"{self._log.title}: {text}"))
         else:
             self._count(Fault.DUPLICATES_NOT_FOUND)
             text = f"{self._log.title}: the batch is stored, where was not found"
