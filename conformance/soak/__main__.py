@@ -310,6 +310,7 @@ class Soak:
             references={writer.name for writer in WRITERS if writer.family == "native" and writer.sizes != "chunked"},
             limited={topic.name for topic in TOPICS if "maxMessageSize" in topic.policies}
             | {one.topic for one in self.executor.disturbances if one.kind == "size_limit"},
+            bumps_epoch={writer.name for writer in WRITERS if writer.idempotent and writer.family == "librdkafka"},
             writes=[write for write in writes if (write.topic, write.partition) in known],
             stored=stored,
             views={name: rows for name, (rows, _) in found.items()},

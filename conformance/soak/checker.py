@@ -18,7 +18,8 @@ Must not know: clients, servers, where a history comes from.
 | silent | a Kafka writer without any acknowledgement |
 | view | a reader saw something else than what the entries of the partition hold |
 
-A size limit that was lowered meanwhile excuses a changed order, see docs/operations.md on batches that Pulsar refuses.
+A size limit that was lowered meanwhile excuses a changed order, and with librdkafka a second copy of what had no
+answer: see docs/operations.md on batches that Pulsar refuses.
 What Pulsar's own producers waited for at the same time is not counted as slow: the machine or the broker was busy.
 """
 
@@ -103,6 +104,11 @@ def _records(history: History) -> Iterator[Anomaly]:
     copies: defaultdict[tuple[str, int], list[Stored]] = defaultdict(list)
     for stored in history.stored:
         copies[stored.record].append(stored)
+    refused: defaultdict[str, list[float]] = defaultdict(list)
+    """When each writer was told that a record is too large."""
+    for write in history.writes:
+        if _TOO_LARGE.search(write.error):
+            refused[write.writer].append(write.done)
     for write in history.writes:
         found = copies[write.record]
         if write.outcome == "acknowledged":
@@ -114,7 +120,11 @@ def _records(history: History) -> Iterator[Anomaly]:
                 yield _anomaly("untold", write, found)
         elif write.outcome == "refused" and found and not _refused_at_a_retry(history, write):
             yield _anomaly("refused_stored", write, found, write.error)
-        if len(found) > 1 and writer_of(write.writer) in history.idempotent:
+        if (
+            len(found) > 1
+            and writer_of(write.writer) in history.idempotent
+            and not _sent_again_in_a_new_epoch(history, write, found, refused[write.writer])
+        ):
             yield _anomaly("doubled", write, found)
 
 
@@ -125,6 +135,21 @@ def _refused_at_a_retry(history: History, write: Write) -> bool:
     """
     lowered = any(one.kind == "size_limit" for one in _during(history.disturbances, write))
     return lowered and bool(_TOO_LARGE.search(write.error)) and writer_of(write.writer) not in history.idempotent
+
+
+def _sent_again_in_a_new_epoch(history: History, write: Write, found: list[Stored], refused: list[float]) -> bool:
+    """Whether another record of its writer was refused for its size while the answer of this one may have been lost.
+
+    librdkafka then begins a new epoch, on all partitions, and sends in it what has no answer. Any server stores that
+    once more, and tells where. Its maintainers on this: https://github.com/confluentinc/librdkafka/issues/4953
+    """
+    return (
+        writer_of(write.writer) in history.bumps_epoch
+        and write.outcome == "acknowledged"
+        and write.offset == max(one.offset for one in found)
+        and any(write.sent <= told < write.done for told in refused)
+        and any(one.kind not in HARMLESS for one in _during(history.disturbances, write))
+    )
 
 
 def _order(history: History) -> Iterator[Anomaly]:

@@ -95,6 +95,9 @@ class History:
     """Pulsar's own producers, which show how long an acknowledgement takes without a gateway."""
     limited: set[str]
     """The topics that may refuse a record for its size."""
+    bumps_epoch: set[str]
+    """The idempotent writers that begin a new epoch on all partitions when one of their records is refused for its
+    size, and send again in it what has no answer."""
     writes: list[Write]
     stored: list[Stored]
     """Every record of every partition, by the entries that Pulsar keeps."""

@@ -50,6 +50,7 @@ def clean() -> History:
         tells_offsets={"rd", "plain"},
         references={"native"},
         limited=set(),
+        bumps_epoch=set(),
         writes=[write(number) for number in range(10)]
         + [write(number, 10 + number, writer="plain") for number in range(5)]
         + [write(number, -1, writer="native") for number in range(5)],
@@ -204,6 +205,35 @@ def test_a_size_limit_that_was_lowered_excuses_the_refusal_of_a_plain_writers_re
     assert check(same_views(history)) == []
     history.writes[3] = write(3, error="MSG_SIZE_TOO_LARGE")
     assert [(found.kind, found.writer) for found in check(same_views(history))] == [("refused_stored", "rd")]
+
+
+def test_a_new_epoch_after_a_refusal_for_size_excuses_the_second_copy_of_what_had_no_answer() -> None:
+    """Only where all of it is so: the client is one that does so, the answer may have been lost, the last is told."""
+
+    def changed(
+        *,
+        bumps: bool = True,
+        fault: str = "kill_gateway",
+        told: int = 20,
+        error: str = "MSG_SIZE_TOO_LARGE",
+        refused_at: float = 1007.0,
+    ) -> list[str]:
+        history = clean()
+        history.limited.add(TOPIC)
+        history.bumps_epoch |= {"rd"} if bumps else set()
+        history.disturbances.append(Disturbance(fault, "", 1003.0, 1004.0))
+        history.stored.append(stored(3, 20))
+        history.writes[3] = write(3, told, seconds=5)
+        history.writes.append(write(50, error=error)._replace(sent=1002.0, done=refused_at))
+        return [found.kind for found in check(same_views(history)) if found.kind != "slow"]
+
+    assert changed() == []
+    assert changed(bumps=False) == ["doubled"]
+    assert changed(fault="dispatch_rate") == ["doubled"]
+    assert changed(told=3) == ["doubled"]
+    assert changed(error="_MSG_TIMED_OUT") == ["doubled"]
+    assert changed(refused_at=1002.5) == ["doubled"], "before it was sent"
+    assert changed(refused_at=1009.0) == ["doubled"], "after it was answered"
 
 
 def test_a_size_limit_that_was_lowered_excuses_the_order_of_what_was_under_way_then() -> None:

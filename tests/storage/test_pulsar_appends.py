@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
@@ -18,6 +18,7 @@ from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import Client, Producer, PulsarError
+from kop.pulsar_client.types import Receipt
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import PartitionLog
@@ -413,3 +414,68 @@ async def test_entries_of_others_are_found_where_the_tail_pauses(
             + ["the last"]
         )
         assert not {"offsets_told_wrong", "entries_passed_over_by_tail"} & engine.counts.keys()
+
+
+@pytest.mark.parametrize("hears", [True, False], ids=["the gateway knows the limit", "only Pulsar knows it"])
+async def test_a_stored_batch_that_is_sent_again_keeps_its_offset_where_the_limit_was_lowered_since(
+    pulsar_store: PulsarStore, hears: bool
+) -> None:
+    """Its gateway is gone. Told that the batch is too large, a client would take it for not stored."""
+    large = "v" * 3000
+    async with pulsar_store.opened() as one:
+        here = await make(one)
+        told = [await append_values(here, large, producer=9, sequence=number) for number in range(2)]
+    async with pulsar_store.opened() as other, native_writer(other) as native:
+        there = await attached(other)
+        if not hears:
+            assert await append_values(there, "behind", producer=9, sequence=2) == told[-1] + 1
+        await limit(other, 2000)
+        await refused_by_pulsar(other, native, 3000)
+        again = [append_values(there, large, producer=9, sequence=number) for number in range(2)]
+        assert await asyncio.gather(*again) == told
+        assert first(other).entry_size_limit.bytes == (2000 if hears else 0)  # type: ignore[attr-defined]
+        next_sequence = 2 if hears else 3
+        (refused,) = outcomes(
+            await asyncio.gather(
+                append_values(there, large, producer=9, sequence=next_sequence), return_exceptions=True
+            )
+        )
+        assert refused is ErrorCode.MESSAGE_TOO_LARGE, "that one is not stored"
+        assert await append_values(there, "small", producer=9, sequence=next_sequence) > told[-1]
+        assert (await read_values(there)).count(large) == 2
+
+
+async def test_a_batch_whose_receipt_was_lost_keeps_its_offset_where_the_limit_was_lowered_since(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of Pulsar attaches its producer again and sends what has no receipt: it is refused for its size."""
+    large = "v" * 3000
+    lost: list[tuple[Producer, int]] = []
+
+    def lose(producer: Producer, receipts: Sequence[Receipt]) -> None:
+        lost.extend((producer, receipt[1]) for receipt in receipts)
+
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        assert await append_values(log, "first", producer=9) == 0
+        partition = f"{engine.context.naming.full_name('t', False)}-partition-0"
+        async with (
+            NativeTransactions(pulsar_store.urls[0], partition) as transactions,
+            transactions.written(b"keeps the tail from telling first", commit=False),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(Producer, "on_receipts", lose)
+                sent = asyncio.create_task(append_values(log, large, producer=9, sequence=1))
+                await until(lambda: bool(lost))
+            await limit(engine, 2000)
+            async with native_writer(engine) as native:
+                await refused_by_pulsar(engine, native, 3000)
+            assert not sent.done()
+            producer, sequence_id = lost[0]
+            producer.on_send_error(sequence_id, PulsarError("PersistenceError", "the test has it attach again"))
+            told = await sent
+        await until(lambda: log.high_watermark > told)
+        await log.refresh()
+        stored = {record.offset: record.value for record in await read_all(log)}
+        assert stored[told] == large.encode()
+        assert list(stored.values()).count(large.encode()) == 1

@@ -392,6 +392,58 @@ async def test_a_limit_on_sizes_that_changes_is_learned_from_a_refusal(monkeypat
     await play.log.close()
 
 
+@pytest.mark.parametrize("limit", [200, None], ids=["the gateway knows the limit", "only the broker knows it"])
+async def test_a_batch_that_another_gateway_stored_is_found_where_the_limit_on_sizes_is_lower_now(
+    limit: int | None,
+) -> None:
+    """A Pulsar broker looks at the size before it looks for duplicates: its refusal does not tell "not stored"."""
+    play = Play(41)
+    name = play.log.services.producer_naming().of(41)
+    play.broker.foreign(3, name)
+    play.broker.sequences[name] = 2
+    play.broker.foreign(3)
+    play.broker.size_limit = limit
+    play.append(0, ("x" * 100, "y" * 100, "z" * 100))
+    await settle()
+    play.broker.refuse_next()
+    await play.run("R")
+    await until(lambda: play.outcomes == [3])
+    await play.run("aSRT")
+    assert play.outcomes == [3, 9], "the refusal of the retry moved no sequence"
+    assert play.counts["duplicates_found"] == 1
+    await play.log.close()
+
+
+async def test_a_batch_that_pulsar_refuses_and_may_have_is_not_called_stored_where_it_is_not_found() -> None:
+    play = Play(41)
+    play.broker.sequences[play.log.services.producer_naming().of(41)] = 2
+    play.append(0, ("x" * 100, "y" * 100, "z" * 100))
+    await settle()
+    play.broker.refuse_next()
+    await play.run("R")
+    await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
+    assert play.counts == {"duplicates_not_found": 1}
+    await play.log.close()
+
+
+async def test_a_batch_whose_receipt_was_lost_is_found_where_the_limit_on_sizes_is_lower_now() -> None:
+    """The client of Pulsar comes back, is told what is stored, and sends again what has no receipt."""
+    play = Play(41)
+    await play.run("aaS")
+    stored, behind = play.broker.sent
+    play.broker.producers[-1].last_sequence_id = 1
+    stored.refused = behind.refused = True
+    await play.run("R")
+    await until(lambda: play.outcomes[0] == 3)
+    await play.run("R")
+    assert play.outcomes == [3, TOO_LARGE], "the other one was not stored"
+    play.append(2, ("smaller",))
+    await settle()
+    await play.run("SRT")
+    assert play.outcomes == [3, TOO_LARGE, 5]
+    await play.log.close()
+
+
 async def test_a_limit_that_is_doubted_twice_is_asked_for_once() -> None:
     asked: list[float] = []
     work: list[Any] = []

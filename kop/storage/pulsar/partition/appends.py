@@ -148,7 +148,7 @@ class InFlightEntry(PendingEntry):
     Until its receipt is here it is in the queue of its Pulsar producer, and from then on with `Appends`.
     """
 
-    __slots__ = ("append", "before", "done", "first", "is_stored", "producer", "sent", "since", "whole")
+    __slots__ = ("append", "before", "done", "first", "is_stored", "producer", "sent", "sent_again", "since", "whole")
 
     def __init__(
         self,
@@ -174,6 +174,8 @@ class InFlightEntry(PendingEntry):
         """Loop time."""
         self.before = before
         """Bytes of this producer's entries that Pulsar had answered when this one was sent."""
+        self.sent_again = False
+        """Pulsar is said to have a copy: it is sent so that Pulsar says whether that is so."""
         self.since = 0.0
         """Loop time from which on it waits for its offset."""
 
@@ -305,11 +307,14 @@ class Appends:
             self._needs_tail()
             self._wait_for_tail(min(self._stored))
 
-    def duplicate(self, entry: InFlightEntry, *, old: bool) -> None:
-        """The receipt says that an earlier copy is stored. `old`: the tail will not bring it any more."""
+    def duplicate(self, entry: InFlightEntry, *, old: bool, refused: bool = False) -> None:
+        """An earlier copy is stored: so says the receipt, or what was known before where the entry is `refused` now.
+
+        `old`: the tail will not bring that copy any more.
+        """
         if entry.done:
             return
-        entry.is_stored = True
+        entry.is_stored = not refused
         entry.since = self._loop.time() - (LATE_TAIL_SECONDS if old else 0)
         self._duplicates[entry] = None
         self._needs_tail()
@@ -670,7 +675,9 @@ class Appends:
         else:
             self._count(Fault.DUPLICATES_NOT_FOUND)
             text = f"{self._log.title}: the batch is stored, where was not found"
-            if append.idempotent and stored.outcome is Outcome.UNKNOWN:
+            if not entry.is_stored:
+                text = f"{self._log.title}: Pulsar refuses a batch that it may have already; it was not found"
+            if append.idempotent and stored.outcome is Outcome.UNKNOWN and entry.is_stored:
                 append.refuse(PeerError(text, ErrorCode.DUPLICATE_SEQUENCE_NUMBER))
             else:
                 append.refuse(BackendError(text, ErrorCode.REQUEST_TIMED_OUT))

@@ -386,7 +386,7 @@ class PartitionProducer:
         try:
             frames = self._frames(append, first, producer.id, confirm=known)
             self._services.mapping.check(frames, self._log.last_position)
-            if self._path.entry_size_limit.bytes:
+            if self._path.entry_size_limit.bytes and not known:
                 self._check_sizes(frames)
         except KopError as error:
             append.refuse(error)
@@ -400,9 +400,11 @@ class PartitionProducer:
         append.left = len(frames)
         for made in frames:
             self._sent_bytes += made.entry_size
-            producer.submit(
-                InFlightEntry(append, made, producer.id, first + made.first, whole, self, self.used, self.taken_bytes)
+            entry = InFlightEntry(
+                append, made, producer.id, first + made.first, whole, self, self.used, self.taken_bytes
             )
+            entry.sent_again = known
+            producer.submit(entry)
             if self.ended and append.left:  # one was refused before it was sent: what comes next must not pass it
                 append.refuse(append.error or self._refused or BackendError("the producer has ended"))
                 append.end(self._log.log_start_offset)
@@ -496,6 +498,11 @@ class PartitionProducer:
         if self.ended:
             self._unanswered(entry, self._refused or BackendError("the producer has ended"))
             return
+        if isinstance(error, EntryRefusedError) and self._had_before(entry):
+            # A broker looks at an entry's size before it looks for duplicates.
+            self._path.entry_size_limit.doubt()
+            self._appends.duplicate(entry, old=True, refused=True)
+            return
         refusal = self._refusal(error)
         if self.idempotent and not isinstance(error, EntryRefusedError):
             self._unanswered(entry, refusal)
@@ -506,6 +513,15 @@ class PartitionProducer:
         if self.sequences is not None:
             self.sequences.refuse(entry.sequence_id, entry.count, entry.append)
         self._appends.failed(entry, refusal)
+
+    def _had_before(self, entry: InFlightEntry) -> bool:
+        """Whether Pulsar has said that it has a copy of an entry: before it was sent, or when the connection came back.
+
+        A limit on sizes may have been lowered since that copy was stored.
+        """
+        if self._producer is None or not self.idempotent:
+            return False
+        return entry.sent_again or entry.highest_sequence_id <= self._producer.last_sequence_id
 
     def _unanswered(self, entry: InFlightEntry, error: KopError) -> None:
         """An entry was sent, and nobody will tell whether it is stored. NOT_LEADER_OR_FOLLOWER says that it is not."""
