@@ -377,7 +377,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write_all((answer,))
             return
         answer.taker = self
-        responses.add(answer)
+        responses.append(answer)
         answer.request_bytes = size = len(frame)
         self._charge(size)
         self._pending_bytes += size

@@ -13,33 +13,22 @@ from collections import deque
 from kop.handlers.api import Answer
 
 
-class ResponseOrder:
-    """The answers of one connection that are not written yet."""
+class ResponseOrder(deque[Answer]):
+    """The answers of one connection that are not written yet, in the order of their requests."""
 
-    __slots__ = ("_answers",)
-
-    def __init__(self) -> None:
-        self._answers: deque[Answer] = deque()
-
-    def __len__(self) -> int:
-        return len(self._answers)
-
-    def add(self, answer: Answer) -> None:
-        """Keep the next place for an answer."""
-        self._answers.append(answer)
+    __slots__ = ()
 
     def take_ready(self) -> list[Answer]:
         """The answers whose turn has come, in order; they leave."""
-        answers = self._answers
         ready: list[Answer] = []
-        while answers and answers[0].ready:
-            ready.append(answers.popleft())
+        while self and self[0].ready:
+            ready.append(self.popleft())
         return ready
 
     def abandon(self) -> None:
         """Forget all answers, and end what they wait for: nobody is there to read them."""
-        answers, self._answers = self._answers, deque()
-        for answer in answers:
+        for answer in self:
             answer.taker = None
             if answer.waiting is not None:
                 answer.waiting.cancel()
+        self.clear()

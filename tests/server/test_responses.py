@@ -14,7 +14,7 @@ from kop.server.responses import ResponseOrder
 def kept(order: ResponseOrder, count: int) -> list[Answer]:
     answers = [Answer() for _ in range(count)]
     for answer in answers:
-        order.add(answer)
+        order.append(answer)
     return answers
 
 
