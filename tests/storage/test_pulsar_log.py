@@ -696,6 +696,25 @@ async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.Monk
     await play.log.close()
 
 
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_client_whose_missing_batch_comes_behind_others_waits_for_no_doubts(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """One batch was refused and those behind it were under way: its retry says that Pulsar has not forgotten it."""
+    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 3600.0) if late else (3600.0,))
+    play = Play(41)
+    play.broker.sequences["pid-41"] = 3
+    play.append(6)
+    if late:
+        await settle()
+    play.append(4)
+    await until(lambda: play.broker.sent)
+    await play.run("SR")
+    assert play.outcomes == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 3]
+    assert len(play.broker.producers) == 1 + late
+    await play.log.close()
+
+
 # --- nothing waits for ever
 
 

@@ -249,8 +249,13 @@ class PartitionProducer:
         return sequences
 
     def _misfit(self, sequences: SequenceWindow) -> PeerError | None:
-        """Why the first batch that waits does not fit to what Pulsar says is stored."""
-        error = sequences.check(self._queue[0].header).error if self._queue else None
+        """Why the first batch that waits does not fit to what Pulsar says is stored; None where it fits.
+
+        A client that pipelines sends the batch that comes next once more, behind others, where it alone was refused.
+        """
+        if not self._queue or any(sequences.comes_next(append.header) for append in self._queue):
+            return None
+        error = sequences.check(self._queue[0].header).error
         return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
 
     def _is_behind(self, producer: Producer) -> bool:
