@@ -407,3 +407,36 @@ def test_the_window_survives_a_restart(tmp_path: Path) -> None:
 
     run(once((0, 0)))
     run(once((0, 0)))
+
+
+def test_a_change_of_a_topic_or_of_a_broker_setting_holds_for_the_next_request(tmp_path: Path) -> None:
+    """What a request looked up of a topic is kept for the next one, until something changed."""
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            made = await topic(serving)
+            topics = serving.gateway.engine.topics
+            client = await RawClient.connect(serving)
+            large = batch([b"x" * 500])
+
+            async def code(partition: int = 0) -> ErrorCode:
+                return ErrorCode((await produce(client, large, partition=partition)).error_code)
+
+            assert await code() == ErrorCode.NONE
+            assert await code(1) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            await topics.grow(made.topic_id, 2)
+            assert await code(1) == ErrorCode.NONE
+            await topics.set_configs(made.topic_id, {"max.message.bytes": "100", "retention.ms": "-1"})
+            assert await code() == ErrorCode.MESSAGE_TOO_LARGE
+            await topics.set_configs(made.topic_id, {"retention.ms": "-1"})
+            assert await code() == ErrorCode.NONE
+            await serving.gateway.broker_configs.alter("", lambda _: {"message.max.bytes": "100"})
+            assert await code() == ErrorCode.MESSAGE_TOO_LARGE
+            await serving.gateway.broker_configs.alter("", lambda _: {})
+            assert await code() == ErrorCode.NONE
+            await topics.delete(made.topic_id)
+            assert await code() == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            await topic(serving)
+            assert (await produce(client, large)).base_offset == 0
+
+    run(main())
