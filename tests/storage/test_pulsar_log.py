@@ -23,6 +23,7 @@ from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays, thro
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as producer_module
 from kop.storage.pulsar.partition import tail as tail_module
+from kop.storage.pulsar.partition.decompression_turns import MOST_AT_ONCE
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.reading import stored_batches
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Stretch, Wanted
@@ -1205,6 +1206,28 @@ async def test_every_append_ends_with_the_log(how: str, script: str, producer: i
         play.append()
         assert play.outcomes[-1] is GONE
     assert play.log.context.queued_bytes == 0  # type: ignore[attr-defined]
+    await play.log.close()
+
+
+@PRODUCERS
+async def test_what_waited_for_a_producer_is_sent_over_several_turns_of_the_loop(producer: int) -> None:
+    play = Play(producer)
+    play.broker.opening_takes = asyncio.Event()
+    for _ in range(40):
+        play.append(values=("x" * 2**20,))
+    await settle()
+    play.broker.opening_takes.set()
+    most = 0
+    before = len(play.broker.sent)
+    while len(play.broker.sent) < 41:
+        await asyncio.sleep(0)
+        most = max(most, len(play.broker.sent) - before)
+        before = len(play.broker.sent)
+        if before and len(play.futures) == 40:
+            play.append()  # what comes meanwhile stands behind
+    assert most <= MOST_AT_ONCE // 2**20 + 1
+    ids = [sent.sequence_id for sent in play.broker.sent]
+    assert ids == sorted(ids)
     await play.log.close()
 
 

@@ -1,6 +1,6 @@
-"""Decompressing produced batches a few at a time.
+"""Decompressing produced batches, and converting those that waited together, a few at a time.
 
-Owns: how many bytes are decompressed before the loop has its turn.
+Owns: how many bytes are decompressed and converted before the loop has its turn.
 Must not know: batches, producers.
 """
 
@@ -15,7 +15,10 @@ MOST_AT_ONCE: Final = 16 << 20
 
 
 class DecompressionTurns:
-    """Counts what is decompressed in one turn of the loop. One object serves all partitions of an engine."""
+    """Counts what is decompressed in one turn of the loop, and of batches that waited together what is converted.
+
+    One object serves all partitions of an engine.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -24,7 +27,7 @@ class DecompressionTurns:
 
     @property
     def is_over(self) -> bool:
-        """Whether this turn of the loop had its share: whatever is compressed waits for the next one."""
+        """Whether this turn of the loop had its share: what is compressed or waited waits for the next one."""
         return self._bytes >= MOST_AT_ONCE
 
     def wait(self, go_on: Callable[[], None]) -> None:
@@ -32,7 +35,7 @@ class DecompressionTurns:
         self._waiting[go_on] = None
 
     def add(self, size: int) -> None:
-        """So many bytes are decompressed; below zero, so many fewer than was said."""
+        """So many bytes are decompressed or converted; below zero, so many fewer than was said."""
         if not self._bytes:
             self._loop.call_soon(self._next)
         self._bytes += size

@@ -333,12 +333,19 @@ class PartitionProducer:
         return self._context.faults.refused(error, Refused.WRITES, f"cannot write to {self._log.title}")
 
     def _send_queued(self) -> None:
-        """Send what waits, in order. What is compressed, and all behind it, may wait for the loop's next turn."""
-        while self._queue and not self.ended:
-            if self._queue[0].header.codec and self._services.decompression.is_over:
-                self._services.decompression.wait(self._send_queued)
+        """Send what waits, in order. What is compressed, and all behind it, may wait for the loop's next turn.
+
+        So may batches that waited together, as for a producer that was slow to open: there may be 256 MiB of them.
+        """
+        queue, turns = self._queue, self._services.decompression
+        while queue and not self.ended:
+            header = queue[0].header
+            if turns.is_over and (header.codec or len(queue) > 1):
+                turns.wait(self._send_queued)
                 return
-            self._send(self._queue.popleft())
+            self._send(queue.popleft())
+            if queue and not header.codec:
+                turns.add(header.size)
 
     def _send(self, append: Append) -> None:
         try:
