@@ -240,7 +240,7 @@ class PulsarEngine:
         await self.topics.close()
         for watch in self._watches:
             await watch.close()
-        await asyncio.gather(*(one.close() for one in self._logs.all()), return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in self._logs.all()), return_exceptions=True)
         await self.deletion_guard.close()
         await self.context.wait_for_work()
         await self.client.close()

@@ -169,13 +169,13 @@ def remembered(what: str, partition: int, value: int | None = None) -> str:
 
 def all_remembered(properties: Mapping[str, str]) -> dict[tuple[str, int], int]:
     """The numbers that are kept of partitions, by what they are and the partition."""
-    found: dict[tuple[str, int], int] = {}
+    largest: dict[tuple[str, int], int] = {}
     for key in properties:
         named = _OF_PARTITION.match(key)
         if named is not None:
             of = named[1], int(named[2])
-            found[of] = max(found.get(of, 0), number(properties, key))
-    return found
+            largest[of] = max(largest.get(of, 0), number(properties, key))
+    return largest
 
 
 def largest_remembered(properties: Mapping[str, str], what: str, partition: int) -> int:
@@ -185,11 +185,11 @@ def largest_remembered(properties: Mapping[str, str], what: str, partition: int)
 
 def outdated(properties: Mapping[str, str], what: str, partition: int, value: int) -> list[str]:
     """Names of the properties with smaller numbers than `value`, which is kept: they say nothing any more."""
-    one = remembered(what, partition)
+    name = remembered(what, partition)
     return [
         key
         for key in properties
-        if (key == one or key.startswith(f"{one}.")) and number(properties, key) <= value
+        if (key == name or key.startswith(f"{name}.")) and number(properties, key) <= value
         if key != remembered(what, partition, value)
     ]
 

@@ -83,7 +83,9 @@ class LiveBrokers:
             leaves = said is not None and now - said < LEAVING_SECONDS
             if not leaves and not absence.is_over(now):
                 kept[broker.node_id] = broker
-        self._absences = {node_id: one for node_id, one in self._absences.items() if node_id in kept.keys() - attached}
+        self._absences = {
+            node_id: absence for node_id, absence in self._absences.items() if node_id in kept.keys() - attached
+        }
         kept[self.own.node_id] = self.own
         self.brokers = tuple(kept[node_id] for node_id in sorted(kept))
         return True

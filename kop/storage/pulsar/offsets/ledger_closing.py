@@ -24,7 +24,7 @@ async def close_ledger(context: PulsarContext, partition_name: str, title: str, 
     try:
         stats = await context.admin.internal_stats(partition_name)
         if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
-            return  # it is closed already: another broker was faster
+            return  # another broker was faster and has closed it
         faults.count(Fault.LEDGERS_CLOSED_FOR_PACKED_OFFSETS)
         _log.info("%s: ledger %d is closed before its offsets are used up, by an unload", title, ledger)
         await context.admin.unload(partition_name)

@@ -199,7 +199,7 @@ class EntryPlace(NamedTuple):
     base: int
     """Offset of its first message."""
     append_time: int
-    """When the broker took it, in ms."""
+    """When the Pulsar broker took it, in ms."""
 
 
 class LogEnd(Protocol):
@@ -438,38 +438,38 @@ class Appends:
 
     # --- the tail's word
 
-    def verify(self, placed: EntryWithOffsets) -> None:
+    def verify(self, tail_entry: EntryWithOffsets) -> None:
         """The tail brought an entry that the chain had placed."""
-        while self._unverified and self._unverified[0][0] < placed.position:
+        while self._unverified and self._unverified[0][0] < tail_entry.position:
             self._unverified.popleft()
             self._count(Fault.ENTRIES_PASSED_OVER_BY_TAIL)
-        if self._unverified and self._unverified[0][0] == placed.position:
+        if self._unverified and self._unverified[0][0] == tail_entry.position:
             _, last = self._unverified.popleft()
-            self._compare(placed, last)
+            self._compare(tail_entry, last)
         else:
-            self._verify_answer(placed)
+            self._verify_answer(tail_entry)
 
-    def _verify_answer(self, placed: EntryWithOffsets) -> None:
-        if self._answered and (last := self._answered.pop(placed.position, None)) is not None:
-            self._compare(placed, last)
+    def _verify_answer(self, tail_entry: EntryWithOffsets) -> None:
+        if self._answered and (last := self._answered.pop(tail_entry.position, None)) is not None:
+            self._compare(tail_entry, last)
 
-    def at(self, placed: EntryWithOffsets) -> InFlightEntry | None:
+    def at(self, tail_entry: EntryWithOffsets) -> InFlightEntry | None:
         """The entry that the tail brought, if it is ours and its receipt came before."""
-        self._verify_answer(placed)
-        return self._stored.pop(placed.position, None)
+        self._verify_answer(tail_entry)
+        return self._stored.pop(tail_entry.position, None)
 
-    def _compare(self, placed: EntryWithOffsets, last: int) -> None:
-        if last == placed.last:
+    def _compare(self, tail_entry: EntryWithOffsets, last: int) -> None:
+        if last == tail_entry.last:
             return
         self._count(Fault.OFFSETS_TOLD_WRONG)
         _log.error(
             "%s: entry %d:%d has offset %d, %d had been told to its producer; attaching again",
-            self._log.title, placed.position.ledger, placed.position.entry, placed.last, last,
+            self._log.title, tail_entry.position.ledger, tail_entry.position.entry, tail_entry.last, last,
         )  # fmt: skip
         self._log.detach(BackendError("offsets had to be read again"))
         self._anchor = None
 
-    def brought(self, entry: InFlightEntry, placed: EntryWithOffsets) -> bool:
+    def brought(self, entry: InFlightEntry, tail_entry: EntryWithOffsets) -> bool:
         """The tail brought an entry of ours. True where it is placed, in the bytes that came in.
 
         It is not where it lies behind a gap, or Pulsar counts otherwise than we said.
@@ -477,23 +477,23 @@ class Appends:
         log = self._log
         if (
             entry.done
-            or entry.count != placed.info.num_messages
-            or not self._mapping.follows(log.high_watermark, placed)
+            or entry.count != tail_entry.info.num_messages
+            or not self._mapping.follows(log.high_watermark, tail_entry)
         ):
             return False
-        self._found_by_tail(entry)
-        self._place(entry, placed.position, placed.base, self._append_time(placed))
+        self._stop_search(entry)
+        self._place(entry, tail_entry.position, tail_entry.base, self._append_time(tail_entry))
         return True
 
-    def settle_apart(self, entry: InFlightEntry, placed: EntryWithOffsets, end: int) -> None:
+    def settle_apart(self, entry: InFlightEntry, tail_entry: EntryWithOffsets, end: int) -> None:
         """As `brought` without placing it; `end` was the log end before its entry."""
         if entry.done:
             return
-        self._found_by_tail(entry)
+        self._stop_search(entry)
         append = entry.append
-        if end <= placed.base == placed.last - entry.count + 1:
-            append.lies_at(placed.base, entry.first)
-            append.time = self._append_time(placed)
+        if end <= tail_entry.base == tail_entry.last - entry.count + 1:
+            append.lies_at(tail_entry.base, entry.first)
+            append.time = self._append_time(tail_entry)
         elif append.idempotent:
             append.scattered = True
         else:
@@ -501,12 +501,12 @@ class Appends:
             append.refuse(BackendError(text))
         self._done(entry)
 
-    def _found_by_tail(self, entry: InFlightEntry) -> None:
-        """The tail was faster than the receipt, or than the search for an earlier copy."""
+    def _stop_search(self, entry: InFlightEntry) -> None:
+        """Search no longer for an earlier copy of the entry: it is known where that lies."""
         self._duplicates.pop(entry, None)
 
-    def _append_time(self, placed: EntryWithOffsets) -> int:
-        return self._mapping.append_time(placed) if self._log.policy.log_append_time else -1
+    def _append_time(self, tail_entry: EntryWithOffsets) -> int:
+        return self._mapping.append_time(tail_entry) if self._log.policy.log_append_time else -1
 
     def _place(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
         """An entry of ours is the log's next one: it is served in the bytes that came in."""
@@ -620,7 +620,7 @@ class Appends:
     # --- earlier copies
 
     def find_again(self, append: Append, producer: EntryProducer, sequence_id: int) -> None:
-        """The batch is stored under this sequence id, where was not found out in time: look for it."""
+        """Search for the batch, which is stored under this sequence id: it was not told in time at which offset."""
         asked = self.searched(producer.name, sequence_id)
         if asked is not None:
             asked.append.waiters += append.waiters
@@ -631,8 +631,8 @@ class Appends:
 
     async def is_stored(self, producer_name: str, sequence_id: int) -> bool:
         """Whether a record of a producer is found among the last entries. PulsarError and KopError."""
-        (found,) = await self._search([Wanted(producer_name, sequence_id, 1)])
-        return found.outcome is Outcome.FOUND
+        (stored,) = await self._search([Wanted(producer_name, sequence_id, 1)])
+        return stored.outcome is Outcome.FOUND
 
     async def _find_duplicates(self) -> None:
         try:
@@ -644,19 +644,19 @@ class Appends:
                     continue
                 wanted = [Wanted(entry.producer.name, entry.sequence_id, entry.count) for entry in due]
                 try:
-                    found = await self._search(wanted)
+                    answers = await self._search(wanted)
                 except Exception as error:  # no client may wait for ever
                     level = logging.INFO if isinstance(error, PulsarError | KopError) else logging.ERROR
                     _log.log(level, "%s: stored batches cannot be searched: %r", self._log.title, error)
-                    found = [Stored(Outcome.UNFINISHED)] * len(due)
-                for entry, stored in zip(due, found, strict=True):
+                    answers = [Stored(Outcome.UNFINISHED)] * len(due)
+                for entry, stored in zip(due, answers, strict=True):
                     if entry in self._duplicates:  # else the tail brought it meanwhile
-                        self._found_by_tail(entry)
-                        self._found_duplicate(entry, stored)
+                        self._stop_search(entry)
+                        self._end_search(entry, stored)
         finally:
             self._searching = None
 
-    def _found_duplicate(self, entry: InFlightEntry, stored: Stored) -> None:
+    def _end_search(self, entry: InFlightEntry, stored: Stored) -> None:
         append = entry.append
         if stored.outcome is Outcome.FOUND:
             self._count(Fault.DUPLICATES_FOUND)
@@ -674,7 +674,7 @@ class Appends:
                 append.refuse(BackendError(f"{self._log.title}: {text}"))
         else:
             self._count(Fault.DUPLICATES_NOT_FOUND)
-            text = f"{self._log.title}: the batch is stored, where was not found"
+            text = f"{self._log.title}: the batch is stored, its offset was not found"
             if not entry.is_stored:
                 text = f"{self._log.title}: Pulsar refuses a batch that it may have already; it was not found"
             if append.idempotent and stored.outcome is Outcome.UNKNOWN and entry.is_stored:

@@ -17,8 +17,8 @@ from kop.storage.pulsar.partition.producer import PartitionProducer
 
 _SURE_SECONDS: Final = 4.0
 """How long an answer of Pulsar confirms the lease. It is less than the 5 s for which a Pulsar broker waits for a silent
-producer before another one may replace it (connectionLivenessCheckTimeoutMillis). A broker that takes this one for dead
-may fence it at any time; this broker then answers from memory for no longer than this."""
+producer before another one may replace it (connectionLivenessCheckTimeoutMillis). A Pulsar broker that takes the
+producer for dead may fence it at any time; this broker then answers from memory for no longer than this."""
 
 
 class WriterLease:

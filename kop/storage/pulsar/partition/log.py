@@ -224,22 +224,22 @@ class PulsarLog(Partition):
 
     async def _find_and_follow(self) -> None:
         await self.check_exists()
-        found = await self.search.ends()
-        self.log_start_offset = max(found.start, min(self._kept_number(LOG_START), found.end))
-        self.high_watermark = found.end
-        self.search.first_ledger = -1 if found.first is None else found.first.position.ledger
+        ends = await self.search.ends()
+        self.log_start_offset = max(ends.start, min(self._kept_number(LOG_START), ends.end))
+        self.high_watermark = ends.end
+        self.search.first_ledger = -1 if ends.first is None else ends.first.position.ledger
         self._start_known_at = self.loop.time()
-        for each in filter(None, (found.first, found.last)):
+        for each in filter(None, (ends.first, ends.last)):
             self.search.index.add(each.last, each.position)
         self.search.begin = EARLIEST
-        if found.older:
-            self.search.begin = found.end_position if found.first is None else found.first.position
+        if ends.older:
+            self.search.begin = ends.end_position if ends.first is None else ends.first.position
             self._tell_of_older_entries()
-        self._last = found.end_position
-        last = found.last
-        self.end_has_offset = not found.older if last is None else last.position == found.end_position
-        await self.tail.begin(self.high_watermark, found.end_position)
-        self.size_bytes = found.size
+        self._last = ends.end_position
+        last = ends.last
+        self.end_has_offset = not ends.older if last is None else last.position == ends.end_position
+        await self.tail.begin(self.high_watermark, ends.end_position)
+        self.size_bytes = ends.size
         if self.deleted:
             raise self.gone()
         if not self.tail.following:
@@ -349,12 +349,12 @@ class PulsarLog(Partition):
         The tail goes on. Records before the entry are read by readers, as Pulsar lets them.
         """
         try:
-            found = await self.search.at(last)
+            entry = await self.search.at(last)
         except PulsarError as error:
             raise self.refused(error, f"cannot find the end of {self.title}") from error
         if not self.attached or last <= self._last:
             return
-        self._last, self.high_watermark, self.end_has_offset = last, found.last + 1, True
+        self._last, self.high_watermark, self.end_has_offset = last, entry.last + 1, True
         self.tail.converter.next_offset = self.high_watermark
         self.tail.drop_all()
         self.context.count(Fault.ENDS_ASKED_OF_PULSAR)
@@ -517,11 +517,11 @@ class PulsarLog(Partition):
         if cached is not None:
             return cached
         try:
-            found = await self._readers.read(offset, max_bytes, min_one=min_one)
+            result = await self._readers.read(offset, max_bytes, min_one=min_one)
         except PulsarError as error:
             raise self.refused(error, f"cannot read {self.title}") from error
         self.check_offset(offset)
-        return found
+        return result
 
     async def refresh_start(self) -> None:
         """Ask where the log begins, since retention takes the oldest ledgers; see `PartitionLog.refresh_start`.

@@ -4,12 +4,12 @@ Owns: the producer (opened at the first batch, closed when idle), sequence ids, 
 means.
 Must not know: offsets; `appends.py` finds them when a receipt is here.
 
-One Pulsar producer for each idempotent producer id, one for everything else of the gateway. Pulsar deduplicates by that
-name, so what is sent again after a lost connection is stored once.
+Each idempotent producer id has one Pulsar producer, and all other batches of this broker share one. Pulsar deduplicates
+by the producer's name, so what is sent again after a lost connection is stored once.
 
 When a batch of an idempotent producer fails and nothing is known of it, what was sent behind it must not pass: the
-producer ends, its batches fail in order, and the next one asks Pulsar again what is stored. Where a broker refuses one
-entry for good, those behind it are stored all the same: they end with their own receipts.
+producer ends, its batches fail in order, and the next one asks Pulsar again what is stored. Where a Pulsar broker
+refuses one entry for good, those behind it are stored all the same: they end with their own receipts.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from kop.storage.pulsar.partition.throttle import PublishThrottle, still_to_wait
 from kop.storage.pulsar.partition.view import PartitionView
 
 _HANDED_OVER_SECONDS: Final = 1.0
-"""How long the only writer of a log waits for its predecessor to leave before it pushes that one out. A Pulsar 4.0.8
-broker that pushes a producer out while that is closed by its client may block both threads for ever: the topic's lock
-and the producer's are taken in opposite order. Brokers that hand a partition over do both at the same moment."""
+"""How long the only writer of a log waits for its predecessor to leave before it pushes that one out. A Pulsar
+broker 4.0.8 that pushes a producer out while its client closes it may block both threads for ever: they take the
+topic's lock and the producer's in opposite order. Brokers that hand a partition over do both at the same moment."""
 _BUSY_SECONDS: Final = 3.0
-"""How long a producer that another gateway holds is tried for, before the client is sent to look for a new leader."""
+"""For how long a broker tries to open a producer that another broker holds, before it tells the client to look for a
+new leader."""
 _OPEN_SECONDS: Final = 25.0
 """How long opening a producer may take with all that it needs; clients wait 30 s for an answer."""
 _HEAR_SECONDS: Final = 3.0
-"""How long closing waits for the answer of one that is being opened."""
+"""For how long closing waits for the answer to a producer that is being opened."""
 _DOUBTS: Final = (0.2, 1.0, 3.0)
 """Seconds after which Pulsar is asked again what is stored, before a client is told that its sequence does not fit."""
 
 _OF_WHAT_IS_STORED: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
-"""Refusals that are wrong where another gateway has stored more than this one knows."""
+"""Refusals that are wrong where another broker has stored more than this one knows."""
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class PartitionProducer:
             raise self._refused or BackendError(f"cannot write to {self._log.title}")
 
     async def close(self) -> None:
-        """Close the producer, so that another gateway may have its name. What waits in it fails."""
+        """Close the producer, so that another broker may have its name. What waits in it fails."""
         self.fail(BackendError(f"the producer of {self._log.title} was closed"))
         opening, self._opening = self._opening, None
         if opening is not None:
@@ -230,9 +231,9 @@ class PartitionProducer:
     async def _known_sequences(self, producer: Producer) -> SequenceWindow:
         """Where the sequences begin. PulsarError and KopError where that cannot be found out.
 
-        A broker that loads a topic under load may replay its entries twice for deduplication (seen on 4.0.8: once for
-        the topic, once more for its policies). The second replay puts the sequence ids of old entries in the place of
-        one that was stored in between. Then the log is right, and Pulsar's word is not.
+        A Pulsar broker that loads a topic under load may replay its entries twice for deduplication (seen on 4.0.8:
+        once for the topic, once more for its policies). The second replay puts the sequence ids of old entries in the
+        place of one that was stored in between. Then the log is right, and Pulsar's word is not.
         """
         sequences = self._sequences(producer)
         if self._misfit(sequences) is not None:
@@ -259,7 +260,9 @@ class PartitionProducer:
         return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
 
     def _is_behind(self, producer: Producer) -> bool:
-        """Whether a client knows of more than Pulsar says is stored: so says a broker that comes back from a crash."""
+        """Whether a client knows of more than Pulsar says is stored. Pulsar brokers that come back from a crash say
+        too little for a while.
+        """
         if not self.idempotent:
             return False
         error = self._misfit(self._sequences(producer))
@@ -374,7 +377,7 @@ class PartitionProducer:
             if verdict.error is not None:
                 assert self._producer is not None
                 if not self._producer.connected and verdict.error.code in _OF_WHAT_IS_STORED:
-                    # Another gateway may have written for this client since the connection was lost. The next producer
+                    # Another broker may have written for this client since the connection was lost. The next producer
                     # asks Pulsar what is stored.
                     text = f"{self._log.title}: no connection to Pulsar to ask what {self.name} has stored"
                     unsure = BackendError(f"{text}: {verdict.error.message}")
@@ -388,8 +391,8 @@ class PartitionProducer:
                 return
             assert verdict.sequence_id is not None
             first, known = verdict.sequence_id, verdict.known
-            if known and (asked := self.find(first)) is not None:
-                asked.append.waiters += append.waiters
+            if known and (in_flight := self.find(first)) is not None:
+                in_flight.append.waiters += append.waiters
                 return
         else:
             first = self._next
@@ -439,7 +442,7 @@ class PartitionProducer:
     def _frames(self, append: Append, first: int, producer_id: int, *, confirm: bool) -> Sequence[transcode.SendFrame]:
         """A batch as Pulsar gets it, in the topic's entry format; its first record has the sequence id `first`.
 
-        What a compressed one is decompressed to counts: BackendError where its request had its share of that.
+        What a compressed batch is decompressed to counts: BackendError where its request had its share of that.
         """
         max_bytes = min(self._log.policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED)
         if not append.header.codec:
@@ -511,7 +514,7 @@ class PartitionProducer:
             self._unanswered(entry, self._refused or BackendError("the producer has ended"))
             return
         if isinstance(error, EntryRefusedError) and self._had_before(entry):
-            # A broker looks at an entry's size before it looks for duplicates.
+            # A Pulsar broker looks at an entry's size before it looks for duplicates.
             self._path.entry_size_limit.doubt()
             self._appends.duplicate(entry, old=True, refused=True)
             return

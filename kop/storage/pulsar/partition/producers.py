@@ -18,7 +18,10 @@ from kop.storage.pulsar.partition.producer import PartitionProducer, WritePath
 
 
 class PartitionProducers:
-    """Producers of one log, by producer id; -1: the gateway's own. `attach` and `refresh` are the log's."""
+    """Producers of one log, by producer id; -1 is the broker's own, for all other batches.
+
+    `attach` and `refresh` are the log's.
+    """
 
     def __init__(
         self, path: WritePath, attach: Callable[[], Awaitable[None]], refresh: Callable[[], Awaitable[None]]
@@ -85,7 +88,7 @@ class PartitionProducers:
             self._path.context.spawn(producer.close())
 
     def views(self) -> Sequence[ProducerView]:
-        """Idempotent producers that this gateway serves now."""
+        """Idempotent producers that this broker serves now."""
         return [
             ProducerView(producer_id, known.epoch, known.last_sequence, known.last_timestamp)
             for producer_id, producer in sorted(self._producers.items())
@@ -93,7 +96,7 @@ class PartitionProducers:
         ]
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Close producers that took no batch for `seconds`: another gateway may want their names."""
+        """Close producers that took no batch for `seconds`: another broker may want their names."""
         for producer_id, producer in tuple(self._producers.items()):
             if producer_id >= 0 and producer.idle and now - producer.used > seconds:
                 del self._producers[producer_id]

@@ -9,8 +9,8 @@ Pulsar keeps, for each producer name, the highest sequence id that it has stored
 unwrapped sequence counts on where Kafka's falls back to 0 after 2147483647: the raw one would be dropped as a duplicate
 there. 15 bits of epoch and 47 of sequence fill Pulsar's signed 64 bits.
 
-The window is this gateway's own memory of what it sent; Pulsar's sequence id is what all gateways know. What lies at or
-below that and is not in the window was stored, or is being stored this moment for a gateway that is gone: it is sent
+The window is this broker's own memory of what it sent; Pulsar's sequence id is what all brokers know. What lies at or
+below that and is not in the window was stored, or is being stored this moment for a broker that is gone: it is sent
 once more, so that Pulsar says which. Dropped as a duplicate there, it is DUPLICATE_SEQUENCE_NUMBER to the client, by
 which clients learn "stored" without an offset. A guess would be a wrong answer.
 """

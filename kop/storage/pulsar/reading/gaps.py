@@ -3,17 +3,17 @@
 Owns: the rule by which a gap is known to hold no records.
 Must not know: who met a gap, what is answered for its offsets, how Pulsar is asked.
 
-A broker's dispatcher reads all entries in their order from where the reader's cursor stands. It leaves out markers (of
-transactions, of replicated subscriptions), the entries of aborted transactions, and what it cannot parse or is told to
-filter: no reader is ever sent these. An entry that could not be written may have taken an index, too. Each of them has
-an offset, so a gap is there, and what it was made of need not be known.
+A Pulsar broker's dispatcher reads all entries in their order from where the reader's cursor stands. It leaves out
+markers (of transactions, of replicated subscriptions), the entries of aborted transactions, and what it cannot parse or
+is told to filter: no reader is ever sent these. An entry that could not be written may have taken an index, too. Each
+of them has an offset, so a gap is there, and what it was made of need not be known.
 
 There is one other way past entries: Pulsar moves cursors of readers as those of subscriptions, when messages expire
 (message TTL, `expire-messages`), are skipped, cleared or truncated, and when retention takes ledgers. Whatever moves a
-cursor sets its mark-delete position first, and its read position behind that (`ManagedCursorImpl`). A reader of this
-gateway acknowledges nothing, and a mark-delete position never goes back. So where it still lies before a gap when the
+cursor sets its mark-delete position first, and its read position behind that (`ManagedCursorImpl`). The gateway's
+readers acknowledge nothing, and a mark-delete position never goes back. So where it still lies before a gap when the
 entry behind the gap is here, the dispatcher itself has read all entries in the gap and left them out. One answer of the
-broker serves all gaps that were met before it was asked.
+Pulsar broker serves all gaps that were met before it was asked.
 
 What the dispatcher leaves out it acknowledges, so the mark-delete position may have come past a gap that directly
 follows the place where a reader began. Then, too, nothing is taken for granted: the gap is read by another reader.

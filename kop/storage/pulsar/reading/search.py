@@ -1,6 +1,6 @@
-"""Finding things in a partition on Pulsar: its ends, an offset, a time.
+"""Searches in a partition on Pulsar: for its ends, an offset, a time.
 
-Owns: the probes, the sparse index of what they found, and when a search reads on instead of probing.
+Owns: the probes, the sparse index of entries that they met, and when a search reads on instead of probing.
 Must not know: the tail, appends.
 
 A probe asks Pulsar's REST interface where an entry lies. Where that does not tell, a reader that begins at the entry
@@ -47,7 +47,7 @@ class ProbedEntry(NamedTuple):
 
     @property
     def has_offsets(self) -> bool:
-        """False where the broker gave the entry no index."""
+        """False where the Pulsar broker gave the entry no index."""
         return self.base >= 0
 
 
@@ -62,7 +62,7 @@ class PartitionEnds(NamedTuple):
     last: ProbedEntry | None
     """The oldest and the newest entry of the log itself that have offsets; None where it holds none."""
     older: bool
-    """There are entries without offsets, from before brokers gave them an index."""
+    """There are entries without offsets, from before the Pulsar brokers gave each an index."""
     size: int
     """Bytes that Pulsar has of it."""
     end_position: Position
@@ -97,9 +97,9 @@ class PartitionSearch:
 
     async def ends(self) -> PartitionEnds:
         """Look at both ends."""
-        # Whether there is anything is asked by REST: brokers with transactions answer the protocol's question only when
-        # the topic's transaction buffer is recovered, which stood still for 30 s at a time in new namespaces (4.0.8,
-        # loaded).
+        # REST is asked whether there is an entry: Pulsar brokers with transactions answer the protocol's question only
+        # when the topic's transaction buffer is recovered, which took 30 s at a time in new namespaces (4.0.8, under
+        # load).
         stats = await self._source.internal_stats()
         oldest, newest = await self._oldest_and_newest(stats) if stats["numberOfEntries"] else (None, EARLIEST)
         first = oldest if oldest is None or oldest.has_offsets else await self._first_with_offsets(stats)
@@ -120,7 +120,9 @@ class PartitionSearch:
         )
 
     async def _has_index(self, ledger: int) -> bool:
-        """Whether the entries of a ledger have an index: brokers are told by a restart, which begins another ledger."""
+        """Whether the entries of a ledger have an index: a Pulsar broker is told to give it by a restart, which begins
+        another ledger.
+        """
         return (await self._source.context.admin.entry(self._source.partition_name, ledger, 0)).index is not None
 
     async def _first_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
@@ -140,10 +142,11 @@ class PartitionSearch:
                     high = middle
                 else:
                     low = middle
-            found = await self._probe(Position(ledgers[high], 0), maybe_empty=False)
-            if found is not None and found.base == 0:
-                return found
-        # Brokers counted before that: they were told not to in between. Nothing is passed over that has an offset.
+            beginning = await self._probe(Position(ledgers[high], 0), maybe_empty=False)
+            if beginning is not None and beginning.base == 0:
+                return beginning
+        # The Pulsar brokers gave an index before that and were told not to in between. No entry with an offset may be
+        # passed over.
         for ledger in ledgers:
             if await self._has_index(ledger):
                 return await self._probe(Position(ledger, 0), maybe_empty=False)
@@ -180,7 +183,7 @@ class PartitionSearch:
     async def start(self) -> int:
         """The first offset that can be read; the high watermark where there is none."""
         stats = await self._source.internal_stats()
-        if any(one["ledgerId"] == self.first_ledger for one in stats["ledgers"]) and not self._log.policy.compact:
+        if any(each["ledgerId"] == self.first_ledger for each in stats["ledgers"]) and not self._log.policy.compact:
             return self._log.log_start_offset  # retention takes whole ledgers, the oldest first
         first = await self._asked(_oldest_position(stats))
         if first is None and stats["numberOfEntries"]:
@@ -192,14 +195,14 @@ class PartitionSearch:
 
     async def _start(self, first: ProbedEntry | None, end: int) -> int:
         """Compaction keeps the newest of each key beside the log, where retention does not reach."""
-        found = end if first is None else first.base
-        if found and self._log.policy.compact and not self._log.policy.delete:
+        start = end if first is None else first.base
+        if start and self._log.policy.compact and not self._log.policy.delete:
             stats = await self._source.internal_stats()
             if stats.get("compactedLedger", {}).get("entries", 0) > 0:
                 kept = await self._probe(EARLIEST, maybe_empty=False, compacted=True)
                 assert kept is not None
-                found = min(found, kept.base)
-        return found
+                start = min(start, kept.base)
+        return start
 
     async def _asked(self, position: Position) -> ProbedEntry | None:
         """What REST tells of the entry at `position`; None where it tells nothing, or the entry has no offsets."""
@@ -216,16 +219,16 @@ class PartitionSearch:
 
     async def at(self, position: Position) -> ProbedEntry:
         """The entry at `position`, which is there. KopError where it has no offsets, or Pulsar does not tell."""
-        found = await self._probe(position, maybe_empty=False)
-        if found is None or not found.has_offsets or found.position != position:
+        probed = await self._probe(position, maybe_empty=False)
+        if probed is None or not probed.has_offsets or probed.position != position:
             text = f"Pulsar does not tell which offset entry {position.ledger}:{position.entry} of {self.title} has"
             raise BackendError(text)
-        return found
+        return probed
 
     async def _probe(self, position: Position, *, maybe_empty: bool, compacted: bool = False) -> ProbedEntry | None:
         """The entry at `position`; where there is none, or it cannot be asked for, the next one of a reader."""
-        if not compacted and (found := await self._asked(position)) is not None:
-            return found
+        if not compacted and (told := await self._asked(position)) is not None:
+            return told
         stream, arrived = await self._open(position, compacted=compacted)
         try:
             if maybe_empty and not arrived.done() and (await stream.last_position()).entry < 0 and not arrived.done():
@@ -247,9 +250,9 @@ class PartitionSearch:
     async def _open(self, position: Position, *, compacted: bool = False) -> tuple[Stream, asyncio.Future[ProbedEntry]]:
         arrived: asyncio.Future[ProbedEntry] = self._source.context.loop.create_future()
 
-        def on_entry(placed: EntryWithOffsets) -> None:
+        def on_entry(entry: EntryWithOffsets) -> None:
             if not arrived.done():
-                arrived.set_result(ProbedEntry(placed.position, placed.base, placed.last))
+                arrived.set_result(ProbedEntry(entry.position, entry.base, entry.last))
                 stream.pause()
 
         def on_lost(error: Any) -> None:
@@ -275,12 +278,12 @@ class PartitionSearch:
             position = next_probe(low, high, offset, ledgers, halve=halve)
             if position is None:
                 return low[1]
-            placed = await self._probe(position, maybe_empty=False)
-            assert placed is not None
-            if not low[0] < placed.last < high[0]:
+            probed = await self._probe(position, maybe_empty=False)
+            assert probed is not None
+            if not low[0] < probed.last < high[0]:
                 # Nothing lies between, or nothing with an offset, or it was trimmed just now.
                 return low[1]
-            self.index.add(placed.last, placed.position)
+            self.index.add(probed.last, probed.position)
             halve = not halve
 
     async def ledgers(self) -> Ledgers:
@@ -299,22 +302,21 @@ class PartitionSearch:
     async def _batches(self, offset: int) -> AsyncIterator[Buffer]:
         while offset < self._log.high_watermark:
             try:
-                found = await self._log.read(offset, _READ_BYTES, min_one=True)
+                result = await self._log.read(offset, _READ_BYTES, min_one=True)
             except UnreadableEntryError as unreadable:  # it has no time that anybody could look for
                 offset = unreadable.next_offset
                 continue
-            if not found.size:
+            if not result.size:
                 return
-            for buffer in found.buffers:
+            for buffer in result.buffers:
                 for start, header in iter_batches(buffer):
                     offset = header.next_offset
                     if header.record_count:
                         yield memoryview(buffer)[start : start + header.size]
 
     async def _from_time(self, timestamp: int, clock_ahead: int) -> int:
-        """The offset of an entry before which no record has `timestamp`: none is older than when the broker took it.
-
-        Unless its producer's clock ran ahead; the log knows by how much any did that a gateway has seen.
+        """The offset of an entry before which no record has `timestamp`: no record is newer than the time at which the
+        Pulsar broker took it, but for those of producers whose clocks run ahead. `clock_ahead` says by how much.
         """
         try:
             ledger, entry = await self._source.context.admin.message_id_by_time(
@@ -331,15 +333,16 @@ class PartitionSearch:
             return self._log.high_watermark
         if position < self.begin:
             return self._log.log_start_offset
-        placed = await self._probe(position, maybe_empty=True)
-        if placed is None or not placed.has_offsets:
+        probed = await self._probe(position, maybe_empty=True)
+        if probed is None or not probed.has_offsets:
             return self._log.log_start_offset
-        return max(min(placed.base, self._log.high_watermark), self._log.log_start_offset)
+        return max(min(probed.base, self._log.high_watermark), self._log.log_start_offset)
 
     async def by_time(self, timestamp: int, clock_ahead: int) -> TimestampOffset | None:
         """The first record at or after `timestamp`, by the records' own timestamps.
 
-        Looked for from the entries on that the broker took at that time: a record is there when it was made, or later.
+        The search begins at the entries that the Pulsar broker took at that time: it takes a record when that was made,
+        or later.
         """
         if self._log.log_start_offset >= self._log.high_watermark:
             return None
@@ -347,11 +350,11 @@ class PartitionSearch:
         async for batch in self._batches(from_offset):
             _, header = next(iter_batches(batch))
             if header.max_timestamp >= timestamp:
-                found = first_at_or_after(
+                record = first_at_or_after(
                     batch, header, timestamp, max_bytes=_MOST_INFLATED, from_offset=self._log.log_start_offset
                 )
-                if found is not None:
-                    return TimestampOffset(*found)
+                if record is not None:
+                    return TimestampOffset(*record)
         return None
 
     async def max_timestamp(self) -> TimestampOffset | None:
@@ -366,23 +369,23 @@ class PartitionSearch:
         async for batch in self._batches(max(begin, self._log.log_start_offset)):
             _, header = next(iter_batches(batch))
             if best is None or header.max_timestamp > best.timestamp:
-                found = max_timestamp_record(
+                record = max_timestamp_record(
                     batch, header, max_bytes=_MOST_INFLATED, from_offset=self._log.log_start_offset
                 )
-                if found is not None and found[1] >= 0 and (best is None or found[1] > best.timestamp):
-                    best = TimestampOffset(*found)
+                if record is not None and record[1] >= 0 and (best is None or record[1] > best.timestamp):
+                    best = TimestampOffset(*record)
             self._largest_timestamp = header.next_offset, best
         return best
 
 
 def _ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
-    """Ids and numbers of entries. That of the newest one follows from the last entry, while it is open."""
-    found = [(int(one["ledgerId"]), int(one["entries"])) for one in stats["ledgers"]]
-    if found and not found[-1][1]:
+    """Ids of ledgers, and how many entries each has. While the newest ledger is open, its last entry tells how many."""
+    ledgers = [(int(each["ledgerId"]), int(each["entries"])) for each in stats["ledgers"]]
+    if ledgers and not ledgers[-1][1]:
         ledger, _, entry = str(stats.get("lastConfirmedEntry", "-1:-1")).partition(":")
-        if int(ledger) == found[-1][0]:
-            found[-1] = found[-1][0], int(entry) + 1
-    return [one for one in found if one[1] > 0]
+        if int(ledger) == ledgers[-1][0]:
+            ledgers[-1] = ledgers[-1][0], int(entry) + 1
+    return [(ledger, entries) for ledger, entries in ledgers if entries > 0]
 
 
 def _oldest_position(stats: dict[str, Any]) -> Position:

@@ -184,7 +184,7 @@ class StoredBatches:
                         break
         except TimeoutError:  # the answer is then what is known so far
             unfinished = Stored(Outcome.UNFINISHED)
-            return [unfinished if one.outcome is Outcome.UNKNOWN else one for one in answers]
+            return [unfinished if answer.outcome is Outcome.UNKNOWN else answer for answer in answers]
         return answers
 
     async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:

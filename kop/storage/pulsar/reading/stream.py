@@ -155,7 +155,7 @@ class Stream:
         return await self._reader.last_position()
 
     async def mark_delete_position(self) -> Position | None:
-        """See `Reader.mark_delete_position`; None also where the broker gives no answer."""
+        """See `Reader.mark_delete_position`; None also where the Pulsar broker gives no answer."""
         try:
             return None if self._reader is None else await self._reader.mark_delete_position()
         except PulsarError:
@@ -179,7 +179,7 @@ class Stream:
     async def go_on_behind(self, position: Position) -> None:
         """Ask again, from the entry behind `position` on: those before it are not handed out.
 
-        Where the broker does not answer, the stream comes back by itself, or is lost.
+        Where the Pulsar broker does not answer, the stream comes back by itself, or is lost.
         """
         self._paused = False
         if self._reader is None or self.closed:

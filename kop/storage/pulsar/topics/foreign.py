@@ -154,7 +154,7 @@ class ForeignTopics:
     def _note(self, name: str, error: KopError, *, refused: bool) -> None:
         now = self._context.loop.time()
         if len(self._missing) >= _MOST_MISSING:
-            self._missing = {name: one for name, one in self._missing.items() if now < one.until}
+            self._missing = {name: missing for name, missing in self._missing.items() if now < missing.until}
             if len(self._missing) >= _MOST_MISSING:
                 self._missing.clear()
         self._missing[name] = _Missing(now + _MISSING_SECONDS, error, refused)

@@ -147,9 +147,9 @@ class TopicIds:
         if oldest is None:
             return None
         seed = f"{full_name}#{oldest}"
-        while not is_usable(found := uuid5(NAMESPACE_URL, seed)) or found == foreign:
+        while not is_usable(topic_id := uuid5(NAMESPACE_URL, seed)) or topic_id == foreign:
             seed += "+"
-        return found
+        return topic_id
 
     async def _oldest_ledger(self, full_name: str, plain: bool) -> int | None:
         """The id of the oldest ledger; None for a partition that no client has used yet."""

@@ -398,14 +398,14 @@ class PulsarTopics(TopicTable):
         if not self._loaded:
             await self._load_first(listed.keys() | named)
             return
-        known = {one.full_name: (topic_id, one) for topic_id, one in self._pulsar.items()}
+        known = {topic.full_name: (topic_id, topic) for topic_id, topic in self._pulsar.items()}
         due = set(listed.keys() | named).difference(known, self._unread, self._passed_over)
-        for name, (topic_id, one) in known.items():
+        for name, (topic_id, topic) in known.items():
             there = listed.get(name)
             if there is None:
                 if self._by_id[topic_id].name.count("/") == 0:
                     due.add(name)
-            elif one.plain != (there == 0) or there > self._by_id[topic_id].partitions:
+            elif topic.plain != (there == 0) or there > self._by_id[topic_id].partitions:
                 due.add(name)
         due.update(self._next_to_scan(sorted(known)))
         await self._look_at(due)
@@ -444,9 +444,9 @@ class PulsarTopics(TopicTable):
     async def _claim_ids(self) -> None:
         """Write the name beside the ids of topics that older versions of the gateway made; some in each round."""
         unclaimed = (
-            one.full_name
-            for one in self._pulsar.values()
-            if NAME_PROPERTY not in one.properties and self._brokers.is_chosen(one.full_name)
+            topic.full_name
+            for topic in self._pulsar.values()
+            if NAME_PROPERTY not in topic.properties and self._brokers.is_chosen(topic.full_name)
         )
 
         async def claim(full_name: str) -> None:
@@ -494,7 +494,7 @@ class PulsarTopics(TopicTable):
                 self._context.loop.call_later(delay, self._look_again, name)
         if snapshot is not None:
             present = {topic_of(name) for name in snapshot}
-            known = {one.full_name for one in self._pulsar.values() if f"://{namespace}/" in one.full_name}
+            known = {topic.full_name for topic in self._pulsar.values() if f"://{namespace}/" in topic.full_name}
             names += known - present
             # Later snapshots follow a time in which nobody watched: any of the topics may have been made again.
             just_listed = self._context.loop.time() - self._listed_at < _FRESH_SECONDS
@@ -551,7 +551,7 @@ class PulsarTopics(TopicTable):
         What could not be read comes into `failed`; without it, it is tried again later.
         """
 
-        async def one(name: str) -> None:
+        async def look(name: str) -> None:
             try:
                 await self.in_turn(name, partial(self._look, name), gate=self._gate_of(name))
                 self._was_read(name)
@@ -562,7 +562,7 @@ class PulsarTopics(TopicTable):
                     self._not_read(name, error)
             self._awaited.discard(name)
 
-        await asyncio.gather(*(one(name) for name in sorted(names)))
+        await asyncio.gather(*(look(name) for name in sorted(names)))
 
     def _gate_of(self, name: str) -> asyncio.Semaphore:
         """Topics that could not be read last time wait for one another alone."""
