@@ -250,7 +250,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _look_at_the_clock(self) -> None:
         """Between two requests that came together: pause where other connections have waited for long."""
-        now = self._server.requests.arrived = perf_counter()
+        now = self._server.requests.look_at_the_time()
         if not self._turn_ends:
             self._turn_ends = now + _TURN_SECONDS
         elif now > self._turn_ends and not self._hold & _TURN:

@@ -62,13 +62,15 @@ def answerable(kinds: list[str], started: int, done: set[int]) -> list[int]:
     return answers
 
 
-async def play(what: list[tuple[str, int]], steps: list[tuple[str, int]], rounds: int = 5, **limits: Any) -> None:
+async def play(
+    what: list[tuple[str, int]], steps: list[tuple[str, int]], rounds: int = 5, pace: float = 0.0, **limits: Any
+) -> None:
     kinds = [kind for kind, _ in what]
     stream = b"".join(frame(kind, number, size) for number, (kind, size) in enumerate(what))
     ends = [0]
     for _, size in what:
         ends.append(ends[-1] + 4 + size)
-    fake = FakePipeline()
+    fake = FakePipeline(pace=pace)
     server = fake_server(fake, **limits)
     server.receive_buffer = memoryview(bytearray(64))
     peer = Peer(server)
@@ -162,9 +164,7 @@ def test_the_order_holds_when_memory_is_short(what: list[tuple[str, int]], steps
 def test_the_order_holds_when_every_turn_is_over_at_once(
     what: list[tuple[str, int]], steps: list[tuple[str, int]]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "_TURN_SECONDS", -1.0)
-        asyncio.run(play(what, steps, rounds=50))
+    asyncio.run(play(what, steps, rounds=50, pace=1.0))
 
 
 @common

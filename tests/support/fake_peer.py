@@ -135,6 +135,8 @@ class FakePipeline:
     reads: Any = None
     metrics: Metrics = field(default_factory=Metrics)
     arrived: float = 0.0
+    pace: float = 0.0
+    """Seconds that pass between two looks at the clock."""
 
     def start(self, request: memoryview, conn: ConnectionInfo, *, owned: bool) -> Answer:
         key, version, number, _ = struct.unpack_from(">hhih", request)
@@ -179,6 +181,10 @@ class FakePipeline:
 
     def look_at_clocks(self) -> None:
         return
+
+    def look_at_the_time(self) -> float:
+        self.arrived += self.pace
+        return self.arrived
 
     @staticmethod
     def pending(futures: dict[int, asyncio.Future[Any]]) -> list[int]:
