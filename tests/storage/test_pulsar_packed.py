@@ -251,7 +251,7 @@ def test_a_cluster_with_larger_ledger_ids_is_refused() -> None:
     for attempt in (lambda: packed.place(entry(position)), lambda: packed.first_id(position, 1000)):
         with pytest.raises(KopError, match=r"kop\.pulsar\.offsets=index"):
             attempt()
-    with pytest.raises(BackendError, match="numbers at once"):
+    with pytest.raises(BackendError, match="producer ids at once"):
         packed.first_id(Position(1, 0), MOST_MESSAGES + 1)
 
 

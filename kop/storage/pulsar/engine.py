@@ -231,7 +231,10 @@ class PulsarEngine:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._write_budget.wait_until_empty()
         except TimeoutError:
-            log.warning("batches of %d bytes are given up: Pulsar did not answer in time", self._write_budget.bytes)
+            log.warning(
+                "stopping without %d bytes of batches that Pulsar has not confirmed: their clients get no answer",
+                self._write_budget.bytes,
+            )
         await self._upkeep.close()
         if self._following is not None:
             self._following.cancel()

@@ -26,12 +26,18 @@ async def close_ledger(context: PulsarContext, partition_name: str, title: str, 
         if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
             return  # another broker was faster and has closed it
         faults.count(Fault.LEDGERS_CLOSED_FOR_PACKED_OFFSETS)
-        _log.info("%s: ledger %d is closed before its offsets are used up, by an unload", title, ledger)
+        _log.info(
+            "%s: ledger %d has nearly all entries that packed offsets can number: the partition is unloaded, so that "
+            "Pulsar begins a new ledger",
+            title,
+            ledger,
+        )
         await context.admin.unload(partition_name)
     except PulsarError as error:
         faults.count(Fault.LEDGERS_NOT_CLOSED)
         faults.tell(
             ("close", title),
-            f"{title}: ledger {ledger} comes to the end of its offsets and cannot be closed: {error}; "
+            f"{title}: ledger {ledger} has nearly all entries that packed offsets can number and cannot be closed: "
+            f"{error}; "
             "unload it (pulsar-admin topics unload), or lower managedLedgerMinLedgerRolloverTimeMinutes",
         )

@@ -294,14 +294,14 @@ class _PackedMapping:
             )
         elif records > MOST_MESSAGES:
             error = PeerError(
-                f"{records} records in a batch, with packed offsets {MOST_MESSAGES} can be: send smaller ones "
-                "(batch.size, batch.num.messages)",
+                f"the batch has {records} records, and with packed offsets it may have {MOST_MESSAGES}: send smaller "
+                "ones (batch.size, batch.num.messages)",
                 ErrorCode.MESSAGE_TOO_LARGE,
             )
         elif last.entry >= REFUSE_AT:
             error = BackendError(
-                f"ledger {last.ledger} has {last.entry + 1} entries, packed offsets end at {LAST_ENTRY} and it did not "
-                "close: see the warnings before; clients try again"
+                f"ledger {last.ledger} has {last.entry + 1} entries, packed offsets can number {LAST_ENTRY + 1}, and "
+                "Pulsar has not closed the ledger: see the warnings before this one; clients try again"
             )
         else:
             return
@@ -314,7 +314,9 @@ class _PackedMapping:
         if not fits(position):
             raise BackendError("the ledger of the gateway's own topic is full: unload it (pulsar-admin topics unload)")
         if count > MOST_MESSAGES:
-            raise BackendError(f"{count} numbers at once, {MOST_MESSAGES} can be")
+            raise BackendError(
+                f"{count} producer ids at once are too many: with packed offsets {MOST_MESSAGES} are possible"
+            )
         return pack(position)
 
     def closes_ledger(self, position: Position) -> bool:

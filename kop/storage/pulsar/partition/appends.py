@@ -116,7 +116,10 @@ class Append:
         elif self.scattered:
             self.base = -1
             if self.idempotent:
-                error = PeerError("the batch is stored in pieces", ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+                error = PeerError(
+                    "the batch is stored, but records of others lie between its own",
+                    ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+                )
         waiters, self.waiters = self.waiters, []
         for waiter, place in waiters:
             try:
@@ -463,10 +466,10 @@ class Appends:
             return
         self._count(Fault.OFFSETS_TOLD_WRONG)
         _log.error(
-            "%s: entry %d:%d has offset %d, %d had been told to its producer; attaching again",
+            "%s: entry %d:%d has offset %d, and its producer was told %d: all offsets are read from Pulsar again",
             self._log.title, tail_entry.position.ledger, tail_entry.position.entry, tail_entry.last, last,
         )  # fmt: skip
-        self._log.detach(BackendError("offsets had to be read again"))
+        self._log.detach(BackendError(f"the offsets of {self._log.title} are read from Pulsar again"))
         self._anchor = None
 
     def brought(self, entry: InFlightEntry, tail_entry: EntryWithOffsets) -> bool:
@@ -497,7 +500,7 @@ class Appends:
         elif append.idempotent:
             append.scattered = True
         else:
-            text = f"{self._log.title}: the batch is stored where its records have no offsets of their own"
+            text = f"{self._log.title}: the batch is stored, but its records have no offsets of their own"
             append.refuse(BackendError(text))
         self._done(entry)
 
@@ -599,7 +602,13 @@ class Appends:
             known = isinstance(error, PulsarError | KopError | TimeoutError)
             level = logging.DEBUG if known else logging.ERROR
             self._count(Fault.OFFSET_REQUESTS_FAILED)
-            _log.log(level, "%s: where entry %d:%d lies cannot be asked: %r", self._log.title, *position, error)
+            _log.log(
+                level,
+                "%s: Pulsar cannot be asked yet which offset entry %d:%d has: %r",
+                self._log.title,
+                *position,
+                error,
+            )
             return False
         if self._stored.get(position) is not entry:
             return True  # the tail, or the end of the log
@@ -647,7 +656,12 @@ class Appends:
                     answers = await self._search(wanted)
                 except Exception as error:  # no client may wait for ever
                     level = logging.INFO if isinstance(error, PulsarError | KopError) else logging.ERROR
-                    _log.log(level, "%s: stored batches cannot be searched: %r", self._log.title, error)
+                    _log.log(
+                        level,
+                        "%s: cannot search Pulsar for the first copy of a batch that was sent twice: %r",
+                        self._log.title,
+                        error,
+                    )
                     answers = [Stored(Outcome.UNFINISHED)] * len(due)
                 for entry, stored in zip(due, answers, strict=True):
                     if entry in self._duplicates:  # else the tail brought it meanwhile
@@ -676,7 +690,7 @@ class Appends:
             self._count(Fault.DUPLICATES_NOT_FOUND)
             text = f"{self._log.title}: the batch is stored, its offset was not found"
             if not entry.is_stored:
-                text = f"{self._log.title}: Pulsar refuses a batch that it may have already; it was not found"
+                text = f"{self._log.title}: Pulsar refuses a batch that it may have stored before; no copy was found"
             if append.idempotent and stored.outcome is Outcome.UNKNOWN and entry.is_stored:
                 append.refuse(PeerError(text, ErrorCode.DUPLICATE_SEQUENCE_NUMBER))
             else:

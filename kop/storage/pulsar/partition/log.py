@@ -169,7 +169,7 @@ class PulsarLog(Partition):
         return self._attaching
 
     def _late(self) -> KopError:
-        error = PulsarError("Timeout", f"not done within {WAIT_SECONDS:.0f} s, and going on")
+        error = PulsarError("Timeout", f"its end is not known after {WAIT_SECONDS:.0f} s, the search goes on")
         return self.refused(error, f"cannot attach {self.title}")
 
     def _end_waiting(self, error: KopError) -> None:
@@ -214,7 +214,7 @@ class PulsarLog(Partition):
         except BaseException as error:
             self.tail.let_go()
             if isinstance(error, TimeoutError):
-                error = PulsarError("Timeout", f"not done within {ATTACH_SECONDS:.0f} s")
+                error = PulsarError("Timeout", f"its end is not known after {ATTACH_SECONDS:.0f} s")
             if isinstance(error, PulsarError):
                 raise self.gone() if self.deleted else self.refused(error, f"cannot attach {self.title}") from error
             raise
@@ -619,7 +619,7 @@ class PulsarLog(Partition):
         if self._in_demand or busy or self._lease.producer is not None:
             self._in_demand, self._demanded = False, now
         elif now - self._demanded > self.context.settings.tail_seconds:
-            error = BackendError(f"nobody asked for {self.title}")
+            error = BackendError(f"nobody used {self.title} for a while")
             self._producers.fail(error)
             self.detach(error)
 

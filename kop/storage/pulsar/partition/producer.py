@@ -241,7 +241,8 @@ class PartitionProducer:
             if await self._appends.is_stored(self.name, last):
                 self._context.count(Fault.SEQUENCES_THAT_PULSAR_FORGOT)
                 log.warning(
-                    "%s: Pulsar knows %s up to %d, but has stored %d: the topic's deduplication forgot the rest",
+                    "%s: Pulsar's deduplication knows sequence ids of producer %s up to %d, and the topic holds %d: "
+                    "the gateway goes on behind what the topic holds",
                     self._log.title, self.name, producer.last_sequence_id, last,
                 )  # fmt: skip
                 return SequenceWindow(last, complete=sequences.complete)
@@ -271,8 +272,8 @@ class PartitionProducer:
         self._context.count(Fault.SEQUENCES_AHEAD_OF_PULSAR)
         self._context.faults.tell(
             (self._log.title, self.name),
-            f"{self._log.title}: Pulsar knows {self.name} up to {producer.last_sequence_id}, the client goes on "
-            f"elsewhere: {error.message}",
+            f"{self._log.title}: Pulsar knows sequence ids of producer {self.name} up to {producer.last_sequence_id}, "
+            f"and its client goes on behind others: Pulsar is asked again ({error.message})",
         )
         return True
 
@@ -385,7 +386,7 @@ class PartitionProducer:
                     append.end(self._log.log_start_offset)
                     self._end(unsure)
                     return
-                log.info("%s: %s: %s", self._log.title, self.name, verdict.error)
+                log.info("%s: a batch of producer %s is refused: %s", self._log.title, self.name, verdict.error)
                 append.refuse(verdict.error)
                 append.end(self._log.log_start_offset)
                 return
@@ -421,7 +422,9 @@ class PartitionProducer:
             entry.sent_again = known
             producer.submit(entry)
             if self.ended and append.left:  # one was refused before it was sent: what comes next must not pass it
-                append.refuse(append.error or self._refused or BackendError("the producer has ended"))
+                append.refuse(
+                    append.error or self._refused or BackendError(f"the producer of {self._log.title} has ended")
+                )
                 append.end(self._log.log_start_offset)
                 return
 
@@ -511,7 +514,7 @@ class PartitionProducer:
         if entry.done:
             return
         if self.ended:
-            self._unanswered(entry, self._refused or BackendError("the producer has ended"))
+            self._unanswered(entry, self._refused or BackendError(f"the producer of {self._log.title} has ended"))
             return
         if isinstance(error, EntryRefusedError) and self._had_before(entry):
             # A Pulsar broker looks at an entry's size before it looks for duplicates.

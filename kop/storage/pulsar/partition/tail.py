@@ -294,6 +294,10 @@ class LogTail:
     def _gaps_are_known(self, task: asyncio.Task[None]) -> None:
         self._asking = None
         if not task.cancelled() and task.exception() is not None:
-            _log.error("gaps of %s cannot be asked about", self._source.title, exc_info=task.exception())
+            _log.error(
+                "Pulsar cannot be asked why offsets of %s are missing: the tail reads them again",
+                self._source.title,
+                exc_info=task.exception(),
+            )
             self.drop_all()
             self._log.tell_soon()

@@ -29,7 +29,7 @@ class WriteBudget:
         if self._context.closed:
             return BackendError("the storage engine is closed")
         if self.bytes + size > self._most:
-            return BackendError("more is waiting for Pulsar than memory is given for")
+            return BackendError("as many batches wait for Pulsar as memory is given for: clients try again")
         return None
 
     def take(self, size: int) -> tuple[AppendWaiter, int]:

@@ -119,8 +119,9 @@ class Converter:
             self._count(Fault.MISCOUNTED_ENTRIES)
             text = (
                 f"{self._name}: the entry at {stored.position.ledger}:{stored.position.entry} has "
-                f"{stored.info.num_messages} messages, the index moved by {last - expected + 1}: a producer counted "
-                "wrong, or batches were sent in a Pulsar transaction; these records can be read by Pulsar clients only"
+                f"{stored.info.num_messages} messages, and Pulsar's index moved by {last - expected + 1}: a producer "
+                "counted wrong, or batches were sent in a Pulsar transaction; only Pulsar clients can read these "
+                "records"
             )
             log.error("%s", text)
             batches.append(Batch(expected, last, b"", UnreadableEntryError(text, last + 1)))
@@ -150,7 +151,7 @@ class Converter:
         """The error that stands for an entry that cannot be read, from offset `first` on. It is counted and logged."""
         text = f"{self._name}: entry {stored.position.ledger}:{stored.position.entry}: {why}"
         self._count(Fault.UNREADABLE_ENTRIES)
-        log.error("%s; consumers stop there until it is skipped or trimmed", text)
+        log.error("%s; Kafka consumers stop at this entry until they seek past it, or retention takes it", text)
         return Batch(first, stored.last, b"", UnreadableEntryError(text, stored.last + 1))
 
     @property

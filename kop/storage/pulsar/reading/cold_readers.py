@@ -144,7 +144,8 @@ class ColdReader:
                 await self._waiter
         except TimeoutError:
             raise BackendError(
-                f"Pulsar sent nothing for {seconds:.0f} s where records are", ErrorCode.REQUEST_TIMED_OUT
+                f"Pulsar sent nothing for {seconds:.0f} s to a reader that is not at the end of its log",
+                ErrorCode.REQUEST_TIMED_OUT,
             ) from None
         finally:
             self._waiter = None
@@ -238,7 +239,9 @@ class ColdReaders:
                 reader = await self._new(offset, back=_MOST_CHUNKS)
                 await reader.wait(_SECONDS)
             if reader.next_offset <= offset and not reader.holds(offset) and not reader.failed:
-                raise BackendError(f"the reader of {self._source.title} lost its place")
+                raise BackendError(
+                    f"the reader of {self._source.title} is not at the offset that it was opened at: clients try again"
+                )
             reader = await self._without_doubt(reader, offset)
             result = await self._with_records(reader, max_bytes, min_one)
         except BaseException:

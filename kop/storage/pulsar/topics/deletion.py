@@ -224,11 +224,11 @@ class DeletionGuard:
         if made is not None and stored[_LEDGER_MADE] != made:
             return True  # the topic that came back is gone, this one was created later
         if not is_unused(stored):
-            log.warning("%s came back when it was deleted, and is in use: it is left as it is", name)
+            log.warning("a client made %s again while it was deleted, and uses it: it is not deleted again", name)
             return True
         await self._context.admin.delete_plain(name, force=False)
         self._context.count(Fault.DELETED_TOPICS_THAT_CAME_BACK)
-        log.info("%s, which a producer had brought back, is deleted again", name)
+        log.info("%s is deleted again: a producer had made it again while it was deleted", name)
         if base != name:
             await self._strays.complete(base)
         return True

@@ -52,7 +52,8 @@ class StrayPartitions:
             await self._context.admin.create_missed_partitions(full_name)
             self._context.count(Fault.PARTITIONS_RECREATED)
             log.warning(
-                "%s was made while partitions of its predecessor were deleted: its missing partitions are made again",
+                "topic %s was made while partitions of a deleted topic of its name were removed: the partitions "
+                "that it lost by that are made again",
                 full_name,
             )
 
@@ -72,7 +73,11 @@ class StrayPartitions:
         strays = [name for name in await admin.list_topics(namespace_of(full_name)) if name.startswith(prefix)]
         for name in strays:
             if not await self._clear(name):
-                log.warning("%s stands in the way of a topic %s: delete it in Pulsar", name, full_name)
+                log.warning(
+                    "topic %s cannot be made while Pulsar has %s, which is not empty or in use: delete that in Pulsar",
+                    full_name,
+                    name,
+                )
                 return False
         return bool(strays)
 

@@ -301,11 +301,16 @@ class PulsarTopics(TopicTable):
                     if (topic := self._by_id.get(topic_id)) is not None:
                         self._pulsar[topic_id] = await self._with_policies(topic, known)
                         log.warning(
-                            "topic %s was made without its policies, by a broker that died: they are set now",
+                            "topic %s has no retention and no other policies, since the broker that made it died: "
+                            "they are set now",
                             topic.name,
                         )
             except (PulsarError, KopError) as error:
-                log.warning("topic %s has no policies yet: %s; trying again", known.full_name, error)
+                log.warning(
+                    "retention and other policies of topic %s cannot be set yet: %s; trying again",
+                    known.full_name,
+                    error,
+                )
 
     async def _create_partitioned(self, full_name: str, partitions: int, properties: Mapping[str, str]) -> None:
         try:
@@ -599,7 +604,9 @@ class PulsarTopics(TopicTable):
                 self._enter_read(full_name, read)
                 return
             await self._part(read[1], rival, read[0].topic_id)
-        raise PulsarError("Conflict", f"{full_name} carries another topic's id again and again", retriable=True)
+        raise PulsarError(
+            "Conflict", f"{full_name} has the id of another topic again whenever it is given its own", retriable=True
+        )
 
     def _rival(self, full_name: str, topic_id: UUID) -> PulsarTopic | None:
         """Another topic that has the same id in memory."""
@@ -646,7 +653,9 @@ class PulsarTopics(TopicTable):
             raise
         topic_id, configs = id_of(properties), configs_of(properties)
         if topic_id is None or configs is None:
-            raise PulsarError("BadAnswer", f"{full_name} has no id although it was given one", retriable=True)
+            raise PulsarError(
+                "BadAnswer", f"Pulsar does not show the id that was given to topic {full_name}", retriable=True
+            )
         info = TopicInfo(name, topic_id, max(partitions, 1), MappingProxyType(configs), internal)
         return info, PulsarTopic(full_name, plain, properties)
 
