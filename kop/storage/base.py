@@ -266,8 +266,18 @@ class PartitionLog(LeaderOfLog, Protocol):
         answers.
         """
 
+    def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
+        """The partition is in the open transaction of that producer, and was prepared (`TransactionStorage.add`).
+
+        Transactional batches of that producer id and epoch that are submitted from now on belong to it, until the next
+        call for them. The caller submits none before this was called.
+        """
+
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` each time the high watermark or the log start moves or the topic goes; returns the undo."""
+        """Call `callback` each time one of the log's bounds moves, or the topic goes; returns the undo.
+
+        The bounds are the log start, the high watermark and the last stable offset.
+        """
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
         """The first record whose timestamp is at or after `timestamp` (ms), or None."""
@@ -304,6 +314,49 @@ class MarkedLog(PartitionLog, Protocol):
         client goes by version 2 of transactions, whose ends have an epoch above that of their data (KIP-890). A marker
         that was written before is not written again. Errors, on the future: INVALID_PRODUCER_EPOCH, or of storage.
         """
+
+
+class EndedTransaction(NamedTuple):
+    """A transaction whose end was decided and is durable: storage has to carry it out."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    """Of the markers: above that of the data where the end bumped the epoch."""
+    partitions: frozenset[tuple[str, int]]
+    """Topics, by the names of `Topics`, and partitions."""
+    commit: bool
+    client_version: int
+    """The version of transactions that the client goes by (KIP-890). From 2 on each end bumps the epoch."""
+    storage_transaction: bytes = b""
+    """What `TransactionStorage.begin` gave."""
+
+
+class TransactionStorage(Protocol):
+    """How storage makes the records of a transaction readable all at once, or never.
+
+    The transaction coordinator decides, and keeps what it decided. After a failure a method is called again, maybe by
+    another broker: that does no harm. Errors are KopErrors.
+    """
+
+    @property
+    def refusal(self) -> str | None:
+        """None where storage has transactions; else one line that says why not, and what to do about it."""
+
+    async def begin(self, timeout_ms: int) -> bytes:
+        """Begin a transaction that the coordinator ends within `timeout_ms` of the client, or soon after.
+
+        The result names it in storage. The coordinator keeps it in its record; empty where storage needs no name.
+        """
+
+    async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
+        """Prepare partitions, before a producer appends to them: see `PartitionLog.join_transaction`.
+
+        Topics go by the names of `Topics`. UNKNOWN_TOPIC_OR_PARTITION where one is not there.
+        """
+
+    async def end(self, ended: EndedTransaction) -> None:
+        """Make its records readable, or hide them for good. Partitions that are gone are passed over."""
 
 
 class Topics(Protocol):
@@ -397,6 +450,10 @@ class Engine(SmallValues, Brokers, Protocol):
     @property
     def topics(self) -> Topics:
         """The table of topics."""
+
+    @property
+    def transactions(self) -> TransactionStorage:
+        """How it carries out transactions."""
 
     @property
     def cluster_id(self) -> str:

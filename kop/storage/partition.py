@@ -109,6 +109,9 @@ class Partition:
         """See `PartitionLog.aborted_between`."""
         return ()
 
+    def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
+        """See `PartitionLog.join_transaction`. There is nothing to do where a batch itself says what it belongs to."""
+
     # --- offsets
 
     def check_there(self) -> None:

@@ -22,7 +22,8 @@ from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.watch import Watch
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
+from kop.storage.no_transactions import NoTransactions
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
@@ -74,6 +75,7 @@ class PulsarEngine:
         orders_producers=False,
     )
     directory = None
+    transactions: TransactionStorage = NoTransactions("there are no transactions over Pulsar yet")
 
     def __init__(
         self,

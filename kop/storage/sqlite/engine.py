@@ -24,8 +24,9 @@ from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
 from kop.records.batch import read_header
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
 from kop.storage.idempotence import ProducerStates
+from kop.storage.no_transactions import NoTransactions
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.log import LogContext, SqliteLog
@@ -61,6 +62,7 @@ class SqliteEngine:
         orders_producers=True,
     )
     topics: SqliteTopics
+    transactions: TransactionStorage = NoTransactions("the embedded engine has no transactions yet")
 
     def __init__(
         self,

@@ -1,0 +1,66 @@
+"""Transactions as Kafka's brokers carry them out: markers in the logs, nothing that is prepared.
+
+Owns: which logs get a marker.
+Must not know: which engine keeps the logs, how a log writes a marker, who decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from uuid import UUID
+
+from kop.errors import ErrorCode, KopError, PeerError
+from kop.storage.base import EndedTransaction, MarkedLog, Topics
+
+_COORDINATOR_EPOCH = 0
+"""Of the markers. One process writes the logs: no older coordinator can come after a younger one."""
+_BUMPS_EPOCH = 2
+
+
+class MarkedTransactions:
+    """A `TransactionStorage` over logs that take markers."""
+
+    refusal = None
+
+    def __init__(
+        self, topics: Topics, log: Callable[[UUID, int], MarkedLog | None], wall_ms: Callable[[], int]
+    ) -> None:
+        """`wall_ms` gives the timestamps of markers, in milliseconds since the epoch."""
+        self._topics = topics
+        self._log = log
+        self._wall_ms = wall_ms
+
+    async def begin(self, timeout_ms: int) -> bytes:
+        """See `TransactionStorage.begin`. The first transactional batch begins a transaction in a log."""
+        return b""
+
+    async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
+        """See `TransactionStorage.add`."""
+        for name, partition in partitions:
+            if self._find(name, partition) is None:
+                raise PeerError(f"there is no partition {name}-{partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+    async def end(self, ended: EndedTransaction) -> None:
+        """See `TransactionStorage.end`. Raises the error of the first partition whose marker is not durable."""
+        markers = [
+            log.end_transaction(
+                ended.producer_id,
+                ended.producer_epoch,
+                commit=ended.commit,
+                coordinator_epoch=_COORDINATOR_EPOCH,
+                bumps_epoch=ended.client_version >= _BUMPS_EPOCH,
+                now_ms=self._wall_ms(),
+            )
+            for name, partition in sorted(ended.partitions)
+            if (log := self._find(name, partition)) is not None
+        ]
+        for error in await asyncio.gather(*markers, return_exceptions=True):
+            if isinstance(error, KopError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                continue  # it was deleted meanwhile
+            if isinstance(error, BaseException):
+                raise error
+
+    def _find(self, name: str, partition: int) -> MarkedLog | None:
+        topic = self._topics.get(name)
+        return None if topic is None else self._log(topic.topic_id, partition)
