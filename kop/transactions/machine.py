@@ -24,7 +24,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from kop.errors import ErrorCode, InternalError
-from kop.wire.transaction_state import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TransactionStatus, TransactionValue
+from kop.wire.transaction_state import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    STORAGE_TRANSACTION,
+    TransactionStatus,
+    TransactionValue,
+)
 
 Partition = tuple[str, int]
 """Topic and partition."""
@@ -57,6 +63,8 @@ class Transaction:
     client_version: int = 0
     pending: bool = False
     """A step is being written, or the markers of an end are. It is in no record."""
+    storage_transaction: bytes = b""
+    """What storage calls the open transaction, or the one that is being ended; see `kop.storage.base`."""
     fence_failed: bool = False
     """A bump of the epoch that fences could not be written. No client saw that epoch, so the next try takes the same
     one: epochs do not run out while storage is away. It is in no record."""
@@ -80,6 +88,7 @@ class Transaction:
             self.previous_producer_id,
             self.next_producer_id,
             self.client_version,
+            own={STORAGE_TRANSACTION: self.storage_transaction} if self.storage_transaction else {},
         )
 
     @classmethod
@@ -98,6 +107,7 @@ class Transaction:
             value.next_producer_id,
             value.client_version,
             pending=value.status in _PREPARED,
+            storage_transaction=value.own.get(STORAGE_TRANSACTION, b""),
         )
 
 
@@ -203,6 +213,7 @@ def add_partitions(
             start_timestamp=now if begins else transaction.start_timestamp,
             last_update_timestamp=now,
             client_version=client_version,
+            storage_transaction=b"" if begins else transaction.storage_transaction,
         )
     )
 
@@ -351,6 +362,7 @@ def completed(transaction: Transaction, now: int) -> Transaction:
         last_update_timestamp=now,
         next_producer_id=NO_PRODUCER_ID,
         pending=False,
+        storage_transaction=b"",
         fence_failed=False,
     )
     if transaction.client_version >= EPOCH_BUMPED_AT_END and transaction.next_producer_id != NO_PRODUCER_ID:

@@ -20,10 +20,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from kop.background import repeat, retried
-from kop.cluster.client_topics import TRANSACTIONS_TOPIC
+from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kop.cluster.producer_ids import ProducerIds
 from kop.coordination.coordinator import Coordinator
 from kop.coordination.deadlines import Deadlines
@@ -31,7 +32,7 @@ from kop.coordination.failed_writes import answer_for
 from kop.coordination.ownership import LeaderChoice
 from kop.coordination.state_log import StateTopic
 from kop.errors import ErrorCode, KopError, StateRecordError
-from kop.storage.base import Engine
+from kop.storage.base import EndedTransaction, Engine, TransactionStorage
 from kop.transactions import machine
 from kop.transactions.machine import Decision, Partition, Transaction
 from kop.transactions.settings import TransactionSettings
@@ -51,24 +52,22 @@ _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_
 _log = logging.getLogger(__name__)
 
 
-class EndedTransaction(NamedTuple):
-    """A transaction whose end is decided and durable: its markers are to be written."""
-
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-    """Of the markers: above that of the data where the end bumped the epoch."""
-    partitions: frozenset[Partition]
-    commit: bool
-    client_version: int
-    """The version of transactions that the client goes by."""
-
-
 class Markers(Protocol):
-    """Writes the markers of a transaction."""
+    """Ends a transaction wherever it left something: in storage, in groups, in what brokers remember of it."""
 
     async def write(self, ended: EndedTransaction) -> None:
-        """Write a marker to each partition; to call it again after a failure does no harm. KopError where one fails."""
+        """Carry out the end. After a failure, a KopError, it is called again: that does no harm."""
+
+
+class VerifiedPartitions(NamedTuple):
+    """Which partitions are in a producer's open transaction, and may be written to."""
+
+    error: ErrorCode = ErrorCode.NONE
+    """Of all of them."""
+    errors: Mapping[Partition, ErrorCode] = MappingProxyType({})
+    """Of each, where there is no error of all."""
+    storage_transaction: bytes = b""
+    """What storage calls the transaction."""
 
 
 class ProducerIdentity(NamedTuple):
@@ -87,10 +86,12 @@ class _Entry:
     term: int
     """Of that partition (`Ownership.term`): in another one this entry is void."""
     transaction: Transaction
-    adding: asyncio.Future[ErrorCode] | None = None
+    adding: asyncio.Task[ErrorCode] | None = None
     """Partitions are being added."""
     ending: asyncio.Task[None] | None = None
     """The markers of an end are being written."""
+    prepared: set[Partition] = field(default_factory=set)
+    """Partitions of the open transaction that storage has prepared."""
     callers: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __repr__(self) -> str:
@@ -119,6 +120,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         super().__init__(engine, _state_topic(self.settings), clock=clock, wall=wall, leader_choice=leader_choice)
         self._producer_ids = producer_ids
         self._markers = markers
+        self._storage: TransactionStorage = engine.transactions
         self.deadlines = Deadlines[_Entry](self._clock, self._due)
         """When each open transaction times out."""
         self._entries: dict[str, _Entry] = {}
@@ -144,7 +146,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         """Take nothing more, hand over what is queued. An end that is under way goes on after the next start."""
         self.ownership.close()
         self.deadlines.stop()
-        tasks = [task for entry in self._entries.values() for task in (entry.ending, *entry.callers) if task]
+        tasks = [
+            task for entry in self._entries.values() for task in (entry.ending, entry.adding, *entry.callers) if task
+        ]
         if self._expiry is not None:
             tasks.append(self._expiry)
         for task in tasks:
@@ -184,10 +188,14 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     ) -> ProducerIdentity:
         """InitProducerId; see `machine.init_producer_id`.
 
-        INVALID_REQUEST for an empty id, INVALID_TRANSACTION_TIMEOUT beyond transaction.max.timeout.ms.
+        INVALID_REQUEST for an empty id, INVALID_TRANSACTION_TIMEOUT beyond transaction.max.timeout.ms,
+        TRANSACTIONAL_ID_AUTHORIZATION_FAILED where storage has no transactions.
         """
         if not transactional_id:
             return ProducerIdentity(ErrorCode.INVALID_REQUEST)
+        if (why := self._storage.refusal) is not None:
+            _log.warning("transactional id %r is refused: %s", transactional_id, why)
+            return ProducerIdentity(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         if not 0 < timeout_ms <= self.settings.transaction_max_timeout_ms:
             return ProducerIdentity(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         fresh_id: int | None = None
@@ -228,7 +236,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                 return error
             if entry.adding is None:
                 break
-            await asyncio.shield(entry.adding)
+            await asyncio.wait({entry.adding})
         decision = machine.add_partitions(
             entry.transaction,
             self._wall(),
@@ -237,20 +245,43 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             partitions=partitions,
             client_version=client_version,
         )
-        if decision.next is None:
+        if decision.error or (decision.next is None and self._is_prepared(entry, partitions)):
             return decision.error
-        entry.adding = self._write(entry, decision)
+        entry.adding = asyncio.get_running_loop().create_task(self._add_partitions(entry, decision, partitions))
         entry.adding.add_done_callback(lambda _: setattr(entry, "adding", None))
         return await asyncio.shield(entry.adding)
 
-    def verify_partitions(
+    async def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
-    ) -> ErrorCode | dict[Partition, ErrorCode]:
-        """Whether the partitions are in the open transaction; see `machine.verify_partitions`."""
-        entry, error = self._find(transactional_id)
-        if entry is None:
-            return error
-        return machine.verify_partitions(entry.transaction, producer_id=producer_id, epoch=epoch, partitions=partitions)
+    ) -> VerifiedPartitions:
+        """Whether the partitions are in the open transaction; see `machine.verify_partitions`.
+
+        Those that are may be written to when this has ended.
+        """
+        while True:
+            entry, error = self._find(transactional_id)
+            if entry is None:
+                return VerifiedPartitions(error)
+            verified = machine.verify_partitions(
+                entry.transaction, producer_id=producer_id, epoch=epoch, partitions=partitions
+            )
+            if isinstance(verified, ErrorCode):
+                return VerifiedPartitions(verified)
+            inside = [partition for partition, code in verified.items() if not code]
+            if self._is_prepared(entry, inside):
+                return VerifiedPartitions(errors=verified, storage_transaction=entry.transaction.storage_transaction)
+            # Another broker coordinated the transactional id when they were added.
+            if error := await self.add_partitions(
+                transactional_id, producer_id, epoch, inside, entry.transaction.client_version
+            ):
+                return VerifiedPartitions(error)
+
+    async def settled(self, transactional_id: str, seconds: float) -> None:
+        """Wait until nothing of a transactional id is being written any more, or for so many seconds."""
+        entry = self._entries.get(transactional_id)
+        waiting = {task for task in (entry.ending, entry.adding) if task is not None} if entry is not None else None
+        if waiting:
+            await asyncio.wait(waiting, timeout=seconds)
 
     async def end(
         self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, client_version: int
@@ -325,6 +356,48 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         self._entries[transactional_id] = entry
         return entry
 
+    def _is_prepared(self, entry: _Entry, partitions: Collection[Partition]) -> bool:
+        """Whether storage has prepared these partitions. Those of groups' offsets need nothing."""
+        return entry.prepared.issuperset(partition for partition in partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
+
+    async def _add_partitions(self, entry: _Entry, decision: Decision, partitions: Collection[Partition]) -> ErrorCode:
+        """Make durable that partitions are in the transaction, then have storage prepare them."""
+        if decision.next is not None:
+            before = entry.transaction
+            if before.status is not TransactionStatus.ONGOING:
+                entry.transaction = replace(before, pending=True)
+                try:
+                    storage_transaction = await self._storage.begin(before.timeout_ms)
+                except KopError as why:
+                    return self._refused(entry, why)
+                finally:
+                    entry.transaction = before
+                if not self._is_current(entry):
+                    return self.refusal_of(entry.transactional_id) or ErrorCode.CONCURRENT_TRANSACTIONS
+                decision = decision._replace(next=replace(decision.next, storage_transaction=storage_transaction))
+                entry.prepared.clear()
+            if error := await self._write(entry, decision):
+                return error
+        transaction = entry.transaction
+        wanted = [
+            partition
+            for partition in partitions
+            if partition[0] != KAFKA_OFFSETS_TOPIC and partition not in entry.prepared
+        ]
+        if wanted:
+            try:
+                await self._storage.add(transaction.storage_transaction, wanted)
+            except KopError as why:
+                return self._refused(entry, why)
+            if entry.transaction is not transaction:  # it was ended meanwhile, or the lead was lost
+                return self.refusal_of(entry.transactional_id) or ErrorCode.CONCURRENT_TRANSACTIONS
+            entry.prepared.update(wanted)
+        return ErrorCode.NONE
+
+    def _refused(self, entry: _Entry, error: KopError) -> ErrorCode:
+        _log.warning("partitions cannot be added to the transaction of %r: %s", entry, error)
+        return answer_for(error.code)
+
     def _is_current(self, entry: _Entry) -> bool:
         """Whether the entry is of the term in which its partition is led now."""
         return entry.term == self.ownership.term(entry.partition)
@@ -394,8 +467,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             transaction.partitions,
             transaction.status is TransactionStatus.PREPARE_COMMIT,
             transaction.client_version,
+            transaction.storage_transaction,
         )
-        if ended.partitions:
+        if ended.partitions or ended.storage_transaction:
             await retried(
                 f"end the transaction of {entry!r}",
                 lambda: self._markers.write(ended),

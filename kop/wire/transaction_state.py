@@ -24,6 +24,8 @@ VALUE_VERSION: Final = 1
 """What Kafka 4.3 writes where `transaction.version` is 1 or 2."""
 OWN_TAGS: Final = 10_000
 """Tagged fields from this number on are not Kafka's."""
+STORAGE_TRANSACTION: Final = OWN_TAGS
+"""The tag of the name that the open transaction has in storage."""
 
 _KEY_KIND: Final = 0
 _PREVIOUS_ID, _NEXT_ID, _CLIENT_VERSION, _NEXT_EPOCH = range(4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,10 +13,11 @@ from support.waiting import until
 
 from kop import background
 from kop.cluster.producer_ids import ProducerIds
-from kop.errors import BackendError
+from kop.errors import BackendError, KopError
 from kop.errors import ErrorCode as E
+from kop.storage.base import EndedTransaction
 from kop.transactions.machine import LAST_EPOCH, Transaction
-from kop.transactions.runtime import EndedTransaction, ProducerIdentity, TransactionCoordinator
+from kop.transactions.runtime import ProducerIdentity, TransactionCoordinator
 from kop.transactions.settings import TransactionSettings
 from kop.wire.transaction_state import (
     TransactionStatus,
@@ -52,6 +53,35 @@ class WrittenMarkers:
         self.written.append(ended)
 
 
+class PreparedPartitions:
+    """A `TransactionStorage` that notes what is asked of it; fails, or waits, as the test says."""
+
+    refusal: str | None = None
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.added: list[tuple[bytes, set[tuple[str, int]]]] = []
+        self.error: KopError | None = None
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def begin(self, timeout_ms: int) -> bytes:
+        await self.open.wait()
+        if self.error is not None:
+            raise self.error
+        self.begun += 1
+        return b"transaction %d" % self.begun
+
+    async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
+        await self.open.wait()
+        if self.error is not None:
+            raise self.error
+        self.added.append((storage_transaction, set(partitions)))
+
+    async def end(self, ended: EndedTransaction) -> None:
+        raise AssertionError("markers end a transaction, the coordinator does not")
+
+
 class World:
     """Storage with one partition of `__transactions`, markers, and a coordinator with its clock."""
 
@@ -59,11 +89,13 @@ class World:
         self.store = FaultyStore()
         self.now = 1_700_000_000_000
         self.markers = WrittenMarkers()
+        self.storage = PreparedPartitions()
         self.settings = TransactionSettings(transaction_state_log_num_partitions=1)
         self.coordinator: TransactionCoordinator
 
     async def start(self) -> None:
         engine = await self.store.open()
+        engine.transactions = self.storage
         self.coordinator = TransactionCoordinator(
             engine, ProducerIds(engine), self.markers, self.settings, clock=lambda: self.now
         )
@@ -123,7 +155,9 @@ async def test_a_transaction_ends_in_markers_and_a_bumped_epoch(commit: bool) ->
         assert after == ProducerIdentity(E.NONE, who.producer_id, who.producer_epoch + 1)
         await w.reaches(TransactionStatus.COMPLETE_COMMIT if commit else TransactionStatus.COMPLETE_ABORT)
         assert w.markers.written == [
-            EndedTransaction("tx", who.producer_id, who.producer_epoch + 1, frozenset({ORDERS, BILLS}), commit, 2)
+            EndedTransaction(
+                "tx", who.producer_id, who.producer_epoch + 1, frozenset({ORDERS, BILLS}), commit, 2, b"transaction 1"
+            )
         ]
         assert await w.end(who, commit=commit) == after  # the answer was lost
         assert await w.add(after, BILLS) == E.NONE
@@ -178,9 +212,9 @@ async def test_an_open_transaction_is_open_after_a_restart_and_times_out() -> No
         who = await w.begun()
         await w.restart()
         assert w.transaction.status is TransactionStatus.ONGOING
-        assert w.coordinator.verify_partitions("tx", who.producer_id, 0, [ORDERS, BILLS]) == {
-            ORDERS: E.NONE, BILLS: E.TRANSACTION_ABORTABLE,
-        }  # fmt: skip
+        verified = await w.coordinator.verify_partitions("tx", who.producer_id, 0, [ORDERS, BILLS])
+        assert verified == (E.NONE, {ORDERS: E.NONE, BILLS: E.TRANSACTION_ABORTABLE}, b"transaction 1")
+        assert w.storage.added == [(b"transaction 1", {ORDERS}), (b"transaction 1", {ORDERS})]
         w.now += MINUTE - 1
         w.coordinator.tick()
         await asyncio.sleep(0)
@@ -298,7 +332,8 @@ async def test_unknown_ids() -> None:
         nobody = ProducerIdentity(E.NONE, 1, 0)
         assert await w.add(nobody, ORDERS) == E.INVALID_PRODUCER_ID_MAPPING
         assert (await w.end(nobody)).error == E.INVALID_PRODUCER_ID_MAPPING
-        assert w.coordinator.verify_partitions("tx", 1, 0, [ORDERS]) == E.INVALID_PRODUCER_ID_MAPPING
+        verified = await w.coordinator.verify_partitions("tx", 1, 0, [ORDERS])
+        assert verified.error == E.INVALID_PRODUCER_ID_MAPPING
         assert await w.add(nobody, ORDERS, name="") == E.INVALID_REQUEST
 
 
@@ -326,3 +361,62 @@ async def test_nothing_is_served_before_the_start_and_after_the_end() -> None:
     await coordinator.stop()
     assert (await coordinator.init_producer_id("tx", MINUTE)).error == E.COORDINATOR_NOT_AVAILABLE
     await engine.close()
+
+
+async def test_storage_prepares_partitions_before_a_producer_may_write_to_them() -> None:
+    async with world() as w:
+        who = await w.init()
+        w.storage.open.clear()
+        adding = asyncio.create_task(w.add(who, ORDERS))
+        further = asyncio.create_task(w.add(who, BILLS))
+        await until(lambda: w.transaction.pending)
+        assert (await w.end(who)).error == E.CONCURRENT_TRANSACTIONS
+        w.storage.open.set()
+        assert await adding == E.NONE
+        assert await further == E.NONE
+        assert w.storage.added == [(b"transaction 1", {ORDERS}), (b"transaction 1", {BILLS})]
+        assert (await w.end(who)).error == E.NONE
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert [ended.storage_transaction for ended in w.markers.written] == [b"transaction 1"]
+        assert w.transaction.storage_transaction == b""
+
+
+async def test_partitions_that_storage_did_not_prepare_are_prepared_when_they_are_added_again() -> None:
+    async with world() as w:
+        who = await w.begun(ORDERS)
+        w.storage.error = BackendError("Pulsar is away")
+        assert await w.add(who, BILLS) == E.NOT_COORDINATOR
+        assert await w.add(who, BILLS) == E.NOT_COORDINATOR
+        w.storage.error = None
+        assert await w.add(who, BILLS) == E.NONE
+        assert w.storage.added[-1] == (b"transaction 1", {BILLS})
+        assert await w.add(who, BILLS) == E.NONE
+        assert len(w.storage.added) == 2
+
+
+async def test_a_transaction_that_storage_cannot_begin_is_not_open() -> None:
+    async with world() as w:
+        who = await w.init()
+        w.storage.error = BackendError("Pulsar is away")
+        assert await w.add(who, ORDERS) == E.NOT_COORDINATOR
+        assert w.transaction.status is TransactionStatus.EMPTY
+        assert not w.transaction.pending
+        w.storage.error = None
+        assert await w.add(who, ORDERS) == E.NONE
+
+
+async def test_a_transaction_that_ended_while_storage_prepared_it_takes_no_records() -> None:
+    async with world() as w:
+        who = await w.begun(ORDERS)
+        w.storage.open.clear()
+        adding = asyncio.create_task(w.add(who, BILLS))
+        await until(lambda: ("bills", 1) in w.transaction.partitions and not w.transaction.pending)
+        assert (await w.init()).error == E.CONCURRENT_TRANSACTIONS  # another instance fences it
+        w.storage.open.set()
+        assert await adding == E.CONCURRENT_TRANSACTIONS
+
+
+async def test_without_transactions_in_storage_a_transactional_id_is_refused() -> None:
+    async with world() as w:
+        w.storage.refusal = "Pulsar has no transaction coordinator"
+        assert (await w.init()).error == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
