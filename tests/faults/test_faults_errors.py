@@ -154,7 +154,7 @@ def test_deduplication_is_turned_on_for_a_native_topic(space: Pulsar, served: Pu
 def test_deduplication_that_somebody_turns_off_is_turned_on_again(
     space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.storage.pulsar.topics.write_checks._FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("kop.storage.pulsar.topics.write_checks.FRESH_SECONDS", 0.0)
     create(served.bootstrap, "twice", 1)
     name = f"persistent://{space.namespace}/twice"
     assert one(served.bootstrap, "twice") == 0

@@ -153,7 +153,10 @@ def test_a_topic_that_is_made_again_at_once_keeps_its_partitions(
         interop.admin(lambda a: a.create_partitioned(interop.full(topic), 2, {}))
     else:
         interop.create(topic, 2)
-    wait_until(lambda: not guard.taking_back, "all was looked at")
+    wait_until(
+        lambda: not any(task.get_name().startswith("take back") for task in asyncio.all_tasks(engine.loop)),
+        "all was looked at",
+    )
     assert names(interop, topic) == [interop.partition(topic, 0), interop.partition(topic, 1)]
     interop.known(topic)
     wait_until(lambda: produce(interop, topic) == ErrorCode.NONE, "it takes records")
@@ -164,7 +167,7 @@ def test_a_partition_that_is_missing_is_not_made_by_a_producer(
     interop: Interop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may be part of a topic that is being deleted this moment; what to do where it is not is said after a while."""
-    monkeypatch.setattr("kop.storage.pulsar.topics.deletion._MISSING_SECONDS", 0.2)
+    monkeypatch.setattr("kop.storage.pulsar.topics.deletion.MISSING_SECONDS", 0.2)
     topic = interop.create(interop.name("holes"))
     partition = interop.partition(topic)
     interop.admin(lambda a: a.delete_plain(partition, force=True))

@@ -391,7 +391,7 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
     pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "kop.storage.pulsar.cluster.broker_registry._POLL_SECONDS", 0.1
+        "kop.storage.pulsar.cluster.broker_registry.POLL_SECONDS", 0.1
     )  # sees every moment in which some are missing
     third = broker_process(pulsar_store, tmp_path, node_id="3")
 
@@ -434,9 +434,9 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
 ) -> None:
     """The times in which members are known, and a lead is sure, are short here: many of them pass."""
     fresh, sure = 0.5, 1.0
-    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._FRESH_SECONDS", fresh)
-    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._POLL_SECONDS", 0.1)
-    monkeypatch.setattr("kop.storage.pulsar.partition.lease._SURE_SECONDS", sure)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.FRESH_SECONDS", fresh)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.POLL_SECONDS", 0.1)
+    monkeypatch.setattr("kop.storage.pulsar.partition.lease.SURE_SECONDS", sure)
     monkeypatch.setattr("kop.coordination.ownership.CONFIRM_SECONDS", 0.1)
     async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
         pulsar_store.urls = pulsar_store.urls[0], f"http://127.0.0.1:{rest.port}"
@@ -474,9 +474,9 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
 async def test_a_gateway_that_dies_while_rest_does_not_answer_is_found_by_its_name(
     pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._FRESH_SECONDS", 0.5)
-    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._POLL_SECONDS", 0.1)
-    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.FRESH_SECONDS", 0.5)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.POLL_SECONDS", 0.1)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.PROBE_SECONDS", 0.2)
     pulsar_store.answers = liveness.answers
     other = broker_process(pulsar_store, tmp_path, node_id="2")
     try:
@@ -522,7 +522,7 @@ def publishers(stats: dict[str, Any]) -> set[int]:
 
 
 async def test_an_id_is_taken_once(pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.BUSY_SECONDS", 1.0)
     async with pulsar_store.opened() as one, pulsar_store.opened() as other:
         await one.join(LiveBroker(1, "host-1", 9001))
         with refused(ErrorCode.BROKER_ID_NOT_REGISTERED):
@@ -585,7 +585,7 @@ async def test_a_gateway_that_does_not_answer_is_seen_within_seconds(
     pulsar_store: PulsarStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pulsar itself would see it after 30 to 60 s; asked for its name it looks at once."""
-    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry._PROBE_SECONDS", 1.0)
+    monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.PROBE_SECONDS", 1.0)
     other = broker_process(pulsar_store, tmp_path, node_id="2")
 
     def ids() -> list[int]:

@@ -370,7 +370,7 @@ async def test_the_topics_limit_on_sizes_is_known_before_a_sequence_is_taken() -
 
 
 async def test_a_limit_on_sizes_that_changes_is_learned_from_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_sizes, "_DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(entry_sizes, "DOUBT_SECONDS", 0.0)
     play = Play(41)
     await play.run("aSR")
     limit = play.log.entry_size_limit
@@ -542,7 +542,7 @@ async def test_what_stands_behind_a_failed_batch_fails_with_it(error: str) -> No
 
 
 async def test_a_batch_refused_before_it_is_sent_is_not_passed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "_DOUBTS", ())
+    monkeypatch.setattr(producer_module, "ASK_AGAIN_AFTER", ())
     play = Play(41)
     await play.run("aSR")
     play.broker.refuse_over = 500
@@ -609,7 +609,7 @@ async def test_a_retry_through_another_gateway_is_confirmed_by_pulsar() -> None:
 async def test_a_producer_goes_on_behind_what_an_earlier_version_stored_under_its_own_name(
     former: int, sequence: int, expected: int | ErrorCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producer_module, "_DOUBTS", ())
+    monkeypatch.setattr(producer_module, "ASK_AGAIN_AFTER", ())
     play = Play(41)
     play.broker.sequences["former-pid-41"] = former
     play.append(sequence)
@@ -634,7 +634,7 @@ async def test_what_pulsar_has_in_hand_and_cannot_store_is_no_duplicate() -> Non
 
 
 async def test_a_pulsar_that_knows_less_than_the_client_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 0.01))
+    monkeypatch.setattr(producer_module, "ASK_AGAIN_AFTER", (0.01, 0.01))
     play = Play(41)
     play.broker.sequences["pid-41"] = 3  # it is still reading what was stored before it crashed
     opened = play.broker.open_producer
@@ -656,7 +656,7 @@ async def test_a_pulsar_that_knows_less_than_the_client_is_asked_again(monkeypat
 @pytest.mark.parametrize("epoch", [0, 3])
 async def test_what_pulsar_stored_and_forgot_is_found_in_the_log(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
     """A topic that is loaded may replay what was stored twice, and forget what came between."""
-    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 0.01))
+    monkeypatch.setattr(producer_module, "ASK_AGAIN_AFTER", (0.01, 0.01))
     play = Play(41)
     play.broker.sequences["pid-41"] = 3
     play.broker.foreign(6, "pid-41", epoch << 47 | 4)
@@ -670,7 +670,7 @@ async def test_what_pulsar_stored_and_forgot_is_found_in_the_log(monkeypatch: py
 
 
 async def test_a_pulsar_that_knows_nothing_of_a_producer_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 0.01))
+    monkeypatch.setattr(producer_module, "ASK_AGAIN_AFTER", (0.01, 0.01))
     play = Play(41)
     opened = play.broker.open_producer
 
@@ -688,7 +688,7 @@ async def test_a_pulsar_that_knows_nothing_of_a_producer_yet_is_asked_again(monk
 
 
 async def test_a_client_that_is_really_ahead_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 0.01))
+    monkeypatch.setattr(producer_module, "ASK_AGAIN_AFTER", (0.01, 0.01))
     play = Play(41)
     play.broker.sequences["pid-41"] = 3
     play.append(10)
@@ -702,7 +702,7 @@ async def test_a_client_whose_missing_batch_comes_behind_others_waits_for_no_dou
     monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """One batch was refused and those behind it were under way: its retry says that Pulsar has not forgotten it."""
-    monkeypatch.setattr(producer_module, "_DOUBTS", (0.01, 3600.0) if late else (3600.0,))
+    monkeypatch.setattr(producer_module, "ASK_AGAIN_AFTER", (0.01, 3600.0) if late else (3600.0,))
     play = Play(41)
     play.broker.sequences["pid-41"] = 3
     play.append(6)
@@ -724,8 +724,8 @@ HELD = {"subscriptions": {"r": {"dispatchThrottledMsgEventsByTopicLimit": 4}}}
 
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_module, "_LATE_SECONDS", 0.05)
-    monkeypatch.setattr(tail_module, "_STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(tail_module, "LATE_SECONDS", 0.05)
+    monkeypatch.setattr(tail_module, "STUCK_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("no_patience")
@@ -916,7 +916,7 @@ async def test_the_first_batch_of_a_new_log_waits_for_nothing(producer: int) -> 
 
 @PRODUCERS
 async def test_a_question_without_an_answer_is_asked_again(producer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appends, "_QUESTION_SECONDS", 0.05)
+    monkeypatch.setattr(appends, "QUESTION_SECONDS", 0.05)
     play = Play(producer)
     play.broker.hanging_questions = 1
     await play.run("aF SR")
@@ -969,8 +969,8 @@ async def test_a_partition_with_a_publish_rate_of_its_own_is_written_over_anothe
 ) -> None:
     """Pulsar also counts what waits because of another topic on the same connection: that stays where it is."""
     monkeypatch.setattr(throttle, "LATE_SECONDS", -1.0)  # each receipt is late
-    monkeypatch.setattr(throttle, "_MOST_LATENESS", 0.0)
-    monkeypatch.setattr(throttle, "_ASK_SECONDS", 0.0)
+    monkeypatch.setattr(throttle, "MOST_LATENESS", 0.0)
+    monkeypatch.setattr(throttle, "ASK_SECONDS", 0.0)
     play = Play(41)
     play.broker.has_publish_rate = own_rate
     for count in range(3):
@@ -999,7 +999,7 @@ async def test_a_retry_of_what_another_gateway_stored_has_its_true_offset(
     held: bool | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatch rate holds a reader back, or lets an entry come now and then."""
-    monkeypatch.setattr(stored_batches, "_STANDS_SECONDS", 0.05)
+    monkeypatch.setattr(stored_batches, "STANDS_SECONDS", 0.05)
     play = Play(41)
     broker = play.broker
     for first, count in ((0, 2), (2, 1), (3, 1), (4, 2)):
@@ -1240,7 +1240,7 @@ async def test_closing_while_the_producer_opens_ends_what_waits() -> None:
 
 
 async def test_opening_a_producer_takes_its_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "_OPEN_SECONDS", 0.02)
+    monkeypatch.setattr(producer_module, "OPEN_SECONDS", 0.02)
     play = Play(41)
     play.broker.opening_takes = asyncio.Event()
     await play.run("a")
@@ -1250,7 +1250,7 @@ async def test_opening_a_producer_takes_its_time_and_no_more(monkeypatch: pytest
 
 
 async def test_a_name_that_another_gateway_holds_sends_the_client_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "_BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(producer_module, "BUSY_SECONDS", 0.05)
     play = Play(41)
     play.broker.open_names.add("pid-41")
     await play.run("a")

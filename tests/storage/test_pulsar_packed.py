@@ -411,7 +411,7 @@ async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
     packed: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mapping, "CLOSE_AT", 10)
-    monkeypatch.setattr(log_module, "_MARK_EVERY", 6)
+    monkeypatch.setattr(log_module, "MARK_EVERY", 6)
     async with packed.opened() as engine:
         log = await make(engine)
         bases = []

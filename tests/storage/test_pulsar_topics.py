@@ -44,10 +44,10 @@ NOT_READ = "topics_not_read"
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No gateway waits for another one that could name a topic, and retries come soon."""
-    monkeypatch.setattr(topic_ids, "_APART", 0)
-    monkeypatch.setattr(topic_ids, "_OTHERS_NAME", (0.0, 0.01))
-    monkeypatch.setattr(topics, "_RETRY_FIRST", 0.01)
-    monkeypatch.setattr(topics, "_RETRY_MOST", 0.02)
+    monkeypatch.setattr(topic_ids, "SPREAD_SECONDS", 0)
+    monkeypatch.setattr(topic_ids, "WAIT_FOR_OTHERS", (0.0, 0.01))
+    monkeypatch.setattr(topics, "RETRY_FIRST", 0.01)
+    monkeypatch.setattr(topics, "RETRY_MOST", 0.02)
 
 
 @asynccontextmanager
@@ -335,7 +335,7 @@ async def test_a_fault_of_our_own_with_one_topic_keeps_no_other_away(
 async def test_a_topic_without_an_answer_holds_up_neither_the_start_nor_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(topics, "_FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(topics, "FIRST_SECONDS", 0.05)
     pulsar = FakePulsar()
     for number_ in range(10):
         pulsar.add(f"silent-{number_}", 0)
@@ -417,7 +417,7 @@ async def test_a_snapshot_just_behind_a_listing_asks_for_what_is_new_or_gone_alo
         engine.topics.watched(await pulsar.list_all(HOME), (), (), namespace=HOME)
         await until(lambda: engine.topics.get("new") is not None and engine.topics.get("t7") is None)
         assert pulsar.asked["metadata"] - before <= 5
-        monkeypatch.setattr(topics, "_FRESH_SECONDS", -1.0)  # that was a while ago: the watch was lost since then
+        monkeypatch.setattr(topics, "FRESH_SECONDS", -1.0)  # that was a while ago: the watch was lost since then
         pulsar.topics[full("t8")].properties[ID_PROPERTY] = str(new_uuid())
         remade = pulsar.topics[full("t8")].properties[ID_PROPERTY]
         engine.topics.watched(await pulsar.list_all(HOME), (), (), namespace=HOME)

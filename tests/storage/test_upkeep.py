@@ -145,7 +145,7 @@ async def test_one_partition_that_never_answers_keeps_no_other_from_the_look_at_
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(compaction, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(compaction, "_AT_ONCE", 2)
+    monkeypatch.setattr(compaction, "AT_ONCE", 2)
     engine = StandInEngine()
     compactions = engine.compactions()
     with caplog.at_level(logging.WARNING):

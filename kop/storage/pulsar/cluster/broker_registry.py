@@ -38,15 +38,15 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import BROKER_PRODUCER
 
-_POLL_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 _LONGEST: Final = 1 << 20
-_PROBE_SECONDS: Final = 10.0
+PROBE_SECONDS: Final = 10.0
 _TAKEN_SECONDS: Final = 1.0
 """Where the Pulsar broker took longer than this to give a name away, it asked the holder, which did not answer."""
-_FRESH_SECONDS: Final = 15.0
+FRESH_SECONDS: Final = 15.0
 _AWAY_SECONDS: Final = 5.0
 """After this time without a look, another broker may have taken this one's name and given it back."""
-_BUSY_SECONDS: Final = 12.0
+BUSY_SECONDS: Final = 12.0
 """How long a start waits for its name: a killed broker gives it up at once, a stopped one only when it does not answer.
 """
 _SNAPSHOT_SECONDS: Final = 20.0
@@ -103,7 +103,7 @@ class BrokerRegistry:
     @property
     def fresh(self) -> bool:
         """Whether the others were seen in these last seconds; True before this broker joins."""
-        return self._live is None or asyncio.get_running_loop().time() - self._seen < _FRESH_SECONDS
+        return self._live is None or asyncio.get_running_loop().time() - self._seen < FRESH_SECONDS
 
     def is_chosen(self, key: str) -> bool:
         """Whether this broker is the one of all to do a piece of work that `key` names, such as to give a topic an id.
@@ -126,7 +126,7 @@ class BrokerRegistry:
                 raise
         await self._admin.keep_when_idle(self._topic)
         loop = asyncio.get_running_loop()
-        end = loop.time() + _BUSY_SECONDS
+        end = loop.time() + BUSY_SECONDS
         told = False
         while self._producer is None:
             try:
@@ -145,7 +145,7 @@ class BrokerRegistry:
                     log.warning(
                         "node.id %d is held by another broker; waiting up to %.0f s for it to go, if it was stopped",
                         broker.node_id,
-                        _BUSY_SECONDS,
+                        BUSY_SECONDS,
                     )
                 await asyncio.sleep(0.5)
         if self._reader is None:
@@ -158,8 +158,8 @@ class BrokerRegistry:
                 raise PulsarError("Timeout", text, retriable=True)
             await asyncio.sleep(0.2)
         self._tasks = [
-            loop.create_task(repeat("broker registry", self._look_again, every=_POLL_SECONDS, failed=self._cannot_see)),
-            loop.create_task(repeat("the look after the next broker", self._probe_next, every=_PROBE_SECONDS)),
+            loop.create_task(repeat("broker registry", self._look_again, every=POLL_SECONDS, failed=self._cannot_see)),
+            loop.create_task(repeat("the look after the next broker", self._probe_next, every=PROBE_SECONDS)),
         ]
 
     async def _take_place(self, broker: LiveBroker) -> None:

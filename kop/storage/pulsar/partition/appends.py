@@ -41,7 +41,7 @@ LATE_TAIL_SECONDS: Final = 0.1
 """How long the tail is waited for before Pulsar is asked where an entry lies."""
 PLACE_SECONDS: Final = 10.0
 """How long a client waits for the offset of a batch that is stored; clients wait 30 s for an answer."""
-_QUESTION_SECONDS: Final = 3.0
+QUESTION_SECONDS: Final = 3.0
 """How long one question may take before it is asked again: those of a round wait for each other."""
 _HELD_SECONDS: Final = 1.0
 """How long after an answer that the tail did not have the next question is asked at once."""
@@ -596,7 +596,7 @@ class Appends:
 
     async def _ask_one(self, position: Position, entry: InFlightEntry) -> bool:
         try:
-            async with asyncio.timeout(_QUESTION_SECONDS):
+            async with asyncio.timeout(QUESTION_SECONDS):
                 place = await self._ask_place(position, entry.count)
         except Exception as error:  # the question is asked again until nobody waits
             known = isinstance(error, PulsarError | KopError | TimeoutError)

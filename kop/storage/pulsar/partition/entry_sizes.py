@@ -23,7 +23,7 @@ ENTRY_FRAMING: Final = 10
 """Bytes that a Pulsar broker counts beside metadata and payload (seen on 4.0.8): magic, checksum, the metadata's size.
 """
 _FRESH_SECONDS: Final = 30.0
-_DOUBT_SECONDS: Final = 1.0
+DOUBT_SECONDS: Final = 1.0
 """The least time between two questions where the answer is doubted."""
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class EntrySizeLimit:
 
     def doubt(self) -> None:
         """Ask for the limit again in the background: a batch was refused, so somebody may have changed the limit."""
-        if self._asking is None and self._clock() - self._asked >= _DOUBT_SECONDS:
+        if self._asking is None and self._clock() - self._asked >= DOUBT_SECONDS:
             self._spawn(self._learn(self._begin()))
 
     def _begin(self) -> asyncio.Future[None]:

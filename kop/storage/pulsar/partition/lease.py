@@ -15,7 +15,7 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.partition.producer import PartitionProducer
 
-_SURE_SECONDS: Final = 4.0
+SURE_SECONDS: Final = 4.0
 """How long an answer of Pulsar confirms the lease. It is less than the 5 s for which a Pulsar broker waits for a silent
 producer before another one may replace it (connectionLivenessCheckTimeoutMillis). A Pulsar broker that takes the
 producer for dead may fence it at any time; this broker then answers from memory for no longer than this."""
@@ -60,7 +60,7 @@ class WriterLease:
     @property
     def confirmed(self) -> bool:
         """Whether this broker surely holds the lease: Pulsar said so lately enough that no other can have taken it."""
-        return self.producer is not None and self._context.loop.time() - self.producer.sure_at < _SURE_SECONDS
+        return self.producer is not None and self._context.loop.time() - self.producer.sure_at < SURE_SECONDS
 
     async def make_sure(self) -> None:
         """Ask Pulsar whether this broker still holds the lease. Callers at the same time share the answer."""

@@ -48,7 +48,7 @@ ATTACH_SECONDS: Final = 25.0
 """How long attaching may take, from its turn on: `PartitionServices.attaching` lets a few logs attach at a time."""
 WAIT_SECONDS: Final = 25.0
 """How long a request waits for a log that attaches: clients give up after 30 s. The log keeps its turn."""
-_MARK_EVERY: Final = LOOK_EVERY
+MARK_EVERY: Final = LOOK_EVERY
 """Entries at the tail from one that the sparse index takes to the next."""
 _START_SECONDS: Final = 1.0
 """How long an answer to where the log begins is shared."""
@@ -418,7 +418,7 @@ class PulsarLog(Partition):
         elif not batch.missing:
             self.tail.drop()  # what is kept has no holes
         self._since_mark += 1
-        if self._since_mark >= _MARK_EVERY:
+        if self._since_mark >= MARK_EVERY:
             self._since_mark = 0
             self.search.index.add(batch.last, position)
             self._pause_tail_if_not_needed()

@@ -39,14 +39,14 @@ _HANDED_OVER_SECONDS: Final = 1.0
 """How long the only writer of a log waits for its predecessor to leave before it pushes that one out. A Pulsar
 broker 4.0.8 that pushes a producer out while its client closes it may block both threads for ever: they take the
 topic's lock and the producer's in opposite order. Brokers that hand a partition over do both at the same moment."""
-_BUSY_SECONDS: Final = 3.0
+BUSY_SECONDS: Final = 3.0
 """For how long a broker tries to open a producer that another broker holds, before it tells the client to look for a
 new leader."""
-_OPEN_SECONDS: Final = 25.0
+OPEN_SECONDS: Final = 25.0
 """How long opening a producer may take with all that it needs; clients wait 30 s for an answer."""
 _HEAR_SECONDS: Final = 3.0
 """For how long closing waits for the answer to a producer that is being opened."""
-_DOUBTS: Final = (0.2, 1.0, 3.0)
+ASK_AGAIN_AFTER: Final = (0.2, 1.0, 3.0)
 """Seconds after which Pulsar is asked again what is stored, before a client is told that its sequence does not fit."""
 
 _OF_WHAT_IS_STORED: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
@@ -193,10 +193,10 @@ class PartitionProducer:
     async def _open(self) -> None:
         refused: KopError
         try:
-            async with asyncio.timeout(_OPEN_SECONDS):
+            async with asyncio.timeout(OPEN_SECONDS):
                 producer = await self._opened()
                 goes_on = self.idempotent and await self._continues_former_name(producer)
-                for pause in _DOUBTS:
+                for pause in ASK_AGAIN_AFTER:
                     if goes_on or not self._is_behind(producer):
                         break
                     await producer.close()
@@ -207,7 +207,7 @@ class PartitionProducer:
         except PulsarError as error:
             refused = self._refusal(error)
         except TimeoutError:
-            refused = self._refusal(PulsarError("Timeout", f"no producer within {_OPEN_SECONDS:.0f} s"))
+            refused = self._refusal(PulsarError("Timeout", f"no producer within {OPEN_SECONDS:.0f} s"))
         except KopError as error:
             refused = error
         except Exception as error:
@@ -327,7 +327,7 @@ class PartitionProducer:
                 )
             except PulsarError as error:
                 held = error.code == "ProducerBusy" or (access == "exclusive" and error.code == "ProducerFenced")
-                if not held or self.ended or self._loop.time() > begun + _BUSY_SECONDS:
+                if not held or self.ended or self._loop.time() > begun + BUSY_SECONDS:
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.5)

@@ -30,13 +30,13 @@ from kop.storage.tail_cache import Tail, TailCache
 TAIL_BUDGET: Final = 1 << 20
 _LARGEST_AT_TAIL: Final = 8 << 20
 """Bytes of the largest chunked message that the tail puts together."""
-_LATE_SECONDS: Final = 3.0
+LATE_SECONDS: Final = 3.0
 """How long the tail may take to reach the last entry before Pulsar is asked why."""
 _HELD_SECONDS: Final = 0.1
 """How long a tail may take that Pulsar held back a short while ago."""
 _HOLDS_SECONDS: Final = 30.0
 """How long Pulsar's answer that it holds the tail back is believed."""
-_STUCK_SECONDS: Final = 17.0
+STUCK_SECONDS: Final = 17.0
 """How long after that question a tail may deliver nothing although nothing holds it back."""
 _QUESTION_SECONDS: Final = 5.0
 
@@ -178,7 +178,7 @@ class LogTail:
         if last.entry < 0:
             return None  # emptied, or never written to
         now, came = source.context.loop.time, stream.came
-        if await self._comes_to(stream, last, _HELD_SECONDS if now() < self._held_until else _LATE_SECONDS):
+        if await self._comes_to(stream, last, _HELD_SECONDS if now() < self._held_until else LATE_SECONDS):
             return None
         if await self._is_past(stream, last):
             source.context.count(Fault.TAILS_MOVED_PAST_ENTRIES)
@@ -186,7 +186,7 @@ class LogTail:
             return None
         if await self._delays.held():
             self._held_until = now() + _HOLDS_SECONDS
-        elif await self._comes_to(stream, last, _STUCK_SECONDS):
+        elif await self._comes_to(stream, last, STUCK_SECONDS):
             return None
         elif stream.came == came:
             source.context.count(Fault.TAILS_STUCK)

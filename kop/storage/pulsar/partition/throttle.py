@@ -28,9 +28,9 @@ from kop.storage.pulsar.faults import Fault
 
 LATE_SECONDS: Final = 0.1
 """Seconds after which a receipt is late."""
-_MOST_LATENESS: Final = 2.0
+MOST_LATENESS: Final = 2.0
 """Seconds that receipts wait together before Pulsar is asked for the reason. A pause of the machine is over by then."""
-_ASK_SECONDS: Final = 1.0
+ASK_SECONDS: Final = 1.0
 _LONGEST_SECONDS: Final = 60.0
 _HOLDS_SECONDS: Final = 10.0
 """How long an answer is believed."""
@@ -65,7 +65,7 @@ class RateExceeded:
     def __init__(self) -> None:
         self._count = -1
         self._grew = self._asked = float("-inf")
-        self._pause = _ASK_SECONDS
+        self._pause = ASK_SECONDS
         self.lateness = 0.0
         """Seconds that late receipts waited together, less what came in time since."""
 
@@ -78,8 +78,8 @@ class RateExceeded:
 
         That is once a second at most, and ever less where receipts are late for other reasons.
         """
-        self.lateness = min(self.lateness + waited, 2 * _MOST_LATENESS)
-        if self.lateness < _MOST_LATENESS or now - self._asked < self._pause:
+        self.lateness = min(self.lateness + waited, 2 * MOST_LATENESS)
+        if self.lateness < MOST_LATENESS or now - self._asked < self._pause:
             return False
         self._asked = now
         return True
@@ -88,7 +88,7 @@ class RateExceeded:
         """Take an answer. True where the state begins."""
         before = self.now(now)
         if 0 <= self._count < count:
-            self._grew, self._pause = now, _ASK_SECONDS
+            self._grew, self._pause = now, ASK_SECONDS
         elif self._count >= 0:
             self._pause = min(self._pause * 2, _LONGEST_SECONDS)
         self._count = count

@@ -29,7 +29,7 @@ from kop.storage.pulsar.reading.stream import Stream
 
 SEARCH_SECONDS: Final = 15.0
 """The time limit of one search."""
-_STANDS_SECONDS: Final = 2.0
+STANDS_SECONDS: Final = 2.0
 _FEWEST: Final = 64
 """A reader that brings fewer entries in so many seconds is held back: then REST is asked. A dispatch rate lets some
 entries come, and a search that waited for the rest would not end."""
@@ -226,7 +226,7 @@ class StoredBatches:
             while not ended.is_set():
                 before = came
                 try:
-                    async with asyncio.timeout(_STANDS_SECONDS):
+                    async with asyncio.timeout(STANDS_SECONDS):
                         await ended.wait()
                 except TimeoutError:
                     if came - before < _FEWEST:

@@ -48,7 +48,7 @@ RETENTION_EVERY: Final = 600.0
 
 LOOK_SECONDS: Final = 60.0
 """How long the look at one partition may take, that at its topic's retention among it."""
-_AT_ONCE: Final = 8
+AT_ONCE: Final = 8
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Compactions:
 
         led = [partition for partition in self._partitions() if partition.topic.internal and partition.holds_lease]
         compacted = [partition for partition in led if partition.policy.compact and not partition.policy.delete]
-        await for_each(compacted, look, at_once=_AT_ONCE, limit=LOOK_SECONDS, failed=self._not_looked_at)
+        await for_each(compacted, look, at_once=AT_ONCE, limit=LOOK_SECONDS, failed=self._not_looked_at)
         self.uncompacted = by_partition
         self._late &= by_partition.keys()
 

@@ -41,7 +41,7 @@ _LOOK_AGAIN: Final = (0.02, 0.1, 0.3, 1.0, 2.0, *[5.0] * 12)
 A deletion may take its time, for as long as `_DELETION_MS` it counts as being under way.
 """
 _AT_ONCE: Final = 8
-_MISSING_SECONDS: Final = 5.0
+MISSING_SECONDS: Final = 5.0
 _MOST_MISSING: Final = 1000
 _LEDGER_MADE: Final = "lastLedgerCreatedTimestamp"
 
@@ -90,7 +90,7 @@ class DeletionGuard:
         now = self._context.loop.time()
         if len(self._missing) > _MOST_MISSING:
             self._missing.clear()
-        if now - self._missing.setdefault(partition.partition_name, now) > _MISSING_SECONDS:
+        if now - self._missing.setdefault(partition.partition_name, now) > MISSING_SECONDS:
             text = (
                 f"{partition.partition_name} is missing, its topic is not: pulsar-admin topics create-missed-partitions"
             )
@@ -181,11 +181,6 @@ class DeletionGuard:
             self.take_back(partition)
 
     # --- deleting partitions that came back
-
-    @property
-    def taking_back(self) -> bool:
-        """Whether a partition is still watched, because it may have come back."""
-        return bool(self._taking_back)
 
     def take_back(self, partition: PartitionView, made: str | None = None) -> None:
         """Delete a partition that came back, as soon as no client uses it.

@@ -25,8 +25,9 @@ from kop.storage.topic_table import is_usable, new_uuid
 T = TypeVar("T")
 
 _NAMING_ROUNDS: Final = 5
-_APART: Final = 0.2
-_OTHERS_NAME: Final = (0.1, 0.1, 0.2, 0.4, 0.8)
+SPREAD_SECONDS: Final = 0.2
+"""A plain topic gets its id from the chosen broker after a random wait of up to so long: another cluster may do it."""
+WAIT_FOR_OTHERS: Final = (0.1, 0.1, 0.2, 0.4, 0.8)
 """Seconds to wait for the broker that gives a topic its id, before another one does."""
 _NOT_THERE: Final = frozenset({"NotFound", "TopicNotFound"})
 
@@ -131,8 +132,8 @@ class TopicIds:
         `key` says which broker is to do it; the others wait for that one.
         """
         # Brokers of another cluster on the same namespace do not know of this one, and must not all write at once.
-        first = (random.random() * _APART,) if plain else ()
-        for pause in first if self._is_chosen(key) else _OTHERS_NAME:
+        first = (random.random() * SPREAD_SECONDS,) if plain else ()
+        for pause in first if self._is_chosen(key) else WAIT_FOR_OTHERS:
             await asyncio.sleep(pause)
             if (result := await done()) is not None:
                 return result

@@ -61,11 +61,11 @@ _RETRIES_AT_ONCE = 4
 SCANNED_A_LISTING: Final = 100
 """Topics that are looked at in each listing although nothing tells of a change: 10,000 take a hundred listings."""
 _CLAIMED_A_LISTING: Final = 20
-_FIRST_SECONDS: Final = 60.0
+FIRST_SECONDS: Final = 60.0
 """How long a broker that starts waits for topics that cannot be read."""
-_FRESH_SECONDS: Final = 30.0
-_RETRY_FIRST: Final = 1.0
-_RETRY_MOST: Final = 60.0
+FRESH_SECONDS: Final = 30.0
+RETRY_FIRST: Final = 1.0
+RETRY_MOST: Final = 60.0
 _PARTINGS: Final = 5
 _MEND: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -423,7 +423,7 @@ class PulsarTopics(TopicTable):
         looks = self._context.loop.create_task(self._look_at(names))
         self._tasks.add(looks)
         looks.add_done_callback(self._tasks.discard)
-        await asyncio.wait({looks}, timeout=_FIRST_SECONDS)
+        await asyncio.wait({looks}, timeout=FIRST_SECONDS)
         if looks.done():
             await looks
             await self._finish_abandoned()
@@ -434,7 +434,7 @@ class PulsarTopics(TopicTable):
                 "clients are told to try again. See whether all Pulsar brokers answer",
                 len(self._awaited),
                 len(names),
-                _FIRST_SECONDS,
+                FIRST_SECONDS,
             )
         self._loaded = True
 
@@ -502,7 +502,7 @@ class PulsarTopics(TopicTable):
             known = {topic.full_name for topic in self._pulsar.values() if f"://{namespace}/" in topic.full_name}
             names += known - present
             # Later snapshots follow a time in which nobody watched: any of the topics may have been made again.
-            just_listed = self._context.loop.time() - self._listed_at < _FRESH_SECONDS
+            just_listed = self._context.loop.time() - self._listed_at < FRESH_SECONDS
             names += present - known - self._passed_over if just_listed else present
         self._dirty.update(map(topic_of, names))
         self._wake.set()
@@ -584,7 +584,7 @@ class PulsarTopics(TopicTable):
                 background.tell(f"reading topic {name}", error, kind="reading a topic")
         wait = self._unread.get(name)
         if wait is None:
-            wait = self._unread[name] = Backoff(_RETRY_FIRST, _RETRY_MOST)
+            wait = self._unread[name] = Backoff(RETRY_FIRST, RETRY_MOST)
             self._version += 1  # other answers about it, from now on
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()

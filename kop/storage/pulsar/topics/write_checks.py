@@ -27,7 +27,7 @@ from kop.storage.pulsar.layout import CONFIGS_PROPERTY, namespace_of
 from kop.storage.pulsar.topics import policies
 from kop.storage.pulsar.topics.table import PulsarTopics
 
-_FRESH_SECONDS: Final = 30.0
+FRESH_SECONDS: Final = 30.0
 _AGAIN_AT_ONCE: Final = 50
 """Topics whose retention is looked at again in one round of upkeep."""
 _SIDE_BY_SIDE: Final = 8
@@ -63,7 +63,7 @@ class OncePerTopic:
         """Ask, unless there is a fresh answer."""
         now = self._loop.time()
         asked = self._asked.get(topic_id)
-        if asked is None or now - asked[0] > _FRESH_SECONDS:
+        if asked is None or now - asked[0] > FRESH_SECONDS:
             task = self._loop.create_task(self._one(topic_id, asked is None))
             asked = self._asked[topic_id] = now, task
             task.add_done_callback(lambda done: self._ended(topic_id, done))
