@@ -9,7 +9,8 @@ from kop.pulsar_client.errors import EntryRefusedError, PulsarError
 from kop.pulsar_client.producer import Producer
 from kop.pulsar_client.reader import Reader
 from kop.pulsar_client.tls import TlsOptions
-from kop.pulsar_client.types import DUPLICATE, EARLIEST, LATEST, Access, Auth, Entry, Position
+from kop.pulsar_client.transactions import Transactions
+from kop.pulsar_client.types import DUPLICATE, EARLIEST, LATEST, Access, Auth, Entry, Position, TxnId
 from kop.pulsar_client.watch import Watch
 
 __all__ = [
@@ -26,5 +27,7 @@ __all__ = [
     "PulsarError",
     "Reader",
     "TlsOptions",
+    "Transactions",
+    "TxnId",
     "Watch",
 ]

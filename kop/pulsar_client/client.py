@@ -14,10 +14,11 @@ from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.lookup import Lookup
-from kop.pulsar_client.pool import LOOKUP, READ, SEND, WATCH, Pool
+from kop.pulsar_client.pool import LOOKUP, READ, SEND, TRANSACTIONS, WATCH, Pool
 from kop.pulsar_client.producer import Confirm, Producer
 from kop.pulsar_client.reader import Reader
 from kop.pulsar_client.tls import TlsOptions
+from kop.pulsar_client.transactions import Transactions
 from kop.pulsar_client.types import Access, Auth, Entry, Position
 from kop.pulsar_client.watch import OnChange, Watch
 from kop.pulsar_client.wire import DEFAULT_MAX_MESSAGE_SIZE
@@ -194,6 +195,14 @@ class Client:
         self._users.add(reader)
         await reader.open()
         return reader
+
+    def transactions(self) -> Transactions:
+        """The transactions of the cluster; nothing is asked before its first use."""
+        return Transactions(
+            self.partitions,
+            lambda topic: self._connection(topic, TRANSACTIONS, None),
+            timeout=self._timeout,
+        )
 
     def _turns_of(self, kind: str) -> Turns:
         """How many may attach at once: a broker that comes back is not met by ten thousand, of whom most time out."""

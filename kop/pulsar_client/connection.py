@@ -29,6 +29,15 @@ _WRITE_HIGH = 4 * 1024 * 1024
 _WRITE_AT_ONCE = 1024 * 1024
 """Bytes of entries that are not kept until the end of a turn of the loop: the socket has to say when it is full."""
 
+_OF_COORDINATORS: Mapping[int, str] = {
+    pb.BaseCommand.TC_CLIENT_CONNECT_RESPONSE: "tcClientConnectResponse",
+    pb.BaseCommand.NEW_TXN_RESPONSE: "newTxnResponse",
+    pb.BaseCommand.ADD_PARTITION_TO_TXN_RESPONSE: "addPartitionToTxnResponse",
+    pb.BaseCommand.END_TXN_RESPONSE: "endTxnResponse",
+    pb.BaseCommand.END_TXN_ON_PARTITION_RESPONSE: "endTxnOnPartitionResponse",
+}
+"""Answers of transaction coordinators, by the name of their field in a command."""
+
 log = logging.getLogger(__name__)
 
 
@@ -424,6 +433,14 @@ class Connection(asyncio.BufferedProtocol):
         if watch is not None:
             watch.on_update(list(told.new_topics), list(told.deleted_topics))
 
+    def _on_transactions(self, command: pb.BaseCommand) -> None:
+        """Take an answer of a transaction coordinator; all of them name an error in the same way."""
+        told = getattr(command, _OF_COORDINATORS[command.type])
+        if told.HasField("error"):
+            self._refuse(told.request_id, server_error(told.error, f"{self.name}: {told.message}"))
+        else:
+            self._answer(told.request_id, told)
+
     def _on_challenge(self, command: pb.BaseCommand) -> None:
         task = self._loop.create_task(self._respond())
         self._tasks.add(task)
@@ -478,6 +495,7 @@ class Connection(asyncio.BufferedProtocol):
         pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: _on_watch_success,
         pb.BaseCommand.WATCH_TOPIC_UPDATE: _on_watch_update,
         pb.BaseCommand.AUTH_CHALLENGE: _on_challenge,
+        **dict.fromkeys(_OF_COORDINATORS, _on_transactions),
     }
 
 

@@ -27,6 +27,7 @@ _FINAL = frozenset(
         "TlsError",
         "TopicNotFound",
         "TopicTerminatedError",
+        "TransactionNotFound",
         "UnsupportedVersionError",
         # of the REST interface and of credentials
         "AuthFailed",

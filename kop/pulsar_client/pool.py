@@ -27,6 +27,7 @@ from kop.pulsar_client.types import Auth
 LOOKUP = "lookup"
 READ = "read"
 SEND = "send"
+TRANSACTIONS = "transactions"
 WATCH = "watch"
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import EntryRefusedError, PulsarError
 from kop.pulsar_client.pending import AwaitedEntry, PendingEntries, PendingEntry
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import Access, Buffer, Position, Receipt
+from kop.pulsar_client.types import Access, Buffer, Position, Receipt, TxnId
 from kop.turns import Turns
 
 MODES: dict[str, pb.ProducerAccessMode] = {
@@ -115,13 +115,16 @@ class Producer(BrokerAttachment):
         sequence_id: int,
         highest_sequence_id: int | None = None,
         num_messages: int = 1,
+        txn: TxnId | None = None,
     ) -> asyncio.Future[Position]:
         """Send an entry behind all earlier ones; the future has its position (DUPLICATE where it was known already).
 
         `metadata` is a serialized MessageMetadata that carries the producer's name, `sequence_id` and the publish time.
+        With `txn` the entry is sent in that transaction: its metadata has to name it, too, and the partition must have
+        been added to it.
         The future fails with PulsarError, see `submit`. ValueError for a sequence id that is still pending.
         """
-        head = wire.send_head(self._id, sequence_id, highest_sequence_id, num_messages, metadata, payload)
+        head = wire.send_head(self._id, sequence_id, highest_sequence_id, num_messages, metadata, payload, txn)
         highest = sequence_id if highest_sequence_id is None else highest_sequence_id
         future: asyncio.Future[Position] = self._loop.create_future()
         size = len(metadata) + len(payload)

@@ -28,6 +28,13 @@ DUPLICATE = Position(-1, -1)
 """A receipt which says that deduplication dropped the entry: an earlier copy is stored somewhere."""
 
 
+class TxnId(NamedTuple):
+    """The name of a Pulsar transaction: the number of its coordinator, and its number there."""
+
+    most: int
+    least: int
+
+
 @dataclass(slots=True)
 class Entry:
     """One entry as the broker sent it, its checksum verified.
@@ -83,4 +90,5 @@ __all__ = [
     "Position",
     "Receipt",
     "Received",
+    "TxnId",
 ]

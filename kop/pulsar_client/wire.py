@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import Buffer, Position
+from kop.pulsar_client.types import Buffer, Position, TxnId
 
 FRAME_PADDING = 10 * 1024
 """What a frame may be larger than the largest message."""
@@ -49,8 +49,12 @@ def send_head(
     num_messages: int,
     metadata: Buffer,
     payload: Buffer,
+    txn: TxnId | None = None,
 ) -> bytes:
-    """All of a SEND frame that stands before the metadata. The frame is this, `metadata`, `payload`."""
+    """All of a SEND frame that stands before the metadata. The frame is this, `metadata`, `payload`.
+
+    `txn`: the entry is sent in that transaction; `metadata` has to name it, too.
+    """
     command = pb.BaseCommand(type=_SEND)
     send = command.send
     send.producer_id = producer_id
@@ -58,6 +62,8 @@ def send_head(
     send.num_messages = num_messages
     if highest_sequence_id is not None:
         send.highest_sequence_id = highest_sequence_id
+    if txn is not None:
+        send.txnid_most_bits, send.txnid_least_bits = txn
     body = command.SerializeToString()
     meta_size = len(metadata)
     checksum = crc32c(payload, crc32c(metadata, crc32c(_U32.pack(meta_size))))

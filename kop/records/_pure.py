@@ -85,6 +85,8 @@ _CHECKSUM_AT: Final = 17
 _CHECKSUM_FROM: Final = 21
 
 Headers = Sequence[tuple[bytes, bytes | None]]
+Txn = tuple[int, int, bool]
+"""The Pulsar transaction that an entry belongs to: its most and its least bits, whether the entry is sent in it."""
 
 _SEND: Final = 6
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
@@ -218,6 +220,7 @@ def send_frames(
     producer_name: bytes,
     sequence_base: int,
     publish_time: int,
+    txn: Txn | None,
 ) -> tuple[list[tuple[bytes, int, int]], list[int]]:
     """As `pack` with the records from `start` on, each payload put into its SEND frame, without compression.
 
@@ -229,7 +232,7 @@ def send_frames(
     frames: list[tuple[bytes, int, int]] = []
     sequence_id = sequence_base
     for payload, messages in pieces:
-        frame = send_frame(payload, messages, 0, 0, False, producer_id, producer_name, sequence_id, publish_time)
+        frame = send_frame(payload, messages, 0, 0, False, producer_id, producer_name, sequence_id, publish_time, txn)
         frames.append((frame, messages, len(payload)))
         sequence_id += messages
     return frames, without_key
@@ -245,10 +248,12 @@ def send_frame(
     producer_name: bytes,
     sequence_id: int,
     publish_time: int,
+    txn: Txn | None,
 ) -> bytes:
     """What a Pulsar producer writes to its socket for an entry of `count` messages: command, checksum, the entry.
 
     `compression` is Pulsar's number (0: none, and no `uncompressed_size`). With `raw` the payload is Kafka batches.
+    `txn` is the transaction that the entry belongs to; where the entry is sent in it, the command names it, too.
     The frame: its size without these four bytes, the command's size, a BaseCommand with a CommandSend, 0x0e01, CRC32C
     of all behind it, the metadata's size, the MessageMetadata, the payload.
     """
@@ -263,11 +268,17 @@ def send_frame(
         put_number(metadata, 8, compression)
         put_number(metadata, 9, uncompressed_size)
     put_number(metadata, 11, count)
+    if txn is not None:
+        put_number(metadata, 22, txn[1])
+        put_number(metadata, 23, txn[0])
     put_number(metadata, 24, highest)
     send = bytearray()
     put_number(send, 1, producer_id)
     put_number(send, 2, sequence_id)
     put_number(send, 3, count)
+    if txn is not None and txn[2]:
+        put_number(send, 4, txn[1])
+        put_number(send, 5, txn[0])
     put_number(send, 6, highest)
     command = bytearray()
     put_number(command, 1, _SEND)

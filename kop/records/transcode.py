@@ -41,6 +41,7 @@ __all__ = [
     "ENTRY_ROOM",
     "MAX_UNCOMPRESSED",
     "NATIVE",
+    "EntryTransaction",
     "EntryView",
     "PulsarEntry",
     "SendFrame",
@@ -83,6 +84,16 @@ _WORST_LZ4: Final = 256  # a byte of lz4 cannot stand for more than 255
 _WORST_ZLIB: Final = 1040  # nor one of deflate for more than about 1032
 
 
+class EntryTransaction(NamedTuple):
+    """The Pulsar transaction that the entries of a batch belong to."""
+
+    most: int
+    least: int
+    sent_in: bool = False
+    """Whether entries are sent in the transaction. A Pulsar broker counts each of those as one message, so each has one
+    record then. Else their metadata alone names it, and they are counted as others."""
+
+
 class PulsarEntry(NamedTuple):
     """What a Pulsar producer sends for a batch, or for a piece of one."""
 
@@ -120,18 +131,21 @@ def to_frames(
     max_size: int,
     max_bytes: int = MAX_UNCOMPRESSED,
     reject_null_keys: bool = False,
+    txn: EntryTransaction | None = None,
 ) -> list[SendFrame]:
     """The SEND frame of one checked Kafka batch; more than one where it grows beyond `max_size`, the broker's limit.
 
     Frame k has the sequence id `sequence_base` + its `first`, and as highest_sequence_id that of its last record.
     `producer_id` is the number of the producer on its connection, `producer_name` its name. `publish_time` is in
     milliseconds; `max_bytes` bounds what the batch is decompressed to. Raises PeerError: INVALID_RECORD (malformed
-    records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches), MESSAGE_TOO_LARGE (a single
-    record does not fit, or could not be read again), RecordsRejectedError (`reject_null_keys`, for compacted topics).
+    records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches without a `txn`), MESSAGE_TOO_LARGE
+    (a single record does not fit, or could not be read again), RecordsRejectedError (`reject_null_keys`, for compacted
+    topics).
     """
-    _check_plain(header)
+    _check_plain(header, txn)
     name = _checked_name(producer_name, sequence_base, header.record_count, publish_time)
     room = max_size - ENTRY_ROOM
+    split_at = -1 if txn is not None and txn.sent_in else room
     count, base_timestamp = header.record_count, header.base_timestamp
     append_time = header.max_timestamp if header.log_append_time else None
     codec = _TO_PULSAR[Codec(header.attributes & CODEC_MASK)] if header.attributes & CODEC_MASK else 0
@@ -141,8 +155,8 @@ def to_frames(
         size = header.size
         view = batch if len(batch) == size else memoryview(batch)[:size]
         made, without_key = twin.send_frames(
-            view, HEADER_SIZE, count, base_timestamp, append_time, room, reject_null_keys,
-            producer_id, name, sequence_base, publish_time,
+            view, HEADER_SIZE, count, base_timestamp, append_time, split_at, reject_null_keys,
+            producer_id, name, sequence_base, publish_time, txn,
         )  # fmt: skip
         if without_key:
             raise RecordsRejectedError.without_key(without_key)
@@ -152,7 +166,7 @@ def to_frames(
             first += messages
         return frames
     body = inflated(memoryview(batch)[: header.size], header, max_bytes)
-    pieces, without_key = twin.pack(body, count, base_timestamp, append_time, room, reject_null_keys)
+    pieces, without_key = twin.pack(body, count, base_timestamp, append_time, split_at, reject_null_keys)
     if without_key:
         raise RecordsRejectedError.without_key(without_key)
     for payload, messages in pieces:
@@ -163,7 +177,7 @@ def to_frames(
         _check_room(first, len(payload), len(packed), room)
         frame = twin.send_frame(
             packed, messages, codec if smaller else 0, len(payload), False,
-            producer_id, name, sequence_base + first, publish_time,
+            producer_id, name, sequence_base + first, publish_time, txn,
         )  # fmt: skip
         frames.append(SendFrame(frame, messages, first, entry_size(frame), len(payload)))
         first += messages
@@ -181,14 +195,17 @@ def to_raw_frame(
     publish_time: int,
     max_size: int,
     max_bytes: int = MAX_UNCOMPRESSED,
+    txn: EntryTransaction | None = None,
 ) -> SendFrame:
     """The SEND frame that holds a checked Kafka batch as it is (KoP's `kafka` entry format); it is never split.
 
     Its records are walked as those of `to_frames`; `max_bytes` bounds what they are decompressed to. Raises PeerError:
-    INVALID_RECORD (malformed records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches),
-    MESSAGE_TOO_LARGE.
+    INVALID_RECORD (malformed records, control batches), UNSUPPORTED_FOR_MESSAGE_FORMAT (transactional batches without a
+    `txn`), MESSAGE_TOO_LARGE. A raw entry is never sent in its transaction.
     """
-    _check_plain(header)
+    _check_plain(header, txn)
+    if txn is not None and txn.sent_in and header.record_count > 1:
+        raise InternalError(f"a raw entry of {header.record_count} records in a Pulsar transaction")
     count = header.record_count
     name = _checked_name(producer_name, sequence_base, count, publish_time)
     if header.size > max_size - ENTRY_ROOM:
@@ -197,7 +214,7 @@ def to_raw_frame(
         )
     whole = memoryview(batch)[: header.size]
     size = len(check_records(whole, header, False, max_bytes).body)
-    frame = twin.send_frame(whole, count, 0, 0, True, producer_id, name, sequence_base, publish_time)
+    frame = twin.send_frame(whole, count, 0, 0, True, producer_id, name, sequence_base, publish_time, txn)
     return SendFrame(frame, count, 0, entry_size(frame), size if header.codec else 0)
 
 
@@ -212,6 +229,7 @@ def to_entries(
     max_size: int,
     max_bytes: int = MAX_UNCOMPRESSED,
     reject_null_keys: bool = False,
+    txn: EntryTransaction | None = None,
 ) -> list[PulsarEntry]:
     """The entries in the frames of `to_frames`, for who sends them in another way."""
     frames = to_frames(
@@ -224,6 +242,7 @@ def to_entries(
         max_size=max_size,
         max_bytes=max_bytes,
         reject_null_keys=reject_null_keys,
+        txn=txn,
     )
     return [PulsarEntry(*entry_in(made.frame), made.num_messages, made.first) for made in frames]
 
@@ -238,6 +257,7 @@ def to_raw_entry(
     publish_time: int,
     max_size: int,
     max_bytes: int = MAX_UNCOMPRESSED,
+    txn: EntryTransaction | None = None,
 ) -> PulsarEntry:
     """The entry in the frame of `to_raw_frame`."""
     made = to_raw_frame(
@@ -249,6 +269,7 @@ def to_raw_entry(
         publish_time=publish_time,
         max_size=max_size,
         max_bytes=max_bytes,
+        txn=txn,
     )
     return PulsarEntry(*entry_in(made.frame), made.num_messages, made.first)
 
@@ -298,7 +319,7 @@ def to_batch(
         )
     body = _inflate(view, payload, max_bytes) if view.compression else payload
     if view.raw:
-        return _from_raw(body, places, base_offset, log_append_time)
+        return _from_raw(body, places, base_offset, log_append_time, in_transaction=view.txn_most >= 0)
     batch: bytes
     if view.compression:
         records: tuple[Buffer, ...]
@@ -343,10 +364,10 @@ def empty_batch(first_offset: int, last_offset: int) -> bytes:
     return bytes(build((), base_offset=first_offset, last_offset=last_offset))
 
 
-def _check_plain(header: BatchHeader) -> None:
+def _check_plain(header: BatchHeader, txn: EntryTransaction | None) -> None:
     if header.attributes & CONTROL_BIT:
         raise PeerError("clients may not write control batches", ErrorCode.INVALID_RECORD)
-    if header.attributes & TRANSACTIONAL_BIT:
+    if header.attributes & TRANSACTIONAL_BIT and txn is None:
         raise PeerError("transactional batches are not taken here", ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
     if header.record_count <= 0 or header.last_offset_delta + 1 != header.record_count:
         raise PeerError(
@@ -374,13 +395,16 @@ def _check_room(first: int, size: int, packed: int, room: int) -> None:
         raise PeerError(f"record {first} takes {packed} bytes, the limit is {room}", ErrorCode.MESSAGE_TOO_LARGE)
 
 
-def _from_raw(body: Buffer, num_messages: int, base_offset: int, log_append_time: int | None) -> bytearray:
+def _from_raw(
+    body: Buffer, num_messages: int, base_offset: int, log_append_time: int | None, *, in_transaction: bool
+) -> bytearray:
+    """The batches in a raw entry; `in_transaction`: of a Pulsar transaction, which is committed if anybody reads it."""
     out = bytearray(body)
     offset = base_offset
     try:
         for pos, header in iter_batches(out):
             batch = memoryview(out)[pos : pos + header.size]
-            if header.transactional or header.control:
+            if header.control or (header.transactional and not in_transaction):
                 raise UndecodableEntryError("transactional", "a raw batch of a Kafka transaction")
             if crc32c(batch[_CRC_FROM:]) != header.crc:
                 raise UndecodableEntryError("damaged", "the checksum does not fit the raw batch")

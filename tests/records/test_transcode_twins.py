@@ -12,7 +12,7 @@ from support.damage import damaged
 from transcode_kit import INT64_MAX, INT64_MIN, header_lists, metadata, record_lists, some_bytes
 
 from kop.errors import KopError, PeerError
-from kop.pulsar_client import wire
+from kop.pulsar_client import TxnId, wire
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records import _pure, transcode
 from kop.records.batch import Record, build, read_header, records_of
@@ -60,16 +60,18 @@ def test_damaged_records(records: list[Record], seed: int, more: int, base: int)
 
 
 names_of_producers = st.text(max_size=20).map(str.encode)
+transactions = st.one_of(st.none(), st.tuples(uint64, uint64, st.booleans()))
 
 
 @settings(deadline=None, max_examples=300)
 @given(
     record_lists(), seeds, st.integers(-1, 1), st.one_of(st.none(), int64), st.integers(-1, 300), st.booleans(),
     st.integers(0, 70), st.integers(0, 2**63), names_of_producers, st.integers(0, 2**62), st.integers(0, 2**62),
+    transactions,
 )  # fmt: skip
 def test_send_frames(
     records: list[Record], seed: int, more: int, append_time: int | None, room: int, reject: bool,
-    start: int, producer_id: int, name: bytes, sequence: int, now: int,
+    start: int, producer_id: int, name: bytes, sequence: int, now: int, txn: tuple[int, int, bool] | None,
 ) -> None:  # fmt: skip
     """Of records that are right, and of damaged ones; from every kind of memory."""
     whole = bytes(start) + body_of(records)
@@ -77,21 +79,21 @@ def test_send_frames(
         for form in (body, bytearray(body), memoryview(body)):
             same(
                 "send_frames", form, start, count, records[0].timestamp, append_time, room, reject,
-                producer_id, name, sequence, now,
+                producer_id, name, sequence, now, txn,
             )  # fmt: skip
 
 
 @settings(deadline=None, max_examples=300)
 @given(
     st.binary(max_size=300), st.integers(1, 2**31 - 1), st.integers(0, 4), st.integers(0, 2**32), st.booleans(),
-    st.integers(0, 2**63), names_of_producers, st.integers(0, 2**62), st.integers(0, 2**62),
+    st.integers(0, 2**63), names_of_producers, st.integers(0, 2**62), st.integers(0, 2**62), transactions,
 )  # fmt: skip
 def test_a_send_frame_says_what_protobuf_and_the_checksum_say(
     payload: bytes, count: int, compression: int, size: int, raw: bool,
-    producer_id: int, name: bytes, sequence: int, now: int,
+    producer_id: int, name: bytes, sequence: int, now: int, txn: tuple[int, int, bool] | None,
 ) -> None:  # fmt: skip
     size &= 0xFFFFFFFF
-    about = (payload, count, compression, size, raw, producer_id, name, sequence, now)
+    about = (payload, count, compression, size, raw, producer_id, name, sequence, now, txn)
     frame = same("send_frame", *about)
     metadata = pb.MessageMetadata(
         producer_name=name.decode(), sequence_id=sequence, publish_time=now, num_messages_in_batch=count,
@@ -101,8 +103,11 @@ def test_a_send_frame_says_what_protobuf_and_the_checksum_say(
         metadata.properties.add(key="entry.format", value="kafka")
     if compression:
         metadata.compression, metadata.uncompressed_size = compression, size  # type: ignore[assignment]
+    if txn is not None:
+        metadata.txnid_most_bits, metadata.txnid_least_bits = txn[:2]
     entry = metadata.SerializeToString()
-    head = wire.send_head(producer_id, sequence, sequence + count - 1, count, entry, payload)
+    sent_in = TxnId(*txn[:2]) if txn is not None and txn[2] else None
+    head = wire.send_head(producer_id, sequence, sequence + count - 1, count, entry, payload, sent_in)
     assert frame == head + entry + payload
     assert transcode.entry_in(frame) == (entry, payload)
     assert transcode.entry_size(frame) == len(entry) + len(payload)

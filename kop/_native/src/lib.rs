@@ -79,7 +79,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 7;
+    const FORMAT: u32 = 8;
 
     #[pyfunction]
     fn read_frames<'py>(
@@ -253,6 +253,7 @@ mod _native {
         producer_name: &[u8],
         sequence_base: u64,
         publish_time: u64,
+        txn: Option<(u64, u64, bool)>,
     ) -> PyResult<Frames<'py>> {
         let records = crate::lent(py, &body)?.get(start..).unwrap_or_default();
         let (pieces, without_key) =
@@ -269,6 +270,7 @@ mod _native {
                 count: *count,
                 compressed: None,
                 raw: false,
+                txn,
             };
             frames.push((framed(py, &about, payload)?, *count, payload.len()));
             sequence_id += u64::from(*count);
@@ -289,9 +291,10 @@ mod _native {
         producer_name: &[u8],
         sequence_id: u64,
         publish_time: u64,
+        txn: Option<(u64, u64, bool)>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let compressed = (compression > 0).then_some((compression, uncompressed_size));
-        let about = About { producer_id, producer_name, sequence_id, publish_time, count, compressed, raw };
+        let about = About { producer_id, producer_name, sequence_id, publish_time, count, compressed, raw, txn };
         framed(py, &about, crate::lent(py, &payload)?)
     }
 

@@ -19,6 +19,8 @@ pub struct About<'a> {
     pub compressed: Option<(u64, u64)>,
     /// The payload is Kafka batches.
     pub raw: bool,
+    /// The transaction of the entry: its most and its least bits, and whether the entry is sent in it.
+    pub txn: Option<(u64, u64, bool)>,
 }
 
 /// All of a frame that stands before the payload.
@@ -36,12 +38,20 @@ pub fn head(about: &About<'_>, payload: &[u8]) -> Vec<u8> {
         put_number(&mut metadata, 9, size);
     }
     put_number(&mut metadata, 11, about.count.into());
+    if let Some((most, least, _)) = about.txn {
+        put_number(&mut metadata, 22, least);
+        put_number(&mut metadata, 23, most);
+    }
     put_number(&mut metadata, 24, highest);
 
     let mut send = Vec::with_capacity(40);
     put_number(&mut send, 1, about.producer_id);
     put_number(&mut send, 2, about.sequence_id);
     put_number(&mut send, 3, about.count.into());
+    if let Some((most, least, true)) = about.txn {
+        put_number(&mut send, 4, least);
+        put_number(&mut send, 5, most);
+    }
     put_number(&mut send, 6, highest);
     let mut command = Vec::with_capacity(48);
     put_number(&mut command, 1, SEND);

@@ -1,0 +1,218 @@
+"""Pulsar's transactions: the requests to their coordinators, and to the partitions themselves.
+
+Owns: which broker has which coordinator, connecting to it, what is asked again and for how long.
+Must not know: what a transaction is for, who decides how it ends, and what is sent in it.
+
+Pulsar has a fixed number of transaction coordinators, each on the broker that has a partition of a system topic. A
+transaction's name tells its coordinator. A coordinator lives on the broker's disk, not on the connection: whoever knows
+the name of a transaction may add partitions to it and end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from kop.pulsar_client.backoff import Backoff
+from kop.pulsar_client.connection import Connection
+from kop.pulsar_client.errors import PulsarError
+from kop.pulsar_client.proto import pulsar_pb2 as pb
+from kop.pulsar_client.types import TxnId
+
+COORDINATORS: Final = "persistent://pulsar/system/transaction_coordinator_assign"
+"""The partitioned topic whose partition N is where coordinator N is."""
+
+T = TypeVar("T")
+
+_ELSEWHERE: Final = frozenset({"TransactionCoordinatorNotFound", "ServiceNotReady"})
+"""What a broker says of a coordinator that it does not have, or not yet: it moves to another one."""
+_ACTION: Final = {True: pb.COMMIT, False: pb.ABORT}
+
+
+class Transactions:
+    """The transactions of one cluster; made by `Client.transactions`.
+
+    What may pass is tried again for `timeout` seconds in all: a lost connection, a coordinator that moves. So each
+    request may be carried out twice. Twice `new` leaves a transaction behind that ends by its time to live, adding a
+    partition twice does no harm, and the second of two ends is refused with TransactionNotFound.
+    """
+
+    def __init__(
+        self,
+        partitions: Callable[[str], Awaitable[int]],
+        connection: Callable[[str], Awaitable[Connection]],
+        *,
+        timeout: float,
+    ) -> None:
+        """`partitions` of a topic, and the `connection` to the broker of a topic."""
+        self._partitions = partitions
+        self._connection = connection
+        self._timeout = timeout
+        self._coordinators: list[_Coordinator] = []
+        self._turns = itertools.count()
+
+    async def coordinators(self) -> int:
+        """How many coordinators the cluster has. PulsarError NotAllowedError where it has none."""
+        if not self._coordinators:
+            await self._count()
+        return len(self._coordinators)
+
+    async def _count(self) -> None:
+        try:
+            count = await self._partitions(COORDINATORS)
+        except PulsarError as error:
+            if error.code != "TopicNotFound":
+                raise
+            count = 0
+        if not count:
+            raise PulsarError(
+                "NotAllowedError",
+                "the cluster has no transaction coordinators: set transactionCoordinatorEnabled=true in broker.conf, "
+                "run bin/pulsar initialize-transaction-coordinator-metadata once and restart the brokers",
+            )
+        known = self._coordinators
+        known += [_Coordinator(number, self._connection) for number in range(len(known), count)]
+
+    async def new(self, ttl_ms: int) -> TxnId:
+        """Begin a transaction, which Pulsar aborts when it is open for `ttl_ms`. Coordinators take turns. PulsarError.
+
+        NotAllowedError from brokers without transactions.
+        """
+        count = await self.coordinators()
+        coordinator = self._coordinators[next(self._turns) % count]
+        answer: pb.CommandNewTxnResponse = await self._again(lambda limit: coordinator.new(ttl_ms, limit))
+        return TxnId(answer.txnid_most_bits, answer.txnid_least_bits)
+
+    async def add(self, txn: TxnId, partitions: Sequence[str]) -> None:
+        """Add partitions (their full names) to a transaction. It is durable then. PulsarError.
+
+        TransactionNotFound of one that has ended, or was never there; InvalidTxnStatus of one that is being ended.
+        """
+
+        async def ask(limit: float) -> Any:
+            return await (await self._of(txn)).add(txn, partitions, limit)
+
+        await self._again(ask)
+
+    async def end(self, txn: TxnId, *, commit: bool) -> None:
+        """End a transaction on all of its partitions. PulsarError.
+
+        TransactionNotFound of one that has ended, whichever way that was; InvalidTxnStatus of one that is being ended
+        the other way.
+        """
+
+        async def ask(limit: float) -> Any:
+            return await (await self._of(txn)).end(txn, commit, limit)
+
+        await self._again(ask)
+
+    async def end_on_partition(self, txn: TxnId, partition: str, *, commit: bool) -> None:
+        """End a transaction on one partition only, whatever its coordinator says of it. PulsarError."""
+
+        async def ask(limit: float) -> Any:
+            connection = await self._connection(partition)
+            number = connection.request_id()
+            ending = pb.CommandEndTxnOnPartition(
+                request_id=number,
+                txnid_least_bits=txn.least,
+                txnid_most_bits=txn.most,
+                topic=partition,
+                txn_action=_ACTION[commit],
+            )
+            command = pb.BaseCommand(type=pb.BaseCommand.END_TXN_ON_PARTITION, endTxnOnPartition=ending)
+            return await connection.request(command, number, limit, f"the end of transaction {txn} on {partition}")
+
+        await self._again(ask)
+
+    async def _of(self, txn: TxnId) -> _Coordinator:
+        if txn.most >= len(self._coordinators):
+            await self._count()
+        if txn.most >= len(self._coordinators):  # nothing is known of the transaction: it may be open
+            text = f"transaction {txn}: the cluster has {len(self._coordinators)} coordinators"
+            raise PulsarError("TransactionCoordinatorNotFound", text)
+        return self._coordinators[txn.most]
+
+    async def _again(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        """The answer of `ask`, which is given the seconds that are left, tried again while its failure may pass."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        backoff = Backoff(0.05, 1.0)
+        while True:
+            try:
+                return await ask(max(deadline - loop.time(), 0.1))
+            except PulsarError as error:
+                wait = backoff.next()
+                if not error.retriable or loop.time() + wait >= deadline:
+                    raise
+            await asyncio.sleep(wait)
+
+
+class _Coordinator:
+    """One transaction coordinator, wherever it is."""
+
+    def __init__(self, number: int, connection: Callable[[str], Awaitable[Connection]]) -> None:
+        self._number = number
+        self._find = connection
+        self._connected: Connection | None = None
+        """The connection on which the coordinator was asked for; None where it has to be looked up."""
+        self._connecting: asyncio.Task[Connection] | None = None
+
+    async def new(self, ttl_ms: int, limit: float) -> Any:
+        """NEW_TXN."""
+        connection, number = await self._request(limit)
+        asked = pb.CommandNewTxn(request_id=number, txn_ttl_seconds=ttl_ms, tc_id=self._number)
+        command = pb.BaseCommand(type=pb.BaseCommand.NEW_TXN, newTxn=asked)
+        return await self._ask(connection, command, number, limit, "a new transaction")
+
+    async def add(self, txn: TxnId, partitions: Sequence[str], limit: float) -> Any:
+        """ADD_PARTITION_TO_TXN."""
+        connection, number = await self._request(limit)
+        asked = pb.CommandAddPartitionToTxn(
+            request_id=number, txnid_least_bits=txn.least, txnid_most_bits=txn.most, partitions=partitions
+        )
+        command = pb.BaseCommand(type=pb.BaseCommand.ADD_PARTITION_TO_TXN, addPartitionToTxn=asked)
+        return await self._ask(connection, command, number, limit, f"partitions of transaction {txn}")
+
+    async def end(self, txn: TxnId, commit: bool, limit: float) -> Any:
+        """END_TXN."""
+        connection, number = await self._request(limit)
+        asked = pb.CommandEndTxn(
+            request_id=number, txnid_least_bits=txn.least, txnid_most_bits=txn.most, txn_action=_ACTION[commit]
+        )
+        command = pb.BaseCommand(type=pb.BaseCommand.END_TXN, endTxn=asked)
+        return await self._ask(connection, command, number, limit, f"the end of transaction {txn}")
+
+    async def _request(self, limit: float) -> tuple[Connection, int]:
+        """The connection to the coordinator, and a number for a request on it."""
+        connection = self._connected
+        if connection is None or connection.closed:
+            if self._connecting is None:
+                self._connecting = asyncio.create_task(
+                    self._connect(limit), name=f"pulsar transaction coordinator {self._number}"
+                )
+                self._connecting.add_done_callback(self._connect_ended)
+            connection = await asyncio.shield(self._connecting)
+        return connection, connection.request_id()
+
+    async def _connect(self, limit: float) -> Connection:
+        connection = await self._find(f"{COORDINATORS}-partition-{self._number}")
+        number = connection.request_id()
+        asked = pb.CommandTcClientConnectRequest(request_id=number, tc_id=self._number)
+        command = pb.BaseCommand(type=pb.BaseCommand.TC_CLIENT_CONNECT_REQUEST, tcClientConnectRequest=asked)
+        await connection.request(command, number, limit, f"transaction coordinator {self._number}")
+        return connection
+
+    def _connect_ended(self, task: asyncio.Task[Connection]) -> None:
+        self._connecting = None
+        if not task.cancelled() and task.exception() is None:
+            self._connected = task.result()
+
+    async def _ask(self, connection: Connection, command: pb.BaseCommand, number: int, limit: float, what: str) -> Any:
+        try:
+            return await connection.request(command, number, limit, what)
+        except PulsarError as error:
+            if error.code in _ELSEWHERE and self._connected is connection:
+                self._connected = None
+            raise
