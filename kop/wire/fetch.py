@@ -43,6 +43,9 @@ _ANSWER_4 = struct.Struct(">ihqqi")
 _ANSWER_5 = struct.Struct(">ihqqqi")
 _ANSWER_11 = struct.Struct(">ihqqqii")
 _ANSWER_12 = struct.Struct(">ihqqqBi")
+_BEFORE_ABORTED_4 = struct.Struct(">ihqq")
+_BEFORE_ABORTED_5 = struct.Struct(">ihqqq")
+_ABORTED = struct.Struct(">qq")
 _RESPONSE_HEAD_4 = struct.Struct(">iiii")  # size, correlation, throttle, topics
 _RESPONSE_HEAD_7 = struct.Struct(">iiihii")  # ..., error, session, topics
 _RESPONSE_HEAD_12 = struct.Struct(">iibihi")  # ..., header tags, throttle, error, session
@@ -83,6 +86,9 @@ class FetchPartitionAnswer(NamedTuple):
     log_start_offset: int = -1
     buffers: Sequence[bytes | bytearray | memoryview] = ()
     size: int = 0
+    aborted: Sequence[tuple[int, int]] | None = None
+    """Producer ids and first offsets of aborted transactions; None where records that are not committed are read, too.
+    """
 
 
 def parse(body: memoryview, version: int) -> FetchCall:
@@ -215,16 +221,19 @@ def encode_response(
             part += (varint_bytes(len(name) + 1) if flexible else len(name).to_bytes(2, "big")) + name
         part += varint_bytes(len(answers) + 1) if flexible else _INT32.pack(len(answers))
         for answer in answers:
-            index, error, high_watermark, stable, log_start, buffers, size = answer
-            if flexible:
-                # aborted transactions: an empty array; preferred read replica: none
-                part += _ANSWER_12.pack(index, error, high_watermark, stable, log_start, 1, -1) + varint_bytes(size + 1)
+            index, error, high_watermark, stable, log_start, buffers, size, aborted = answer
+            count = -1 if aborted is None else 0
+            if aborted:
+                part += _with_aborted(version, answer, aborted)
+            elif flexible:  # aborted transactions: null or an empty array; preferred read replica: none
+                part += _ANSWER_12.pack(index, error, high_watermark, stable, log_start, count + 1, -1)
+                part += varint_bytes(size + 1)
             elif version >= 11:
-                part += _ANSWER_11.pack(index, error, high_watermark, stable, log_start, 0, -1) + _INT32.pack(size)
+                part += _ANSWER_11.pack(index, error, high_watermark, stable, log_start, count, -1) + _INT32.pack(size)
             elif version >= 5:
-                part += _ANSWER_5.pack(index, error, high_watermark, stable, log_start, 0) + _INT32.pack(size)
+                part += _ANSWER_5.pack(index, error, high_watermark, stable, log_start, count) + _INT32.pack(size)
             else:
-                part += _ANSWER_4.pack(index, error, high_watermark, stable, 0) + _INT32.pack(size)
+                part += _ANSWER_4.pack(index, error, high_watermark, stable, count) + _INT32.pack(size)
             if buffers:
                 out.append(part)
                 out.extend(buffers)
@@ -241,3 +250,22 @@ def encode_response(
         total += len(part)
     _INT32.pack_into(first, 0, total - 4)
     return out
+
+
+def _with_aborted(version: int, answer: FetchPartitionAnswer, aborted: Sequence[tuple[int, int]]) -> bytearray:
+    """What goes before a partition's records where transactions were aborted."""
+    flexible = version >= 12
+    head = (answer.partition, answer.error_code, answer.high_watermark, answer.last_stable_offset)
+    if version >= 5:
+        part = bytearray(_BEFORE_ABORTED_5.pack(*head, answer.log_start_offset))
+    else:
+        part = bytearray(_BEFORE_ABORTED_4.pack(*head))
+    part += varint_bytes(len(aborted) + 1) if flexible else _INT32.pack(len(aborted))
+    for producer_id, first_offset in aborted:
+        part += _ABORTED.pack(producer_id, first_offset)
+        if flexible:
+            part += b"\0"
+    if version >= 11:
+        part += _INT32.pack(-1)  # preferred read replica
+    part += varint_bytes(answer.size + 1) if flexible else _INT32.pack(answer.size)
+    return part

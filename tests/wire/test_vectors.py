@@ -257,7 +257,7 @@ def test_fetch_by_hand_reads_the_same(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", of("response", "Fetch"))
 def test_fetch_by_hand_writes_the_same(vector: dict[str, Any]) -> None:
-    """With what a gateway never says set aside: throttling, aborted transactions, another replica to read from."""
+    """With what a gateway never says set aside: throttling, another replica to read from."""
     _, message = generic(vector)
     version = vector["version"]
     without_tags(message)
@@ -267,7 +267,6 @@ def test_fetch_by_hand_writes_the_same(vector: dict[str, Any]) -> None:
         answers = []
         for row in topic.partitions:
             row.records = row.records or b""
-            row.aborted_transactions = []
             row.preferred_read_replica = -1
             half = len(row.records) // 2
             parts = [part for part in (row.records[:half], row.records[half:]) if part]
@@ -280,12 +279,36 @@ def test_fetch_by_hand_writes_the_same(vector: dict[str, Any]) -> None:
                     row.log_start_offset if version >= 5 else -1,
                     parts,
                     len(row.records),
+                    aborted_of(row),
                 )
             )
         topics.append((topic_of(topic, version), answers))
     code, session = (message.error_code, message.session_id) if version >= 7 else (0, 0)
     frame = b"".join(fetch.encode_response(5, version, topics, error_code=code, session_id=session))
     assert frame == encode_response(5, message)
+
+
+def aborted_of(row: Any) -> list[tuple[int, int]] | None:
+    if row.aborted_transactions is None:
+        return None
+    return [(aborted.producer_id, aborted.first_offset) for aborted in row.aborted_transactions]
+
+
+@pytest.mark.parametrize("aborted", [None, [], [(1, 2)], [(2**62, 3 * number) for number in range(200)]])
+@pytest.mark.parametrize("version", range(4, 19))
+def test_fetch_by_hand_tells_aborted_transactions(version: int, aborted: list[tuple[int, int]] | None) -> None:
+    topic: str | UUID = "t" if version < 13 else UUID(int=7)
+    answers = [
+        fetch.FetchPartitionAnswer(3, 0, 9, 8, 1, [b"rec", b"ords"], 7, aborted),
+        fetch.FetchPartitionAnswer(4, 1, -1, -1, 0),
+    ]
+    frame = b"".join(fetch.encode_response(5, version, [(topic, answers)]))
+    message = decode(RESPONSES[1], version, memoryview(frame)[9 if version >= 12 else 8 :])
+    assert encode_response(5, message) == frame
+    told, failed = message.responses[0].partitions
+    assert aborted_of(told) == aborted
+    assert (bytes(told.records), told.high_watermark, told.last_stable_offset) == (b"records", 9, 8)
+    assert (failed.error_code, failed.aborted_transactions) == (1, None)
 
 
 def without_tags(message: Message) -> None:
