@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -129,6 +129,13 @@ class TransactionIndex:
             if transaction.last_stable_offset >= end:
                 break
         return found
+
+    def drop_markers(self, offsets: Container[int]) -> None:
+        """Forget the aborted transactions whose markers were at these offsets: compaction took all that was of them.
+
+        A reader that was told of one would look for its marker, and take later records of the producer for aborted.
+        """
+        self._aborted = [transaction for transaction in self._aborted if transaction.last_offset not in offsets]
 
     def drop_before(self, log_start_offset: int) -> None:
         """Forget aborted transactions that end before the log starts. Open ones stay open."""

@@ -285,6 +285,9 @@ class MemoryLog(Partition):
             at = bisect_left(self._batches, old.last, key=_LAST)
             if at < len(self._batches) and self._batches[at] is old:  # else retention or DeleteRecords took it
                 self._replace(at, at + 1, [] if new is None else [new])
+        self._producers.transactions.drop_markers(
+            {old.base for old, new in cleaned if new is None and read_header(old.data).control}
+        )
         self._clean_offset = batches[last].base
 
     def expire_producers(self, now_ms: int, ttl_ms: int) -> None:
