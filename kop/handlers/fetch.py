@@ -9,7 +9,11 @@
 - leader_epoch is 0: a higher one asked for is UNKNOWN_LEADER_EPOCH.
 - Below version 10 a topic whose compression.type is zstd is UNSUPPORTED_COMPRESSION_TYPE (KIP-110). On other topics
   zstd batches go out as they are stored, as in Kafka.
-- No transactions yet: the last stable offset is the high watermark, no transaction is aborted.
+- Isolation level 1 (read_committed) reads up to the last stable offset and is told which of the transactions in the
+  batches were aborted; behind that offset and up to the high watermark there is nothing for it, and no error. Level 0
+  is told null for the list, as by Kafka.
+- Where all that there is of a partition up to its end are batches without records, which stand for offsets that have
+  none, they do not end a long poll. An answer takes them along, so that positions come to the very end of a log.
 - What is in memory is answered on the spot, without a task. What is not is read on the side, each partition by itself
   (`cold_reads.py`): as soon as there is enough, or after max_wait_ms, the answer goes out with what is there. A
   partition that is not read by then is empty in it, without an error, and the connection's next Fetch finds it.
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -29,8 +33,10 @@ from kop.handlers.api import AclOperation, Api, Context, Frame
 from kop.handlers.cold_reads import KEPT_SECONDS, ColdRead, ColdReads
 from kop.handlers.fetch_sessions import FetchSession
 from kop.handlers.gateway import Gateway
+from kop.handlers.isolation import aborted_in, reads_committed, stable_part
+from kop.records.batch import HEADER_SIZE, next_offset_of
 from kop.records.compression import Codec
-from kop.storage.base import Buffer, PartitionLog, ReadResult
+from kop.storage.base import PartitionLog, ReadResult
 from kop.wire.fetch import FetchCall, FetchPartition, FetchPartitionAnswer, encode_response, parse
 
 KEY = 1
@@ -71,6 +77,8 @@ class _Response:
     """What memory does not hold is being read."""
     answers: list[tuple[FetchPartition, FetchPartitionAnswer]] = field(default_factory=list)
     size: int = 0
+    empty: int = 0
+    """How many bytes of `size` are batches without records at the ends of logs."""
     failed: bool = False
     unread: int = 0
     """Partitions of which storage is still read."""
@@ -83,18 +91,22 @@ class _Response:
 
     @property
     def min_one(self) -> bool:
-        """The first batch goes out whatever its size."""
-        return self.size == 0
+        """The first batch with records goes out whatever its size."""
+        return self.size == self.empty
 
 
 class _Fetch:
     """A Fetch under way."""
 
-    def __init__(self, gw: Gateway, ctx: Context, call: FetchCall, session: FetchSession | None) -> None:
+    def __init__(
+        self, gw: Gateway, ctx: Context, call: FetchCall, session: FetchSession | None, committed: bool
+    ) -> None:
+        """`committed`: records of open transactions are not for this Fetch."""
         self.gw = gw
         self.ctx = ctx
         self.call = call
         self.session = session
+        self.committed = committed
         self.budget = min(call.max_bytes, gw.config.fetch_max_bytes)
         if ctx.conn.cold_reads is None:
             ctx.conn.cold_reads = ColdReads()
@@ -110,9 +122,10 @@ class _Fetch:
         """True when the answer need not wait."""
         if response.failed or not response.answers:
             return True
+        size = response.size - response.empty
         if response.unread:
-            return response.size >= max(self.call.min_bytes, 1)
-        return response.size >= self.call.min_bytes or self.call.max_wait_ms <= 0
+            return size >= max(self.call.min_bytes, 1)
+        return size >= self.call.min_bytes or self.call.max_wait_ms <= 0
 
     # --- looking
 
@@ -123,31 +136,41 @@ class _Fetch:
             partition_log = self._log(response, wanted)
             if partition_log is None:
                 continue
+            stable = partition_log.last_stable_offset
+            end = stable if self.committed and stable < partition_log.high_watermark else None
             try:
-                result = self._cached(response, wanted, partition_log)
+                result = self._cached(response, wanted, partition_log, end)
                 if result is None:
-                    result = self._from_storage(response, wanted, partition_log, read)
+                    result = self._from_storage(response, wanted, partition_log, end, read)
             except KopError as error:
                 self._fail(response, wanted, error, partition_log)
                 continue
             if result is None:
                 response.unread += 1
-            self._add(response, wanted, partition_log, result)
+            self._add(response, wanted, partition_log, stable, result)
         return response
 
-    def _cached(self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog) -> ReadResult | None:
-        """What memory holds; nothing where there is no room in the answer. None where storage has to be read."""
+    def _cached(
+        self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None
+    ) -> ReadResult | None:
+        """What memory holds; nothing where there is no room in the answer. None where storage has to be read.
+
+        With `end`, open transactions begin there: this Fetch may read up to it.
+        """
         if not partition_log.attached:
             return None
         room = response.room(wanted)
         if room == 0 and not response.min_one:
             return _EMPTY
-        return partition_log.read_cached(wanted.fetch_offset, room, min_one=response.min_one)
+        if end is not None and end <= wanted.fetch_offset < partition_log.high_watermark:
+            return _EMPTY
+        result = partition_log.read_cached(wanted.fetch_offset, room, min_one=response.min_one)
+        return result if end is None or result is None else stable_part(result, end)
 
     def _from_storage(
-        self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, read: bool
+        self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None, read: bool
     ) -> ReadResult | None:
-        """What a read on the side has brought; None while it goes on."""
+        """What a read on the side has brought; None while it goes on. `end`: see `_cached`."""
         reads = self.reads
         offset = wanted.fetch_offset
         if read:
@@ -162,6 +185,8 @@ class _Fetch:
         result = under_way.result
         if result is None:
             return None
+        if end is not None:
+            result = stable_part(result, end)
         if result.size > response.room(wanted) and not response.min_one:
             return _EMPTY  # it waits for its turn
         response.taken.append(partition_log)
@@ -218,20 +243,32 @@ class _Fetch:
         self._note(response, wanted, error.code if error.code in _KNOWN_TO_CONSUMERS else ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _add(
-        self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, result: ReadResult | None
+        self,
+        response: _Response,
+        wanted: FetchPartition,
+        partition_log: PartitionLog,
+        stable: int,
+        result: ReadResult | None,
     ) -> None:
         if not partition_log.attached:  # the ends are not known yet: -1, which clients pass over
             response.answers.append((wanted, FetchPartitionAnswer(wanted.partition, 0, -1, -1, -1)))
             return
-        buffers: Sequence[Buffer] = ()
-        size = 0
-        if result is not None:
-            buffers, size = result.buffers, result.size
+        buffers, size = result = _EMPTY if result is None else result
         high_watermark = partition_log.high_watermark
         answer = FetchPartitionAnswer(
-            wanted.partition, 0, high_watermark, high_watermark, partition_log.log_start_offset, buffers, size
+            wanted.partition,
+            0,
+            high_watermark,
+            stable,
+            partition_log.log_start_offset,
+            buffers,
+            size,
+            aborted_in(partition_log, result) if self.committed else None,
         )
         response.size += size
+        # No batch is smaller than its header: so many bytes are there only where none has records.
+        if size and size == len(buffers) * HEADER_SIZE and next_offset_of(buffers[-1]) >= high_watermark:
+            response.empty += size
         response.answers.append((wanted, answer))
 
     # --- answering
@@ -346,6 +383,7 @@ class WaitingFetch:
 
 def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Any:
     """Answer from memory, or by a task that reads, or by waiting."""
+    committed = reads_committed(call.isolation_level)
     try:
         session = gw.fetch_sessions.resolve(call, by_id=ctx.version >= 13, now_ms=ctx.now_ms)
     except KopError as error:
@@ -353,7 +391,7 @@ def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Any:
         return encode_response(ctx.correlation_id, ctx.version, (), error_code=error.code)
     if session is not None:
         _keep_names(gw, session, call)
-    asked = _Fetch(gw, ctx, call, session)
+    asked = _Fetch(gw, ctx, call, session, committed)
     response = asked.look(read=False)
     if asked.enough(response):
         return asked.frame(response)

@@ -27,13 +27,14 @@ EVICT_AFTER_MS = 120_000
 class SessionPartition:
     """One partition of a session: what is asked, and what was answered last."""
 
-    __slots__ = ("high_watermark", "log_start_offset", "topic_name", "wanted")
+    __slots__ = ("high_watermark", "last_stable_offset", "log_start_offset", "topic_name", "wanted")
 
     def __init__(self, wanted: FetchPartition) -> None:
         self.wanted = wanted
         self.topic_name: str | None = None
         """What the topic's id stood for when the partition came into the session; None by name, or if unknown."""
         self.high_watermark = -1
+        self.last_stable_offset = -1
         self.log_start_offset = -1
 
     def news(self, answer: FetchPartitionAnswer) -> bool:
@@ -47,9 +48,11 @@ class SessionPartition:
             answer.size
             or answer.error_code
             or answer.high_watermark != self.high_watermark
+            or answer.last_stable_offset != self.last_stable_offset
             or answer.log_start_offset != self.log_start_offset
         )
         self.high_watermark = -1 if answer.error_code else answer.high_watermark
+        self.last_stable_offset = answer.last_stable_offset
         self.log_start_offset = answer.log_start_offset
         return changed
 

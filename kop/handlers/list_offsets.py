@@ -3,6 +3,8 @@
 ListOffsets, by what is asked as a timestamp:
 - -1 latest (the high watermark) and -2 earliest answer timestamp -1; -3 the record with the largest timestamp (KIP-734)
   and a time answer that record's true timestamp; a time beyond the last record's answers offset -1.
+- For isolation level 1 (read_committed) latest is the last stable offset. A record that is looked up there or behind
+  it answers offset -1, also where an earlier one would do: so does Kafka.
 - -4 earliest local (KIP-405): the log start, all of the log is local. -5 latest tiered and -6 (KIP-1005, KIP-1023)
   answer offset -1: nothing is tiered.
 - what cannot be found in time is OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5): ask again.
@@ -21,6 +23,7 @@ from typing import Any, TypeAlias
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.isolation import is_open, reads_committed
 from kop.storage.base import PartitionLog
 from kop.turns import Turns
 from kop.wire.messages import ListOffsetsResponse, OffsetForLeaderEpochResponse
@@ -81,6 +84,7 @@ async def _look_all_up(
 ) -> dict[tuple[str, int], _Answer]:
     """Look offsets up side by side: a storage that has to attach a partition first takes some milliseconds for each."""
     parts = {(topic.name, part.partition_index): part for topic in request.topics for part in topic.partitions}
+    committed = reads_committed(request.isolation_level)
     turns, searches = Turns(_AT_ONCE), Turns(SEARCHES_OF_ONE, _ANSWER_SECONDS)
     end = asyncio.get_running_loop().time() + _ANSWER_SECONDS
     late = 0
@@ -89,7 +93,7 @@ async def _look_all_up(
         nonlocal late
         try:
             async with asyncio.timeout_at(end), turns.turn():
-                return await _look_up(gw, ctx, key[0], parts[key], searches)
+                return await _look_up(gw, ctx, key[0], parts[key], searches, committed)
         except TimeoutError:
             late += 1
             return ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 5 else ErrorCode.LEADER_NOT_AVAILABLE, -1, -1
@@ -106,7 +110,7 @@ async def _look_all_up(
     return dict(zip(wanted, answers, strict=True))
 
 
-async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any, searches: Turns) -> _Answer:
+async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any, searches: Turns, committed: bool) -> _Answer:
     topic = gw.topics.get(name)
     partition_log = None if topic is None else gw.topics.log(topic.topic_id, part.partition_index)
     if partition_log is None:
@@ -120,18 +124,20 @@ async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any, searches: Tu
         if part.timestamp == _MAX_TIMESTAMP or part.timestamp >= 0:
             async with searches.turn(), gw.searches.turn():
                 timestamp, offset = await _search(partition_log, part.timestamp)
+            if committed and is_open(partition_log, offset):
+                timestamp, offset = -1, -1
         else:
-            timestamp, offset = await _find(partition_log, part.timestamp)
+            timestamp, offset = await _find(partition_log, part.timestamp, committed)
     except KopError as error:
         log.warning("cannot look up offsets of %s-%d: %s", name, part.partition_index, error)
         return error.code, -1, -1
     return ErrorCode.NONE, timestamp, offset
 
 
-async def _find(partition_log: PartitionLog, asked: int) -> tuple[int, int]:
+async def _find(partition_log: PartitionLog, asked: int, committed: bool) -> tuple[int, int]:
     if asked == _LATEST:
         await partition_log.refresh()
-        return -1, partition_log.high_watermark
+        return -1, partition_log.last_stable_offset if committed else partition_log.high_watermark
     if asked in (_EARLIEST, _EARLIEST_LOCAL):
         await partition_log.refresh_start()
         return -1, partition_log.log_start_offset

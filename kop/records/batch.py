@@ -41,6 +41,7 @@ __all__ = [
     "Codec",
     "Record",
     "add_sequence",
+    "base_offset_of",
     "build",
     "check_produced",
     "first_at_or_after",
@@ -48,6 +49,7 @@ __all__ = [
     "iter_batches",
     "iter_records",
     "max_timestamp_record",
+    "next_offset_of",
     "read_header",
     "records_of",
     "rewrite",
@@ -84,6 +86,7 @@ _CRC: Final = struct.Struct(">I")
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
+_OFFSETS: Final = struct.Struct(">q15xi")
 _unpack_header = _HEADER.unpack_from
 
 _LENGTH_AT: Final = 8
@@ -189,6 +192,20 @@ def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
     if header.batch_length < HEADER_SIZE - LOG_OVERHEAD:
         raise _corrupt(f"record batch with a length of {header.batch_length}")
     return header
+
+
+def base_offset_of(batch: Buffer) -> int:
+    """The offset of the first record of a stored batch."""
+    offset: int = _LONG.unpack_from(batch)[0]
+    return offset
+
+
+def next_offset_of(batch: Buffer) -> int:
+    """The first offset behind a stored batch."""
+    base_offset: int
+    last_offset_delta: int
+    base_offset, last_offset_delta = _OFFSETS.unpack_from(batch)
+    return base_offset + last_offset_delta + 1
 
 
 def iter_batches(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:

@@ -296,7 +296,7 @@ class PartitionLog(LeaderOfLog, Protocol):
 
 
 class MarkedLog(PartitionLog, Protocol):
-    """A log in which markers end transactions, as in Kafka."""
+    """A log in which markers end transactions, as in Kafka. What it reads has one batch in each buffer."""
 
     def end_transaction(
         self,

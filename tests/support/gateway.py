@@ -181,6 +181,7 @@ def fetch_fields(
     session_id: int = 0,
     session_epoch: int = -1,
     current_leader_epoch: int = -1,
+    isolation_level: int = 0,
 ) -> dict[str, Any]:
     """The fields of a Fetch of one partition."""
     request = REQUESTS[1]
@@ -198,5 +199,6 @@ def fetch_fields(
         "max_bytes": max_bytes,
         "session_id": session_id,
         "session_epoch": session_epoch,
+        "isolation_level": isolation_level,
         "topics": [request.FetchTopic(version=version, partitions=[part], **named)],
     }

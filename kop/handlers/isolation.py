@@ -1,0 +1,47 @@
+"""What a request's isolation level lets it see of a log (KIP-98).
+
+Owns: the levels, and what of a read lies before the last stable offset.
+Must not know: requests, sessions, how transactions end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+from kop.errors import PeerError
+from kop.records.batch import base_offset_of, next_offset_of
+from kop.storage.base import PartitionLog, ReadResult
+
+_READ_UNCOMMITTED: Final = 0
+_READ_COMMITTED: Final = 1
+
+
+def reads_committed(isolation_level: int) -> bool:
+    """Whether records of open transactions are not for the request. INVALID_REQUEST for a level that there is not."""
+    if isolation_level not in (_READ_UNCOMMITTED, _READ_COMMITTED):
+        raise PeerError(f"there is no isolation level {isolation_level}")
+    return isolation_level == _READ_COMMITTED
+
+
+def is_open(partition_log: PartitionLog, offset: int) -> bool:
+    """Whether an offset lies at or behind the first record of a transaction that has not ended."""
+    return partition_log.last_stable_offset <= offset < partition_log.high_watermark
+
+
+def stable_part(result: ReadResult, last_stable_offset: int) -> ReadResult:
+    """The batches of a read that lie before the last stable offset, across which no batch lies."""
+    buffers = result.buffers
+    count = bisect_left(buffers, last_stable_offset, key=base_offset_of)
+    if count == len(buffers):
+        return result
+    return ReadResult(buffers[:count], sum(map(len, buffers[:count])))
+
+
+def aborted_in(partition_log: PartitionLog, result: ReadResult) -> list[tuple[int, int]]:
+    """Producer ids and first offsets of the aborted transactions that overlap the batches of a read."""
+    if not result.size:
+        return []
+    buffers = result.buffers
+    aborted = partition_log.aborted_between(base_offset_of(buffers[0]), next_offset_of(buffers[-1]))
+    return [(transaction.producer_id, transaction.first_offset) for transaction in aborted]
