@@ -119,9 +119,14 @@ class Ownership(Generic[T]):
         that is in doubt. While the live brokers are not known every answer is taken for such a one: a broker that was
         stopped for a while may have been replaced.
         """
+        return self._closed or self.refusal_of_partition(self._log.partition_of(key), surely=surely)
+
+    def refusal_of_partition(self, partition: int, *, surely: bool = False) -> ErrorCode:
+        """As `refusal`, for a partition by its number; NOT_COORDINATOR for one that is not there."""
         if self._closed:
             return self._closed
-        partition = self._log.partition_of(key)
+        if not 0 <= partition < len(self._states):
+            return ErrorCode.NOT_COORDINATOR
         if (surely or not self._brokers.brokers_fresh) and self._is_in_doubt(partition):
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return self._states[partition]

@@ -132,7 +132,10 @@ class StateLog:
         await self._logs[partition].resign()
 
     async def read(self, partition: int) -> Mapping[bytes, bytes | None]:
-        """Replay a partition: the newest value of every key, None for a tombstone."""
+        """Replay a partition: the newest value of every key, None for a tombstone, in the order of the log.
+
+        Compaction keeps that order: of each key it keeps the newest record where it is.
+        """
         log = self._logs[partition]
         newest: dict[bytes, bytes | None] = {}
         await log.attach()
@@ -150,6 +153,7 @@ class StateLog:
                     batch = view[pos : pos + header.size]
                     for record in iter_records(batch, header, max_bytes=_LARGEST_BATCH):
                         if record.key is not None and record.offset >= start:
+                            newest.pop(record.key, None)  # it takes the place of its newest record
                             newest[record.key] = record.value
         return newest
 

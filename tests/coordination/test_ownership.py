@@ -137,6 +137,8 @@ def test_who_may_have_been_replaced_answers_nothing_from_memory() -> None:
         await world.settle(0, 1)
         world.doubtful = {1}
         assert [world.under_test.refusal(str(index), surely=True) for index in range(3)] == [NONE, LOADING, ELSEWHERE]
+        by_number = [world.under_test.refusal_of_partition(index, surely=True) for index in range(-1, 4)]
+        assert by_number == [ELSEWHERE, NONE, LOADING, ELSEWHERE, ELSEWHERE], "those that are not there are nobody's"
         assert world.states[1] == NONE, "a write finds out by itself"
         await world.under_test.verify([1])
         assert world.under_test.refusal("1", surely=True) == NONE

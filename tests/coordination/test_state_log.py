@@ -80,6 +80,15 @@ async def test_a_replay_gives_the_newest_value_of_each_key_and_its_tombstone() -
     assert await log.read(0) == {b"a": b"2", b"b": None, b"c": b"1"}
 
 
+async def test_a_replay_gives_the_keys_in_the_order_of_their_newest_records() -> None:
+    writer = Writer()
+    log = await writer.open()
+    for number, key in enumerate((b"a", b"b", b"c", b"a", b"d", b"b")):
+        writer.write(number, (key, b"%d" % number))
+    await until(lambda: len(writer.ended) == 6)
+    assert list((await log.read(0)).items()) == [(b"c", b"2"), (b"a", b"3"), (b"d", b"4"), (b"b", b"5")]
+
+
 async def test_a_fault_after_one_write_keeps_no_other_from_hearing() -> None:
     writer = Writer()
     log = await writer.open()
