@@ -1,10 +1,11 @@
 """Keys and values of the group coordinator's records, byte for byte those of Kafka 4.3's `__consumer_offsets`.
 
-Owns: the formats of OffsetCommit (keys 0 and 1, values 0 to 4) and GroupMetadata (key 2, values 0 to 4).
+Owns: the formats of OffsetCommit (keys 0 and 1, values 0 to 4) and GroupMetadata (key 2, values 0 to 4), and one of
+this gateway's own, PendingOffset (key 1000, value 0): an offset that is committed when its transaction is.
 Must not know: groups, partitions, which version is the newest that somebody else writes.
 
 Values of version 4 are in the flexible encoding (KIP-482); of their tagged fields only the topic id of a committed
-offset is known.
+offset is known. Readers of Kafka's records step over kinds that they do not know.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ EXPIRING_OFFSET_VALUE_VERSION: Final = 1
 """The one version that has room for `expire_timestamp`."""
 GROUP_VALUE_VERSION: Final = 3
 """What Kafka 4.3 writes for a group."""
+
+PENDING_OFFSET_KIND: Final = 1000
+"""Kinds from 1000 on are not Kafka's."""
+PENDING_OFFSET_VALUE_VERSION: Final = 0
 
 _TOPIC_ID_TAG: Final = 0
 _ZERO_ID: Final = UUID(int=0)
@@ -44,13 +49,23 @@ class GroupMetadataKey:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingOffsetKey:
+    """Names the offset that a producer commits with its transaction. Kind 1000."""
+
+    group: str
+    topic: str
+    partition: int
+    producer_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class UnknownKey:
     """A key of a kind that is not known here: a later coordinator's record, to be stepped over."""
 
     kind: int
 
 
-Key: TypeAlias = OffsetCommitKey | GroupMetadataKey | UnknownKey
+Key: TypeAlias = OffsetCommitKey | GroupMetadataKey | PendingOffsetKey | UnknownKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +81,14 @@ class OffsetCommitValue:
     """In version 1 only: from OffsetCommit requests that name a retention time (versions 2 to 4)."""
     topic_id: UUID | None = None
     """The id of the topic, from version 4 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOffsetValue:
+    """An offset that is committed when the transaction of the producer is."""
+
+    producer_epoch: int
+    offset: OffsetCommitValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +120,18 @@ class GroupMetadataValue:
     members: tuple[MemberMetadata, ...] = field(default=())
 
 
-def encode_key(key: OffsetCommitKey | GroupMetadataKey) -> bytes:
-    """The bytes of a key, kind 1 or 2."""
+def encode_key(key: OffsetCommitKey | GroupMetadataKey | PendingOffsetKey) -> bytes:
+    """The bytes of a key, kind 1, 2 or 1000."""
     if isinstance(key, GroupMetadataKey):
         writer = RecordWriter(2)
         writer.string(key.group)
-    else:
-        writer = RecordWriter(1)
-        writer.string(key.group)
-        writer.string(key.topic)
-        writer.int32(key.partition)
+        return bytes(writer.out)
+    writer = RecordWriter(PENDING_OFFSET_KIND if isinstance(key, PendingOffsetKey) else 1)
+    writer.string(key.group)
+    writer.string(key.topic)
+    writer.int32(key.partition)
+    if isinstance(key, PendingOffsetKey):
+        writer.int64(key.producer_id)
     return bytes(writer.out)
 
 
@@ -118,6 +143,8 @@ def decode_key(data: Buffer) -> Key:
         return OffsetCommitKey(reader.string(), reader.string(), reader.int32())
     if kind == 2:
         return GroupMetadataKey(reader.string())
+    if kind == PENDING_OFFSET_KIND:
+        return PendingOffsetKey(reader.string(), reader.string(), reader.int32(), reader.int64())
     return UnknownKey(kind)
 
 
@@ -159,6 +186,24 @@ def decode_offset_value(data: Buffer) -> OffsetCommitValue:
             raise StateRecordError(f"a topic id of {len(raw_id)} bytes")
         topic_id = UUID(bytes=raw_id)
     return OffsetCommitValue(offset, leader_epoch, metadata, commit_timestamp, expire_timestamp, topic_id)
+
+
+def encode_pending_value(value: PendingOffsetValue) -> bytes:
+    """The bytes of a pending offset: the producer's epoch, then the committed offset as it will be."""
+    writer = RecordWriter(PENDING_OFFSET_VALUE_VERSION)
+    writer.int16(value.producer_epoch)
+    writer.out += encode_offset_value(value.offset)
+    return bytes(writer.out)
+
+
+def decode_pending_value(data: Buffer) -> PendingOffsetValue:
+    """The pending offset in `data`. StateRecordError where it is none."""
+    reader = RecordReader(data)
+    version = reader.int16()
+    if version != PENDING_OFFSET_VALUE_VERSION:
+        raise StateRecordError(f"version {version} of a pending offset is not known")
+    epoch = reader.int16()
+    return PendingOffsetValue(epoch, decode_offset_value(reader.data[reader.pos :]))
 
 
 def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VERSION) -> bytes:

@@ -14,13 +14,17 @@ from kop.wire.state import (
     MemberMetadata,
     OffsetCommitKey,
     OffsetCommitValue,
+    PendingOffsetKey,
+    PendingOffsetValue,
     UnknownKey,
     decode_group_value,
     decode_key,
     decode_offset_value,
+    decode_pending_value,
     encode_group_value,
     encode_key,
     encode_offset_value,
+    encode_pending_value,
 )
 
 # Made by Kafka 4.3.1's own classes: StateVectors.java beside this file.
@@ -119,7 +123,7 @@ def test_unknown_versions_are_refused(version):
 
 @given(st.binary(max_size=80))
 def test_any_bytes_decode_or_are_refused(raw):
-    for decode in (decode_key, decode_offset_value, decode_group_value):
+    for decode in (decode_key, decode_offset_value, decode_group_value, decode_pending_value):
         with contextlib.suppress(StateRecordError):
             assert decode(raw) is not None
 
@@ -134,3 +138,40 @@ def test_any_bytes_decode_or_are_refused(raw):
 def test_offset_values_round_trip(offset, epoch, metadata, stamp, topic_id):
     value = OffsetCommitValue(offset, epoch, metadata, stamp, -1, topic_id)
     assert decode_offset_value(encode_offset_value(value)) == value
+
+
+def test_bytes_of_pending_offsets():
+    """They are in logs: they stay as they are."""
+    key = PendingOffsetKey("g", "t", 3, 4001)
+    assert encode_key(key).hex() == "03e8000167000174000000030000000000000fa1"
+    value = PendingOffsetValue(5, OffsetCommitValue(7, 2, "m", 9))
+    assert encode_pending_value(value).hex() == ("000000050004000000000000000700000002026d000000000000000900")
+
+
+@given(
+    st.text(max_size=20),
+    st.text(max_size=20),
+    st.integers(0, 2**31 - 1),
+    st.integers(-1, 2**63 - 1),
+    st.integers(-1, 32_767),
+    st.integers(0, 2**63 - 1),
+    st.none() | st.uuids(),
+)
+def test_pending_offsets_round_trip(group, topic, partition, producer_id, epoch, offset, topic_id):
+    key = PendingOffsetKey(group, topic, partition, producer_id)
+    assert decode_key(encode_key(key)) == key
+    value = PendingOffsetValue(epoch, OffsetCommitValue(offset, 1, "m", 2, -1, topic_id))
+    assert decode_pending_value(memoryview(encode_pending_value(value))) == value
+
+
+def test_every_truncation_of_a_pending_offset_is_an_error():
+    raw_key = encode_key(PendingOffsetKey("g", "t", 3, 4001))
+    raw = encode_pending_value(PendingOffsetValue(5, OffsetCommitValue(7)))
+    for size in range(2, len(raw_key)):
+        with pytest.raises(StateRecordError):
+            decode_key(raw_key[:size])
+    for size in range(len(raw)):
+        with pytest.raises(StateRecordError):
+            decode_pending_value(raw[:size])
+    with pytest.raises(StateRecordError, match="version 1"):
+        decode_pending_value(b"\0\1" + raw[2:])
