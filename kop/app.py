@@ -392,6 +392,9 @@ def _scrape(gw: Gateway) -> Iterator[Metric]:
     for state, count in gw.groups.stats().items():
         groups.add_metric([state], count)
     yield groups
+    pending = gauge_family("kop_group_pending_offsets", "Offsets that wait for the end of their transaction.", [])
+    pending.add_metric([], gw.groups.pending_offsets)
+    yield pending
     yield from _scrape_logs(gw)
     yield from _scrape_lag(gw)
     yield from gw.engine.collect()

@@ -1,10 +1,17 @@
 """The offsets that groups committed, how they are written, and when they expire (KIP-211).
 
-Owns: what is durable by topic and partition, which keys are being written, their records, and Kafka's rule of expiry.
+Owns: what is durable by topic and partition, which keys are being written, their records, Kafka's rule of expiry, and
+what becomes of offsets that are committed in a transaction when it ends (KIP-98).
 Must not know: requests, which groups there are, how a group's state machine works.
 
 What is being written is not yet committed: nobody reads it. But it counts where offsets are deleted, so that a
 tombstone follows every commit that was taken before it.
+
+An offset that is committed in a transaction is pending until the transaction ends. Of a plain commit and a pending one
+the later in the log wins, wherever the end of the transaction comes. So a plain commit supersedes the pending ones
+before it: these are dropped when their transactions end. Where a transaction that ends commits a key that a later
+pending offset waits for, that one is written again behind it: the log alone says what superseded what, also after
+compaction, and a replay in the order of the log gives the same.
 """
 
 from __future__ import annotations
@@ -12,16 +19,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from kop.cluster.client_topics import ClientTopics
 from kop.coordination.state_log import KeyValue, StateLog, Written
 from kop.errors import ErrorCode
-from kop.wire.state import OffsetCommitKey, OffsetCommitValue, encode_key, encode_offset_value
+from kop.wire.state import (
+    OffsetCommitKey,
+    OffsetCommitValue,
+    PendingOffsetKey,
+    PendingOffsetValue,
+    encode_key,
+    encode_offset_value,
+    encode_pending_value,
+)
 
 Key: TypeAlias = tuple[str, int]
 """The name of a topic, and a partition."""
+CountedT = TypeVar("CountedT")
+_NO_RETENTION: Final = -1
 
 
 class OffsetExpiry(Protocol):
@@ -47,65 +64,200 @@ class Commit:
     metadata: str = ""
 
 
-class GroupOffsets:
-    """Committed offsets of one group."""
+@dataclass(slots=True)
+class PendingOffset:
+    """A durable offset whose transaction has not ended."""
 
-    __slots__ = ("by_topic", "writing")
+    value: PendingOffsetValue
+    superseded: bool = False
+    """Whether a plain commit came later: then nothing is left to be committed."""
+
+
+class EndedOffset(NamedTuple):
+    """What becomes of a pending offset when its transaction ends."""
+
+    key: Key
+    committed: OffsetCommitValue | None
+    """None: it is dropped."""
+
+
+class GroupOffsets:
+    """Committed offsets of one group, and those that transactions are to commit."""
+
+    __slots__ = ("by_topic", "ending", "pending", "unsure", "writing", "writing_pending")
 
     def __init__(self) -> None:
         self.by_topic: dict[str, dict[int, OffsetCommitValue]] = {}
         """Durable offsets by topic, then partition."""
+        self.pending: dict[Key, dict[int, PendingOffset]] = {}
+        """Durable offsets of transactions by key, then producer id, in the order of the log."""
         self.writing: Counter[Key] = Counter()
+        """Keys of which records are being written, tombstones too."""
+        self.writing_pending: Counter[tuple[Key, int]] = Counter()
+        """Key and producer id of pending offsets that are being written."""
+        self.unsure: set[tuple[Key, int]] = set()
+        """Key and producer id of pending offsets whose write failed: they may be in the log all the same."""
+        self.ending: Counter[Key] = Counter()
+        """Keys whose writes the end of a transaction waits for. No further write of them may begin."""
 
     def __bool__(self) -> bool:
-        return bool(self.by_topic or self.writing)
+        return bool(self.by_topic or self.writing or self.pending)
 
     def __iter__(self) -> Iterator[tuple[str, int, OffsetCommitValue]]:
         for topic, partitions in self.by_topic.items():
             for partition, value in partitions.items():
                 yield topic, partition, value
 
+    @property
+    def topics(self) -> set[str]:
+        """The topics of all durable offsets, pending ones too."""
+        return {*self.by_topic, *(topic for topic, _ in self.pending)}
+
     def get(self, topic: str, partition: int) -> OffsetCommitValue | None:
         """The durable offset, or None."""
         partitions = self.by_topic.get(topic)
         return None if partitions is None else partitions.get(partition)
 
-    def put(self, topic: str, partition: int, value: OffsetCommitValue | None) -> None:
-        """Take what became durable; None is a tombstone."""
-        if value is not None:
-            self.by_topic.setdefault(topic, {})[partition] = value
-            return
-        partitions = self.by_topic.get(topic)
-        if partitions is not None:
-            partitions.pop(partition, None)
-            if not partitions:
-                del self.by_topic[topic]
+    def is_pending(self, topic: str, partition: int) -> bool:
+        """Whether a transaction that has not ended holds an offset of the partition."""
+        return (topic, partition) in self.pending
+
+    def put(self, topic: str, partition: int, value: OffsetCommitValue) -> None:
+        """Take a plain commit that became durable."""
+        self.by_topic.setdefault(topic, {})[partition] = value
+        if pending := self.pending.get((topic, partition)):
+            for earlier in pending.values():
+                earlier.superseded = True
+
+    def put_pending(self, topic: str, partition: int, producer_id: int, value: PendingOffsetValue) -> None:
+        """Take a transaction's offset that became durable: it takes the place of the producer's earlier one."""
+        of_key = self.pending.setdefault((topic, partition), {})
+        of_key.pop(producer_id, None)  # the order is that of the log
+        of_key[producer_id] = PendingOffset(value)
+
+    def put_ended(self, producer_id: int, ended: Iterable[EndedOffset]) -> None:
+        """Take the end of a producer's transaction, which became durable."""
+        for key, committed in ended:
+            self.unsure.discard((key, producer_id))
+            of_key = self.pending.get(key, {})
+            if committed is not None:
+                self.by_topic.setdefault(key[0], {})[key[1]] = committed
+                for other, earlier in of_key.items():
+                    if other == producer_id:
+                        break
+                    earlier.superseded = True
+            of_key.pop(producer_id, None)
+            if not of_key:
+                self.pending.pop(key, None)
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Take the tombstones of `tombstones`, which became durable."""
+        for key in keys:
+            topic, partition = key
+            partitions = self.by_topic.get(topic)
+            if partitions is not None:
+                partitions.pop(partition, None)
+                if not partitions:
+                    del self.by_topic[topic]
+            self.pending.pop(key, None)
+        gone = set(keys)
+        self.unsure = {of_key for of_key in self.unsure if of_key[0] not in gone}
+
+    def absorb(self, older: GroupOffsets) -> None:
+        """Take what a group of the same name held in the log before anything of this one."""
+        for topic, partition, value in older:
+            self.by_topic.setdefault(topic, {}).setdefault(partition, value)
+        for key, earlier in older.pending.items():
+            newer = self.pending.get(key, {})
+            superseded = self.get(*key) is not older.get(*key)
+            kept = {
+                producer_id: PendingOffset(offset.value, offset.superseded or superseded)
+                for producer_id, offset in earlier.items()
+                if producer_id not in newer
+            }
+            self.pending[key] = {**kept, **newer}
+        self.unsure |= older.unsure
 
     def begin(self, key: Key) -> None:
-        """Note that a commit of `key` is being written."""
+        """Note that records of `key` are being written."""
         self.writing[key] += 1
 
     def end(self, key: Key) -> None:
-        """Note that the commit is durable, or has failed."""
-        left = self.writing[key] - 1
-        if left:
-            self.writing[key] = left
-        else:
-            del self.writing[key]
+        """Note that the records are durable, or have failed."""
+        _less(self.writing, key)
+
+    def release(self, key: Key) -> None:
+        """Note that an end of a transaction no longer waits for the writes of `key`."""
+        _less(self.ending, key)
 
     def keys(self, topic: str | None = None) -> list[Key]:
-        """What is committed or being committed, of one topic or of all."""
+        """What is committed, being written or pending, of one topic or of all."""
+        other = self.writing.keys() | self.pending.keys() | {key for key, _ in self.unsure}
         if topic is None:
             durable = {(name, partition) for name, partition, _ in self}
-            return sorted(durable | self.writing.keys())
+            return sorted(durable | other)
         durable_of_topic = {(topic, partition) for partition in self.by_topic.get(topic, ())}
-        return sorted(durable_of_topic | {key for key in self.writing if key[0] == topic})
+        return sorted(durable_of_topic | {key for key in other if key[0] == topic})
+
+    def keys_of(self, producer_id: int) -> list[Key]:
+        """Keys of which the log holds, or may hold, pending offsets of the producer."""
+        durable = {key for key, of_key in self.pending.items() if producer_id in of_key}
+        other = {key for key, of in (*self.writing_pending, *self.unsure) if of == producer_id}
+        return sorted(durable | other)
+
+    def newest_epoch(self, producer_id: int) -> int:
+        """The newest epoch of the producer's pending offsets; -1 where there are none."""
+        of_producer = (of_key.get(producer_id) for of_key in self.pending.values())
+        return max((offset.value.producer_epoch for offset in of_producer if offset is not None), default=-1)
+
+    def ended(self, producer_id: int, committed_epoch: int | None) -> list[EndedOffset]:
+        """What becomes of the producer's pending offsets when its transaction ends.
+
+        `committed_epoch`: commits those of this epoch, unless a plain commit superseded them. None: drops all.
+        """
+        ended: list[EndedOffset] = []
+        for key in self.keys_of(producer_id):
+            offset = self.pending.get(key, {}).get(producer_id)
+            value = None
+            if offset is not None and not offset.superseded and offset.value.producer_epoch == committed_epoch:
+                value = offset.value.offset
+            ended.append(EndedOffset(key, value))
+        return ended
+
+    def end_records(self, group_id: str, producer_id: int, ended: Iterable[EndedOffset]) -> list[KeyValue]:
+        """The records that end the producer's pending offsets as `ended` says."""
+        records: list[KeyValue] = []
+        for (topic, partition), committed in ended:
+            records.append((encode_key(PendingOffsetKey(group_id, topic, partition, producer_id)), None))
+            if committed is None:
+                continue
+            records.append((encode_key(OffsetCommitKey(group_id, topic, partition)), encode_offset_value(committed)))
+            is_later = False
+            for other, offset in self.pending.get((topic, partition), {}).items():
+                if is_later and not offset.superseded:  # behind the commit, or a replay takes it for superseded
+                    other_key = PendingOffsetKey(group_id, topic, partition, other)
+                    records.append((encode_key(other_key), encode_pending_value(offset.value)))
+                is_later = is_later or other == producer_id
+        return records
+
+    def tombstones(self, group_id: str, keys: Iterable[Key]) -> list[KeyValue]:
+        """The records that delete the offsets of these keys, pending ones too."""
+        records: list[KeyValue] = []
+        unsettled: dict[Key, set[int]] = {}
+        for key, producer_id in (*self.writing_pending, *self.unsure):
+            unsettled.setdefault(key, set()).add(producer_id)
+        for key in keys:
+            topic, partition = key
+            records.append((encode_key(OffsetCommitKey(group_id, topic, partition)), None))
+            for producer_id in sorted(self.pending.get(key, {}).keys() | unsettled.get(key, set())):
+                records.append((encode_key(PendingOffsetKey(group_id, topic, partition, producer_id)), None))
+        return records
 
     def expired(self, group: OffsetExpiry, now: int, retention_ms: int) -> list[Key]:
         """What has expired at `now`, in milliseconds since the epoch.
 
-        Offsets of topics that members consume do not expire. An offset that was committed with a retention time of its
-        own goes by that, within the same groups.
+        Offsets of topics that members consume do not expire, nor those of which a transaction holds a pending one. An
+        offset that was committed with a retention time of its own goes by that, within the same groups.
         """
         since = group.offsets_age_since
         if since is None:
@@ -119,8 +271,9 @@ class GroupOffsets:
                     over = now >= value.expire_timestamp
                 else:
                     over = now - (value.commit_timestamp if since < 0 else since) >= retention_ms
-                if over and (topic, partition) not in self.writing:
-                    expired.append((topic, partition))
+                key = (topic, partition)
+                if over and key not in self.writing and key not in self.pending:
+                    expired.append(key)
         return expired
 
 
@@ -146,17 +299,8 @@ class OffsetStore:
 
         `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
         """
-        now = self._wall_ms()
-        expire = now + retention_ms if retention_ms >= 0 else -1
-        values: list[tuple[Key, OffsetCommitValue]] = []
-        records: list[KeyValue] = []
-        for commit in commits:
-            value = OffsetCommitValue(
-                commit.offset, max(commit.leader_epoch, -1), commit.metadata, now, expire, commit.topic_id
-            )
-            values.append(((commit.topic, commit.partition), value))
-            raw_key = encode_key(OffsetCommitKey(group_id, commit.topic, commit.partition))
-            records.append((raw_key, encode_offset_value(value)))
+        values = self._values(commits, retention_ms)
+        records = [(encode_key(OffsetCommitKey(group_id, *key)), encode_offset_value(value)) for key, value in values]
         for key, _ in values:
             offsets.begin(key)
 
@@ -169,34 +313,129 @@ class OffsetStore:
 
         self._log.write(log_partition, records, committed)
 
-    def delete(
-        self, log_partition: int, group_id: str, offsets: GroupOffsets, keys: Sequence[Key], written: Written
+    def commit_pending(
+        self,
+        log_partition: int,
+        group_id: str,
+        offsets: GroupOffsets,
+        producer_id: int,
+        producer_epoch: int,
+        commits: Iterable[Commit],
+        written: Written,
     ) -> None:
-        """Write tombstones for offsets of a group; `written` is called once they are out of `offsets`, or failed."""
+        """Write offsets that are committed when the producer's transaction is; otherwise as `commit`."""
+        values = [
+            (key, PendingOffsetValue(producer_epoch, value)) for key, value in self._values(commits, _NO_RETENTION)
+        ]
+        records = [
+            (encode_key(PendingOffsetKey(group_id, *key, producer_id)), encode_pending_value(value))
+            for key, value in values
+        ]
+        for key, _ in values:
+            offsets.begin(key)
+            offsets.writing_pending[key, producer_id] += 1
 
-        def deleted(code: ErrorCode) -> None:
-            if not code:
-                for key in keys:
-                    offsets.put(*key, None)
+        def is_pending(code: ErrorCode) -> None:
+            for key, value in values:
+                offsets.end(key)
+                _less(offsets.writing_pending, (key, producer_id))
+                if code:
+                    offsets.unsure.add((key, producer_id))
+                else:
+                    offsets.put_pending(*key, producer_id, value)
             written(code)
 
-        self._log.write(log_partition, tombstones(group_id, keys), deleted)
+        self._log.write(log_partition, records, is_pending)
+
+    def end(
+        self,
+        log_partition: int,
+        producer_id: int,
+        ended: Sequence[tuple[str, GroupOffsets, Sequence[EndedOffset]]],
+        written: Written,
+    ) -> None:
+        """Write what becomes of a producer's pending offsets in all groups of a partition, all of it or nothing.
+
+        `ended` says of each group what `GroupOffsets.ended` gave. None of these keys may be being written.
+        """
+        records: list[KeyValue] = []
+        for group_id, offsets, of_group in ended:
+            records += offsets.end_records(group_id, producer_id, of_group)
+            for key, _ in of_group:
+                offsets.begin(key)
+
+        def is_ended(code: ErrorCode) -> None:
+            for _, offsets, of_group in ended:
+                for key, _ in of_group:
+                    offsets.end(key)
+                if not code:
+                    offsets.put_ended(producer_id, of_group)
+            written(code)
+
+        self._log.write(log_partition, records, is_ended)
+
+    def delete(
+        self,
+        log_partition: int,
+        group_id: str,
+        offsets: GroupOffsets,
+        keys: Sequence[Key],
+        written: Written,
+        more: Sequence[KeyValue] = (),
+    ) -> None:
+        """Write tombstones for offsets of a group; `written` is called once they are out of `offsets`, or failed.
+
+        `more` are records that are written with them.
+        """
+        records = offsets.tombstones(group_id, keys)
+        for key in keys:
+            offsets.begin(key)
+
+        def deleted(code: ErrorCode) -> None:
+            for key in keys:
+                offsets.end(key)
+            if not code:
+                offsets.drop(keys)
+            written(code)
+
+        self._log.write(log_partition, [*records, *more], deleted)
+
+    def _values(self, commits: Iterable[Commit], retention_ms: int) -> list[tuple[Key, OffsetCommitValue]]:
+        now = self._wall_ms()
+        expire = now + retention_ms if retention_ms >= 0 else -1
+        return [
+            (
+                (commit.topic, commit.partition),
+                OffsetCommitValue(
+                    commit.offset, max(commit.leader_epoch, -1), commit.metadata, now, expire, commit.topic_id
+                ),
+            )
+            for commit in commits
+        ]
 
     def of_missing_topics(self, offsets: GroupOffsets) -> list[Key]:
         """Offsets of topics that are not there: they were deleted just before a crash, the tombstones were not written.
 
         A topic of the same name that was made since is another topic.
         """
-        missing: list[Key] = []
-        for name, partition, value in offsets:
-            topic = self._topics.get(name)
-            if topic is None and self._topics.may_exist(name):
-                continue
-            if topic is None or (value.topic_id is not None and topic.topic_id != value.topic_id):
-                missing.append((name, partition))
+        durable = {(name, partition): value for name, partition, value in offsets}
+        missing = [key for key, value in durable.items() if self._is_missing(key[0], value)]
+        for key, of_key in offsets.pending.items():
+            values = [offset.value.offset for offset in of_key.values()]
+            if key not in durable and all(self._is_missing(key[0], value) for value in values):
+                missing.append(key)
         return missing
 
+    def _is_missing(self, name: str, value: OffsetCommitValue) -> bool:
+        topic = self._topics.get(name)
+        if topic is None:
+            return not self._topics.may_exist(name)
+        return value.topic_id is not None and topic.topic_id != value.topic_id
 
-def tombstones(group_id: str, keys: Iterable[Key]) -> list[KeyValue]:
-    """The records that delete these offsets of a group."""
-    return [(encode_key(OffsetCommitKey(group_id, topic, partition)), None) for topic, partition in keys]
+
+def _less(counts: Counter[CountedT], item: CountedT) -> None:
+    left = counts[item] - 1
+    if left:
+        counts[item] = left
+    else:
+        del counts[item]

@@ -6,6 +6,8 @@ Must not know: the wire, versions of requests, sockets, how a state machine deci
 - Nothing is answered before the records that the answer stands for are durable.
 - Methods are called on the event loop's thread. They return a result, or a future of one where something has to happen
   first; a future that nobody waits for any more may be cancelled, the group goes on as if the answer was sent.
+- Offsets that a transaction commits are pending until it ends. The end is one batch for each partition of `__offsets`,
+  whatever groups it holds. It waits until nothing of its keys is being written: only then is it known what wins.
 - Deadlines go by a clock that never goes back; what is written goes by the wall clock.
 """
 
@@ -16,6 +18,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -40,17 +43,19 @@ from kop.groups.classic.messages import (
     SyncResult,
 )
 from kop.groups.classic.states import State
-from kop.groups.offsets import Commit, GroupOffsets, Key, OffsetStore, tombstones
+from kop.groups.offsets import Commit, GroupOffsets, Key, OffsetStore
 from kop.groups.settings import GroupSettings
 from kop.storage.base import Engine, TopicInfo
 from kop.wire.state import (
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
+    PendingOffsetKey,
     UnknownKey,
     decode_group_value,
     decode_key,
     decode_offset_value,
+    decode_pending_value,
     encode_group_value,
     encode_key,
 )
@@ -79,6 +84,17 @@ class _GroupEntry:
 
     def __repr__(self) -> str:
         return f"group {self.group.group_id!r}"
+
+
+@dataclass(slots=True, eq=False)
+class TransactionGuard:
+    """Tells whether a transaction may have ended since it was asked whether it is open."""
+
+    partition: int
+    """Of `__offsets`."""
+    term: int
+    producer_id: int
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +132,12 @@ class GroupCoordinator(Coordinator[Loaded]):
         self.deadlines = Deadlines[_GroupEntry](self._clock, self._due)
         """When each group next has something to do without a request."""
         self._entries: dict[str, _GroupEntry] = {}
+        self._producers: dict[tuple[int, int], set[_GroupEntry]] = {}
+        """Groups that may hold pending offsets, by partition and producer id; also groups that are being deleted."""
+        self._guards: dict[tuple[int, int], set[TransactionGuard]] = {}
+        """By partition and producer id."""
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+        """Ends of transactions that wait for writes of offsets, by partition."""
         self._keys_read = 0
         self._expiry: asyncio.Task[None] | None = None
 
@@ -148,11 +170,14 @@ class GroupCoordinator(Coordinator[Loaded]):
             if isinstance(key, OffsetCommitKey):
                 of_group = offsets.setdefault(key.group, GroupOffsets())
                 of_group.put(key.topic, key.partition, decode_offset_value(raw_value))
+            elif isinstance(key, PendingOffsetKey):
+                of_group = offsets.setdefault(key.group, GroupOffsets())
+                of_group.put_pending(key.topic, key.partition, key.producer_id, decode_pending_value(raw_value))
             elif isinstance(key, GroupMetadataKey):
                 values[key.group] = decode_group_value(raw_value)
             else:
                 _warn_of(key)
-        await self._topics.find({topic for of_group in offsets.values() for topic in of_group.by_topic})
+        await self._topics.find({topic for of_group in offsets.values() for topic in of_group.topics})
         now = self._clock()
         groups: Loaded = {}
         for group_id in values.keys() | offsets.keys():
@@ -170,6 +195,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         entries = [_GroupEntry(group, partition, term, offsets) for group, offsets in groups.values()]
         for entry in entries:
             self._entries[entry.group.group_id] = entry
+            self._note_producers(entry)
             self._carry_out(entry, entry.group.resume(now))
         for entry in entries:
             if missing := self._offset_store.of_missing_topics(entry.offsets):
@@ -184,6 +210,9 @@ class GroupCoordinator(Coordinator[Loaded]):
                 for effect in entry.group.unload():
                     if isinstance(effect, Reply):
                         _answer(effect.token, effect.result)
+        for place in [place for place in self._producers if place[0] == partition]:
+            del self._producers[place]
+        self._wake(partition)
 
     async def stop(self) -> None:
         """Answer all waiting requests, write what is queued, and take no further requests."""
@@ -191,6 +220,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         self.deadlines.stop()
         for entry in self._entries.values():
             self._carry_out(entry, entry.group.unload())
+        for partition in list(self._waiting):
+            self._wake(partition)
         if self._expiry is not None:
             self._expiry.cancel()
             await asyncio.gather(self._expiry, return_exceptions=True)
@@ -272,22 +303,32 @@ class GroupCoordinator(Coordinator[Loaded]):
     def commit(self, group_id: str, commits: Iterable[Commit], retention_ms: int = -1) -> asyncio.Future[ErrorCode]:
         """Commit offsets after `check_commit`, all of them or none. Ends when they are durable.
 
-        `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting. StateRecordError
-        where a record cannot hold them.
+        `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
+        COORDINATOR_LOAD_IN_PROGRESS where the end of a transaction waits for earlier commits of the same partition.
+        StateRecordError where a record cannot hold them.
         """
         entry = self._entries.get(group_id) or self._add(group_id)
+        commits = list(commits)
+        if entry.offsets.ending and self._is_ending(entry, commits):
+            return _known(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-
-        def written(code: ErrorCode) -> None:
-            self._drop_untouched(entry)
-            _answer(answer, answer_for(code))
-
+        written = self._answers(entry, answer)
         try:
             self._offset_store.commit(entry.partition, group_id, entry.offsets, commits, retention_ms, written)
         except StateRecordError:
             self._drop_untouched(entry)
             raise
         return answer
+
+    def _answers(self, entry: _GroupEntry, answer: asyncio.Future[ErrorCode]) -> Written:
+        """What a commit does when it has ended."""
+
+        def written(code: ErrorCode) -> None:
+            self._drop_untouched(entry)
+            self._wake(entry.partition)
+            _answer(answer, answer_for(code))
+
+        return written
 
     def offsets(self, group_id: str) -> GroupOffsets | None:
         """What the group has committed, or None where there is no such group."""
@@ -313,6 +354,188 @@ class GroupCoordinator(Coordinator[Loaded]):
         answer: asyncio.Future[tuple[ErrorCode, dict[Key, ErrorCode]]] = asyncio.get_running_loop().create_future()
         self._delete_offsets(entry, gone, lambda code: _answer(answer, (answer_for(code), {} if code else errors)))
         return answer
+
+    # -- offsets in transactions
+
+    def check_commit_in_transaction(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """May a transaction commit these offsets? Old clients name no member and no generation (-1)."""
+        if refusal := self.refusal_of(group_id):
+            return refusal
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        entry = self._entries.get(group_id)
+        if entry is None:
+            return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+        return entry.group.check_commit_in_transaction(member_id, instance_id, generation)
+
+    @contextmanager
+    def guard_transaction(self, group_id: str, producer_id: int) -> Iterator[TransactionGuard]:
+        """Watch for the end of a producer's transaction while it is asked whether the transaction is open.
+
+        The group's partition has to be served here (`refusal_of`).
+        """
+        partition = self.state_log.partition_of(group_id)
+        guard = TransactionGuard(partition, self.ownership.term(partition), producer_id)
+        guards = self._guards.setdefault((partition, producer_id), set())
+        guards.add(guard)
+        try:
+            yield guard
+        finally:
+            guards.discard(guard)
+            if not guards:
+                self._guards.pop((partition, producer_id), None)
+
+    def commit_in_transaction(
+        self,
+        group_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        commits: Iterable[Commit],
+        guard: TransactionGuard | None = None,
+    ) -> asyncio.Future[ErrorCode]:
+        """Commit offsets with the producer's transaction, after `check_commit_in_transaction`; all of them or none.
+
+        It ends when they are durable; they are pending until `end_transaction`. INVALID_PRODUCER_EPOCH where an offset
+        of a newer epoch is pending; INVALID_TXN_STATE where the transaction has ended under the `guard`. Errors
+        otherwise as of `commit`.
+        """
+        partition = self.state_log.partition_of(group_id)
+        place = partition, producer_id
+        if guard is not None and guard.term != self.ownership.term(partition):
+            return _known(ErrorCode.NOT_COORDINATOR)
+        if guard is not None and guard.ended:
+            return _known(ErrorCode.INVALID_TXN_STATE)
+        if any(entry.offsets.newest_epoch(producer_id) > producer_epoch for entry in self._producers.get(place, ())):
+            return _known(ErrorCode.INVALID_PRODUCER_EPOCH)
+        entry = self._entries.get(group_id) or self._add(group_id)
+        commits = list(commits)
+        if entry.offsets.ending and self._is_ending(entry, commits):
+            return _known(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        try:
+            self._offset_store.commit_pending(
+                partition,
+                group_id,
+                entry.offsets,
+                producer_id,
+                producer_epoch,
+                commits,
+                self._answers(entry, answer),
+            )
+        except StateRecordError:
+            self._drop_untouched(entry)
+            raise
+        self._producers.setdefault(place, set()).add(entry)
+        return answer
+
+    async def end_transaction(
+        self, offsets_partitions: Collection[int], producer_id: int, producer_epoch: int, *, commit: bool
+    ) -> ErrorCode:
+        """Commit or drop what the producer's transaction holds in these partitions of `__offsets`.
+
+        `producer_epoch` is that of the transaction's end: the epoch of its offsets, or the next one (KIP-890). Of each
+        partition all is durable afterwards, or an error says that it has to be asked for again: to repeat it does no
+        harm. INVALID_PRODUCER_EPOCH where offsets of a newer epoch are pending.
+        """
+        codes = await asyncio.gather(
+            *(self._end_in(partition, producer_id, producer_epoch, commit) for partition in set(offsets_partitions))
+        )
+        return next((code for code in codes if code), ErrorCode.NONE)
+
+    @property
+    def pending_offsets(self) -> int:
+        """How many offsets wait for the ends of their transactions."""
+        return sum(len(of_key) for entry in self._entries.values() for of_key in entry.offsets.pending.values())
+
+    async def _end_in(self, partition: int, producer_id: int, producer_epoch: int, commit: bool) -> ErrorCode:
+        if refusal := self.ownership.refusal_of_partition(partition):
+            return refusal
+        place = partition, producer_id
+        term = self.ownership.term(partition)
+        for guard in self._guards.get(place, ()):
+            guard.ended = True
+        await self._wait_for_writes(place, term)
+        entries = self._producers.get(place)
+        if not entries and self.ownership.refusal_of_partition(partition, surely=True):
+            await self.verify([partition])  # nothing is written that would find out
+        refusal = self.ownership.refusal_of_partition(partition, surely=not entries)
+        if not refusal and self.ownership.term(partition) != term:
+            refusal = ErrorCode.NOT_COORDINATOR
+        if refusal or not entries:
+            return refusal
+        newest = max(entry.offsets.newest_epoch(producer_id) for entry in entries)
+        if newest > producer_epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if commit and 0 <= newest < producer_epoch - 1:
+            _log.warning(
+                "offsets of producer %d of the epoch %d belong to no transaction that ends with the epoch %d: dropped",
+                producer_id,
+                newest,
+                producer_epoch,
+            )
+        committed_epoch = newest if commit and newest >= producer_epoch - 1 else None
+        ended = [
+            (entry.group.group_id, entry.offsets, entry.offsets.ended(producer_id, committed_epoch))
+            for entry in entries
+        ]
+        if not any(of_group for _, _, of_group in ended):  # their group or topic was deleted
+            del self._producers[place]
+            return await self._end_in(partition, producer_id, producer_epoch, commit)
+        answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+
+        def written(code: ErrorCode) -> None:
+            if not code:
+                self._forget_producer(place)
+            self._wake(partition)
+            _answer(answer, answer_for(code))
+
+        self._offset_store.end(partition, producer_id, ended, written)
+        return await answer
+
+    async def _wait_for_writes(self, place: tuple[int, int], term: int) -> None:
+        """Wait until nothing is being written of the keys that the producer's transaction holds, or the term is over.
+
+        No further commit of them begins meanwhile.
+        """
+        partition, producer_id = place
+        while self.ownership.term(partition) == term and not self.ownership.closed:
+            entries = self._producers.get(place, set())
+            held = [(entry.offsets, key) for entry in entries for key in entry.offsets.keys_of(producer_id)]
+            if not any(offsets.writing[key] for offsets, key in held):
+                return
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(partition, []).append(waiter)
+            for offsets, key in held:
+                offsets.ending[key] += 1
+            try:
+                await waiter
+            finally:
+                for offsets, key in held:
+                    offsets.release(key)
+
+    def _wake(self, partition: int) -> None:
+        """A write of offsets has ended, or the partition was lost: ends of transactions look again."""
+        for waiter in self._waiting.pop(partition, ()):
+            _answer(waiter, None)
+
+    def _is_ending(self, entry: _GroupEntry, commits: Sequence[Commit]) -> bool:
+        return any(entry.offsets.ending[commit.topic, commit.partition] for commit in commits)
+
+    def _note_producers(self, entry: _GroupEntry) -> None:
+        """Note whose pending offsets the group holds."""
+        unsure = {producer_id for _, producer_id in entry.offsets.unsure}
+        for producer_id in unsure.union(*entry.offsets.pending.values()):
+            self._producers.setdefault((entry.partition, producer_id), set()).add(entry)
+
+    def _forget_producer(self, place: tuple[int, int]) -> None:
+        """Forget groups that hold nothing of a producer any more."""
+        entries = {entry for entry in self._producers.get(place, ()) if entry.offsets.keys_of(place[1])}
+        if entries:
+            self._producers[place] = entries
+        else:
+            self._producers.pop(place, None)
 
     # -- administration
 
@@ -454,7 +677,11 @@ class GroupCoordinator(Coordinator[Loaded]):
             self.state_log.write(entry.partition, [(key, record)], persisted)
 
     def _delete_offsets(self, entry: _GroupEntry, keys: Sequence[Key], written: Written) -> None:
-        self._offset_store.delete(entry.partition, entry.group.group_id, entry.offsets, keys, written)
+        def deleted(code: ErrorCode) -> None:
+            self._wake(entry.partition)
+            written(code)
+
+        self._offset_store.delete(entry.partition, entry.group.group_id, entry.offsets, keys, deleted)
 
     def _delete_group(self, entry: _GroupEntry, written: Written) -> None:
         """Write tombstones for an empty group and all that it committed. Nobody finds it meanwhile."""
@@ -465,11 +692,13 @@ class GroupCoordinator(Coordinator[Loaded]):
         def deleted(code: ErrorCode) -> None:
             if code:
                 self._restore(entry)
+            self._wake(entry.partition)
             written(code)
 
-        records = tombstones(group.group_id, entry.offsets.keys())
-        records.append((encode_key(GroupMetadataKey(group.group_id)), None))
-        self.state_log.write(entry.partition, records, deleted)
+        tombstone = (encode_key(GroupMetadataKey(group.group_id)), None)
+        self._offset_store.delete(
+            entry.partition, group.group_id, entry.offsets, entry.offsets.keys(), deleted, [tombstone]
+        )
 
     def _restore(self, entry: _GroupEntry) -> None:
         """Restore a group whose deletion failed; its offsets go to the group that took its name, where there is one.
@@ -483,9 +712,9 @@ class GroupCoordinator(Coordinator[Loaded]):
             entry.group.revive()
             self._entries[entry.group.group_id] = entry
             return
-        for topic, partition, value in entry.offsets:
-            if newer.offsets.get(topic, partition) is None:
-                newer.offsets.put(topic, partition, value)
+        newer.offsets.absorb(entry.offsets)
+        entry.offsets = GroupOffsets()
+        self._note_producers(newer)
 
     def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
         if old is not None and new is None and not self.ownership.closed:
@@ -510,6 +739,13 @@ def _answer(token: Any, result: Any) -> None:
         raise InternalError(f"{token!r} is no future")
     if not token.done():
         token.set_result(result)
+
+
+def _known(code: ErrorCode) -> asyncio.Future[ErrorCode]:
+    """The future of a result that is known."""
+    known: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+    known.set_result(code)
+    return known
 
 
 def _ignore(code: ErrorCode) -> None:

@@ -141,6 +141,20 @@ class ClassicGroup:
         self._beat(self.roster.members[member_id], now)
         return ErrorCode.NONE
 
+    def check_commit_in_transaction(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        """May a transaction commit offsets for this member?
+
+        Old clients name no member: they may at any time. A rebalance is no reason to refuse. No session goes on by it.
+        """
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and (self.state is State.EMPTY or (not member_id and instance_id is None)):
+            return ErrorCode.NONE
+        error = self.roster.check(member_id, instance_id)
+        if error:
+            return error
+        return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
+
     # -- what is done
 
     def join(self, token: Token, request: JoinRequest, now: int) -> list[Effect]:
