@@ -11,7 +11,8 @@ OffsetFetch
 - What was not committed is offset -1, epoch -1, metadata "" without an error, unknown topics and groups included; only
   an unknown id is UNKNOWN_TOPIC_ID. Null topics (version 2 and up) are all that were committed.
 - Versions 8 and up ask for several groups. Member ids and epochs of version 9 do not matter to classic groups.
-- require_stable is taken: without transactions every offset is stable.
+- With require_stable (version 7 and up) a partition of which an open transaction holds an offset is
+  UNSTABLE_OFFSET_COMMIT, with offset -1; without it the last committed offset is told.
 
 OffsetDelete: errors of the group are the request's; topics that members subscribe to are GROUP_SUBSCRIBED_TO_TOPIC.
 """
@@ -22,6 +23,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
 from kop.groups.offsets import Commit
 from kop.handlers.api import AclOperation, Api, Context
@@ -36,20 +38,7 @@ _NO_OFFSET = OffsetCommitValue(-1)
 def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
     """Check what is to be committed, and answer when it is durable."""
     version = ctx.version
-    codes: list[list[ErrorCode]] = []
-    good: list[tuple[int, int, TopicInfo, Any]] = []
-    for row, asked in enumerate(request.topics):
-        topic = gw.topics.get(asked.name) if version < 10 else _by_id(gw, asked.topic_id)
-        known = 0 if topic is None else topic.partitions
-        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if topic is None:
-            missing = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else gw.topics.missing(asked.name)
-        codes.append([missing] * len(asked.partitions))
-        if topic is None:
-            continue
-        for column, partition in enumerate(asked.partitions):
-            if 0 <= partition.partition_index < known:
-                good.append((row, column, topic, partition))
+    codes, good = existing_partitions(gw.topics, request, by_id=version >= 10)
     if not good:
         return _committed(version, request, codes)
     error = gw.groups.check_commit(
@@ -65,7 +54,7 @@ def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[An
         metadata = partition.committed_metadata or ""
         if error:
             codes[row][column] = error
-        elif _too_large(metadata, limit):
+        elif is_too_large(metadata, limit):
             codes[row][column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
         else:
             codes[row][column] = ErrorCode.NONE
@@ -104,25 +93,57 @@ def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
     return OffsetCommitResponse(version=version, topics=topics)
 
 
-def _too_large(metadata: str, limit: int) -> bool:
+def existing_partitions(
+    topics: ClientTopics, request: Any, *, by_id: bool
+) -> tuple[list[list[ErrorCode]], list[tuple[int, int, TopicInfo, Any]]]:
+    """The errors of all partitions of a request that commits offsets, and the partitions that are there.
+
+    Of these: the place of the error, the topic, and what the request says of the partition.
+    """
+    codes: list[list[ErrorCode]] = []
+    good: list[tuple[int, int, TopicInfo, Any]] = []
+    for row, asked in enumerate(request.topics):
+        topic = _by_id(topics, asked.topic_id) if by_id else topics.get(asked.name)
+        known = 0 if topic is None else topic.partitions
+        missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if topic is None:
+            missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else topics.missing(asked.name)
+        codes.append([missing] * len(asked.partitions))
+        if topic is None:
+            continue
+        for column, partition in enumerate(asked.partitions):
+            if 0 <= partition.partition_index < known:
+                good.append((row, column, topic, partition))
+    return codes, good
+
+
+def is_too_large(metadata: str, limit: int) -> bool:
     """Kafka counts Java's characters: two for those beyond the first 65,536."""
     return len(metadata) > limit or (len(metadata) * 2 > limit and len(metadata.encode("utf-16-le")) // 2 > limit)
 
 
-def _by_id(gw: Gateway, topic_id: Any) -> TopicInfo | None:
-    return None if topic_id is None else gw.topics.by_id(topic_id)
+def _by_id(topics: ClientTopics, topic_id: Any) -> TopicInfo | None:
+    return None if topic_id is None else topics.by_id(topic_id)
 
 
 def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Answer from memory: what is there is durable, and nobody else has written since."""
     version = ctx.version
+    stable = version >= 7 and request.require_stable
     if version < 8:
         error = gw.groups.refusal_of(request.group_id, surely=True)
         topic_class = OffsetFetchResponse.OffsetFetchResponseTopic
         if error and version >= 2:
             return OffsetFetchResponse(version=version, error_code=error, topics=[])
         topics = _fetched(
-            gw, version, topic_class, topic_class.OffsetFetchResponsePartition, request.group_id, request.topics, error
+            gw,
+            version,
+            topic_class,
+            topic_class.OffsetFetchResponsePartition,
+            request.group_id,
+            request.topics,
+            error,
+            stable,
         )
         return OffsetFetchResponse(version=version, error_code=0, topics=topics)
     group_class = OffsetFetchResponse.OffsetFetchResponseGroup
@@ -144,6 +165,7 @@ def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
                     asked.group_id,
                     asked.topics,
                     ErrorCode.NONE,
+                    stable,
                 ),
             )
             for asked in request.groups
@@ -153,12 +175,21 @@ def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 
 def _fetched(
-    gw: Gateway, version: int, topic_class: Any, partition_class: Any, group_id: str, asked: Any, error: ErrorCode
+    gw: Gateway,
+    version: int,
+    topic_class: Any,
+    partition_class: Any,
+    group_id: str,
+    asked: Any,
+    error: ErrorCode,
+    stable: bool,
 ) -> list[Any]:
     """The rows of one group. `error` is that of every partition (version 1 knows no other)."""
     offsets = None if error else gw.groups.offsets(group_id)
 
-    def row(partition: int, value: OffsetCommitValue | None, code: ErrorCode) -> Any:
+    def row(name: str | None, partition: int, value: OffsetCommitValue | None, code: ErrorCode) -> Any:
+        if stable and name is not None and offsets is not None and offsets.is_pending(name, partition):
+            value, code = None, ErrorCode.UNSTABLE_OFFSET_COMMIT
         value = value or _NO_OFFSET
         return partition_class(
             version=version,
@@ -172,7 +203,7 @@ def _fetched(
     topics = []
     if asked is None:
         for name, partitions in () if offsets is None else sorted(offsets.by_topic.items()):
-            rows = [row(partition, value, ErrorCode.NONE) for partition, value in sorted(partitions.items())]
+            rows = [row(name, partition, value, ErrorCode.NONE) for partition, value in sorted(partitions.items())]
             if version < 10:
                 topics.append(topic_class(version=version, name=name, partitions=rows))
                 continue
@@ -184,20 +215,21 @@ def _fetched(
         if version < 10:
             canonical = gw.topics.canonical_name(wanted.name)
             rows = [
-                row(partition, None if offsets is None else offsets.get(canonical, partition), error)
+                row(canonical, partition, None if offsets is None else offsets.get(canonical, partition), error)
                 for partition in wanted.partition_indexes
             ]
             topics.append(topic_class(version=version, name=wanted.name, partitions=rows))
             continue
-        topic = _by_id(gw, wanted.topic_id)
+        topic = _by_id(gw.topics, wanted.topic_id)
+        stored = None if topic is None else gw.topics.canonical_name(topic.name)
         rows = []
         for partition in wanted.partition_indexes:
             value = None
-            if topic is not None and offsets is not None:
-                value = offsets.get(gw.topics.canonical_name(topic.name), partition)
+            if topic is not None and stored is not None and offsets is not None:
+                value = offsets.get(stored, partition)
                 if value is not None and value.topic_id not in (None, topic.topic_id):
                     value = None  # committed for a topic of that name which is gone
-            rows.append(row(partition, value, ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE))
+            rows.append(row(stored, partition, value, ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE))
         topics.append(topic_class(version=version, topic_id=wanted.topic_id, partitions=rows))
     return topics
 

@@ -1,0 +1,138 @@
+"""TxnOffsetCommit (28) 0 to 5: offsets that are committed when the producer's transaction is (KIP-98, 447, 890).
+
+- Partitions are checked as by OffsetCommit: those that are not there are UNKNOWN_TOPIC_OR_PARTITION, and if none is
+  left nothing else is looked at. Every other error is that of all partitions that are there, but for
+  OFFSET_METADATA_TOO_LARGE.
+- The transaction is asked first, the group then. From version 5 on the group's partition of `__consumer_offsets` is
+  added to the transaction by this request; below it has to be in it (AddOffsetsToTxn).
+- From version 3 on the member is named: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION. Below it, and with
+  generation -1 and no member, nothing is asked of the group.
+- PRODUCER_FENCED is told as INVALID_PRODUCER_EPOCH. Below version 4 TRANSACTION_ABORTABLE is INVALID_TXN_STATE; below
+  version 2 COORDINATOR_LOAD_IN_PROGRESS is COORDINATOR_NOT_AVAILABLE: old producers give up otherwise (KAFKA-7296).
+- A transaction that ends while it is being asked is INVALID_TXN_STATE: its offsets would stay for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, Final, Protocol
+
+from kop.cluster.client_topics import ClientTopics
+from kop.errors import ErrorCode
+from kop.groups.offsets import Commit
+from kop.groups.runtime import GroupCoordinator
+from kop.handlers.api import Context
+from kop.handlers.group_offsets import existing_partitions, is_too_large
+from kop.wire.messages import TxnOffsetCommitResponse
+
+_ADDS_PARTITION: Final = 5
+"""The version from which on the request adds the partition to the transaction."""
+_NAMES_MEMBER: Final = 3
+_ABORTABLE: Final = 4
+_LOADING: Final = 2
+_NOT_VERIFIED: Final = {
+    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+}
+"""What is told instead of an error of the transaction's coordinator."""
+
+
+class TransactionVerifier(Protocol):
+    """Knows, or asks the transaction's coordinator, whether offsets may be committed in a transaction."""
+
+    def verify_offsets(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, offsets_partition: int, add: bool
+    ) -> Awaitable[ErrorCode]:
+        """NONE where the partition of `__consumer_offsets` is in the open transaction; `add` adds it before."""
+
+
+class TransactionalGateway(Protocol):
+    """What this handler asks of the gateway."""
+
+    @property
+    def topics(self) -> ClientTopics:
+        """Topics as Kafka clients see them."""
+
+    @property
+    def groups(self) -> GroupCoordinator:
+        """The group coordinator."""
+
+    @property
+    def transactions(self) -> TransactionVerifier:
+        """Transactions."""
+
+
+async def txn_offset_commit(gw: TransactionalGateway, ctx: Context, request: Any) -> Any:
+    """Ask the transaction and the group, and answer when the offsets are durable."""
+    codes, good = existing_partitions(gw.topics, request, by_id=False)
+    if not good:
+        return _committed(ctx.version, request, codes)
+    limit = gw.groups.settings.offset_metadata_max_bytes
+    commits: list[Commit] = []
+    for row, column, topic, partition in good:
+        metadata = partition.committed_metadata or ""
+        if is_too_large(metadata, limit):
+            codes[row][column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            continue
+        codes[row][column] = ErrorCode.NONE
+        epoch = partition.committed_leader_epoch if ctx.version >= 2 else -1
+        name, index = gw.topics.canonical_name(topic.name), partition.partition_index
+        commits.append(Commit(name, topic.topic_id, index, partition.committed_offset, epoch, metadata))
+    error = await _commit(gw, ctx.version, request, commits)
+    if error is ErrorCode.TRANSACTION_ABORTABLE and ctx.version < _ABORTABLE:
+        error = ErrorCode.INVALID_TXN_STATE
+    if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and ctx.version < _LOADING:
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if error:
+        for row, column, _, _ in good:
+            codes[row][column] = error
+    return _committed(ctx.version, request, codes)
+
+
+async def _commit(gw: TransactionalGateway, version: int, request: Any, commits: list[Commit]) -> ErrorCode:
+    group_id, producer_id = request.group_id, request.producer_id
+    if refusal := gw.groups.refusal_of(group_id):
+        return refusal
+    if not group_id:
+        return ErrorCode.INVALID_GROUP_ID
+    place = gw.groups.coordinator_of(group_id)
+    if place is None:
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    with gw.groups.guard_transaction(group_id, producer_id) as guard:
+        error = await gw.transactions.verify_offsets(
+            request.transactional_id, producer_id, request.producer_epoch, place[1], version >= _ADDS_PARTITION
+        )
+        if error:
+            return _NOT_VERIFIED.get(error, error)
+        member = ("", None, -1)
+        if version >= _NAMES_MEMBER:
+            member = (request.member_id, request.group_instance_id, request.generation_id)
+        error = gw.groups.check_commit_in_transaction(group_id, *member)
+        if error or not commits:
+            return error
+        durable = gw.groups.commit_in_transaction(group_id, producer_id, request.producer_epoch, commits, guard)
+    return await durable
+
+
+def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
+    topic_class = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
+    partition_class = topic_class.TxnOffsetCommitResponsePartition
+    return TxnOffsetCommitResponse(
+        version=version,
+        topics=[
+            topic_class(
+                version=version,
+                name=asked.name,
+                partitions=[
+                    partition_class(version=version, partition_index=partition.partition_index, error_code=code)
+                    for partition, code in zip(asked.partitions, row, strict=True)
+                ],
+            )
+            for asked, row in zip(request.topics, codes, strict=True)
+        ],
+    )
