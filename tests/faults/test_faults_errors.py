@@ -214,7 +214,7 @@ def test_a_limit_of_the_topic_on_sizes(space: Pulsar, served: PulsarGateway, cap
     found = client.flush()
     assert {str(error.name()) for error in found if isinstance(error, KafkaError)} == {"MSG_SIZE_TOO_LARGE"}
     assert len(found) == 5
-    assert time.monotonic() - begin < 10, "a batch is refused as fast as a single record"
+    assert time.monotonic() - begin < SECONDS / 2, "not by the time limit of the message"
 
 
 def test_a_record_that_no_entry_can_hold(served: PulsarGateway) -> None:

@@ -86,11 +86,11 @@ async def stored_of(store: PulsarStore) -> list[str | None]:
 async def test_a_dispatch_rate_keeps_no_producer_waiting(
     pulsar_store: PulsarStore, producer: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Readers get one message a second, and each append has a native one before it."""
+    """Readers get one message in twenty seconds, and each append has a native one before it."""
     async with pulsar_store.opened() as engine:
         log = await make(engine)
         name = engine.context.naming.full_name("t", False)
-        rate = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
+        rate = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 20}
         await engine.admin.set_policy(name, "dispatchRate", rate)
         await until(lambda: has(engine, name, "dispatchRate", rate))
         told: dict[int, str] = {}
@@ -105,7 +105,7 @@ async def test_a_dispatch_rate_keeps_no_producer_waiting(
         assert engine.counts[ASKED] > 0
         await until(lambda: engine.counts.get("tail_held_by_dispatch_rate"))
         assert any("set-dispatch-rate" in record.getMessage() for record in caplog.records)
-        assert slowest < 10, "the rate would let the tail bring the last one after 40 s"
+        assert slowest < 60, "the rate would let the tail bring the last one after 1,200 s"
         async with PulsarAdmin(pulsar_store.urls[1]) as admin:
             await admin.remove_policy(name, "dispatchRate")
         await until(lambda: has(engine, name, "dispatchRate", None))
@@ -134,7 +134,7 @@ async def test_a_dispatch_rate_keeps_no_log_from_attaching_and_no_end_from_being
         began = time.monotonic()
         await log.refresh()
         assert log.high_watermark == 31
-        assert time.monotonic() - began < 15, "the rate lets the tail come to the end after 600 s"
+        assert time.monotonic() - began < 60, "the rate lets the tail come to the end after 600 s"
         assert engine.counts["ends_asked_of_pulsar"] == 1
         assert "tails_lost" not in engine.counts
         await until(lambda: other.topics.get("t") is not None)
@@ -142,7 +142,7 @@ async def test_a_dispatch_rate_keeps_no_log_from_attaching_and_no_end_from_being
         began = time.monotonic()
         assert await append_values(there, "there") == 31
         assert (there.log_start_offset, there.high_watermark) == (0, 32)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         assert await append_values(log, "here") == 32
         await log.refresh()
         assert log.high_watermark == 33
