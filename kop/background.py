@@ -20,7 +20,7 @@ T = TypeVar("T")
 Failed: TypeAlias = Callable[[Exception], None]
 """Called with what ended a round. The exception must not be kept: it holds the frames of the round."""
 
-_FIRST_PAUSE: Final = 0.2
+FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 
 _log: Final = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ async def retried(
         assert state.outcome is not None
         _say_why(what, state.outcome.exception(), waiting)
 
-    wait = wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE)
+    wait = wait_random_exponential(multiplier=FIRST_PAUSE, max=_LONGEST_PAUSE)
     retrying = AsyncRetrying(
         stop=stop_after_delay(seconds), wait=wait, retry=retry_if_exception(passes), before_sleep=failed, reraise=True
     )
@@ -121,7 +121,7 @@ async def retried(
     async def attempt() -> T:  # tenacity awaits the result of coroutine functions only
         return await work()
 
-    await asyncio.sleep(_FIRST_PAUSE)
+    await asyncio.sleep(FIRST_PAUSE)
     return await retrying(attempt)
 
 

@@ -125,7 +125,7 @@ def test_nothing_of_a_failed_round_stays_in_memory() -> None:
 def test_a_step_that_fails_for_a_time_is_tried_again_and_says_what_it_waits_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kop.background._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("kop.background.FIRST_PAUSE", 0.001)
     said: list[str] = []
     tries = 0
 
@@ -147,7 +147,7 @@ def test_a_step_that_fails_for_a_time_is_tried_again_and_says_what_it_waits_for(
 def test_a_step_that_meets_a_wrong_setting_is_tried_once_and_one_that_lasts_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kop.background._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("kop.background.FIRST_PAUSE", 0.001)
     tries = 0
 
     async def work() -> None:

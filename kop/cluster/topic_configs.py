@@ -383,7 +383,7 @@ _SYNONYMS: Final = {
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
 }
 """Broker settings of one config in falling precedence, with their unit in the config's."""
-_WALK_AT_LEAST: Final = 64 * 1024 * 1024
+WALK_AT_LEAST: Final = 64 * 1024 * 1024
 _WALK_RATIO: Final = 16
 _MOST_KEPT: Final = 10_000
 
@@ -442,7 +442,7 @@ class ProduceRules:
 
 def _may_grow_to(max_message_bytes: int) -> int:
     """What the records of a batch may decompress to, where that has to be done."""
-    return max(_WALK_AT_LEAST, _WALK_RATIO * max_message_bytes)
+    return max(WALK_AT_LEAST, _WALK_RATIO * max_message_bytes)
 
 
 _CODECS: Final = {

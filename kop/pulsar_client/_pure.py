@@ -36,38 +36,38 @@ def read_frames(data: memoryview, limit: int) -> tuple[list[Received], int, int,
     not known yet), which is not whole or larger than `limit`; and what is wrong with the frame at which reading
     stopped, the empty text where nothing is.
     """
-    found: list[Received] = []
+    received: list[Received] = []
     receipts: dict[int, list[Receipt]] = {}
     at, end = 0, len(data)
     while end - at >= 4:
         size = _U32.unpack_from(data, at)[0]
         start = at + 4
         if size > limit or end - start < size:
-            return found, at, size, ""
+            return received, at, size, ""
         if size < 4:
-            return found, at, -1, "a frame without a command"
+            return received, at, -1, "a frame without a command"
         behind = start + 4 + _U32.unpack_from(data, start)[0]
         at = start + size
         if behind > at:
-            return found, start - 4, -1, "a command longer than its frame"
+            return received, start - 4, -1, "a command longer than its frame"
         body = bytes(data[start + 4 : behind])
         try:
             command = pb.FrequentCommand.FromString(body)
         except DecodeError:
-            return found, start - 4, -1, "a command that cannot be read"
+            return received, start - 4, -1, "a command that cannot be read"
         if command.type == _MESSAGE:
-            found.append(_message(command.message, data[behind:at]))
+            received.append(_message(command.message, data[behind:at]))
         elif command.type == _SEND_RECEIPT:
             receipt = _receipt(command.send_receipt)
             known = receipts.get(receipt[0])
             if known is None:
                 known = receipts[receipt[0]] = []
-                found.append(known)
+                received.append(known)
             known.append(receipt)
         else:
             receipts.clear()
-            found.append(body)
-    return found, at, -1, ""
+            received.append(body)
+    return received, at, -1, ""
 
 
 def _receipt(told: pb.ReceiptFields) -> Receipt:

@@ -68,14 +68,12 @@ class AwaitedEntry(PendingEntry):
 class PendingEntries:
     """The entries of one producer between sending and their receipts, in order."""
 
-    __slots__ = ("_pending", "_unsent", "bytes")
+    __slots__ = ("_pending", "_unsent")
 
     def __init__(self) -> None:
         self._pending: dict[int, PendingEntry] = {}
         self._unsent: deque[PendingEntry] = deque()
         """Pending entries that wait for a connection that takes them."""
-        self.bytes = 0
-        """Bytes of all pending entries."""
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -86,7 +84,6 @@ class PendingEntries:
     def add(self, item: PendingEntry, *, sent: bool) -> None:
         """Take an entry, behind all others. `sent`: it is put on the wire now, as all before it were."""
         self._pending[item.sequence_id] = item
-        self.bytes += item.size
         if not sent:
             self._unsent.append(item)
 
@@ -128,10 +125,7 @@ class PendingEntries:
 
     def take(self, sequence_id: int) -> PendingEntry | None:
         """Remove an entry that was answered; None where nothing waits for that answer any more."""
-        item = self._pending.pop(sequence_id, None)
-        if item is not None:
-            self.bytes -= item.size
-        return item
+        return self._pending.pop(sequence_id, None)
 
     def deadline(self) -> float | None:
         """When the oldest entry expires."""
@@ -148,7 +142,6 @@ class PendingEntries:
         items = self.all()
         self._pending.clear()
         self._unsent.clear()
-        self.bytes = 0
         return items
 
     def expire(self, now: float) -> list[PendingEntry]:

@@ -98,11 +98,6 @@ class Producer(BrokerAttachment):
         return len(self._pending)
 
     @property
-    def pending_bytes(self) -> int:
-        """Bytes of the entries without an answer: all that this producer keeps in memory."""
-        return self._pending.bytes
-
-    @property
     def id(self) -> int:
         """Its number on the connection, which frames name. Another one each time that it is attached."""
         return self._id

@@ -390,15 +390,15 @@ def plain_batch(
         before, behind, has_value, timestamp, keyless = unpack_one(metadata, len(payload))
         records = (before, payload, behind) if has_value else (before, behind)
         return around(records, 1, timestamp, timestamp, base_offset, count, 0, log_append_time), keyless
-    unpacked, found, base_timestamp, max_timestamp, keyless = unpack(payload, count, publish_time, event_time)
-    if not found:
+    unpacked, number, base_timestamp, max_timestamp, keyless = unpack(payload, count, publish_time, event_time)
+    if not number:
         return b"", keyless
-    return around((unpacked,), found, base_timestamp, max_timestamp, base_offset, count, 0, log_append_time), keyless
+    return around((unpacked,), number, base_timestamp, max_timestamp, base_offset, count, 0, log_append_time), keyless
 
 
 def around(
     records: Sequence[Buffer],
-    found: int,
+    number: int,
     base_timestamp: int,
     max_timestamp: int,
     base_offset: int,
@@ -406,7 +406,7 @@ def around(
     codec: int,
     log_append_time: int | None,
 ) -> bytes:
-    """The batch of `found` records, compressed with `codec`, that takes `places` offsets from `base_offset` on.
+    """The batch of `number` records, compressed with `codec`, that takes `places` offsets from `base_offset` on.
 
     `records` is their bytes in parts, each of which is copied once.
     """
@@ -418,7 +418,7 @@ def around(
     head = bytearray(
         _BATCH.pack(
             base_offset, size - LOG_OVERHEAD, 0, MAGIC, 0, attributes, places - 1,
-            base_timestamp, max_timestamp, -1, -1, -1, found,
+            base_timestamp, max_timestamp, -1, -1, -1, number,
         )
     )  # fmt: skip
     checksum = crc32c(head[_CHECKSUM_FROM:])
@@ -552,8 +552,8 @@ def _headers(properties: list[tuple[bytes, bytes]]) -> tuple[bytes, int | None]:
     marker: int | None = None
     plain: list[tuple[bytes, bytes]] = []
     for name, value in properties:
-        if name == HEADERS_PROPERTY and listed is None and (found := _listed(value)) is not None:
-            listed = found
+        if name == HEADERS_PROPERTY and listed is None and (parts := _listed(value)) is not None:
+            listed = parts
         elif name == TIMESTAMP_PROPERTY and marker is None and (number := _marker(value)) is not None:
             marker = number
         else:

@@ -32,9 +32,9 @@ from kop.server.peer import describe, has_closed, in_system, plain_host
 from kop.server.request import RequestPipeline
 from kop.server.responses import ResponseOrder
 
-_MOST_HELD = 64 * 1024
+MOST_HELD = 64 * 1024
 """Bytes held back behind a waiting request from which on the socket is not read."""
-_MERGED = 16 * 1024
+MERGED = 16 * 1024
 """Pieces held back are put together up to this size: each is an object, whatever its size."""
 _TURN_SECONDS = 0.003
 _LARGE_ANSWER = 64 * 1024
@@ -280,7 +280,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._start(view, own=True)
         elif frame.filled == len(frame.buffer):
             self._server.requests.check_size(memoryview(frame.buffer), frame.size)
-            if self._memory.short and frame.size - frame.filled > _MOST_HELD:  # who needs little more soon frees much
+            if self._memory.short and frame.size - frame.filled > MOST_HELD:  # who needs little more soon frees much
                 self._starved = True
                 self._memory.wait(self)
                 self._pause()
@@ -292,14 +292,14 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _hold_back(self, data: memoryview) -> None:
         """Keep a copy of what arrived, and stop reading where that is much."""
         held = self._held
-        if held and len(held[-1]) + len(data) <= _MERGED:
+        if held and len(held[-1]) + len(data) <= MERGED:
             piece = memoryview(bytearray(b"".join((held.pop(), data))))
         else:
             piece = memoryview(bytearray(data))
         held.append(piece)
         self._held_bytes += len(data)
         self._charge(len(data))
-        if self._held_bytes >= _MOST_HELD:
+        if self._held_bytes >= MOST_HELD:
             self._pause()
 
     def _go_on(self, reason: int) -> None:
@@ -335,7 +335,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             taken = len(data) - (0 if rest is None else len(rest))
             self._held_bytes -= taken
             self._discharge(taken)
-        if self._paused and self._held_bytes < _MOST_HELD // 2:
+        if self._paused and self._held_bytes < MOST_HELD // 2:
             self._read_on()
         if self._ended and not self._held and self._ready is None:
             self.close()

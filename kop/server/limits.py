@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-_READ_SECONDS = 1.0
+READ_SECONDS = 1.0
 """Seconds after which a Fetch is taken to wait for records: it has read what it wanted to."""
 _ROUNDS = 3
 """Rounds of the loop from the end of a Fetch until its answer is written, and charged where it lies."""
@@ -128,7 +128,7 @@ class ReadAdmission:
                 self._leave(size)
             raise
         leave = _CallOnce(self._leave, size)
-        timer = self._loop.call_later(_READ_SECONDS, leave)
+        timer = self._loop.call_later(READ_SECONDS, leave)
         try:
             return await work
         finally:

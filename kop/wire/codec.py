@@ -74,16 +74,6 @@ def encode_response(correlation_id: int, message: Message) -> bytes:
     return bytes(memoryview(out.buf)[: out.pos])
 
 
-def encode_body(message: Message) -> bytes:
-    """Encode a message without size and header."""
-    cls = type(message)
-    version = message.API_VERSION
-    flexible = cls.flexible_version_q(version)
-    out = EncodeBuffer(_SCRATCH)
-    cls._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)(message, out)
-    return bytes(memoryview(out.buf)[: out.pos])
-
-
 def refusal(response_class: type[Message], version: int, error_code: int) -> Message | None:
     """The response that has nothing but an error code; None where that version has none for the whole request."""
     field = response_class._struct.fields.get("error_code")

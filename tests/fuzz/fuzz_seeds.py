@@ -18,12 +18,12 @@ from uuid import UUID
 from kafka.protocol.schemas.fields.array import ArrayField
 from kafka.protocol.schemas.fields.struct import StructField
 from kafka.protocol.schemas.fields.struct_array import StructArrayField
+from support.bodies import encode_body
 from support.gateway import frame
 from support.random_messages import fields_of, kind_of
 
 from kop.handlers.registry import build as registry
 from kop.records.batch import Codec, Record, build
-from kop.wire import codec
 from kop.wire.messages import REQUESTS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -166,7 +166,7 @@ def filled(rng: random.Random, topic_ids: list[UUID]) -> list[Seed]:
     """One message a served API and version, each filled with new values from `rng`."""
     filler = _Filler(rng, topic_ids)
     return [
-        Seed(key, version, codec.encode_body(filler.message(REQUESTS[key], version)))
+        Seed(key, version, encode_body(filler.message(REQUESTS[key], version)))
         for key, api in registry().items()
         for version in range(api.min_version, api.max_version + 1)
     ]

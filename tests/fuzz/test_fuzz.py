@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 from fuzz_mutations import mutate_frame
 from fuzz_seeds import GROUPS, TOPICS, Seed, batches, corpus, filled, java
+from support.bodies import encode_body
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
 
 from kop.app import Serving
@@ -153,9 +154,9 @@ class Victim:
         return (
             bytes(part.records).hex(),
             f"{part.high_watermark} {part.log_start_offset}",
-            codec.encode_body(configs).hex(),
-            codec.encode_body(offsets).hex(),
-            codec.encode_body(metadata).hex(),
+            encode_body(configs).hex(),
+            encode_body(offsets).hex(),
+            encode_body(metadata).hex(),
         )
 
     async def check(self) -> None:
@@ -193,7 +194,7 @@ def produces(rng: random.Random, serving: Serving) -> list[Seed]:
         topic = serving.gateway.topics.get(name)
         assert topic is not None
         fields = produce_fields(topic.topic_id if version >= 13 else name, records, version=version)
-        seeds.append(Seed(0, version, codec.encode_body(REQUESTS[0](version=version, **fields))))
+        seeds.append(Seed(0, version, encode_body(REQUESTS[0](version=version, **fields))))
     return seeds
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+from support.bodies import encode_body
+
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -92,7 +94,7 @@ class Admin:
         key, version = request.API_KEY, request.API_VERSION
         api = APIS[key]
         assert api.min_version <= version <= api.max_version
-        message = codec.decode(REQUESTS[key], version, memoryview(codec.encode_body(request)))
+        message = codec.decode(REQUESTS[key], version, memoryview(encode_body(request)))
         context = Context(key, version, "test", NOW, ConnectionInfo("192.0.2.9", "192.0.2.1", 9092))
         response = api.handler(self.gw, context, message)
         if inspect.isawaitable(response):

@@ -90,7 +90,7 @@ def test_damaged_records_are_refused(tmp_path: Path, codec: Codec) -> None:
 def bounded_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request may decompress to 10 MiB, a batch to 4 MiB."""
     monkeypatch.setattr(produce_handler, "MOST_DECOMPRESSED", 10 << 20)
-    monkeypatch.setattr(topic_configs, "_WALK_AT_LEAST", 4 << 20)
+    monkeypatch.setattr(topic_configs, "WALK_AT_LEAST", 4 << 20)
 
 
 async def has_room_for_so_much(client: RawClient, name: str, codec: Codec, **configs: str) -> None:
@@ -167,7 +167,7 @@ LIMIT = 4 << 20
 
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_configs, "_WALK_AT_LEAST", LIMIT)
+    monkeypatch.setattr(topic_configs, "WALK_AT_LEAST", LIMIT)
 
 
 async def refused_without_a_trace(client: RawClient, name: str, **configs: str) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bodies import encode_body
 from support.gateway import RawClient, fetch_fields, gateway, run
 
 from kop.cluster.client_topics import ClientTopics
-from kop.wire import codec
 from kop.wire.messages import REQUESTS
 
 MANY = 100_000
@@ -41,14 +41,14 @@ def topics(
         if nested is not None:
             rest[nested[0]] = [getattr(made, nested[1])(version=version, **nested[2])]
         rows = [made(version=version, **{name: each}, **rest) for each in names]
-        return key, version, codec.encode_body(REQUESTS[key](version=version, **{attribute: rows}, **fields))
+        return key, version, encode_body(REQUESTS[key](version=version, **{attribute: rows}, **fields))
 
     return body
 
 
 def plain(key: int, version: int, attribute: str, **fields: Any) -> Any:
     def body(names: list[str]) -> tuple[int, int, bytes]:
-        return key, version, codec.encode_body(REQUESTS[key](version=version, **{attribute: names}, **fields))
+        return key, version, encode_body(REQUESTS[key](version=version, **{attribute: names}, **fields))
 
     return body
 
@@ -56,7 +56,7 @@ def plain(key: int, version: int, attribute: str, **fields: Any) -> Any:
 def fetch(names: list[str]) -> tuple[int, int, bytes]:
     fields = fetch_fields("", 0, version=12)
     rows = [fetch_fields(name, 0, version=12)["topics"][0] for name in names]
-    return 1, 12, codec.encode_body(REQUESTS[1](version=12, **{**fields, "topics": rows}))
+    return 1, 12, encode_body(REQUESTS[1](version=12, **{**fields, "topics": rows}))
 
 
 def produce(names: list[str]) -> tuple[int, int, bytes]:
@@ -66,7 +66,7 @@ def produce(names: list[str]) -> tuple[int, int, bytes]:
         for name in names
     ]
     fields = {"transactional_id": None, "acks": -1, "timeout_ms": 1000, "topic_data": rows}
-    return 0, 9, codec.encode_body(REQUESTS[0](version=9, **fields))
+    return 0, 9, encode_body(REQUESTS[0](version=9, **fields))
 
 
 RESOURCE = {"resource_type": 2}
@@ -210,7 +210,7 @@ def test_a_large_metadata_request_that_names_no_topic_is_answered_as_a_small_one
     tmp_path: Path, topics: list[str] | None
 ) -> None:
     fields = dict.fromkeys(("include_topic_authorized_operations", "include_cluster_authorized_operations"), False)
-    body = codec.encode_body(REQUESTS[3](version=9, topics=topics, allow_auto_topic_creation=True, **fields))
+    body = encode_body(REQUESTS[3](version=9, topics=topics, allow_auto_topic_creation=True, **fields))
     large = body[:-1] + b"\x01\x64" + b"\xa0\x9c\x01" + bytes(20_000)  # one tagged field that nobody knows
 
     async def main() -> None:

@@ -254,7 +254,7 @@ def test_fetches_that_read_from_storage_wait_for_each_other() -> None:
 def test_a_fetch_that_waits_for_records_after_it_has_read_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     from kop.server import limits
 
-    monkeypatch.setattr(limits, "_READ_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "READ_SECONDS", 0.5)
 
     async def main(server: Server, fake: FakePipeline) -> None:
         task = fake.reads.start(asyncio.sleep(3600), MIB)  # a read that never ends

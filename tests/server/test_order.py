@@ -34,8 +34,8 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that short frames go every way that long ones go."""
     monkeypatch.setattr(frames, "AT_ONCE", 64)
     monkeypatch.setattr(frames, "FIRST_MEMORY", 16)
-    monkeypatch.setattr(connection, "_MOST_HELD", 150)
-    monkeypatch.setattr(connection, "_MERGED", 30)
+    monkeypatch.setattr(connection, "MOST_HELD", 150)
+    monkeypatch.setattr(connection, "MERGED", 30)
 
 
 def startable(kinds: list[str], whole: int, done: set[int]) -> int:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bodies import encode_body
 from support.child import Child, child
 from support.gateway import RawClient, batch, fetch_fields, frame, produce_fields, run
 from support.waiting import until, wait_until
 
-from kop.wire import codec
 from kop.wire.messages import REQUESTS
 
 MIB = 2**20
@@ -110,7 +110,7 @@ def test_clients_that_stop_reading_cost_no_more_than_the_limit_and_are_closed(tm
         (other,) = await connect(server, 1)
         many = await make_large_topic(other)
         before = server.memory()
-        request = frame(1, NEWEST, 1, codec.encode_body(REQUESTS[1](version=NEWEST, **many)))
+        request = frame(1, NEWEST, 1, encode_body(REQUESTS[1](version=NEWEST, **many)))
         readers = []
         for _ in range(40):
             reader = socket.create_connection(("127.0.0.1", server.port))
@@ -266,7 +266,7 @@ def test_a_flood_of_small_requests_of_one_client_leaves_turns_to_others(tmp_path
     async def main(server: Child) -> None:
         flood, other = await connect(server, 2)
         names = [REQUESTS[3].MetadataRequestTopic(version=1, name=f"none-{i}") for i in range(20)]
-        body = codec.encode_body(REQUESTS[3](version=1, topics=names))
+        body = encode_body(REQUESTS[3](version=1, topics=names))
         burst = b"".join(frame(3, 1, number, body) for number in range(4000))
         flood.writer.write(burst)
         draining = asyncio.ensure_future(flood.reader.read(-1))

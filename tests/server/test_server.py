@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bodies import encode_body
 from support.gateway import RawClient, batch, fetch_fields, frame, gateway, produce_fields, run
 from support.waiting import until
 
 from kop.errors import ErrorCode
 from kop.handlers.fetch import WaitingFetch
-from kop.wire import codec
 from kop.wire.messages import REQUESTS
 
 NEWEST = 12
@@ -38,7 +38,7 @@ def log_of(serving: Any, made: Any, partition: int = 0) -> Any:
 
 
 def body(api_key: int, version: int, **fields: Any) -> bytes:
-    return codec.encode_body(REQUESTS[api_key](version=version, **fields))
+    return encode_body(REQUESTS[api_key](version=version, **fields))
 
 
 def produce_frame(correlation: int, value: bytes = b"v", *, acks: int = -1, name: str = "t") -> bytes:

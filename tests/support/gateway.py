@@ -16,6 +16,7 @@ from kop.config import Config
 from kop.records.batch import Record, build
 from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES
+from support.bodies import encode_body
 from support.waiting import SECONDS
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class RawClient:
     def send(self, api_key: int, version: int, **fields: Any) -> int:
         """Send a request built from a message's fields; returns its correlation id."""
         message = REQUESTS[api_key](version=version, **fields)
-        return self.send_body(api_key, version, codec.encode_body(message))
+        return self.send_body(api_key, version, encode_body(message))
 
     def send_body(self, api_key: int, version: int, body: bytes) -> int:
         """Send a request with this body."""

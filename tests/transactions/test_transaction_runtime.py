@@ -33,7 +33,7 @@ MINUTE = 60_000
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(background, "FIRST_PAUSE", 0.001)
 
 
 class WrittenMarkers:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bodies import encode_body
 from support.random_messages import every_class, fields_of, is_message, random_message
 
 from kop.wire import primitives
-from kop.wire.codec import decode, encode_body, encode_response
+from kop.wire.codec import decode, encode_response
 from kop.wire.frame import FLEXIBLE_FROM, foreign_protocol, parse_header
 from kop.wire.messages import REQUESTS, RESPONSES, MetadataRequest, OffsetCommitRequest
 from kop.wire.primitives import MOST_ELEMENTS, DecodeError

@@ -16,10 +16,11 @@ from uuid import UUID
 
 import pytest
 from kafka.protocol.schemas.fields.codecs.types import BitField
+from support.bodies import encode_body
 from support.random_messages import fields_of
 
 from kop.wire import fetch, produce
-from kop.wire.codec import decode, encode_body, encode_response
+from kop.wire.codec import decode, encode_response
 from kop.wire.frame import parse_header
 from kop.wire.messages import REQUESTS, RESPONSES, Message
 from kop.wire.primitives import DecodeError
