@@ -202,6 +202,17 @@ class ProducerStates:
         open_one = self.transactions.first_offset(producer_id) is not None
         return open_one or known is None or known.window.epoch < epoch
 
+    def pending_marker(self, producer_id: int) -> BatchMetadata | None:
+        """The producer's last marker where that is not durable yet."""
+        return next(
+            (
+                batch
+                for batch, _ in reversed(self._pending)
+                if batch.producer_id == producer_id and batch.base_sequence == _MARKER
+            ),
+            None,
+        )
+
     def append_marker(self, producer_id: int, epoch: int, offset: int, now_ms: int, *, commit: bool) -> BatchMetadata:
         """Take a marker that lies at `offset`: it ends the producer's transaction, its epoch is the producer's now.
 
@@ -305,10 +316,13 @@ class ProducerStates:
         ]
 
     @classmethod
-    def restore(cls, snapshot: Snapshot, aborted: Iterable[AbortedTransaction] = ()) -> ProducerStates:
+    def restore(
+        cls, snapshot: Snapshot, aborted: Iterable[AbortedTransaction] = (), *, transactions_from: int = 0
+    ) -> ProducerStates:
         """The state that `snapshot` gave. InternalError where it is something else.
 
-        `aborted` are the partition's aborted transactions, which no snapshot holds.
+        `aborted` are the partition's aborted transactions, which no snapshot holds. For `transactions_from` see
+        `replay`.
         """
         states = cls()
         begun: dict[int, int] = {}
@@ -325,7 +339,9 @@ class ProducerStates:
                 last_sequence = window[-1].last_sequence if window else -1
                 states._producers[producer_id] = _Producer(last_used, ProducerWindow(epoch, last_sequence, window))
                 if first_offset:
-                    (begun[producer_id],) = map(int, first_offset)
+                    (begins,) = map(int, first_offset)
+                    if begins >= transactions_from:
+                        begun[producer_id] = begins
         except (TypeError, ValueError) as error:
             raise InternalError(f"snapshot of producers cannot be read: {error}") from error
         states.transactions = TransactionIndex(begun, aborted)
@@ -366,7 +382,7 @@ class ProducerStates:
             window = ProducerWindow(epoch, -1)  # its next batch begins at sequence 0
         self._producers[producer_id] = _Producer(now_ms, window)
         self.transactions.end(producer_id, offset, commit=commit)
-        return BatchMetadata(producer_id, -1, -1, offset, offset, -1)
+        return BatchMetadata(producer_id, _MARKER, _MARKER, offset, offset, -1)
 
     def _committed(self) -> dict[int, _Producer]:
         producers = dict(self._producers)
@@ -378,6 +394,8 @@ class ProducerStates:
         return producers
 
 
+_MARKER: Final = -1
+"""The sequence of markers, which have none."""
 _NO_BATCHES: Final[ProducerWindow[BatchMetadata]] = ProducerWindow(-1, -1)
 
 

@@ -62,6 +62,11 @@ class TransactionIndex:
         """The first offset of the oldest open transaction; None where none is open. It is the last stable offset."""
         return next(iter(self._first_offsets), None)
 
+    def last_stable(self, log_start_offset: int, high_watermark: int) -> int:
+        """The last stable offset of a log with those bounds."""
+        first_open = self.first_open
+        return high_watermark if first_open is None else min(max(first_open, log_start_offset), high_watermark)
+
     def first_offset(self, producer_id: int) -> int | None:
         """Where a producer's open transaction begins; None where it has none."""
         return self._producers.get(producer_id)
@@ -81,6 +86,10 @@ class TransactionIndex:
     def aborted(self) -> Sequence[AbortedTransaction]:
         """All of them that may be read, in the order of their markers."""
         return self._aborted
+
+    def aborted_from(self, offset: int) -> Sequence[AbortedTransaction]:
+        """Those of `aborted` whose markers lie at or behind the offset."""
+        return self._aborted[bisect_left(self._aborted, offset, key=_LAST_OFFSET) :]
 
     def begin(self, producer_id: int, offset: int) -> None:
         """A transactional batch has the offset; it begins a transaction where the producer has none."""

@@ -136,10 +136,7 @@ class MemoryLog(Partition):
     @property
     def last_stable_offset(self) -> int:
         """See `PartitionLog.last_stable_offset`."""
-        first_open = self._producers.transactions.first_open
-        if first_open is None:
-            return self.high_watermark
-        return min(max(first_open, self.log_start_offset), self.high_watermark)
+        return self._producers.transactions.last_stable(self.log_start_offset, self.high_watermark)
 
     def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
         """See `PartitionLog.aborted_between`."""
