@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from engines import SqliteStore
 
-from kop.storage.sqlite import SqliteEngine
+from kop.storage.sqlite import SqliteEngine, writer
 from kop.storage.sqlite.log import SqliteLog
 
 
@@ -74,3 +77,45 @@ def size_of(path: Path, suffix: str = "") -> int:
 
 def content(path: Path, suffix: str) -> bytes:
     return Path(f"{path}{suffix}").read_bytes()
+
+
+class Disk:
+    """What the writer is told of the disk when it asks, which it does at every commit: `free` bytes.
+
+    With `size` the free bytes are what the files leave of a disk of that size.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int | None = None) -> None:
+        self.free = 1 << 40
+        self.size = size
+        monkeypatch.setattr(writer, "SPACE_CHECK_SECONDS", 0.0)
+        monkeypatch.setattr(os, "statvfs", self.statvfs)
+
+    def statvfs(self, directory: Path) -> SimpleNamespace:
+        taken = sum(file.stat().st_size for file in directory.iterdir())
+        return SimpleNamespace(
+            f_frsize=1, f_blocks=self.size or self.free, f_bavail=self.free if self.size is None else self.size - taken
+        )
+
+
+def image(engine: SqliteEngine, directory: Path) -> SqliteStore:
+    """What a crash would leave now: the database and its write-ahead log. Only from the writer's thread."""
+    directory.mkdir()
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{engine.path}{suffix}", directory / f"kop.db{suffix}")
+    return SqliteStore(directory)
+
+
+async def images_of(sqlite: InterceptedStore, engine: SqliteEngine, directory: Path, now_ms: int) -> list[SqliteStore]:
+    """Crash images from before each commit of `maintain`, and from its end."""
+    found: list[SqliteStore] = []
+
+    def take(sql: str) -> None:
+        if sql == "COMMIT" and len(found) < 60:
+            found.append(image(engine, directory / str(len(found))))
+
+    undo = sqlite.intercept(take)
+    await engine.maintain(now_ms)
+    undo()
+    found.append(await engine.writer.run(lambda conn: image(engine, directory / "end"), transaction=False))
+    return found

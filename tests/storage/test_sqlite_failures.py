@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
-from engines import SqliteStore
-from sqlite_tools import InterceptedStore, fail_inserts, pragma, stored_bytes
+from sqlite_tools import Disk, InterceptedStore, fail_inserts, images_of, pragma, stored_bytes
 from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import read_header
-from kop.storage.sqlite import SqliteEngine, compaction, maintenance, writer
+from kop.storage.sqlite import compaction, maintenance, writer
 
 # Failing disks
 
@@ -122,25 +118,6 @@ async def test_a_full_disk_heals(sqlite: InterceptedStore) -> None:
         assert len(await read_all(log)) == 2
 
 
-class Disk:
-    """What the writer is told of the disk when it asks, which it does at every commit: `free` bytes.
-
-    With `size` the free bytes are what the files leave of a disk of that size.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int | None = None) -> None:
-        self.free = 1 << 40
-        self.size = size
-        monkeypatch.setattr(writer, "SPACE_CHECK_SECONDS", 0.0)
-        monkeypatch.setattr(os, "statvfs", self.statvfs)
-
-    def statvfs(self, directory: Path) -> SimpleNamespace:
-        taken = sum(file.stat().st_size for file in directory.iterdir())
-        return SimpleNamespace(
-            f_frsize=1, f_blocks=self.size or self.free, f_bavail=self.free if self.size is None else self.size - taken
-        )
-
-
 async def test_room_is_kept_for_what_has_to_go_on(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     sqlite.settings["min_free_bytes"] = 5 << 20
@@ -240,29 +217,6 @@ async def test_queued_bytes_are_bounded(sqlite: InterceptedStore) -> None:
 
 
 # Crashes between two steps
-
-
-def image(engine: SqliteEngine, directory: Path) -> SqliteStore:
-    """What a crash would leave now: the database and its write-ahead log. Only from the writer's thread."""
-    directory.mkdir()
-    for suffix in ("", "-wal"):
-        shutil.copy(f"{engine.path}{suffix}", directory / f"kop.db{suffix}")
-    return SqliteStore(directory)
-
-
-async def images_of(sqlite: InterceptedStore, engine: SqliteEngine, directory: Path, now_ms: int) -> list[SqliteStore]:
-    """Crash images from before each commit of `maintain`, and from its end."""
-    found: list[SqliteStore] = []
-
-    def take(sql: str) -> None:
-        if sql == "COMMIT" and len(found) < 60:
-            found.append(image(engine, directory / str(len(found))))
-
-    undo = sqlite.intercept(take)
-    await engine.maintain(now_ms)
-    undo()
-    found.append(await engine.writer.run(lambda conn: image(engine, directory / "end"), transaction=False))
-    return found
 
 
 async def test_a_crash_in_compaction(sqlite: InterceptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

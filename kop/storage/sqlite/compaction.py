@@ -4,7 +4,8 @@ Owns: which part of a log is due, and the steps in which batches are rewritten.
 Must not know: which records survive (`kop.storage.compaction`), how a batch is laid out.
 
 Batches are taken in log order and each step is one transaction, so a crash leaves a log in which some superseded
-records are gone, and the next pass begins again. Where the keys of the dirty part do not fit into memory there are
+records are gone, and the next pass begins again. An aborted transaction is forgotten in the step that takes the last
+of its records. Where the keys of the dirty part do not fit into memory there are
 several passes.
 """
 
@@ -19,11 +20,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kop.errors import PeerError
-from kop.records.batch import HEADER_SIZE, BatchHeader, read_header
+from kop.records.batch import BatchHeader, read_header
 from kop.storage.base import Buffer, LogPolicy
 from kop.storage.compaction import NewestOffsets, is_due
 from kop.storage.sqlite import reader
-from kop.storage.sqlite.log import SqliteLog
+from kop.storage.sqlite.log import SqliteLog, head_of
 from kop.storage.sqlite.reader import BatchRow, Readers
 from kop.storage.sqlite.writer import Writer
 from kop.storage.tail_cache import TailCache
@@ -49,6 +50,7 @@ class Change(NamedTuple):
     row: BatchRow
     data: Buffer | None
     timestamp: int
+    head: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +72,16 @@ class Cleaner:
 
     async def clean(self, log: SqliteLog, now_ms: int) -> None:
         """Compact `log` where it is due, in as many passes as the map of keys needs."""
-        target = log.high_watermark  # not what comes in meanwhile: others wait for their turn
+        target = log.last_stable_offset  # not what comes in meanwhile: others wait for their turn
+        high_watermark = log.high_watermark
         while not (log.deleted or self.closing()):
             start, first_dirty = log.log_start_offset, max(log.clean_offset, log.log_start_offset)
-            part = await self.threads.run(find, log.log_id, log.policy, first_dirty, target, log.size_bytes, now_ms)
+            part = await self.threads.run(
+                find, log.log_id, log.policy, first_dirty, target, high_watermark, log.size_bytes, now_ms
+            )
             if part is None:
                 return
-            newest = NewestOffsets(self.most_keys)
+            newest = NewestOffsets(self.most_keys, tuple(log.aborted))
             offset = part.first_dirty
             while offset < part.end and not self.closing():
                 began = time.monotonic()
@@ -97,6 +102,7 @@ class Cleaner:
                 return
             await self.writer.execute("UPDATE log SET clean_offset = ? WHERE id = ?", (end, log.log_id))
             log.clean_offset = end
+            log.forget_aborted(end)
 
     async def _rewrite(self, log: SqliteLog, start: int, end: int, newest: NewestOffsets, now_ms: int) -> bool:
         """False where it did not come to the end: the topic went, or the engine closes."""
@@ -110,7 +116,7 @@ class Cleaner:
                 plan, log.log_id, offset, end, newest, now_ms, horizon, self.max_batch_bytes
             )
             if changes:
-                freed = await self.writer.run(apply, log.log_id, changes)
+                freed = await self.writer.run(apply, log.log_id, changes, reached)
                 log.size_bytes -= freed
                 if log.tail is not None:
                     self.cache.drop(log.tail, reached)
@@ -122,14 +128,21 @@ class Cleaner:
 
 
 def find(
-    conn: sqlite3.Connection, log_id: int, policy: LogPolicy, first_dirty: int, end: int, size: int, now_ms: int
+    conn: sqlite3.Connection,
+    log_id: int,
+    policy: LogPolicy,
+    first_dirty: int,
+    end: int,
+    high_watermark: int,
+    size: int,
+    now_ms: int,
 ) -> Part | None:
-    """The part of the log that is due, or None where it is too little or too young."""
+    """The part of the log before `end` that is due, or None where it is too little or too young."""
     last = conn.execute(
         "SELECT base FROM batch INDEXED BY batch_of_log WHERE log = ? AND last < ? ORDER BY last DESC LIMIT 1",
-        (log_id, end),
+        (log_id, high_watermark),
     ).fetchone()
-    if last is None or last[0] <= first_dirty:
+    if last is None or min(last[0], end) <= first_dirty:
         return None
     last_base: int = last[0]
     if policy.min_compaction_lag_ms > 0:
@@ -196,14 +209,21 @@ def plan(
             _log.warning("batch at offset %d of log %d stays as it is: %s", row.base, log_id, error)
             continue
         if new is not data:
-            changes.append(Change(row, new, 0 if new is None else read_header(new).max_timestamp))
+            changes.append(_change(row, new))
     return changes, offset
 
 
-def apply(conn: sqlite3.Connection, log_id: int, changes: Sequence[Change]) -> int:
-    """Write the changes; returns the bytes that they free."""
+def _change(row: BatchRow, data: Buffer | None) -> Change:
+    if data is None:
+        return Change(row, None, 0, b"")
+    header = read_header(data)
+    return Change(row, data, header.max_timestamp, head_of(data, header))
+
+
+def apply(conn: sqlite3.Connection, log_id: int, changes: Sequence[Change], reached: int) -> int:
+    """Write the changes up to an offset, before which no aborted record is left; returns the bytes that they free."""
     freed = 0
-    for row, data, timestamp in changes:
+    for row, data, timestamp, head in changes:
         where = (row.id, log_id, row.base)
         if data is None:
             cursor = conn.execute("DELETE FROM batch WHERE id = ? AND log = ? AND base = ?", where)
@@ -213,8 +233,9 @@ def apply(conn: sqlite3.Connection, log_id: int, changes: Sequence[Change]) -> i
             cursor = conn.execute(
                 "UPDATE batch SET data = ?, size = ?, timestamp = ?, head = iif(head IS NULL, NULL, ?)"
                 " WHERE id = ? AND log = ? AND base = ?",
-                (data, size, timestamp if timestamp >= 0 else row.timestamp, bytes(data[:HEADER_SIZE]), *where),
+                (data, size, timestamp if timestamp >= 0 else row.timestamp, head, *where),
             )
         freed += (row.size - size) * cursor.rowcount
     conn.execute("UPDATE log SET snapshot_size = snapshot_size - ? WHERE id = ?", (freed, log_id))
+    conn.execute("DELETE FROM aborted WHERE log = ? AND last_offset < ?", (log_id, reached))
     return freed

@@ -24,9 +24,10 @@ from prometheus_client.core import Metric
 
 from kop.errors import BackendError, KopError
 from kop.records.batch import read_header
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
+from kop.records.markers import read_marker
+from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.idempotence import ProducerStates
-from kop.storage.no_transactions import NoTransactions
+from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.sqlite import reader, schema
 from kop.storage.sqlite import topics as catalogue
 from kop.storage.sqlite.log import LogContext, SqliteLog
@@ -38,6 +39,7 @@ from kop.storage.sqlite.topics import SqliteTopics
 from kop.storage.sqlite.writer import Destination, QueuedAppend, Writer
 from kop.storage.tail_cache import TailCache
 from kop.storage.topic_table import new_cluster_id
+from kop.storage.transaction_index import AbortedTransaction
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -62,7 +64,7 @@ class SqliteEngine:
         orders_producers=True,
     )
     topics: SqliteTopics
-    transactions: TransactionStorage = NoTransactions("the embedded engine has no transactions yet")
+    transactions: MarkedTransactions
 
     def __init__(
         self,
@@ -223,6 +225,7 @@ class SqliteEngine:
             finish=self._finish,
             on_removed=self.maintenance.wake,
         )
+        self.transactions = MarkedTransactions(self.topics, self.log, lambda: time.time_ns() // 1_000_000)
         topics = dict(state.topics)
         for row, rows in itertools.groupby(state.logs, key=lambda log: log.topic):
             topic = topics[row]
@@ -288,19 +291,33 @@ def _load(conn: sqlite3.Connection, now_ms: int) -> _State:
     )
     conn.execute("COMMIT")
     meta = dict(conn.execute("SELECT key, value FROM meta").fetchall())
+    aborted = _load_aborted(conn)
     logs = [
-        _load_log(conn, now_ms, *row)
+        _load_log(conn, now_ms, aborted.get(row[1], ()), *row)
         for row in conn.execute(
-            "SELECT topic, id, log_start, clean_offset, snapshot_offset, snapshot_size, producers FROM log"
-            " WHERE topic IS NOT NULL ORDER BY topic, partition"
+            "SELECT topic, id, log_start, clean_offset, snapshot_offset, snapshot_size, producers, transactions_from"
+            " FROM log WHERE topic IS NOT NULL ORDER BY topic, partition"
         ).fetchall()
     ]
     return _State(str(meta["cluster.id"]), int(meta["topics.version"]), catalogue.load(conn), logs)
 
 
+def _load_aborted(conn: sqlite3.Connection) -> dict[int, list[AbortedTransaction]]:
+    """The aborted transactions of each log, by its id. Those that end before the other bounds have no records left."""
+    aborted: dict[int, list[AbortedTransaction]] = {}
+    for log_id, *values in conn.execute(
+        "SELECT aborted.log, producer_id, first_offset, last_offset, last_stable_offset"
+        " FROM aborted JOIN log ON log.id = aborted.log"
+        " WHERE last_offset >= max(log_start, clean_offset) ORDER BY aborted.log, last_offset"
+    ):
+        aborted.setdefault(log_id, []).append(AbortedTransaction(*values))
+    return aborted
+
+
 def _load_log(
     conn: sqlite3.Connection,
     now_ms: int,
+    aborted: Sequence[AbortedTransaction],
     topic: int,
     log_id: int,
     log_start: int,
@@ -308,12 +325,15 @@ def _load_log(
     snapshot_offset: int,
     size: int,
     snapshot: str | None,
+    transactions_from: int,
 ) -> _StoredLog:
     end, behind = conn.execute(
         "SELECT max(last) + 1, sum(size) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last >= ?",
         (log_id, snapshot_offset),
     ).fetchone()
-    producers = None if snapshot is None else ProducerStates.restore(json.loads(snapshot))
+    producers = None
+    if snapshot is not None or aborted:
+        producers = ProducerStates.restore(json.loads(snapshot or "[]"), aborted, transactions_from=transactions_from)
     if end is not None:
         for (head,) in conn.execute(
             "SELECT head FROM batch INDEXED BY batch_of_log"
@@ -321,8 +341,10 @@ def _load_log(
             (log_id, snapshot_offset),
         ):
             header = read_header(head)
-            producers = producers or ProducerStates()
-            producers.replay(header, header.base_offset, now_ms)
+            marker = read_marker(head) if header.control else None
+            if producers is None:
+                producers = ProducerStates()
+            producers.replay(header, header.base_offset, now_ms, marker, transactions_from=transactions_from)
     return _StoredLog(
         topic,
         log_id,

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kop.errors import KopError
-from kop.records.batch import HEADER_SIZE, BatchHeader
+from kop.records.batch import HEADER_SIZE, BatchHeader, read_header
+from kop.records.markers import build_marker
 from kop.storage.base import (
     AppendResult,
     AppendWaiter,
@@ -25,11 +26,17 @@ from kop.storage.base import (
     TopicInfo,
 )
 from kop.storage.idempotence import Kind, ProducerStates
-from kop.storage.partition import NOTHING_TO_READ, Partition, stamped
+from kop.storage.partition import NOTHING_TO_READ, MarkerFuture, Partition, stamped
 from kop.storage.sqlite import lookup, reader
 from kop.storage.sqlite.reader import Readers
-from kop.storage.sqlite.writer import QueuedAppend, Writer
+from kop.storage.sqlite.writer import QueuedAppend, QueuedMarker, Writer
 from kop.storage.tail_cache import Tail, TailCache
+from kop.storage.transaction_index import AbortedTransaction
+
+_ABORTED_KEPT_SECONDS = 300.0
+"""How long the aborted transactions are told whose records are gone from the log. Somebody may have read some before,
+and not looked yet which of them were aborted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class LogContext:
 
 
 class SqliteLog(Partition):
-    """A `PartitionLog`. The engine makes one for each partition when it opens; an unused one is small."""
+    """A `MarkedLog`. The engine makes one for each partition when it opens; an unused one is small."""
 
     __slots__ = (
         "_context",
@@ -58,6 +65,7 @@ class SqliteLog(Partition):
         "producer_states",
         "size_bytes",
         "snapshot_offset",
+        "snapshot_outdated",
         "tail",
     )
 
@@ -74,8 +82,11 @@ class SqliteLog(Partition):
         self.clean_offset = 0
         """The offset up to which compaction has seen the log."""
         self.snapshot_offset = 0
-        """The offset up to which the stored size and producers cover the log. A start reads the rest from the batches.
+        """The offset up to which the stored size, producers and transactions cover the log. A start reads the rest from
+        the batches.
         """
+        self.snapshot_outdated = False
+        """Whether the stored producers have to be stored again, though no batch came: some were forgotten."""
         self.producer_states: ProducerStates | None = None
         self.tail: Tail | None = None
 
@@ -114,7 +125,7 @@ class SqliteLog(Partition):
                 return
             if original is not None and kind is Kind.DUPLICATE:
                 if isinstance(original.owner, QueuedAppend):
-                    original.owner.followers = [*(original.owner.followers or ()), (waiter, place)]
+                    original.owner.follow(waiter, place)
                 else:
                     append_time = original.timestamp if append_time >= 0 else -1
                     waiter.appended(place, AppendResult(original.base_offset, append_time, self.log_start_offset))
@@ -139,6 +150,85 @@ class SqliteLog(Partition):
         if token is not None:
             token.owner = entry  # so that a duplicate waits until its original is durable
         self._context.writer.append(entry)
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int,
+        bumps_epoch: bool,
+        now_ms: int,
+    ) -> asyncio.Future[None]:
+        """Queue a marker for the next commit; see `MarkedLog.end_transaction`."""
+        waiter = MarkerFuture()
+        states = self.producer_states
+        if states is None:
+            states = self.producer_states = ProducerStates()
+        error = self.gone() if self.deleted else self._context.refusal(0)
+        error = error or states.check_marker(producer_id, producer_epoch, bumps_epoch=bumps_epoch)
+        if error is not None:
+            waiter.append_failed(0, error)
+            return waiter.future
+        if not states.needs_marker(producer_id, producer_epoch):
+            original = states.pending_marker(producer_id)
+            if original is not None and isinstance(original.owner, QueuedAppend):
+                original.owner.follow(waiter, 0)
+            else:
+                waiter.appended(0, AppendResult(self.high_watermark, -1, self.log_start_offset))
+            return waiter.future
+        base = self.end_offset
+        append_time = now_ms if self.policy.log_append_time else -1
+        marker = stamped(
+            build_marker(
+                producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch, timestamp=now_ms
+            ),
+            base,
+            append_time,
+        )
+        token = states.append_marker(producer_id, producer_epoch, base, now_ms, commit=commit)
+        self.end_offset = base + 1
+        entry = QueuedMarker(
+            self,
+            marker,
+            base,
+            base,
+            now_ms,
+            len(marker),
+            head_of(marker, read_header(marker)),
+            append_time,
+            waiter,
+            0,
+            token,
+        )
+        token.owner = entry
+        self._context.writer.append(entry)
+        return waiter.future
+
+    @property
+    def last_stable_offset(self) -> int:
+        """See `PartitionLog.last_stable_offset`."""
+        states = self.producer_states
+        if states is None:
+            return self.high_watermark
+        return states.transactions.last_stable(self.log_start_offset, self.high_watermark)
+
+    @property
+    def aborted(self) -> Sequence[AbortedTransaction]:
+        """The aborted transactions of which records may be left."""
+        return () if self.producer_states is None else self.producer_states.transactions.aborted
+
+    def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
+        """See `PartitionLog.aborted_between`."""
+        return () if self.producer_states is None else self.producer_states.transactions.aborted_between(start, end)
+
+    def forget_aborted(self, before: int) -> None:
+        """Forget in a while the aborted transactions that end before an offset: none of their records is left."""
+        aborted = self.aborted
+        if self.producer_states is not None and aborted and aborted[0].last_offset < before:
+            transactions = self.producer_states.transactions
+            self._context.loop.call_later(_ABORTED_KEPT_SECONDS, transactions.drop_before, before)
 
     def committed(self, entry: QueuedAppend) -> None:
         """Make a batch readable that is on disk, and tell its waiter."""
@@ -227,3 +317,8 @@ class SqliteLog(Partition):
         )
         self.check_there()
         return None if rows is None else TimestampOffset(*rows)
+
+
+def head_of(batch: Buffer, header: BatchHeader) -> bytes:
+    """What of an idempotent producer's batch a start has to read: of a marker also how the transaction ended."""
+    return bytes(batch if header.control else batch[:HEADER_SIZE])

@@ -6,6 +6,7 @@ Must not know: how appends go; a change here is an operation of the writer like 
 Everything goes in steps that keep the writer for some ten milliseconds, and one piece of work at a time, so that sizes
 and snapshots of a log agree. The log start moves first, durably; rows go afterwards, also after a restart.
 A snapshot of a log covers at least the rows that are removed or rewritten: what a restart needs of them is in it.
+An aborted transaction is stored with the first snapshot that covers its marker, and goes with the last of its rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -247,6 +248,7 @@ class Maintenance:
         for log, start in moves:
             if start > log.log_start_offset and not log.deleted:
                 log.log_start_offset = start
+                log.forget_aborted(start)
                 log.tell()
 
     async def _remove_due(self) -> None:
@@ -296,27 +298,34 @@ class Maintenance:
         ttl = self._settings.producer_id_expiration_ms
         for log in self._logs():
             if log.producer_states is not None and log.producer_states.expire(now_ms, ttl):
-                log.snapshot_offset = -1  # the stored one is out of date
+                log.snapshot_outdated = True
 
     async def _snapshot_all(self) -> None:
         self._batches = 0
         await self._snapshot(self._logs())
 
     async def _snapshot(self, logs: Sequence[SqliteLog]) -> None:
-        """Store size and producers of the logs that have changed."""
-        changed = [log for log in logs if log.snapshot_offset != log.high_watermark and not log.deleted]
+        """Store size, producers and transactions of the logs that have changed."""
+        changed = [
+            log
+            for log in logs
+            if (log.snapshot_outdated or log.snapshot_offset != log.high_watermark) and not log.deleted
+        ]
         for i in range(0, len(changed), _SNAPSHOT_LOGS):
             part = changed[i : i + _SNAPSHOT_LOGS]
             rows = [(log.high_watermark, log.size_bytes, _producers(log), log.log_id) for log in part]
-            await self._writer.run(_store_snapshots, rows)
+            await self._writer.run(_store_snapshots, rows, [row for log in part for row in _new_aborted(log)])
             for log, row in zip(part, rows, strict=True):
                 log.snapshot_offset = row[0]
+                log.snapshot_outdated = False
 
     # Compaction.
 
     async def _compact(self, now_ms: int) -> None:
         for log in self._logs():
-            if not self.closing and log.policy.compact and not log.deleted and log.high_watermark > log.clean_offset:
+            if self.closing:
+                return
+            if log.policy.compact and not log.deleted and log.last_stable_offset > log.clean_offset:
                 await self._cleaner.clean(log, now_ms)
 
     # The file.
@@ -420,8 +429,12 @@ def _next_removals(
 
 
 def _delete(conn: sqlite3.Connection, step: Removal) -> None:
-    """Two statements whatever the number of rows: each may wait for the interpreter's lock."""
-    conn.execute(f"DELETE FROM batch WHERE id IN ({_places(len(step.ids))})", step.ids)
+    """Three statements whatever the number of rows: each may wait for the interpreter's lock."""
+    ids = _places(len(step.ids))
+    conn.execute(
+        f"DELETE FROM aborted WHERE (log, last_offset) IN (SELECT log, last FROM batch WHERE id IN ({ids}))", step.ids
+    )
+    conn.execute(f"DELETE FROM batch WHERE id IN ({ids})", step.ids)
     conn.execute(
         f"UPDATE log SET snapshot_size = snapshot_size - CASE id {'WHEN ? THEN ? ' * len(step.sizes)} END"
         f" WHERE id IN ({_places(len(step.sizes))})",
@@ -446,8 +459,31 @@ def _store_starts(conn: sqlite3.Connection, rows: Sequence[tuple[int, int]]) -> 
     conn.executemany("UPDATE log SET log_start = max(log_start, ?) WHERE id = ?", rows)
 
 
-def _store_snapshots(conn: sqlite3.Connection, rows: Sequence[tuple[int, int, str | None, int]]) -> None:
+def _new_aborted(log: SqliteLog) -> Iterator[tuple[int, int, int, int, int]]:
+    """The aborted transactions that are not stored yet."""
+    states = log.producer_states
+    for aborted in () if states is None else states.transactions.aborted_from(log.snapshot_offset):
+        yield (
+            log.log_id,
+            aborted.last_offset,
+            aborted.first_offset,
+            aborted.producer_id,
+            aborted.last_stable_offset,
+        )
+
+
+def _store_snapshots(
+    conn: sqlite3.Connection,
+    rows: Sequence[tuple[int, int, str | None, int]],
+    aborted: Sequence[tuple[int, int, int, int, int]],
+) -> None:
     conn.executemany("UPDATE log SET snapshot_offset = ?, snapshot_size = ?, producers = ? WHERE id = ?", rows)
+    if aborted:
+        conn.executemany(
+            "REPLACE INTO aborted (log, last_offset, first_offset, producer_id, last_stable_offset)"
+            " VALUES (?, ?, ?, ?, ?)",
+            aborted,
+        )
 
 
 def _checkpoint(conn: sqlite3.Connection, mode: str) -> tuple[bool, int]:

@@ -7,24 +7,29 @@ What lies where
 - `meta`: cluster id, next producer id, version of the catalogue.
 - `topic`: the catalogue. `log`: one row for each partition; a row without a topic is a deleted partition whose batches
   still have to go. `state`: small values of the gateway's own.
+- `aborted`: the aborted transactions of which records may be left in a log, up to the log's `snapshot_offset`. Those
+  behind it are told by the markers in the batches, as producers are.
 - `batch`: one row for each batch, appended to the end of one b-tree, so that a commit writes few pages however many
   partitions it holds. The index on it answers every look-up that needs no records without touching the batches.
 
 A batch's `timestamp` is its max timestamp; where it has none, minus the time of the append (age without a date).
-`head` is the 61-byte header of an idempotent producer's batch, before the data so that it is read without it.
+`head` is the 61-byte header of an idempotent producer's batch, before the data so that it is read without it; of a
+marker it is the whole batch. From a log's `transactions_from` on a transactional batch is one of a transaction that a
+marker ends: version 1 stored such batches and no markers.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from kop.errors import BackendError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x6B6F7031  # "kop1"
 PAGE_SIZE = 32768
 MIN_SQLITE = (3, 35, 0)
@@ -52,7 +57,8 @@ CREATE TABLE log (
     clean_offset INTEGER NOT NULL DEFAULT 0,
     snapshot_offset INTEGER NOT NULL DEFAULT 0,
     snapshot_size INTEGER NOT NULL DEFAULT 0,
-    producers TEXT
+    producers TEXT,
+    transactions_from INTEGER NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX log_of_topic ON log (topic, partition) WHERE topic IS NOT NULL;
 CREATE TABLE batch (
@@ -67,6 +73,27 @@ CREATE TABLE batch (
 );
 CREATE UNIQUE INDEX batch_of_log ON batch (log, last, base, timestamp, size);
 """
+_ABORTED = """
+CREATE TABLE aborted (
+    log INTEGER NOT NULL,
+    last_offset INTEGER NOT NULL,
+    first_offset INTEGER NOT NULL,
+    producer_id INTEGER NOT NULL,
+    last_stable_offset INTEGER NOT NULL,
+    PRIMARY KEY (log, last_offset)
+) WITHOUT ROWID;
+"""
+_UPGRADES: Final = {
+    1: (
+        "ALTER TABLE log ADD COLUMN transactions_from INTEGER NOT NULL DEFAULT 0",
+        "UPDATE log SET transactions_from = max(log_start, snapshot_offset,"
+        " coalesce((SELECT max(last) + 1 FROM batch INDEXED BY batch_of_log WHERE batch.log = log.id), 0))",
+        _ABORTED,
+    ),
+}
+"""What makes a database of each version one of the next."""
+
+_log = logging.getLogger(__name__)
 
 
 def lock(path: Path) -> IO[str]:
@@ -112,7 +139,8 @@ def connect(path: Path, *, write: bool, cache_kib: int = 2048) -> sqlite3.Connec
 
 
 def prepare(path: Path) -> sqlite3.Connection:
-    """Open the writing connection; make the schema in a new file. Refuses what is not a database of this version."""
+    """Open the writing connection; make the schema in a new file. Upgrades one of an older version, refuses what is
+    not a database of ours."""
     if sqlite3.sqlite_version_info < MIN_SQLITE:
         needed = ".".join(map(str, MIN_SQLITE))
         raise BackendError(f"this Python has SQLite {sqlite3.sqlite_version}, {needed} or newer is needed")
@@ -143,18 +171,31 @@ def _check(conn: sqlite3.Connection, path: Path) -> None:
         _wal(conn, path)
         conn.executescript(
             f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-            f"{_SCHEMA} COMMIT;"
+            f"{_SCHEMA}{_ABORTED} COMMIT;"
         )
         _sync_directory(path.parent)
         return
     if application != APPLICATION_ID:
         raise BackendError(f"{path} is a database of another program, not of kop")
-    if version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION and version not in _UPGRADES:
         raise BackendError(
             f"{path} has schema version {version}, this kop reads and writes version {SCHEMA_VERSION}: "
             f"use the kop {'that wrote it' if version > SCHEMA_VERSION else 'of that age'}"
         )
     _wal(conn, path)
+    if version != SCHEMA_VERSION:
+        _upgrade(conn, version)
+        _log.info("%s has schema version %d now, it had %d: older kops refuse it", path, SCHEMA_VERSION, version)
+
+
+def _upgrade(conn: sqlite3.Connection, version: int) -> None:
+    """Bring the schema up to this version in one transaction. Who calls it closes the connection where it fails."""
+    conn.execute("BEGIN IMMEDIATE")
+    for older in range(version, SCHEMA_VERSION):
+        for statement in _UPGRADES[older]:
+            conn.execute(statement)
+    conn.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    conn.execute("COMMIT")
 
 
 def _wal(conn: sqlite3.Connection, path: Path) -> None:

@@ -13,7 +13,7 @@ Where a commit fails the thread stands still until the loop has rolled back its 
 the failed batches out of the queue; so no later batch of a log can be written over the hole.
 
 Where the disk runs short, appends of clients' topics fail while there is still room for what must go on: offsets of
-groups and other internal topics, deletes, checkpoints.
+groups and other internal topics, the ends of transactions, deletes, checkpoints.
 """
 
 from __future__ import annotations
@@ -107,6 +107,13 @@ class QueuedAppend:
         self.followers: list[tuple[AppendWaiter, int]] | None = None
         """The waiters of duplicates of this append, with the place of each."""
 
+    goes_on = False
+    """Whether it is written also where the disk runs short."""
+
+    def follow(self, waiter: AppendWaiter, place: int) -> None:
+        """Tell `waiter`, too, how this append ends."""
+        self.followers = [*(self.followers or ()), (waiter, place)]
+
     def succeed(self, result: AppendResult) -> None:
         """Tell all who wait."""
         self.waiter.appended(self.place, result)
@@ -118,6 +125,13 @@ class QueuedAppend:
         self.waiter.append_failed(self.place, error)
         for waiter, place in self.followers or ():
             waiter.append_failed(place, error)
+
+
+class QueuedMarker(QueuedAppend):
+    """A marker on its way to the disk."""
+
+    __slots__ = ()
+    goes_on = True
 
 
 class _Op(NamedTuple):
@@ -299,8 +313,8 @@ class Writer:
         if self._since_space_check >= often or time.monotonic() >= self._next_space_check:
             shortage = self._shortage()
             if shortage is not None:
-                self._lose([entry for entry in group if not entry.log.topic.internal], shortage)
-                group = [entry for entry in group if entry.log.topic.internal]
+                group, lost = _split(group)
+                self._lose(lost, shortage)
                 size = sum(entry.size for entry in group)
                 if not group:
                     return
@@ -397,6 +411,20 @@ class Writer:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
             pass  # the loop was closed meanwhile: nobody is left to be told
+
+
+def _split(group: Sequence[QueuedAppend]) -> tuple[list[QueuedAppend], list[QueuedAppend]]:
+    """What of a group is written where the disk runs short, and what is not; a log takes nothing behind that."""
+    written: list[QueuedAppend] = []
+    lost: list[QueuedAppend] = []
+    losers: set[Destination] = set()
+    for entry in group:
+        if entry.log.topic.internal or (entry.goes_on and entry.log not in losers):
+            written.append(entry)
+        else:
+            lost.append(entry)
+            losers.add(entry.log)
+    return written, lost
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
