@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from batches import LIMIT, NOW, append, refused
 from engines import EngineStore, MemoryStore, SqliteStore
-from transactional import TransactionalProducer, keyed, kinds
+from marked_producer import TransactionalProducer, keyed, kinds
 
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import build, read_header

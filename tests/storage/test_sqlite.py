@@ -70,7 +70,8 @@ async def test_no_acknowledgement_before_the_commit_returns(sqlite: InterceptedS
         undo()
 
 
-async def test_one_insert_a_commit(sqlite: InterceptedStore) -> None:
+async def test_one_insert_a_commit(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_IDLE_SECONDS", SECONDS)  # an idle writer runs statements of its own
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=8)
         statements: list[str] = []

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from batches import NOW, append, batch, fill, first, make, put, read_values, refused
 from engines import SqliteStore
+from marked_producer import TransactionalProducer, batches_of, committed_records, committed_values, keyed, kinds
 from sqlite_tools import Disk, InterceptedStore, fail_inserts, images_of, stored_bytes
 from support.waiting import SECONDS, until
-from transactional import TransactionalProducer, batches_of, committed_records, committed_values, keyed, kinds
 
 from kop.errors import BackendError, ErrorCode
 from kop.records.batch import read_header
-from kop.storage.sqlite import SqliteEngine, compaction, maintenance, schema
+from kop.storage.sqlite import SqliteEngine, compaction, maintenance, schema, writer
 from kop.storage.sqlite import log as sqlite_log
 
 DAY_MS = 86_400_000
@@ -457,8 +457,10 @@ async def test_deleted_records_take_their_aborted_transactions(
         assert first(engine).last_stable_offset == 10
 
 
-async def test_plain_batches_are_stored_as_ever(sqlite: InterceptedStore) -> None:
-    """One statement a commit, whatever the producers' transactions."""
+async def test_one_insert_a_commit_of_batches_and_markers(
+    sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_IDLE_SECONDS", SECONDS)  # an idle writer runs statements of its own
     async with sqlite.opened() as engine:
         log = await make(engine)
         producer = TransactionalProducer(log, 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvloop
 from engines import policy_of
-from transactional import TransactionalProducer, committed_values
+from marked_producer import TransactionalProducer, committed_values
 
 from kop.storage.sqlite import maintenance, open_engine
 
