@@ -24,7 +24,7 @@ FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 
 _log: Final = logging.getLogger(__name__)
-_repeats: Final = Repeats()
+log_lines: Final = Repeats()
 _counts: Final[Counter[str]] = Counter()
 
 
@@ -172,7 +172,7 @@ def tell(what: str, error: Exception, failed: Failed | None = None, *, kind: str
             return
     _counts[label_of(kind or what)] += 1
     expected = isinstance(error, KopError | TimeoutError)
-    kept = _repeats.say((what, type(error), str(error) if expected else None), time.monotonic())
+    kept = log_lines.say((what, type(error), str(error) if expected else None), time.monotonic())
     if kept is None:
         return
     more = f" ({kept} more since it was last said)" if kept else ""

@@ -117,8 +117,8 @@ class BrokerConfigs:
         kept = _parsed(text or "{}")
         if kept is None:
             _log.error(
-                "the altered broker settings do not parse (%.200r): those of before hold, of this start if there were "
-                "any. Altering a broker setting by a Kafka client (kafka-configs --alter --entity-type brokers) writes "
+                "the altered broker settings do not parse (%.200r): this broker keeps those that it read before. "
+                "Altering a broker setting by a Kafka client (kafka-configs --alter --entity-type brokers) writes "
                 "all of them again",
                 text,
             )
@@ -143,7 +143,7 @@ class BrokerConfigs:
                 try:
                     changed = await self._read()
                 except KopError as error:
-                    _log.warning("altered broker settings cannot be read again: %s", error)
+                    _log.warning("settings that a client of another broker altered cannot be read yet: %s", error)
                     return
             if changed:
                 self._changed()

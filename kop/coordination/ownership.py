@@ -226,7 +226,9 @@ class Ownership(Generic[T]):
     def _asked(self, partition: int, task: asyncio.Task[None]) -> None:
         del self._verifying[partition]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("cannot tell who leads %s-%d", self._log.name, partition, exc_info=error)
+            _log.error(
+                "cannot find out whether this broker still leads %s-%d", self._log.name, partition, exc_info=error
+            )
 
     # -- taking over and letting go
 
@@ -300,7 +302,11 @@ class Ownership(Generic[T]):
         """Unload a partition: another broker is the writer now, or the log is gone."""
         if self._stopped or self._terms[partition] != term:
             return
-        _log.warning("%s-%d went to another broker, or its log was lost", self._log.name, partition)
+        _log.warning(
+            "this broker no longer coordinates %s-%d: another broker writes to it, or its log was lost",
+            self._log.name,
+            partition,
+        )
         self._end(partition)
         self._pauses.setdefault(partition, FIRST_PAUSE_SECONDS)
         if (task := self._tasks.get(partition)) is not None:

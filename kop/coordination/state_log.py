@@ -202,7 +202,9 @@ class StateLog:
                 _log.warning("cannot write to %s-%d, requests that need it fail: %s", self.name, log.index, error)
         elif self._failing:
             self._failing = False
-            _log.warning("%s can be written again; %d writes were refused meanwhile", self.name, self._refused_writes)
+            _log.warning(
+                "the topic %s can be written again; %d writes were refused meanwhile", self.name, self._refused_writes
+            )
             self._refused_writes = 0
         for write in writes:
             try:

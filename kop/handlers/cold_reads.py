@@ -131,7 +131,7 @@ class ColdReads:
         except KopError as error:
             self._ended(read, None, error)
         except Exception as error:
-            log.exception("%s-%d cannot be read", read.log.topic.name, read.log.index)
+            log.exception("%s-%d cannot be read for a Fetch", read.log.topic.name, read.log.index)
             self._ended(read, None, InternalError(repr(error)))
         else:
             self._ended(read, read_result, None)

@@ -109,7 +109,9 @@ async def _refresh(gw: Gateway, names: list[str]) -> None:
     try:
         await asyncio.gather(*(gw.engine.topics.refresh(topic.topic_id) for topic in topics))
     except KopError as error:
-        _log.warning("configs are answered from memory: %s", error)
+        _log.warning(
+            "configs of topics cannot be read from storage, and are answered as they were last known: %s", error
+        )
 
 
 async def _differing_configs(gw: Gateway, names: list[str]) -> dict[str, Mapping[str, str]]:
@@ -122,7 +124,9 @@ async def _differing_configs(gw: Gateway, names: list[str]) -> dict[str, Mapping
             *(gw.engine.topics.differing_configs(topic.topic_id) for topic in topics.values())
         )
     except KopError as error:
-        _log.warning("configs are answered from memory: %s", error)
+        _log.warning(
+            "configs of topics cannot be read from storage, and are answered as they were last known: %s", error
+        )
         return {}
     return dict(zip(topics, differing, strict=True))
 

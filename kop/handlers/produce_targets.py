@@ -28,10 +28,10 @@ class ProduceTarget:
 
     def log(self, partition: int) -> PartitionLog | None:
         """The log of a partition, or None; look into `logs` first."""
-        found = self._topics.log(self.topic.topic_id, partition)
-        if found is not None:
-            self.logs[partition] = found
-        return found
+        log = self._topics.log(self.topic.topic_id, partition)
+        if log is not None:
+            self.logs[partition] = log
+        return log
 
 
 class ProduceTargets:

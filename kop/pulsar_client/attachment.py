@@ -159,9 +159,11 @@ class BrokerAttachment(ABC):
                 tries += 1
                 self._in_vain(error)
                 if tries % _TELL_EVERY == 0:
-                    log.warning("%s: not attached again after %d attempts: %s", self._what, tries, error)
+                    log.warning(
+                        "%s: Pulsar has not taken it back after %d attempts: %s; trying again", self._what, tries, error
+                    )
             except Exception as error:  # an error of `before_attach` ends the attachment, whatever it is
-                log.info("%s: given up: %r", self._what, error)
+                log.info("%s: not attached again, because the check before that failed: %r", self._what, error)
                 self._give_up(PulsarError("GuardFailed", repr(error)))
                 return
             else:

@@ -149,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         except PulsarError as error:
             self.abort(error)
         except Exception as error:
-            log.exception("%s: a frame could not be handled", self.name)
+            log.exception("%s: a frame of Pulsar could not be handled, the connection is closed", self.name)
             self.abort(PulsarError("FrameError", f"{self.name}: {error!r}"))
 
     def pause_writing(self) -> None:
@@ -220,7 +220,9 @@ class Connection(asyncio.BufferedProtocol):
         ]
         self.producers, self.readers, self.watches = {}, {}, {}
         if users:  # one line here, not one each
-            log.info("%s lost, with %d producers, readers and watches: %s", self.name, len(users), error)
+            log.info(
+                "the connection %s is lost, with %d producers, readers and watches: %s", self.name, len(users), error
+            )
         self._on_closed(self)
         for user in users:
             self._tell(user.on_disconnect, error, None)
@@ -234,7 +236,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _tick(self) -> None:
         if self._asked and not self._heard:
-            self.abort(PulsarError("ConnectionLost", f"{self.name}: no sign of life for {self._keepalive:g} s"))
+            self.abort(
+                PulsarError(
+                    "ConnectionLost",
+                    f"{self.name}: nothing came for {self._keepalive:g} s, not even the answer to a ping",
+                )
+            )
             return
         self._heard, self._asked = False, True
         self.write_frame(wire.PING_FRAME)

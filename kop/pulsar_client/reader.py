@@ -185,7 +185,7 @@ class Reader(BrokerAttachment):
         error = PulsarError("ChecksumError", f"entry {position} is damaged: {why}")
         self._damaged += 1
         if self._damaged > _MOST_DAMAGED:
-            log.error("%s: %s", self._what, error)
+            log.error("%s: %s; it came damaged each time that it was fetched", self._what, error)
             if self._hands_out_damaged and index_known:
                 return True
             self._drop(error)

@@ -260,7 +260,7 @@ class Rest:
         if status == 401:
             text += "; the token, user or password is missing, wrong or expired"
         elif status == 403:
-            text += "; the role of this gateway lacks the permission"
+            text += "; the role of the gateway lacks the permission"
         return PulsarError(code, f"{method} {url.path}: {status} {text}", retriable=retriable)
 
     def _open(self) -> aiohttp.ClientSession:

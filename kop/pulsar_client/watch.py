@@ -98,7 +98,9 @@ class Watch(BrokerAttachment):
     def _passing(self, error: PulsarError) -> PulsarError:
         """Note why nothing is watched. A namespace may come, a permission be given: watching never ends by itself."""
         if not self._told:
-            log.warning("%s: changes are not seen at once for now: %s", self._what, error)
+            log.warning(
+                "%s: Pulsar does not tell of changes now, so they are noticed later, by listing: %s", self._what, error
+            )
         self._told = True
         self.error = error
         return error if error.retriable or error.code == "Closed" else PulsarError("WatchRefused", str(error))

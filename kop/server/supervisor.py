@@ -99,6 +99,6 @@ def supervise(count: int, target: Callable[[int], None]) -> None:
     for process in running:
         process.join(max(end - time.monotonic(), 0))
         if process.is_alive():
-            log.error("a worker does not end: killed")
+            log.error("worker process %s did not stop within %.0f s: it is killed", process.pid, _STOP_SECONDS)
             process.kill()
             process.join()

@@ -131,13 +131,13 @@ class TransactionIndex:
 
     def aborted_between(self, start: int, end: int) -> list[AbortedTransaction]:
         """The aborted transactions of which records may lie from the offset `start` on and before `end`."""
-        found = []
+        overlapping = []
         for transaction in self._aborted[bisect_left(self._aborted, start, key=_LAST_OFFSET) :]:
             if transaction.first_offset < end:
-                found.append(transaction)
+                overlapping.append(transaction)
             if transaction.last_stable_offset >= end:
                 break
-        return found
+        return overlapping
 
     def drop_markers(self, offsets: Container[int]) -> None:
         """Forget the aborted transactions whose markers were at these offsets: compaction took all that was of them.
