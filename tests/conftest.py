@@ -28,4 +28,4 @@ pytest_plugins = ("support.async_tests", "support.pulsar")
 @pytest.fixture(autouse=True)
 def lines_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test made the gateway log keeps no line of the next one back."""
-    monkeypatch.setattr(background, "_repeats", Repeats())
+    monkeypatch.setattr(background, "log_lines", Repeats())

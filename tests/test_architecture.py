@@ -211,9 +211,27 @@ def test_nobody_uses_a_private_member_of_another_object(path: Path) -> None:
     assert not found, "a private member of another object is used: " + "; ".join(found)
 
 
+STILL_SETS = {
+    "tests/handlers/test_list_offsets.py",
+    "tests/storage/test_sqlite.py",
+    "tests/storage/test_sqlite_failures.py",
+}
+"""Tests that still set a private name of a module. One that is mended has to leave this set."""
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_test_sets_a_private_name(path: Path) -> None:
+    """What a test sets is a part of a module's interface, and has a public name."""
+    private = re.findall(r"setattr\(\s*(?:[\w.()]+,\s*)?\"(?:[\w.]+\.)?_(?!_)\w+\"", path.read_text())
+    if str(path.relative_to(ROOT)) in STILL_SETS:
+        assert private, f"{path} sets no private name any more: take it out of STILL_SETS"
+        return
+    assert not private, f"{path} sets {'; '.join(private)}"
+
+
 def test_modules_that_are_still_excepted_exist() -> None:
     names = {str(path.relative_to(ROOT)) for path in [*modules(), *TESTS]}
-    assert names >= STILL_REACHES | KNOWS_INTERNALS_OF_KAFKA_PYTHON
+    assert names >= STILL_REACHES | STILL_SETS | KNOWS_INTERNALS_OF_KAFKA_PYTHON
 
 
 ENGINES = sorted(path.name for path in (PACKAGE / "storage").iterdir() if (path / "engine.py").exists())
