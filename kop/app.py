@@ -45,6 +45,10 @@ from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import memory as memory_store
 from kop.storage.base import Engine, LiveBroker
+from kop.transactions.ends import TransactionEnds
+from kop.transactions.runtime import TransactionCoordinator
+from kop.transactions.settings import TransactionSettings
+from kop.transactions.verification import TransactionVerifier
 from kop.values import Address
 
 _MOST_PARTITIONS_A_SCRAPE = 10_000
@@ -141,23 +145,26 @@ class _Readiness:
     def __init__(self) -> None:
         self._starting = "the storage engine is being opened"
         self._engine: Engine | None = None
-        self._groups: GroupCoordinator | None = None
+        self._coordinators: tuple[GroupCoordinator | TransactionCoordinator, ...] = ()
 
     def waits(self, text: str) -> None:
         """Note what the start waits for."""
         self._starting = text
 
-    def serves(self, engine: Engine, groups: GroupCoordinator) -> None:
+    def serves(self, engine: Engine, *coordinators: GroupCoordinator | TransactionCoordinator) -> None:
         """Note that clients are answered from now on."""
-        self._engine, self._groups = engine, groups
+        self._engine, self._coordinators = engine, coordinators
 
     def not_ready(self) -> str | None:
         """Why no records can be written now; None where they can."""
         return f"starting: {self._starting}" if self._engine is None else self._engine.healthy
 
     def waiting_for(self) -> str | None:
-        """Which groups are not served yet, while everything else is; None where all are."""
-        return None if self._groups is None else self._groups.waiting_for
+        """Which groups and transactional ids are not served, while everything else is; None where all are."""
+        waiting = [text for coordinator in self._coordinators if (text := coordinator.waiting_for) is not None]
+        if self._engine is not None and (refusal := self._engine.transactions.refusal) is not None:
+            waiting.append(f"transactions are refused: {refusal}")
+        return "; ".join(waiting) or None
 
 
 async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) -> Serving:
@@ -186,6 +193,12 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     topics = ClientTopics(engine)
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, _group_settings(config), leader_choice=cluster)
+    producer_ids = ProducerIds(engine)
+    ends = TransactionEnds(engine.transactions, groups)
+    transactions = TransactionCoordinator(
+        engine, producer_ids, ends, _transaction_settings(config), leader_choice=cluster
+    )
+    ends.verifier = verifier = TransactionVerifier(transactions)
     gateway = Gateway(
         config=config,
         engine=engine,
@@ -193,11 +206,13 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
         broker_configs=broker_configs,
         topic_configs=topic_configs,
         groups=groups,
+        transactions=transactions,
+        verifier=verifier,
         cluster=cluster,
         metrics=metrics,
         metadata_cache=MetadataCache(),
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),
-        producer_ids=ProducerIds(engine),
+        producer_ids=producer_ids,
         apis=registry.build(),
     )
     metrics.collect_with(lambda: _scrape(gateway))
@@ -224,9 +239,11 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     listeners = await _listen(config, server, worker)
     await engine.join(_this_broker(config, listeners[0]))
     stack.push_async_callback(groups.stop)
+    stack.push_async_callback(transactions.stop)
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
-    readiness.serves(engine, groups)
+    readiness.serves(engine, groups, transactions)
     await groups.start()
+    await transactions.start()
     return Serving(gateway, server, listeners, http_port)
 
 
@@ -344,6 +361,14 @@ def _group_settings(config: Config) -> GroupSettings:
         group_min_session_timeout_ms=config.group_min_session_timeout_ms,
         group_max_session_timeout_ms=config.group_max_session_timeout_ms,
         group_max_size=config.group_max_size,
+    )
+
+
+def _transaction_settings(config: Config) -> TransactionSettings:
+    return TransactionSettings(
+        transaction_state_log_num_partitions=config.transaction_state_log_num_partitions,
+        transaction_max_timeout_ms=config.transaction_max_timeout_ms,
+        transactional_id_expiration_ms=config.transactional_id_expiration_ms,
     )
 
 

@@ -316,6 +316,20 @@ class Config(BaseModel):
         ge=0,
     )
 
+    # -- transactions
+    transaction_state_log_num_partitions: Int = _kafka(
+        "transaction.state.log.num.partitions", 50, "Partitions of __transaction_state; fixed once it exists.", ge=1
+    )
+    transaction_max_timeout_ms: Int = _kafka(
+        "transaction.max.timeout.ms", 900_000, "The longest transaction.timeout.ms that a producer may ask for.", ge=1
+    )
+    transactional_id_expiration_ms: Int = _kafka(
+        "transactional.id.expiration.ms",
+        604_800_000,
+        "How long a transactional id is kept that nobody uses.",
+        ge=1,
+    )
+
     # -- groups and producers
     offsets_topic_num_partitions: Int = _kafka(
         "offsets.topic.num.partitions", 50, "Partitions of __consumer_offsets; fixed once it exists.", ge=1

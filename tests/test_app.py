@@ -65,7 +65,7 @@ def test_metrics_tell_requests_bytes_logs_offsets_and_lag(tmp_path: Path) -> Non
 
 def test_health_and_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        async with gateway(tmp_path, http="127.0.0.1:0") as serving:
+        async with gateway(tmp_path, store="memory:", http="127.0.0.1:0") as serving:
             port = serving.http_port
             assert port is not None
             assert await page(port, "healthz") == (200, "ok\n")

@@ -388,6 +388,9 @@ KAFKA_DEFAULTS = {
     "offsets.topic.num.partitions": "50",
     "producer.id.expiration.ms": "86400000",
     "socket.request.max.bytes": "104857600",
+    "transaction.max.timeout.ms": "900000",
+    "transaction.state.log.num.partitions": "50",
+    "transactional.id.expiration.ms": "604800000",
 }
 """Read from `kafka.server.KafkaConfig.configDef()` of Apache Kafka 4.3.1; node.id has no default there."""
 

@@ -4,7 +4,8 @@
   are refused, as Kafka 4 does: librdkafka before 2.11 stops compressing in silence otherwise (KAFKA-18659).
 - A version above ours is answered in version 0 with UNSUPPORTED_VERSION and ApiVersions' own range as the only entry
   (KIP-511): `unsupported`.
-- No features are finalized yet: transactions of the second kind (KIP-890) come with transactions.
+- `transaction.version` 2 is finalized (KIP-890, KIP-584) where storage has transactions: Java's producer goes by that
+  version of transactions then. All brokers of a cluster say the same, so its epoch never changes.
 - Client software names are checked as KIP-511 says: INVALID_REQUEST where they are not legal.
 """
 
@@ -19,6 +20,12 @@ from kop.handlers.gateway import Gateway
 from kop.wire.messages import ApiVersionsResponse
 
 KEY = 18
+TRANSACTION_VERSION = "transaction.version"
+"""The name of a feature."""
+LATEST = 2
+"""The latest version of transactions, and the one that is finalized."""
+FEATURES_EPOCH = 1
+"""Which features are finalized never changes while a cluster runs."""
 MAX_VERSION = 4
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
@@ -31,7 +38,13 @@ def api_versions(gw: Gateway, ctx: Context, request: Any) -> Any:
             return ApiVersionsResponse(version=ctx.version, error_code=ErrorCode.INVALID_REQUEST)
         ctx.conn.software_name, ctx.conn.software_version = name, version
     rows = [(api.key, api.advertised_min, api.max_version) for api in gw.apis.values()]
-    return ApiVersionsResponse(version=ctx.version, error_code=ErrorCode.NONE, api_keys=rows)
+    response = ApiVersionsResponse(version=ctx.version, error_code=ErrorCode.NONE, api_keys=rows)
+    if ctx.version >= 3 and gw.engine.transactions.refusal is None:
+        response.finalized_features = [(TRANSACTION_VERSION, LATEST, LATEST)]
+        response.finalized_features_epoch = FEATURES_EPOCH
+        if ctx.version >= 4:  # clients that ask in version 3 do not take features that begin at 0
+            response.supported_features = [(TRANSACTION_VERSION, 0, LATEST)]
+    return response
 
 
 def unsupported() -> Any:

@@ -23,6 +23,8 @@ from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.produce_targets import ProduceTargets
 from kop.metrics import Metrics
 from kop.storage.base import Engine
+from kop.transactions.runtime import TransactionCoordinator
+from kop.transactions.verification import TransactionVerifier
 from kop.turns import Turns
 
 SEARCHES_AT_ONCE: Final = 16
@@ -42,6 +44,9 @@ class Gateway:
     broker_configs: BrokerConfigs
     """Effective broker settings: configured ones under those altered at run time."""
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
+    verifier: TransactionVerifier
+    """Of which transactions this broker takes records and offsets."""
     cluster: ClusterView
     metrics: Metrics
     metadata_cache: MetadataCache

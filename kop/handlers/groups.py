@@ -3,8 +3,9 @@
 
 The rules of groups are in `kop.groups`; this is what depends on versions.
 
-- FindCoordinator: for a group the broker that is given its partition of `__offsets`, this broker for transactional ids;
-  share groups (2) and unknown types are INVALID_REQUEST. From version 4 on a request names several keys (KIP-699).
+- FindCoordinator: for a group the broker that is given its partition of `__offsets`, for a transactional id that of
+  `__transactions`; share groups (2) and unknown types are INVALID_REQUEST. From version 4 on a request names several
+  keys (KIP-699).
 - JoinGroup 0 has no rebalance timeout: the session timeout is taken. From 4 on a new member is told its id first
   (MEMBER_ID_REQUIRED, KIP-394), 5 brings static members (KIP-345), 9 lets a leader skip the assignment (KIP-814).
   A missing protocol name is "" below version 7.
@@ -45,32 +46,47 @@ from kop.wire.messages import (
 )
 
 _GROUP, _TRANSACTION, _SHARE = 0, 1, 2
-_INVALID_REQUEST_TEXT = (
-    "This most likely occurs because of a request being malformed by the client library or the message was sent to an "
-    "incompatible broker. See the broker logs for more details."
-)
+_NOBODY = (-1, "", -1)
+_ERROR_TEXTS = {
+    ErrorCode.INVALID_REQUEST: (
+        "This most likely occurs because of a request being malformed by the client library or the message was sent to "
+        "an incompatible broker. See the broker logs for more details."
+    ),
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: "The coordinator is not available.",
+}
 _GROUP_OPERATIONS = {3, 6, 8, 10, 11}
 """READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS"""
 _DEAD = "Dead"
 
 
-def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """The broker to which the group's partition of `__offsets` is given; this one for what is not served yet."""
+def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
+    """The broker that coordinates the group or the transactional id; this one while its state topic is not known."""
+    key_type = request.key_type if ctx.version >= 1 else _GROUP
+    if key_type == _TRANSACTION and not gw.transactions.state_log.partitions:
+        return _find_when_ready(gw, ctx, request)
+    known = key_type in (_GROUP, _TRANSACTION)
+    return _coordinators(gw, ctx, request, ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST)
+
+
+async def _find_when_ready(gw: Gateway, ctx: Context, request: Any) -> Any:
+    ready = await gw.transactions.ready()
+    return _coordinators(gw, ctx, request, ErrorCode.NONE if ready else ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _coordinators(gw: Gateway, ctx: Context, request: Any, code: ErrorCode) -> Any:
     version = ctx.version
     key_type = request.key_type if version >= 1 else _GROUP
-    known = key_type in (_GROUP, _TRANSACTION)
-    code = ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST
+    text = _ERROR_TEXTS.get(code, "")
     if version < 4:
-        broker_id, host, port = _coordinator(gw, ctx, key_type, request.key) if known else (-1, "", -1)
+        broker_id, host, port = _NOBODY if code else _coordinator(gw, ctx, key_type, request.key)
         return FindCoordinatorResponse(
             version=version,
             error_code=code,
-            error_message="NONE" if known else _INVALID_REQUEST_TEXT,
+            error_message=text or "NONE",
             node_id=broker_id,
             host=host,
             port=port,
         )
-    message = "" if known or key_type == _SHARE else _INVALID_REQUEST_TEXT
     row = FindCoordinatorResponse.Coordinator
     return FindCoordinatorResponse(
         version=version,
@@ -82,16 +98,16 @@ def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any:
                 host=host,
                 port=port,
                 error_code=code,
-                error_message=message,
+                error_message="" if key_type == _SHARE else text,
             )
             for key in request.coordinator_keys
-            for broker_id, host, port in [_coordinator(gw, ctx, key_type, key) if known else (-1, "", -1)]
+            for broker_id, host, port in [_NOBODY if code else _coordinator(gw, ctx, key_type, key)]
         ],
     )
 
 
 def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[int, str, int]:
-    place = gw.groups.coordinator_of(key) if key_type == _GROUP else None
+    place = (gw.groups if key_type == _GROUP else gw.transactions).coordinator_of(key)
     broker_id = gw.config.node_id if place is None else gw.cluster.leader(*place)
     return (broker_id, *gw.cluster.address(broker_id, ctx.conn.broker_address))
 

@@ -7,35 +7,66 @@
 - From version 13 topics go by id: UNKNOWN_TOPIC_ID. Internal topics are INVALID_TOPIC_EXCEPTION.
 - Versions below 7 may not carry zstd: UNSUPPORTED_COMPRESSION_TYPE.
 - compression.type other than `producer` stores the batch in that codec.
-- A transactional id is TRANSACTIONAL_ID_AUTHORIZATION_FAILED until transactions exist. A transactional batch is it too,
-  as in Kafka without a transactional id. Either refuses the whole request.
+- A transactional batch needs a transactional id, else the whole request is TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Its
+  partition has to be in the producer's open transaction; from version 12 on Produce adds it (KIP-890). The transaction
+  coordinator is asked once for each partition of a transaction; such a request, and those of the producer behind it,
+  wait for that in a task. All transactional batches of a request are of one producer id, else they are
+  INVALID_PRODUCER_ID_MAPPING.
 - throttle_time_ms is what the storage says of batches that it holds back. The connection is not muted (KIP-219): a
   client that sends on all the same waits for its answers, and what it may have under way is bounded.
-- No task and no object per record: the answer is put together by the appends' own callbacks.
+- Else no task, and no object per record: the answer is put together by the appends' own callbacks.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import struct
-from typing import Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
+from uuid import UUID
 
 from kop.cluster.topic_configs import ProduceRules
 from kop.errors import BackendError, ErrorCode, FrameError, KopError
 from kop.handlers.api import UNLIMITED, AclOperation, Answer, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
 from kop.handlers.produce_request import ReadBatch, ReadTopic, read
-from kop.records.batch import LOG_OVERHEAD, BatchHeader, check_produced, read_header, stamp_max_timestamp
+from kop.records.batch import (
+    LOG_OVERHEAD,
+    BatchHeader,
+    check_produced,
+    is_transactional,
+    read_header,
+    stamp_max_timestamp,
+)
 from kop.records.validation import RecordsRejectedError, check_records, inflated
 from kop.storage.base import AppendResult, PartitionLog
+from kop.transactions.machine import Partition
+from kop.transactions.runtime import VerifiedPartitions
+from kop.transactions.verification import TransactionalProducer
 from kop.wire.produce import ProducePartitionAnswer, appended_row, encode_partition, encode_rows
 
 KEY = 0
 MOST_DECOMPRESSED = 256 << 20
 """Bytes. Batches are decompressed on the loop, 64 MiB take some 50 ms of it, and a frame has room for 40,000 bombs.
 When those of one request came to so much, the rest fails with KAFKA_STORAGE_ERROR, which clients retry."""
+_ADDS_PARTITIONS = 12
+"""The version from which on a request adds its partitions to the transaction (KIP-890, part 2)."""
+_KNOWS_ABORTABLE = 11
+"""The version from which on clients know TRANSACTION_ABORTABLE."""
+_COORDINATOR_ERRORS = {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.NETWORK_EXCEPTION,
+}
 _TOLD = -(1 << 62)
 _INT32: Final = struct.Struct(">i")
+
+_Producers: TypeAlias = dict[tuple[int, int], dict[Partition, PartitionLog]]
+"""Logs by producer id and epoch."""
+_NO_ERRORS: Mapping[tuple[UUID, int], ErrorCode] = MappingProxyType({})
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +77,19 @@ class ProduceAnswer(Answer):
     The place of an append is the place of its partition among all of the request.
     """
 
-    __slots__ = ("acks", "ctx", "errors", "gw", "room", "rows", "submitted", "throttle_ms", "topics", "unanswered")
+    __slots__ = (
+        "acks",
+        "ctx",
+        "errors",
+        "gw",
+        "room",
+        "rows",
+        "submitted",
+        "throttle_ms",
+        "topics",
+        "unanswered",
+        "verification",
+    )
 
     def __init__(self, gw: Gateway, ctx: Context, acks: int, topics: list[ReadTopic]) -> None:
         super().__init__()
@@ -65,6 +108,8 @@ class ProduceAnswer(Answer):
         self.throttle_ms = 0
         self.room = MOST_DECOMPRESSED
         """Bytes to which this request's batches may still be decompressed; below 0 the client was told."""
+        self.verification: asyncio.Task[None] | None = None
+        """Asks the transaction coordinator first. It goes on where the client left: its request was taken."""
 
     def reserve(self, size: int) -> None:
         """See `AppendWaiter.reserve`."""
@@ -94,7 +139,7 @@ class ProduceAnswer(Answer):
         self.throttle_ms = max(self.throttle_ms, result.throttle_ms)
         self.unanswered -= 1
         if self.submitted and not self.unanswered:
-            self._finish()
+            self.finish()
 
     def append_failed(self, place: int, error: KopError) -> None:
         """See `AppendWaiter.append_failed`."""
@@ -106,7 +151,7 @@ class ProduceAnswer(Answer):
         self.refused(place, answer)
         self.unanswered -= 1
         if self.submitted and not self.unanswered:
-            self._finish()
+            self.finish()
 
     def _log_start_offset(self, place: int, partition: int) -> int:
         for asked, count in self.topics:
@@ -117,7 +162,8 @@ class ProduceAnswer(Answer):
             place -= count
         return -1
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """All appends have ended: give the answer."""
         try:
             frame = self.encoded()
         except FrameError as error:
@@ -151,7 +197,34 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswe
     transactional_id, acks, _, transactional, topics = read(body, ctx.version, walks=walks, copies=not ctx.owned)
     refusal = _refuse_whole(ctx, transactional_id, acks, transactional)
     answer = ProduceAnswer(gw, ctx, acks, topics)
-    rows = answer.rows
+    if transactional and transactional_id is not None and refusal is None:
+        producers = _transactional_producers(gw, topics)
+        if not all(
+            gw.verifier.holds(*producer, (each.topic.topic_id, each.index))
+            for producer, logs in producers.items()
+            for each in logs.values()
+        ):
+            if not ctx.owned:
+                topics = _kept(topics)
+            answer.verification = asyncio.get_running_loop().create_task(
+                _verify_and_submit(answer, topics, transactional_id, producers)
+            )
+            return answer
+    _submit_all(answer, topics, refusal, _NO_ERRORS)
+    if not answer.unanswered:
+        return answer.encoded()
+    answer.submitted = True
+    return answer
+
+
+def _submit_all(
+    answer: ProduceAnswer,
+    topics: list[ReadTopic],
+    refusal: ErrorCode | None,
+    errors: Mapping[tuple[UUID, int], ErrorCode],
+) -> None:
+    """Hand the batches to their logs. `refusal` is the error of all of them, `errors` those of partitions."""
+    gw, rows = answer.gw, answer.rows
     known = gw.produce_targets.current()
     for asked, batches in topics:
         target = refusal or known.get(asked) or gw.produce_targets.find(asked)
@@ -168,16 +241,15 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswe
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 answer.refused(place, ProducePartitionAnswer(partition, code, message=text))
                 continue
+            if errors and (code := errors.get((target.topic.topic_id, partition), ErrorCode.NONE)):
+                answer.refused(place, ProducePartitionAnswer(partition, code))
+                continue
             answer.unanswered += 1
             try:
                 _submit(answer, target.rules, partition_log, batch, place)
             except KopError as error:
                 answer.unanswered -= 1
                 answer.refused(place, _refusal(partition, error))
-    if not answer.unanswered:
-        return answer.encoded()
-    answer.submitted = True
-    return answer
 
 
 def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transactional: bool) -> ErrorCode | None:
@@ -185,9 +257,94 @@ def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transac
         return ErrorCode.UNSUPPORTED_VERSION
     if acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS
-    if transactional_id is not None or transactional:
+    if transactional and transactional_id is None:
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     return None
+
+
+# --- transactions
+
+
+def _transactional_producers(gw: Gateway, topics: list[ReadTopic]) -> _Producers:
+    """Who writes to which logs in a transaction. What cannot be read, or is not there, is refused when it is handed on.
+
+    The logs are under the names by which transactions know partitions.
+    """
+    producers: _Producers = {}
+    known = gw.produce_targets.current()
+    for asked, batches in topics:
+        target = known.get(asked) or gw.produce_targets.find(asked)
+        if isinstance(target, ErrorCode):
+            continue
+        name = gw.topics.canonical_name(target.topic.name)
+        for partition, records, fields, _ in batches:
+            partition_log = target.logs.get(partition) or target.log(partition)
+            if partition_log is None or records is None or not is_transactional(records):
+                continue
+            try:
+                header = BatchHeader._make(fields) if fields is not None else read_header(records)
+            except KopError:
+                continue
+            if header.producer_id < 0:
+                continue
+            producer = header.producer_id, header.producer_epoch
+            producers.setdefault(producer, {})[name, partition] = partition_log
+    return producers
+
+
+def _kept(topics: list[ReadTopic]) -> list[ReadTopic]:
+    """The same batches, without views into the shared receive buffer."""
+    return [(asked, [_kept_batch(batch) for batch in batches]) for asked, batches in topics]
+
+
+def _kept_batch(batch: ReadBatch) -> ReadBatch:
+    partition, records, fields, times = batch
+    return partition, bytearray(records) if isinstance(records, memoryview) else records, fields, times
+
+
+async def _verify_and_submit(
+    answer: ProduceAnswer, topics: list[ReadTopic], transactional_id: str, producers: _Producers
+) -> None:
+    """Have the partitions verified, or added, then hand the batches on, in the order of the producer's requests."""
+    gw, version = answer.gw, answer.ctx.version
+    (producer, logs), *others = producers.items()
+    stored = {partition: (each.topic.topic_id, each.index) for partition, each in logs.items()}
+    errors = {
+        (each.topic.topic_id, each.index): ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        for _, logs_of_another in others
+        for each in logs_of_another.values()
+    }
+    async with gw.verifier.turn(producer[0]):
+        try:
+            verified = await gw.verifier.verify(
+                TransactionalProducer(transactional_id, *producer), stored, add=version >= _ADDS_PARTITIONS
+            )
+        except Exception:
+            log.exception("a transaction of producer %d could not be verified", producer[0])
+            gw.metrics.internal_errors.labels("Produce").inc()
+            verified = VerifiedPartitions(ErrorCode.UNKNOWN_SERVER_ERROR)
+        for partition, partition_log in logs.items():
+            code = verified.error or verified.errors.get(partition, ErrorCode.NONE)
+            if code:
+                errors[stored[partition]] = _error_of_verification(code, version)
+            else:
+                partition_log.join_transaction(*producer, verified.storage_transaction)
+        _submit_all(answer, topics, None, errors)
+    answer.verification = None
+    answer.submitted = True
+    if not answer.unanswered:
+        answer.finish()
+
+
+def _error_of_verification(code: ErrorCode, version: int) -> ErrorCode:
+    """What Produce answers for an error of the transaction coordinator, as Kafka 4.3 does."""
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.TRANSACTION_ABORTABLE:
+        return code if version >= _KNOWS_ABORTABLE else ErrorCode.INVALID_TXN_STATE
+    if code is ErrorCode.CONCURRENT_TRANSACTIONS:
+        return code if version >= _ADDS_PARTITIONS else ErrorCode.NOT_ENOUGH_REPLICAS
+    return ErrorCode.NOT_ENOUGH_REPLICAS if code in _COORDINATOR_ERRORS else code
 
 
 def _submit(

@@ -1,39 +1,41 @@
-"""InitProducerId (22), versions 0 to 5, without a transactional id (KIP-98, KIP-360).
+"""InitProducerId (22), versions 0 to 5 (KIP-98, KIP-360).
 
-- Every call gives a new producer id with epoch 0, as Kafka does for a producer without a transactional id.
-- With a transactional id it is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED until transactions exist: librdkafka
-  retries most other errors for ever. An empty transactional id is INVALID_REQUEST, as in Kafka.
+- Without a transactional id every call gives a new producer id with epoch 0, as Kafka does.
+- With one the transaction coordinator fences earlier instances of the producer; see `kop.transactions`. An empty one is
+  INVALID_REQUEST. Where storage has no transactions it is TRANSACTIONAL_ID_AUTHORIZATION_FAILED: librdkafka retries
+  most other errors for ever.
+- From version 3 on a client that goes on names the producer id and epoch that it has: both or neither.
+- PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 4.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from kop.errors import ErrorCode
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.transactions import error_for
 from kop.wire.messages import InitProducerIdResponse
-
-log = logging.getLogger(__name__)
 
 
 async def init_producer_id(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Answer a new id, or say that there are no transactions."""
-    response = InitProducerIdResponse(version=ctx.version, error_code=0, producer_id=-1, producer_epoch=-1)
-    if request.transactional_id is None:
-        response.producer_id, response.producer_epoch = await gw.producer_ids.take(), 0
-    elif not request.transactional_id:
+    """Answer who the producer is from now on."""
+    version = ctx.version
+    response = InitProducerIdResponse(version=version, error_code=0, producer_id=-1, producer_epoch=-1)
+    expected = (request.producer_id, request.producer_epoch) if version >= 3 else (-1, -1)
+    if (expected[0] < 0) != (expected[1] < 0):
         response.error_code = ErrorCode.INVALID_REQUEST
+    elif request.transactional_id is None:
+        response.producer_id, response.producer_epoch = await gw.producer_ids.take(), 0
     else:
-        log.warning(
-            "client %s at %s asked for transactions (transactional.id %r): not served yet, so it is refused; "
-            "leave transactional.id unset, an idempotent producer works",
-            ctx.client_id,
-            ctx.conn.client_host,
+        who = await gw.transactions.init_producer_id(
             request.transactional_id,
+            request.transaction_timeout_ms,
+            None if expected[0] < 0 else expected,
         )
-        response.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        response.error_code = error_for(who.error, knows_fenced=version >= 4)
+        response.producer_id, response.producer_epoch = who.producer_id, who.producer_epoch
     return response
 
 

@@ -19,6 +19,7 @@ from kop.handlers import (
     producer_ids,
     sasl,
     topics,
+    transactions,
 )
 from kop.handlers.api import Api
 
@@ -35,6 +36,7 @@ _MODULES = (
     configs,
     cluster,
     sasl,
+    transactions,
 )
 
 

@@ -16,6 +16,8 @@ from kop.storage.base import EndedTransaction, MarkedLog, Topics
 _COORDINATOR_EPOCH = 0
 """Of the markers. One process writes the logs: no older coordinator can come after a younger one."""
 _BUMPS_EPOCH = 2
+_NOTHING_TO_END = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_PRODUCER_EPOCH}
+"""The topic was deleted meanwhile, or the log has a marker of a later end."""
 
 
 class MarkedTransactions:
@@ -56,8 +58,8 @@ class MarkedTransactions:
             if (log := self._find(name, partition)) is not None
         ]
         for error in await asyncio.gather(*markers, return_exceptions=True):
-            if isinstance(error, KopError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                continue  # it was deleted meanwhile
+            if isinstance(error, KopError) and error.code in _NOTHING_TO_END:
+                continue
             if isinstance(error, BaseException):
                 raise error
 

@@ -31,6 +31,7 @@ DEFAULTS: Mapping[str, str] = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "100",
     "offsets.topic.num.partitions": "1",
+    "transaction.state.log.num.partitions": "1",
     "kop.drain.timeout.ms": "0",
 }
 """Settings that differ from those of `kop serve`: any free port, records in memory, no waits of no use to tests."""

@@ -32,7 +32,7 @@ from kop.coordination.failed_writes import answer_for
 from kop.coordination.ownership import LeaderChoice
 from kop.coordination.state_log import StateTopic
 from kop.errors import ErrorCode, KopError, StateRecordError
-from kop.storage.base import EndedTransaction, Engine, TransactionStorage
+from kop.storage.base import EndedTransaction, Engine, TopicInfo, TransactionStorage
 from kop.transactions import machine
 from kop.transactions.machine import Decision, Partition, Transaction
 from kop.transactions.settings import TransactionSettings
@@ -48,6 +48,8 @@ from kop.wire.transaction_state import (
 
 _EXPIRY_SLICE: Final = 200
 """Transactional ids that are looked at before other work of the event loop gets its turn."""
+_READY_SECONDS: Final = 5.0
+"""How long the first request that needs the topic waits for it."""
 _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
 _log = logging.getLogger(__name__)
 
@@ -118,6 +120,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         """
         self.settings = settings or TransactionSettings()
         super().__init__(engine, _state_topic(self.settings), clock=clock, wall=wall, leader_choice=leader_choice)
+        self._engine = engine
         self._producer_ids = producer_ids
         self._markers = markers
         self._storage: TransactionStorage = engine.transactions
@@ -125,6 +128,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         """When each open transaction times out."""
         self._entries: dict[str, _Entry] = {}
         self._expiry: asyncio.Task[None] | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        """Opens the topic and loads what is in it; None until somebody needs it."""
+        self._stopped = False
         self.aborted: Counter[str] = Counter()
         """Transactions that were aborted, by who did it: `client`, `timeout`, `new_instance`."""
         self.committed = 0
@@ -132,15 +138,49 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     # -- life
 
     async def start(self) -> None:
-        """Make or open the topic, load the transactional ids of our partitions, and go on with ends that were decided.
+        """Load the transactional ids of our partitions, and go on with ends that were decided.
 
-        Errors and time limits as of `Ownership.start`.
+        Where there is no topic yet, this is done when the first transactional id is asked for. Errors and time limits
+        as of `Ownership.start`.
         """
+        topics = self._engine.topics
+        topics.on_change(self._topic_changed)
+        if topics.get(TRANSACTIONS_TOPIC) is not None:
+            await asyncio.shield(self._begin())
+
+    async def ready(self) -> bool:
+        """Make the topic where there is none, and wait a little for it. False where it takes longer.
+
+        Where storage has no transactions there is nothing to wait for.
+        """
+        if self.state_log.partitions or self._storage.refusal is not None:
+            return True
+        if not self._stopped:
+            await asyncio.wait({self._begin()}, timeout=_READY_SECONDS)
+        return self.state_log.partitions > 0
+
+    def _begin(self) -> asyncio.Task[None]:
+        if self._beginning is None or (self._beginning.done() and not self.state_log.partitions):
+            self._beginning = asyncio.get_running_loop().create_task(self._load_all())
+            self._beginning.add_done_callback(_tell_failure)
+        return self._beginning
+
+    async def _load_all(self) -> None:
         await self.ownership.start()
         interval = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms / 1000
         self._expiry = asyncio.get_running_loop().create_task(
             repeat("the expiry of transactional ids", self.expire, every=interval)
         )
+
+    def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
+        """Another broker made the topic: some of its partitions are given to this one."""
+        if old is None and new is not None and new.name == TRANSACTIONS_TOPIC and not self._stopped:
+            self._begin()
+
+    @property
+    def waiting_for(self) -> str | None:
+        """See `Coordinator.waiting_for`. Nothing where no transactional id was asked for yet."""
+        return None if self._beginning is None else super().waiting_for
 
     async def stop(self) -> None:
         """Take nothing more, hand over what is queued. An end that is under way goes on after the next start."""
@@ -149,8 +189,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         tasks = [
             task for entry in self._entries.values() for task in (entry.ending, entry.adding, *entry.callers) if task
         ]
-        if self._expiry is not None:
-            tasks.append(self._expiry)
+        tasks += [task for task in (self._expiry, self._beginning) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -196,6 +235,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         if (why := self._storage.refusal) is not None:
             _log.warning("transactional id %r is refused: %s", transactional_id, why)
             return ProducerIdentity(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        await self.ready()
         if not 0 < timeout_ms <= self.settings.transaction_max_timeout_ms:
             return ProducerIdentity(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
         fresh_id: int | None = None
@@ -556,6 +596,12 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
 def _identity(transaction: Transaction) -> ProducerIdentity:
     return ProducerIdentity(ErrorCode.NONE, transaction.producer_id, transaction.producer_epoch)
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    """Log why the topic cannot be opened. The next request that needs it tries again."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("transactions are not served, the topic %s cannot be opened: %s", TRANSACTIONS_TOPIC, error)
 
 
 def _passes(error: BaseException) -> bool:

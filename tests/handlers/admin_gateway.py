@@ -61,6 +61,8 @@ class Admin:
             broker_configs=broker_configs,
             topic_configs=topic_configs,
             groups=unused,
+            transactions=unused,
+            verifier=unused,
             cluster=ClusterView(engine, config.node_id),
             metrics=unused,
             metadata_cache=unused,

@@ -21,7 +21,8 @@ FLOOR = {
 KAFKA_4_3 = {
     0: (0, 13), 1: (4, 18), 2: (1, 11), 3: (0, 13), 8: (2, 10), 9: (1, 10), 10: (0, 6), 11: (0, 9),
     12: (0, 4), 13: (0, 5), 14: (0, 5), 15: (0, 6), 16: (0, 5), 17: (0, 1), 18: (0, 4), 19: (2, 7),
-    20: (1, 6), 21: (0, 2), 22: (0, 5), 23: (2, 4), 29: (1, 3), 30: (1, 3), 31: (1, 3), 32: (1, 4),
+    20: (1, 6), 21: (0, 2), 22: (0, 5), 23: (2, 4),
+    24: (0, 5), 25: (0, 4), 26: (0, 5), 29: (1, 3), 30: (1, 3), 31: (1, 3), 32: (1, 4),
     33: (0, 2), 35: (1, 5), 36: (0, 2), 37: (0, 3), 42: (0, 2), 43: (0, 2), 44: (0, 1), 46: (0, 0),
     47: (0, 0), 55: (0, 2), 60: (0, 2), 61: (0, 0), 74: (0, 1), 75: (0, 0),
 }  # fmt: skip
@@ -75,8 +76,23 @@ def test_every_client_finds_a_version_it_speaks() -> None:
         assert served[key].max_version >= high, key
 
 
-def test_transactions_are_not_advertised_until_they_exist() -> None:
-    assert not {24, 25, 26, 27, 28} & registry.build().keys()
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_transactions_of_version_2_are_finalized(tmp_path: Path, version: int) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await RawClient.connect(serving)
+            known = {"client_software_name": "raw", "client_software_version": "1"} if version >= 3 else {}
+            return await client.call(18, version, **known)
+
+    response = run(main())
+    if version < 3:
+        return
+    assert [(row.name, row.min_version_level, row.max_version_level) for row in response.finalized_features] == [
+        ("transaction.version", 2, 2)
+    ]
+    assert response.finalized_features_epoch == 1
+    supported = [(row.name, row.min_version, row.max_version) for row in response.supported_features]
+    assert supported == ([("transaction.version", 0, 2)] if version >= 4 else [])
 
 
 def test_versions_reach_as_far_as_the_codec() -> None:

@@ -315,27 +315,20 @@ def test_null_keys_on_a_compacted_topic_are_invalid_record(tmp_path: Path) -> No
     run(main())
 
 
-def test_a_transactional_id_is_refused_until_transactions_exist(tmp_path: Path) -> None:
+def test_a_transactional_id_with_plain_batches_is_no_transaction(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             await topic(serving)
             client = await RawClient.connect(serving)
             fields = produce_fields("t", batch([b"a"]), version=9) | {"transactional_id": "tx"}
             answer = await client.call(0, 9, **fields)
-            code = answer.responses[0].partition_responses[0].error_code
-            assert code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            answer = await client.call(22, 4, transactional_id="tx", transaction_timeout_ms=1000)
-            assert answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            answer = await client.call(10, 2, key="tx", key_type=1)
-            assert (answer.error_code, answer.node_id) == (0, 1)
+            part = answer.responses[0].partition_responses[0]
+            assert (part.error_code, part.base_offset) == (0, 0)
 
     run(main())
 
 
-@pytest.mark.parametrize("transactional_id", [None, "tx"])
-def test_a_transactional_batch_is_refused_and_with_it_the_whole_request(
-    tmp_path: Path, transactional_id: str | None
-) -> None:
+def test_a_transactional_batch_without_a_transactional_id_refuses_the_whole_request(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             await topic(serving, partitions=2)
@@ -344,7 +337,7 @@ def test_a_transactional_batch_is_refused_and_with_it_the_whole_request(
             fields = produce_fields("t", batch([b"plain"]), version=9)
             also = produce_fields("t", of_transaction, version=9, partition=1)["topic_data"][0].partition_data
             fields["topic_data"][0].partition_data += also
-            answer = await client.call(0, 9, **fields | {"transactional_id": transactional_id})
+            answer = await client.call(0, 9, **fields)
             codes = [part.error_code for part in answer.responses[0].partition_responses]
             assert codes == [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED] * 2
             assert await fetched(client) == b""

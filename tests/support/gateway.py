@@ -26,6 +26,7 @@ FAST = {
     "http": "",
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "1",
 }
 
 

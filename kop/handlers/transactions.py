@@ -1,0 +1,167 @@
+"""AddPartitionsToTxn (24) 0 to 5, AddOffsetsToTxn (25) 0 to 4, EndTxn (26) 0 to 5: transactions of producers (KIP-98).
+
+The rules are in `kop.transactions`; this is what depends on versions.
+
+- AddPartitionsToTxn 0 to 3 come from clients, 4 and 5 from brokers: these name several transactions, and may only ask
+  whether a partition is in one (KIP-890). A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION, the others
+  OPERATION_NOT_ATTEMPTED then: nothing is added. Internal topics but that of groups' offsets are
+  TOPIC_AUTHORIZATION_FAILED, as in Kafka.
+- PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 2 of each of the three.
+- TRANSACTION_ABORTABLE, for a partition that is not in the transaction, is INVALID_TXN_STATE below AddPartitionsToTxn
+  5.
+- EndTxn 5 goes by version 2 of transactions: it bumps the epoch and answers the new one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
+from kop.errors import ErrorCode
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.gateway import Gateway
+from kop.transactions.machine import EPOCH_BUMPED_AT_END, Partition
+from kop.wire.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse
+
+_BATCHED = 4
+"""The version of AddPartitionsToTxn from which on it comes from brokers."""
+
+
+def error_for(code: ErrorCode, *, knows_fenced: bool) -> ErrorCode:
+    """The code for a client that may not know PRODUCER_FENCED (KIP-588)."""
+    if code is ErrorCode.PRODUCER_FENCED and not knows_fenced:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code
+
+
+async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Add the partitions of each transaction, or say whether they are in it."""
+    version = ctx.version
+    if version < _BATCHED:
+        errors = await _add(
+            gw,
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+            request.v3_and_below_topics,
+            client_version=0,
+        )
+        errors = {key: error_for(code, knows_fenced=version >= 2) for key, code in errors.items()}
+        topic_class = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+        return AddPartitionsToTxnResponse(
+            version=version,
+            results_by_topic_v3_and_below=_topic_rows(topic_class, version, request.v3_and_below_topics, errors),
+        )
+    result_class = AddPartitionsToTxnResponse.AddPartitionsToTxnResult
+    results = []
+    for asked in request.transactions:
+        if asked.verify_only:
+            errors = await _verify(gw, asked)
+        else:
+            errors = await _add(
+                gw,
+                asked.transactional_id,
+                asked.producer_id,
+                asked.producer_epoch,
+                asked.topics,
+                client_version=EPOCH_BUMPED_AT_END,
+            )
+        if version == _BATCHED:
+            errors = {
+                key: ErrorCode.INVALID_TXN_STATE if code is ErrorCode.TRANSACTION_ABORTABLE else code
+                for key, code in errors.items()
+            }
+        rows = _topic_rows(result_class.AddPartitionsToTxnTopicResult, version, asked.topics, errors)
+        results.append(result_class(version=version, transactional_id=asked.transactional_id, topic_results=rows))
+    return AddPartitionsToTxnResponse(version=version, error_code=0, results_by_transaction=results)
+
+
+async def _add(
+    gw: Gateway, transactional_id: str, producer_id: int, epoch: int, topics: Any, *, client_version: int
+) -> dict[Partition, ErrorCode]:
+    """What to answer for each partition, by the names in the request."""
+    errors: dict[Partition, ErrorCode] = {}
+    names: dict[Partition, Partition] = {}
+    for asked in topics:
+        topic = gw.topics.get(asked.name)
+        for index in asked.partitions:
+            key = asked.name, index
+            names[key] = gw.topics.canonical_name(asked.name), index
+            if topic is None or not 0 <= index < topic.partitions:
+                errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif topic.internal and topic.name != KAFKA_OFFSETS_TOPIC:
+                errors[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if errors:
+        return {key: errors.get(key, ErrorCode.OPERATION_NOT_ATTEMPTED) for key in names}
+    if not names:
+        return {}
+    code = await gw.transactions.add_partitions(
+        transactional_id, producer_id, epoch, set(names.values()), client_version
+    )
+    return dict.fromkeys(names, code)
+
+
+async def _verify(gw: Gateway, asked: Any) -> dict[Partition, ErrorCode]:
+    partitions = [(topic.name, index) for topic in asked.topics for index in topic.partitions]
+    verified = await gw.transactions.verify_partitions(
+        asked.transactional_id, asked.producer_id, asked.producer_epoch, partitions
+    )
+    return dict.fromkeys(partitions, verified.error) if verified.error else dict(verified.errors)
+
+
+def _topic_rows(topic_class: Any, version: int, topics: Any, errors: dict[Partition, ErrorCode]) -> list[Any]:
+    partition_class = topic_class.AddPartitionsToTxnPartitionResult
+    return [
+        topic_class(
+            version=version,
+            name=asked.name,
+            results_by_partition=[
+                partition_class(version=version, partition_index=index, partition_error_code=errors[asked.name, index])
+                for index in asked.partitions
+            ],
+        )
+        for asked in topics
+    ]
+
+
+async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Add the partition that keeps the group's offsets."""
+    place = gw.groups.coordinator_of(request.group_id)
+    if not request.group_id:
+        code = ErrorCode.INVALID_GROUP_ID
+    elif place is None:
+        code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    else:
+        code = await gw.transactions.add_partitions(
+            request.transactional_id, request.producer_id, request.producer_epoch, {(KAFKA_OFFSETS_TOPIC, place[1])}, 0
+        )
+    return AddOffsetsToTxnResponse(version=ctx.version, error_code=error_for(code, knows_fenced=ctx.version >= 2))
+
+
+async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Commit or abort, once that is durable; markers follow."""
+    version = ctx.version
+    who = await gw.transactions.end(
+        request.transactional_id,
+        request.producer_id,
+        request.producer_epoch,
+        commit=request.committed,
+        client_version=EPOCH_BUMPED_AT_END if version >= 5 else 0,
+    )
+    response = EndTxnResponse(version=version, error_code=error_for(who.error, knows_fenced=version >= 2))
+    if version >= 5:
+        response.producer_id, response.producer_epoch = who.producer_id, who.producer_epoch
+    return response
+
+
+def _topic_names(request: Any) -> list[str]:
+    if request.API_VERSION < _BATCHED:
+        return [topic.name for topic in request.v3_and_below_topics]
+    return [topic.name for asked in request.transactions for topic in asked.topics]
+
+
+APIS = (
+    Api(24, 0, 5, add_partitions_to_txn, AclOperation.WRITE, topics=_topic_names),
+    Api(25, 0, 4, add_offsets_to_txn, AclOperation.WRITE),
+    Api(26, 0, 5, end_txn, AclOperation.WRITE),
+)

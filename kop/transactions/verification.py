@@ -1,0 +1,148 @@
+"""Which open transactions this broker takes records and offsets for (KIP-890): each was verified with its coordinator.
+
+Owns: what was verified, until the transaction ends, and the order of requests of a producer that waits for that.
+Must not know: requests, batches, how a transaction is coordinated.
+
+A producer that is late, or that was fenced, can so write nothing into a transaction that does not have the partition:
+nothing would ever end that transaction there, and readers would wait for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+from kop.errors import ErrorCode
+from kop.transactions.machine import EPOCH_BUMPED_AT_END, Partition
+from kop.transactions.runtime import VerifiedPartitions
+
+StoredPartition: TypeAlias = tuple[UUID, int]
+"""Topic id and partition. Another topic of the same name has not been verified."""
+
+CONCURRENT_SECONDS: Final = 0.1
+"""How long a request that begins a transaction waits for the end of the one before."""
+
+
+class Coordinators(Protocol):
+    """Whoever coordinates a transactional id; see `TransactionCoordinator` for its methods."""
+
+    async def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Collection[Partition],
+        client_version: int,
+    ) -> ErrorCode:
+        """See `TransactionCoordinator.add_partitions`."""
+
+    async def verify_partitions(
+        self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
+    ) -> VerifiedPartitions:
+        """See `TransactionCoordinator.verify_partitions`."""
+
+    async def settled(self, transactional_id: str, seconds: float) -> None:
+        """See `TransactionCoordinator.settled`."""
+
+
+class TransactionalProducer(NamedTuple):
+    """Who writes into a transaction, as its request says."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(slots=True)
+class _Verified:
+    epoch: int
+    storage_transaction: bytes
+    partitions: set[StoredPartition] = field(default_factory=set)
+
+
+class TransactionVerifier:
+    """What was verified. One for the process."""
+
+    def __init__(self, coordinators: Coordinators) -> None:
+        self._coordinators = coordinators
+        self._verified: dict[int, _Verified] = {}
+        self._turns: dict[int, asyncio.Lock] = {}
+        self._waiting: Counter[int] = Counter()
+        """How many requests have or wait for the turn of each producer."""
+        self._overtaken: set[int] = set()
+        """Producers whose transaction ended while the coordinator was asked: what it said may be over."""
+
+    def holds(self, producer_id: int, producer_epoch: int, partition: StoredPartition) -> bool:
+        """Whether the partition is in the producer's open transaction, and no earlier request still waits for that."""
+        verified = self._verified.get(producer_id)
+        return (
+            verified is not None
+            and verified.epoch == producer_epoch
+            and partition in verified.partitions
+            and producer_id not in self._waiting
+        )
+
+    @asynccontextmanager
+    async def turn(self, producer_id: int) -> AsyncIterator[None]:
+        """Wait until earlier requests of the producer have written what they wait for."""
+        lock = self._turns.setdefault(producer_id, asyncio.Lock())
+        self._waiting[producer_id] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._waiting[producer_id] -= 1
+            if not self._waiting[producer_id]:
+                del self._waiting[producer_id], self._turns[producer_id]
+                self._overtaken.discard(producer_id)
+
+    async def verify(
+        self,
+        producer: TransactionalProducer,
+        partitions: dict[Partition, StoredPartition],
+        *,
+        add: bool,
+    ) -> VerifiedPartitions:
+        """Ask the coordinator about those partitions of which it is not known that they are in the transaction.
+
+        `add`: the client goes by version 2 of transactions, so they are added by this. Errors are those of the
+        coordinator. Call it in the producer's `turn`. What it says holds until the loop's next turn.
+        """
+        transactional_id, producer_id, epoch = producer
+        while True:
+            self._overtaken.discard(producer_id)
+            verified = self._verified.get(producer_id)
+            if verified is not None and verified.epoch == epoch and verified.partitions.issuperset(partitions.values()):
+                errors = dict.fromkeys(partitions, ErrorCode.NONE)
+                return VerifiedPartitions(errors=errors, storage_transaction=verified.storage_transaction)
+            if add and (error := await self._add(producer, partitions)):
+                return VerifiedPartitions(error)
+            answer = await self._coordinators.verify_partitions(transactional_id, producer_id, epoch, partitions)
+            if producer_id in self._overtaken:
+                continue
+            if answer.error:
+                return answer
+            name = answer.storage_transaction
+            if verified is None or (verified.epoch, verified.storage_transaction) != (epoch, name):
+                verified = self._verified[producer_id] = _Verified(epoch, name)
+            verified.partitions.update(partitions[each] for each, code in answer.errors.items() if not code)
+            return answer
+
+    async def _add(self, producer: TransactionalProducer, partitions: Collection[Partition]) -> ErrorCode:
+        for last in (False, True):
+            error = await self._coordinators.add_partitions(*producer, partitions, EPOCH_BUMPED_AT_END)
+            if error is not ErrorCode.CONCURRENT_TRANSACTIONS or last:
+                break
+            await self._coordinators.settled(producer.transactional_id, CONCURRENT_SECONDS)
+        return error
+
+    def forget(self, producer_id: int) -> None:
+        """The producer's transaction ends: it has to be verified again before anything more is taken for it."""
+        self._verified.pop(producer_id, None)
+        if producer_id in self._waiting:
+            self._overtaken.add(producer_id)

@@ -1,0 +1,325 @@
+"""Transactions as clients ask for them, by every version of the requests, against the memory engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gateway import FAST, RawClient, batch, gateway, produce_fields, run
+from support.waiting import until
+
+from kop.app import Serving
+from kop.errors import ErrorCode as E
+from kop.transactions.machine import Transaction
+from kop.wire.messages import REQUESTS
+from kop.wire.transaction_state import TransactionStatus
+
+NEWEST = 13
+
+
+class Talk:
+    """A client of a gateway with the topic `t` of two partitions, and who its producer is."""
+
+    def __init__(self, serving: Serving, client: RawClient) -> None:
+        self.serving = serving
+        self.client = client
+        self.producer_id = self.epoch = -1
+        self.sequences = [0, 0]
+
+    async def init(self, version: int = 5, name: str | None = "tx", timeout: int = 60_000, **more: int) -> E:
+        answer = await self.client.call(22, version, transactional_id=name, transaction_timeout_ms=timeout, **more)
+        if not answer.error_code:
+            self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+            self.sequences = [0, 0]
+        return E(answer.error_code)
+
+    async def add(self, *partitions: int, version: int = 3, topic: str = "t", **who: int) -> list[E]:
+        if version >= 4:
+            return await self._between_brokers(partitions, version, verify_only=False)
+        row = REQUESTS[24].AddPartitionsToTxnTopic(version=version, name=topic, partitions=list(partitions))
+        producer = {f"v3_and_below_{field}": value for field, value in self.who(**who).items()}
+        answer = await self.client.call(
+            24, version, v3_and_below_transactional_id="tx", v3_and_below_topics=[row], **producer
+        )
+        rows = answer.results_by_topic_v3_and_below
+        return [E(part.partition_error_code) for row in rows for part in row.results_by_partition]
+
+    async def verify(self, *partitions: int, version: int = 5) -> list[E]:
+        return await self._between_brokers(partitions, version, verify_only=True)
+
+    async def _between_brokers(self, partitions: tuple[int, ...], version: int, *, verify_only: bool) -> list[E]:
+        transaction = REQUESTS[24].AddPartitionsToTxnTransaction
+        topic = transaction.AddPartitionsToTxnTopic(version=version, name="t", partitions=list(partitions))
+        asked = transaction(
+            version=version, transactional_id="tx", topics=[topic], verify_only=verify_only, **self.who()
+        )
+        answer = await self.client.call(24, version, transactions=[asked])
+        rows = answer.results_by_transaction[0].topic_results
+        return [E(part.partition_error_code) for row in rows for part in row.results_by_partition]
+
+    async def produce(self, partition: int = 0, *, version: int = NEWEST, name: str = "tx", **who: int) -> Any:
+        producer = self.who(**who)
+        sent = batch([b"v"], transactional=True, base_sequence=self.sequences[partition], **producer)
+        topic = self.serving.gateway.topics.get("t")
+        assert topic is not None
+        asked = "t" if version < 13 else topic.topic_id
+        fields = produce_fields(asked, sent, version=version, partition=partition) | {"transactional_id": name}
+        answer = await self.client.call(0, version, **fields)
+        part = answer.responses[0].partition_responses[0]
+        self.sequences[partition] += not part.error_code
+        return part
+
+    async def end(self, *, commit: bool = True, version: int = 5, name: str = "tx", **who: int) -> E:
+        answer = await self.client.call(26, version, transactional_id=name, committed=commit, **self.who(**who))
+        if version >= 5 and not answer.error_code:
+            self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+            self.sequences = [0, 0]
+        return E(answer.error_code)
+
+    def who(self, **who: int) -> dict[str, int]:
+        return {"producer_id": self.producer_id, "producer_epoch": self.epoch} | who
+
+    def transaction(self) -> Transaction:
+        transaction = self.serving.gateway.transactions.get("tx")
+        assert transaction is not None
+        return transaction
+
+    async def reaches(self, status: TransactionStatus) -> None:
+        await until(lambda: self.transaction().status is status)
+
+    def bounds(self, partition: int = 0) -> tuple[int, int]:
+        """The last stable offset and the high watermark."""
+        topic = self.serving.gateway.topics.get("t")
+        assert topic is not None
+        log = self.serving.gateway.engine.log(topic.topic_id, partition)
+        assert log is not None
+        return log.last_stable_offset, log.high_watermark
+
+
+@asynccontextmanager
+async def talk(path: Path) -> AsyncIterator[Talk]:
+    async with gateway(path, store="memory:") as serving:
+        await serving.gateway.engine.topics.create("t", 2, {})
+        yield Talk(serving, await RawClient.connect(serving))
+
+
+def test_fast_settings_make_one_partition_of_transactional_ids() -> None:
+    assert FAST["transaction.state.log.num.partitions"] == "1"
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_the_coordinator_of_a_transactional_id_is_found(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            if version == 0:
+                return  # it knows groups alone
+            fields: dict[str, Any] = {"key": "tx"} if version < 4 else {"coordinator_keys": ["tx"]}
+            answer = await s.client.call(10, version, key_type=1, **fields)
+            row = answer if version < 4 else answer.coordinators[0]
+            assert (row.error_code, row.node_id) == (0, 1)
+            assert s.serving.gateway.engine.topics.get("__transactions") is not None
+
+    run(main())
+
+
+@pytest.mark.parametrize(("add_version", "end_version"), [(0, 0), (1, 1), (2, 2), (3, 3), (3, 4)])
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_client_that_adds_partitions_keeps_its_epoch(
+    tmp_path: Path, add_version: int, end_version: int, commit: bool
+) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            assert await s.init(0) == E.NONE
+            for round_ in range(2):
+                assert await s.add(0, 1, version=add_version) == [E.NONE, E.NONE]
+                start = s.bounds()[1]
+                assert (await s.produce(version=9)).base_offset == start
+                assert (await s.produce(1, version=11)).error_code == 0
+                assert s.bounds() == (start, start + 1)
+                assert await s.end(commit=commit, version=end_version) == E.NONE
+                await s.reaches(TransactionStatus.COMPLETE_COMMIT if commit else TransactionStatus.COMPLETE_ABORT)
+                assert s.bounds() == (start + 2, start + 2), "the marker has an offset"
+                assert (s.transaction().producer_epoch, round_ * 2) == (0, start)
+
+    run(main())
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_client_of_version_2_adds_by_producing_and_gets_a_new_epoch_at_each_end(tmp_path: Path, commit: bool) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            assert await s.init() == E.NONE
+            for epoch in range(3):
+                assert s.epoch == epoch
+                assert (await s.produce(version=12)).error_code == 0
+                assert (await s.produce(1, version=13)).error_code == 0
+                assert (await s.produce()).error_code == 0
+                assert await s.end(commit=commit) == E.NONE  # the next round does not wait for the markers
+
+    run(main())
+
+
+def test_requests_that_come_together_are_stored_in_their_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init()
+            sent = []
+            for sequence in range(5):
+                of = batch([b"%d" % sequence], transactional=True, base_sequence=sequence, **s.who())
+                fields = produce_fields("t", of, version=12) | {"transactional_id": "tx"}
+                sent.append(s.client.send(0, 12, **fields))
+            for offset, correlation in enumerate(sent):
+                got, answer = await s.client.receive(0, 12)
+                part = answer.responses[0].partition_responses[0]
+                assert (got, part.error_code, part.base_offset) == (correlation, 0, offset)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(9, E.INVALID_TXN_STATE), (10, E.INVALID_TXN_STATE), (11, E.TRANSACTION_ABORTABLE)],
+)
+def test_a_partition_that_was_not_added_takes_nothing(tmp_path: Path, version: int, code: E) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init()
+            assert await s.add(0) == [E.NONE]
+            assert (await s.produce(1, version=version)).error_code == code
+            assert s.bounds(1) == (0, 0)
+            assert (await s.produce(0, version=version)).error_code == 0
+
+    run(main())
+
+
+def test_a_late_request_is_not_stored_behind_the_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init(0)
+            assert await s.add(0) == [E.NONE]
+            assert (await s.produce(version=11)).error_code == 0
+            assert await s.end(version=3) == E.NONE
+            await s.reaches(TransactionStatus.COMPLETE_COMMIT)
+            assert (await s.produce(version=11)).error_code == E.TRANSACTION_ABORTABLE
+            assert s.bounds() == (2, 2)
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", [9, 11, 12, 13])
+def test_an_older_instance_is_fenced(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init()
+            old = s.who()
+            assert await s.add(0) == [E.NONE]
+            assert (await s.produce(version=11)).error_code == 0
+            assert await s.init() == E.CONCURRENT_TRANSACTIONS
+            await s.reaches(TransactionStatus.COMPLETE_ABORT)
+            assert await s.init() == E.NONE
+            assert s.epoch > old["producer_epoch"] + 1
+            assert (await s.produce(version=version, **old)).error_code == E.INVALID_PRODUCER_EPOCH
+            assert await s.add(0, version=1, **old) == [E.INVALID_PRODUCER_EPOCH]
+            assert await s.add(0, version=2, **old) == [E.PRODUCER_FENCED]
+            assert await s.end(version=1, **old) == E.INVALID_PRODUCER_EPOCH
+            assert await s.end(version=5, **old) == E.PRODUCER_FENCED
+            assert await s.init(3, **old) == E.INVALID_PRODUCER_EPOCH
+            assert await s.init(4, **old) == E.PRODUCER_FENCED
+            assert s.bounds() == (2, 2)
+
+    run(main())
+
+
+def test_what_is_wrong_with_a_request_is_said(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            assert await s.init(name="") == E.INVALID_REQUEST
+            assert await s.init(timeout=0) == E.INVALID_TRANSACTION_TIMEOUT
+            assert await s.init(timeout=900_001) == E.INVALID_TRANSACTION_TIMEOUT
+            assert await s.init(producer_id=5, producer_epoch=-1) == E.INVALID_REQUEST
+            assert await s.add(0, producer_id=1, producer_epoch=0) == [E.INVALID_PRODUCER_ID_MAPPING]
+            assert await s.end(producer_id=1, producer_epoch=0) == E.INVALID_PRODUCER_ID_MAPPING
+            assert await s.init() == E.NONE
+            assert await s.end() == E.INVALID_TXN_STATE
+            assert await s.end(version=4) == E.INVALID_TXN_STATE
+            assert await s.add(0, 7) == [E.OPERATION_NOT_ATTEMPTED, E.UNKNOWN_TOPIC_OR_PARTITION]
+            assert await s.add(0, topic="missing") == [E.UNKNOWN_TOPIC_OR_PARTITION]
+            assert await s.add(0, topic="__transaction_state") != [E.NONE]
+            assert s.transaction().status is TransactionStatus.EMPTY
+            assert (await s.produce(name="another", version=12)).error_code == E.INVALID_PRODUCER_ID_MAPPING
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_brokers_ask_whether_a_partition_is_in_a_transaction(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init()
+            assert await s.add(0, version=version) == [E.NONE]
+            outside = E.TRANSACTION_ABORTABLE if version == 5 else E.INVALID_TXN_STATE
+            assert await s.verify(0, 1, version=version) == [E.NONE, outside]
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_offsets_of_a_group_are_added_by_their_partition(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init(0)
+            answer = await s.client.call(25, version, transactional_id="tx", group_id="g", **s.who())
+            assert answer.error_code == 0
+            ((name, _),) = s.transaction().partitions
+            assert name == "__consumer_offsets"
+            answer = await s.client.call(25, version, transactional_id="tx", group_id="", **s.who())
+            assert answer.error_code == E.INVALID_GROUP_ID
+
+    run(main())
+
+
+def test_batches_of_two_producers_in_a_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init()
+            mine = batch([b"a"], transactional=True, base_sequence=0, **s.who())
+            other = batch([b"a"], transactional=True, base_sequence=0, producer_id=999, producer_epoch=0)
+            fields = produce_fields("t", mine, version=12) | {"transactional_id": "tx"}
+            fields["topic_data"][0].partition_data += produce_fields("t", other, version=12, partition=1)["topic_data"][
+                0
+            ].partition_data
+            answer = await s.client.call(0, 12, **fields)
+            codes = [part.error_code for part in answer.responses[0].partition_responses]
+            assert codes == [0, E.INVALID_PRODUCER_ID_MAPPING]
+
+    run(main())
+
+
+def test_a_transaction_times_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init(timeout=50)
+            assert (await s.produce(version=12)).error_code == 0
+            await s.reaches(TransactionStatus.COMPLETE_ABORT)
+            assert s.bounds() == (2, 2)
+            assert (await s.produce(version=12)).error_code == E.INVALID_PRODUCER_EPOCH
+
+    run(main())
+
+
+def test_a_client_that_leaves_while_its_transaction_is_verified(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init()
+            other = await RawClient.connect(s.serving)
+            sent = batch([b"a"], transactional=True, base_sequence=0, **s.who())
+            other.send(0, 12, **(produce_fields("t", sent, version=12) | {"transactional_id": "tx"}))
+            await asyncio.sleep(0)
+            await other.close()
+            assert await s.end(commit=False) in {E.NONE, E.CONCURRENT_TRANSACTIONS}
+
+    run(main())
