@@ -31,11 +31,11 @@ ALLOWED: dict[str, set[str]] = {
     "coordination": {"storage.base", "records", "wire.state"},
     "groups": {"coordination", "storage.base", "records", "cluster", "wire.state"},
     "transactions": {"coordination", "storage.base", "records", "cluster", "wire.transaction_state"},
-    "handlers": {"groups", "cluster", "storage.base", "records", "wire"},
+    "handlers": {"groups", "transactions", "cluster", "storage.base", "records", "wire"},
     "server": {"handlers", "wire"},
     "cli": set(),
     "testing": {"app"},
-    "app": {"cluster", "groups", "handlers", "server", "storage", "wire", "records"},
+    "app": {"cluster", "groups", "transactions", "handlers", "server", "storage", "wire", "records"},
 }
 EXTRA: dict[str, set[str]] = {
     "kop/cli/serve.py": {"app"},

@@ -20,6 +20,7 @@ from kop.handlers import (
     sasl,
     topics,
     transactions,
+    txn_offset_commit,
 )
 from kop.handlers.api import Api
 
@@ -37,6 +38,7 @@ _MODULES = (
     cluster,
     sasl,
     transactions,
+    txn_offset_commit,
 )
 
 

@@ -14,15 +14,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
 from kop.groups.offsets import Commit
-from kop.groups.runtime import GroupCoordinator
-from kop.handlers.api import Context
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.gateway import Gateway
 from kop.handlers.group_offsets import existing_partitions, is_too_large
+from kop.transactions.verification import TransactionalProducer
 from kop.wire.messages import TxnOffsetCommitResponse
 
 _ADDS_PARTITION: Final = 5
@@ -42,32 +41,7 @@ _NOT_VERIFIED: Final = {
 """What is told instead of an error of the transaction's coordinator."""
 
 
-class TransactionVerifier(Protocol):
-    """Knows, or asks the transaction's coordinator, whether offsets may be committed in a transaction."""
-
-    def verify_offsets(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, offsets_partition: int, add: bool
-    ) -> Awaitable[ErrorCode]:
-        """NONE where the partition of `__consumer_offsets` is in the open transaction; `add` adds it before."""
-
-
-class TransactionalGateway(Protocol):
-    """What this handler asks of the gateway."""
-
-    @property
-    def topics(self) -> ClientTopics:
-        """Topics as Kafka clients see them."""
-
-    @property
-    def groups(self) -> GroupCoordinator:
-        """The group coordinator."""
-
-    @property
-    def transactions(self) -> TransactionVerifier:
-        """Transactions."""
-
-
-async def txn_offset_commit(gw: TransactionalGateway, ctx: Context, request: Any) -> Any:
+async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Ask the transaction and the group, and answer when the offsets are durable."""
     codes, good = existing_partitions(gw.topics, request, by_id=False)
     if not good:
@@ -94,7 +68,7 @@ async def txn_offset_commit(gw: TransactionalGateway, ctx: Context, request: Any
     return _committed(ctx.version, request, codes)
 
 
-async def _commit(gw: TransactionalGateway, version: int, request: Any, commits: list[Commit]) -> ErrorCode:
+async def _commit(gw: Gateway, version: int, request: Any, commits: list[Commit]) -> ErrorCode:
     group_id, producer_id = request.group_id, request.producer_id
     if refusal := gw.groups.refusal_of(group_id):
         return refusal
@@ -104,8 +78,10 @@ async def _commit(gw: TransactionalGateway, version: int, request: Any, commits:
     if place is None:
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     with gw.groups.guard_transaction(group_id, producer_id) as guard:
-        error = await gw.transactions.verify_offsets(
-            request.transactional_id, producer_id, request.producer_epoch, place[1], version >= _ADDS_PARTITION
+        error = await gw.verifier.verify_offsets(
+            TransactionalProducer(request.transactional_id, producer_id, request.producer_epoch),
+            place[1],
+            add=version >= _ADDS_PARTITION,
         )
         if error:
             return _NOT_VERIFIED.get(error, error)
@@ -136,3 +112,10 @@ def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
             for asked, row in zip(request.topics, codes, strict=True)
         ],
     )
+
+
+def _names(request: Any) -> list[str]:
+    return [topic.name for topic in request.topics]
+
+
+APIS = (Api(28, 0, 5, txn_offset_commit, AclOperation.READ, topics=_names),)

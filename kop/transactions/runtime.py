@@ -383,6 +383,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     def _find(self, transactional_id: str) -> tuple[_Entry, ErrorCode] | tuple[None, ErrorCode]:
         if not transactional_id:
             return None, ErrorCode.INVALID_REQUEST
+        if self._beginning is None and not self._stopped:  # the client has to ask for the coordinator first
+            return None, ErrorCode.NOT_COORDINATOR
         if refusal := self.refusal_of(transactional_id):
             return None, refusal
         entry = self._entries.get(transactional_id)

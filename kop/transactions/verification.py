@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode
 from kop.transactions.machine import EPOCH_BUMPED_AT_END, Partition
 from kop.transactions.runtime import VerifiedPartitions
@@ -132,6 +133,14 @@ class TransactionVerifier:
                 verified = self._verified[producer_id] = _Verified(epoch, name)
             verified.partitions.update(partitions[each] for each, code in answer.errors.items() if not code)
             return answer
+
+    async def verify_offsets(self, producer: TransactionalProducer, offsets_partition: int, *, add: bool) -> ErrorCode:
+        """Whether the producer's open transaction has a partition of `__consumer_offsets`; `add` adds it before."""
+        partition = KAFKA_OFFSETS_TOPIC, offsets_partition
+        if add and (error := await self._add(producer, [partition])):
+            return error
+        answer = await self._coordinators.verify_partitions(*producer, [partition])
+        return answer.error or answer.errors[partition]
 
     async def _add(self, producer: TransactionalProducer, partitions: Collection[Partition]) -> ErrorCode:
         for last in (False, True):

@@ -19,6 +19,7 @@ from kop.groups.settings import GroupSettings
 from kop.handlers.api import ConnectionInfo, Context
 from kop.handlers.group_offsets import offset_fetch
 from kop.handlers.txn_offset_commit import txn_offset_commit
+from kop.transactions.verification import TransactionalProducer
 from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES
 
@@ -34,10 +35,8 @@ class Transactions:
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     gate: asyncio.Event | None = None
 
-    async def verify_offsets(
-        self, transactional_id: str, producer_id: int, producer_epoch: int, offsets_partition: int, add: bool
-    ) -> E:
-        self.asked.append((transactional_id, producer_id, producer_epoch, offsets_partition, add))
+    async def verify_offsets(self, producer: TransactionalProducer, offsets_partition: int, *, add: bool) -> E:
+        self.asked.append((*producer, offsets_partition, add))
         if self.gate is not None:
             await self.gate.wait()
         return self.answer
@@ -52,7 +51,7 @@ class World:
 
     def __init__(self) -> None:
         self.store = FaultyStore()
-        self.transactions = Transactions()
+        self.verifier = self.transactions = Transactions()
 
     async def __aenter__(self) -> World:
         self.engine = await self.store.open()

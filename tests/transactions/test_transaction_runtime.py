@@ -330,6 +330,8 @@ async def test_bad_requests(name: str, timeout: int, error: E) -> None:
 async def test_unknown_ids() -> None:
     async with world() as w:
         nobody = ProducerIdentity(E.NONE, 1, 0)
+        assert await w.add(nobody, ORDERS) == E.NOT_COORDINATOR
+        assert await w.coordinator.ready()
         assert await w.add(nobody, ORDERS) == E.INVALID_PRODUCER_ID_MAPPING
         assert (await w.end(nobody)).error == E.INVALID_PRODUCER_ID_MAPPING
         verified = await w.coordinator.verify_partitions("tx", 1, 0, [ORDERS])
@@ -351,16 +353,21 @@ async def test_the_topic_holds_kafkas_records() -> None:
         assert w.coordinator.coordinator_of("tx") == (w.coordinator.state_log.topic_id, 0)
 
 
-async def test_nothing_is_served_before_the_start_and_after_the_end() -> None:
+async def test_the_first_transactional_id_makes_the_topic() -> None:
+    async with world() as w:
+        assert w.store.engine.topics.get("__transactions") is None
+        assert w.coordinator.waiting_for is None
+        assert (await w.init()).error == E.NONE
+        assert w.store.engine.topics.get("__transactions") is not None
+
+
+async def test_nothing_is_served_after_the_end() -> None:
     w = World()
-    engine = await w.store.open()
-    coordinator = TransactionCoordinator(engine, ProducerIds(engine), w.markers, w.settings, clock=lambda: w.now)
-    assert (await coordinator.init_producer_id("tx", MINUTE)).error == E.COORDINATOR_LOAD_IN_PROGRESS
-    await coordinator.start()
-    assert not (await coordinator.init_producer_id("tx", MINUTE)).error
-    await coordinator.stop()
-    assert (await coordinator.init_producer_id("tx", MINUTE)).error == E.COORDINATOR_NOT_AVAILABLE
-    await engine.close()
+    await w.start()
+    assert not (await w.init()).error
+    await w.coordinator.stop()
+    assert (await w.init()).error == E.COORDINATOR_NOT_AVAILABLE
+    await w.store.engine.close()
 
 
 async def test_storage_prepares_partitions_before_a_producer_may_write_to_them() -> None:
