@@ -346,3 +346,25 @@ async def test_compaction_leaves_alone_what_it_cannot_read(
         assert [read_header(buffer).base_offset for buffer in result.buffers] == [1, 2, 3]
         assert bytes(result.buffers[0]) == bytes(data)
     assert "stays as it is" in caplog.text
+
+
+async def test_compaction_writes_many_batches_with_few_statements(sqlite: InterceptedStore) -> None:
+    async with sqlite.opened() as engine:
+        log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+        futures = [append(log, batch(["x", str(i)], keys=["same", str(i)])) for i in range(500)]
+        futures += [append(log, batch(["x" * i], keys=["same"])) for i in range(500)]
+        await asyncio.gather(*futures)
+        await append(log, batch(["y" * 300_000, "y"], keys=["large", "same"]))
+        await append(log, batch(["y"], keys=["large"]))
+        await put(log, "last", "z")
+        statements: list[str] = []
+        undo = sqlite.intercept(statements.append)
+        await engine.maintain(NOW)
+        undo()
+        assert len(statements) < 30
+        found = await read_all(log)
+        assert [record.key for record in found] == [b"%d" % i for i in range(500)] + [b"same", b"large", b"last"]
+        assert await stored_bytes(engine.path, log) == log.size_bytes
+    async with sqlite.opened() as engine:
+        assert await read_all(first(engine)) == found
+        assert await stored_bytes(engine.path, first(engine)) == first(engine).size_bytes

@@ -15,9 +15,9 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kop.errors import PeerError
 from kop.records.batch import BatchHeader, read_header
@@ -32,6 +32,9 @@ from kop.storage.tail_cache import TailCache
 _log = logging.getLogger(__name__)
 
 _STEP_BYTES = 4 << 20
+_UPDATE_ROWS = 128
+_UPDATE_BYTES = 256 << 10
+_ROW = "(?,?,?,?,?,?)"
 
 
 class Part(NamedTuple):
@@ -221,21 +224,45 @@ def _change(row: BatchRow, data: Buffer | None) -> Change:
 
 
 def apply(conn: sqlite3.Connection, log_id: int, changes: Sequence[Change], reached: int) -> int:
-    """Write the changes up to an offset, before which no aborted record is left; returns the bytes that they free."""
-    freed = 0
-    for row, data, timestamp, head in changes:
-        where = (row.id, log_id, row.base)
-        if data is None:
-            cursor = conn.execute("DELETE FROM batch WHERE id = ? AND log = ? AND base = ?", where)
-            size = 0
-        else:
-            size = len(data)
-            cursor = conn.execute(
-                "UPDATE batch SET data = ?, size = ?, timestamp = ?, head = iif(head IS NULL, NULL, ?)"
-                " WHERE id = ? AND log = ? AND base = ?",
-                (data, size, timestamp if timestamp >= 0 else row.timestamp, head, *where),
-            )
-        freed += (row.size - size) * cursor.rowcount
-    conn.execute("UPDATE log SET snapshot_size = snapshot_size - ? WHERE id = ?", (freed, log_id))
+    """Write the changes up to an offset, before which no aborted record is left; returns the bytes that they free.
+
+    Few statements whatever the number of batches: each may wait for the interpreter's lock.
+    """
+    size_of_all = f"SELECT coalesce(sum(size), 0) FROM batch WHERE log = ? AND id IN ({_numbers(changes)})"
+    before: int = conn.execute(size_of_all, (log_id,)).fetchone()[0]
+    gone = [change for change in changes if change.data is None]
+    if gone:
+        conn.execute(f"DELETE FROM batch WHERE log = ? AND id IN ({_numbers(gone)})", (log_id,))
+    for part in _parts([change for change in changes if change.data is not None]):
+        rows = 1 << (len(part) - 1).bit_length()  # few statements are prepared: each keeps what it was bound to last
+        values: list[Any] = []
+        for row, data, timestamp, head in part:
+            assert data is not None
+            values += (row.id, row.base, data, len(data), timestamp if timestamp >= 0 else row.timestamp, head)
+        values += [None] * (6 * (rows - len(part)))
+        conn.execute(
+            "UPDATE batch SET data = column3, size = column4, timestamp = column5,"
+            f" head = iif(head IS NULL, NULL, column6) FROM (VALUES {','.join([_ROW] * rows)})"
+            " WHERE id = column1 AND base = column2 AND log = ?",
+            [*values, log_id],
+        )
+    after: int = conn.execute(size_of_all, (log_id,)).fetchone()[0]
+    conn.execute("UPDATE log SET snapshot_size = snapshot_size - ? WHERE id = ?", (before - after, log_id))
     conn.execute("DELETE FROM aborted WHERE log = ? AND last_offset < ?", (log_id, reached))
-    return freed
+    return before - after
+
+
+def _numbers(changes: Sequence[Change]) -> str:
+    return ",".join(str(change.row.id) for change in changes)
+
+
+def _parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+    """The changes in parts that one statement writes."""
+    first = size = 0
+    for i, change in enumerate(changes):
+        if i > first and (i - first == _UPDATE_ROWS or size + change.row.size > _UPDATE_BYTES):
+            yield changes[first:i]
+            first, size = i, 0
+        size += change.row.size
+    if changes:
+        yield changes[first:]

@@ -122,14 +122,18 @@ def read(
 def read_rows(
     conn: sqlite3.Connection, log_id: int, offset: int, end: int, max_bytes: int
 ) -> list[tuple[BatchRow, bytes]]:
-    """As `read`, at least one batch, with what the index knows of each."""
-    count, _ = _fitting(conn, log_id, offset, end, max_bytes, True)
-    rows = conn.execute(
+    """As `read`, at least one batch, with what the index knows of each. One more may be brought up than fits."""
+    rows: list[tuple[BatchRow, bytes]] = []
+    for *row, data in conn.execute(
         "SELECT id, base, last, timestamp, size, data FROM batch INDEXED BY batch_of_log"
         " WHERE log = ? AND last >= ? AND last < ? ORDER BY last LIMIT ?",
-        (log_id, offset, end, count),
-    ).fetchall()
-    return [(BatchRow._make(row[:5]), row[5]) for row in rows]
+        (log_id, offset, end, _MAX_BATCHES),
+    ):
+        max_bytes -= len(data)
+        if max_bytes < 0 and rows:
+            break
+        rows.append((BatchRow._make(row), data))
+    return rows
 
 
 def read_one(conn: sqlite3.Connection, log_id: int, last: int) -> bytes | None:
