@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from batches import LIMIT, NOW, append, refused
 from engines import EngineStore, MemoryStore, SqliteStore
-from marked_producer import TransactionalProducer, keyed, kinds
+from marked_producer import TransactionalProducer, committed_values, keyed, kinds
 
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import build, read_header
@@ -161,3 +161,20 @@ async def test_the_end_of_a_topic_ends_markers(marked_store: MarkedStore) -> Non
         assert error is None or (isinstance(error, KopError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         with refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             await writer.end(commit=True)
+
+
+async def test_readers_of_committed_records_see_the_same_after_compaction(marked_store: MarkedStore) -> None:
+    async with opened(marked_store, **{"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}) as (engine, log):
+        producers = [TransactionalProducer(log, number) for number in range(3)]
+        for i in range(30):
+            await producers[i % 3].put(f"{i}")
+            if i % 2:
+                await producers[i % 5 % 3].end(commit=i % 4 == 1)
+        before = await committed_values(log)
+        stable = log.last_stable_offset
+        assert len(log.aborted_between(0, stable)) > 3
+        for _ in range(3):
+            await engine.maintain(NOW)
+            assert await committed_values(log) == before
+    async with opened(marked_store) as (engine, log):
+        assert (log.last_stable_offset, await committed_values(log)) == (stable, before)

@@ -6,6 +6,7 @@ import asyncio
 
 from batches import LIMIT, NOW, append, attached, batch, fill, first, make, put, read_values, refused
 from engines import MemoryStore, policy_of
+from marked_producer import TransactionalProducer, committed_values
 
 from kop.errors import ErrorCode
 from kop.storage.memory import MemoryEngine, MemorySettings, open_engine
@@ -135,3 +136,18 @@ async def test_the_engine_after_it_has_its_own_observers_and_bound() -> None:
         assert told == [1]
         with refused(ErrorCode.KAFKA_STORAGE_ERROR):
             await fill(log, "x" * 100)
+
+
+async def test_compaction_forgets_aborted_transactions() -> None:
+    engine = await engine_of(1000)
+    log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+    producer = TransactionalProducer(log, 1)
+    for _ in range(3):
+        await producer.put("a")
+        await producer.end(commit=False)
+    await put(log, "z", "z")
+    assert len(log.aborted_between(0, 7)) == 3
+    await engine.maintain(NOW)
+    assert log.aborted_between(0, 7) == []
+    assert await committed_values(log) == ["z"]
+    await engine.close()

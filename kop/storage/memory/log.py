@@ -286,6 +286,7 @@ class MemoryLog(Partition):
             {old.base for old, new in cleaned if new is None and read_header(old.data).control}
         )
         self._clean_offset = batches[last].base
+        self._producers.transactions.drop_before(self._clean_offset)  # none of their records is left
 
     def expire_producers(self, now_ms: int, ttl_ms: int) -> None:
         """Forget idempotent producers that were not seen for `ttl_ms`."""
