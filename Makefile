@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench bench-pulsar soak soak-fast
+.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-pulsar bench bench-pulsar soak soak-fast checker checker-fast
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -69,6 +69,12 @@ soak: $(VENV)/.test ## ten minutes of faults over Pulsar, then every acknowledge
 
 soak-fast: $(VENV)/.test ## one minute of faults over Pulsar: the part that CI runs (Java, Maven)
 	$(BIN)/python -m conformance.soak --fast $(ARGS)
+
+checker: $(VENV)/.test ## five minutes of transactions under faults, then their history is checked (ARGS=--help)
+	$(BIN)/python -m conformance.checker $(ARGS)
+
+checker-fast: $(VENV)/.test ## one minute of it on the embedded engine
+	$(BIN)/python -m conformance.checker --start-kop --fast $(ARGS)
 
 lint: $(VENV)/.test ## format and check
 	$(BIN)/ruff format .

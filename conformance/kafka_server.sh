@@ -3,6 +3,7 @@
 #
 #   conformance/kafka_server.sh start   -> prints HOST:PORT
 #   conformance/kafka_server.sh stop
+#   conformance/kafka_server.sh kill    -> as stop, but by SIGKILL, and the data stays
 #   conformance/kafka_server.sh libs    -> prints the folder of the jars (downloads them once)
 #
 # KAFKA_VERSION (4.3.1)   which Kafka
@@ -10,8 +11,10 @@
 # KAFKA_LIBS              a folder of jars to use instead of downloading
 # KAFKA_PORT              a port (any free one); the controller listens on the next
 # KAFKA_HEAP (768m)
+# KAFKA_ADVERTISED        the HOST:PORT that clients are told (its own)
+# KEEP=1                  keep the data, at stop and at start; else it is thrown away at both
 #
-# The data is thrown away at every start. Retention and the cleaner run every half second, so that cases about them end.
+# Retention and the cleaner run every half second, so that cases about them end.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -62,19 +65,29 @@ P
 
 running() { [ -f "$DIR/pid" ] && kill -0 "$(cat "$DIR/pid")" 2>/dev/null; }
 
-stop() {
+stop() { # signal
   if running; then
-    kill "$(cat "$DIR/pid")"
+    kill "-$1" "$(cat "$DIR/pid")"
     for _ in $(seq 40); do running || break; sleep 0.25; done
-    running && kill -9 "$(cat "$DIR/pid")"
+    if running; then kill -9 "$(cat "$DIR/pid")"; fi
+    while running; do sleep 0.1; done
   fi
-  rm -rf "$DIR/pid" "$DIR/data"
+  rm -f "$DIR/pid"
+}
+
+wipe() { [ "${KEEP:-0}" = 1 ] || rm -rf "$DIR/data"; }
+
+format() {
+  local id; id=$(java -Dlog4j2.level=OFF kafka.tools.StorageTool random-uuid 2>/dev/null | tail -1)
+  java kafka.tools.StorageTool format -t "$id" -c "$DIR/server.properties" >"$DIR/format.log" 2>&1 \
+    || { tail -20 "$DIR/format.log" >&2; exit 1; }
 }
 
 start() {
   need java
   fetch_libs
-  stop
+  stop TERM
+  wipe
   mkdir -p "$DIR/data"
   local port; port=${KAFKA_PORT:-$(free_ports)}
   cat >"$DIR/server.properties" <<P
@@ -82,7 +95,7 @@ process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:$((port + 1))
 listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$((port + 1))
-advertised.listeners=PLAINTEXT://127.0.0.1:$port
+advertised.listeners=PLAINTEXT://${KAFKA_ADVERTISED:-127.0.0.1:$port}
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 log.dirs=$DIR/data
@@ -114,9 +127,7 @@ appender.stdout.layout.type=PatternLayout
 appender.stdout.layout.pattern=[%d] %p %m (%c)%n
 P
   export CLASSPATH="$LIBS/*"
-  local id; id=$(java -Dlog4j2.level=OFF kafka.tools.StorageTool random-uuid 2>/dev/null | tail -1)
-  java kafka.tools.StorageTool format -t "$id" -c "$DIR/server.properties" >"$DIR/format.log" 2>&1 \
-    || { tail -20 "$DIR/format.log" >&2; exit 1; }
+  if [ ! -f "$DIR/data/meta.properties" ]; then format; fi
   # setsid: the node outlives the shell that starts it, and Ctrl-C of a run does not stop it half way.
   setsid nohup java -Xms256m -Xmx"${KAFKA_HEAP:-768m}" -XX:+UseG1GC -Djava.awt.headless=true \
     -Dlog4j2.configurationFile="$DIR/log4j2.properties" kafka.Kafka "$DIR/server.properties" \
@@ -128,13 +139,14 @@ P
     sleep 0.25
   done
   tail -30 "$DIR/server.log" >&2
-  stop
+  stop KILL
   exit 1
 }
 
 case ${1:-} in
   start) start ;;
-  stop) stop ;;
+  stop) stop TERM; wipe ;;
+  kill) stop KILL ;;
   libs) fetch_libs; echo "$LIBS" ;;
-  *) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -228,33 +228,62 @@ class KopOverPulsar(Kop):
 
 
 class Kafka:
-    """The Apache Kafka of kafka_server.sh, as a context manager: HOST:PORT."""
+    """The Apache Kafka of kafka_server.sh, as a context manager: HOST:PORT.
 
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="kafka-conformance-")
-        self._environment = os.environ | {"KAFKA_DIR": self._folder}
+    `folder` keeps its log and its data, which it has again when it is started again, on the port that it had.
+    """
+
+    def __init__(self, folder: Path | None = None, **environment: str) -> None:
+        self._kept = folder is not None
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="kafka-conformance-"))
+        self._environment = os.environ | environment | {"KAFKA_DIR": str(self._folder), "KEEP": str(int(self._kept))}
+        self.address = ""
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "server.log"
 
     @property
     def pid(self) -> int:
         """The server's process, for the benchmark."""
-        return int((Path(self._folder) / "pid").read_text())
+        return int((self._folder / "pid").read_text())
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not ended since."""
+        return (self._folder / "pid").exists()
 
     def _call(self, what: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(HERE / "kafka_server.sh"), what],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        environment = dict(self._environment)
+        if self.address:
+            environment["KAFKA_PORT"] = self.address.rpartition(":")[2]
+        script = str(HERE / "kafka_server.sh")
+        return subprocess.run([script, what], env=environment, stdout=subprocess.PIPE, text=True, check=False)
 
-    def __enter__(self) -> str:
+    def start(self) -> str:
+        """Start it, and wait until it listens. StartFailed."""
         done = self._call("start")
         if done.returncode:
-            self.__exit__()
             raise StartFailed("Apache Kafka did not come up (see above)")
-        return done.stdout.split()[-1]
+        self.address = done.stdout.split()[-1]
+        return self.address
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        self._call("kill")
+
+    def stop(self) -> None:
+        """End it by SIGTERM."""
+        self._call("stop")
+
+    def __enter__(self) -> str:
+        try:
+            return self.start()
+        except StartFailed:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        self._call("stop")
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.stop()
+        if not self._kept:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -49,6 +49,7 @@ from conformance.checker.history import (
     Disturbance,
     End,
     History,
+    Instance,
     Isolation,
     Place,
     Poll,
@@ -525,9 +526,11 @@ def _chain(found: _Found, chain: Chain, last: dict[tuple[str, Place], int]) -> I
             send = found.sends.get(record)
             if send is None or found.aborted(record):
                 continue  # invented, aborted_read
+            if not send.source:
+                continue  # of a writer that is no part of the chain
             outputs[send.source] += 1
             if send.source not in inputs and inputs_are_whole:
-                text = f"made from {send.source or 'nothing'}, by {chain.name}"
+                text = f"made from {send.source} by {chain.name}"
                 yield Anomaly("chain_invented", name_of(record), *place, offset, 0.0, text)
     for source, (place, offset) in inputs.items():
         if outputs[source] > 1:
@@ -541,15 +544,15 @@ def _chain(found: _Found, chain: Chain, last: dict[tuple[str, Place], int]) -> I
 
 
 def _unfenced(found: _Found) -> Iterator[Anomaly]:
-    initialized: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    """A producer that was refused may have been told so late: its records show what happened."""
+    initialized: defaultdict[str, list[Instance]] = defaultdict(list)
     for instance in found.history.instances:
-        initialized[instance.transactional_id].append((instance.number, instance.done))
+        initialized[instance.transactional_id].append(instance)
     for one in found.transactions.values():
-        if one.outcome != "committed":
-            continue
-        later = [
-            number for number, done in initialized[one.transactional_id] if number > one.instance and done < one.ending
-        ]
-        if later:
-            text = f"producer {one.instance} of {one.transactional_id}, after {max(later)} was initialized"
-            yield Anomaly("unfenced", one.name, "", -1, -1, one.ending, text)
+        read = any(found.at["committed"].get(send.record) for send in found.of_transaction[one.name])
+        if one.outcome == "committed" or (one.outcome == "unknown" and read):
+            others = initialized[one.transactional_id]
+            later = [other.number for other in others if other.number > one.instance and other.done < one.ending]
+            if later:
+                text = f"producer {one.instance} of {one.transactional_id}, after {max(later)} was initialized"
+                yield Anomaly("unfenced", one.name, "", -1, -1, one.ending, text)

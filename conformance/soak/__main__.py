@@ -28,9 +28,9 @@ from urllib.parse import urlsplit
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from conformance.progress import ProgressLine
 from conformance.servers import HERE, SETTINGS, KopOverPulsar, Pulsar, StartFailed
 from conformance.soak.checker import Anomaly, check, latencies, nearest
 from conformance.soak.faults import AFTERMATH_SECONDS, BROKER_KINDS, KINDS, USUAL_SPACING, Executor, Rest, plan
@@ -209,7 +209,8 @@ class Soak:
         end = time.monotonic() + self._options.seconds
         try:
             while (left := end - time.monotonic()) > 0:
-                progress.update(left, self)
+                if progress.due:
+                    progress.update(self._state(left))
                 time.sleep(min(left, 1.0))
         finally:
             done.set()
@@ -217,6 +218,14 @@ class Soak:
             sampling.join()
         progress.say("writers finish")
         self._stop_writers()
+
+    def _state(self, left: float) -> str:
+        assert self.sampler is not None
+        return (
+            f"{left:4.0f} s left, {self.acknowledged()} answered, {self.sampler.compared} sampled "
+            f"({len(self.sampler.anomalies)} wrong), {len(self.executor.disturbances)} of {len(self.faults)} faults, "
+            f"last: {self.executor.current or 'none'}"
+        )
 
     def _stop_writers(self) -> None:
         for process in self._writers.values():
@@ -317,44 +326,6 @@ class Soak:
             view_partitions={name: known & set(partitions) for name, (_, partitions) in found.items()},
             disturbances=self.executor.disturbances,
         )
-
-
-class ProgressLine:
-    """One line on a terminal; elsewhere a line every ten seconds."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._terminal = console.is_terminal
-        columns = (TimeElapsedColumn(), TextColumn("{task.description}"))
-        self._progress = Progress(*columns, console=console, disable=not self._terminal)
-        self._task = self._progress.add_task("")
-        self._last = 0.0
-
-    def __enter__(self) -> ProgressLine:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def update(self, left: float, soak: Soak) -> None:
-        """The state of the load."""
-        if self._terminal or time.monotonic() - self._last >= 10:
-            self._last = time.monotonic()
-            anomalies = len(soak.sampler.anomalies) if soak.sampler else 0
-            sampled = soak.sampler.compared if soak.sampler else 0
-            done = len(soak.executor.disturbances)
-            self.say(
-                f"{left:4.0f} s left, {soak.acknowledged()} answered, {sampled} sampled ({anomalies} wrong), "
-                f"{done} of {len(soak.faults)} faults, last: {soak.executor.current or 'none'}"
-            )
-
-    def say(self, text: str) -> None:
-        """Another step."""
-        if self._terminal:
-            self._progress.update(self._task, description=text)
-        else:
-            print(text, file=sys.stderr, flush=True)
 
 
 def java_text(writer: Writer) -> str:

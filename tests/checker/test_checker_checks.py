@@ -396,6 +396,10 @@ def unfenced(history: History) -> None:
     history.polls = [one for one in history.polls if one.session != "live/1"]
 
 
+def refused_and_committed(history: History) -> None:
+    history.instances.append(Instance("tx", 3, 1014, 1015))
+
+
 CASES: list[tuple[Callable[[History], None], str]] = [
     (lost, "lost"),
     (lost_of_a_transaction, "lost"),
@@ -442,6 +446,7 @@ CASES: list[tuple[Callable[[History], None], str]] = [
     (chain_doubled, "chain_doubled"),
     (chain_made_of_an_aborted_record, "chain_invented"),
     (unfenced, "unfenced"),
+    (refused_and_committed, "unfenced"),
 ]
 
 

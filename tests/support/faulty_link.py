@@ -1,4 +1,4 @@
-"""A TCP link to a server on this machine, that is cut, stalls, or passes crumbs when a test says so.
+"""A TCP link to a server on this machine, that is cut, stalls, is slow, or passes crumbs when a test says so.
 
 Owns: the two connections of each client, and what is let through.
 Must not know: what the bytes say.
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 
 class Link:
-    """A TCP link to a server that can be cut, stalled, or made to pass crumbs."""
+    """A TCP link to a server that can be cut, stalled, slowed down, or made to pass crumbs."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -24,6 +24,8 @@ class Link:
         """Pass so many bytes at a time; 0 for as they come."""
         self.cut_after: int | None = None
         """Cut every connection once so many more bytes have come from the server."""
+        self.delay = 0.0
+        """Seconds that all of a connection waits for, again and again as it comes."""
         self.refuse = False
         self.connections = 0
         self.url = ""
@@ -59,7 +61,11 @@ class Link:
             writer.transport.abort()
             return
         self.connections += 1
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:  # the server is down
+            writer.transport.abort()
+            return
         pair = (writer, far_writer)
         self._pairs.append(pair)
         try:
@@ -73,6 +79,8 @@ class Link:
         try:
             while data := await reader.read(self.crumbs or 65536):
                 await self._flows.wait()
+                if self.delay:
+                    await asyncio.sleep(self.delay)  # what it is for
                 if back and self.cut_after is not None:
                     data, self.cut_after = data[: self.cut_after], self.cut_after - len(data)
                     if self.cut_after <= 0:

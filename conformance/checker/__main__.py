@@ -1,0 +1,399 @@
+"""Check transactions: python -m conformance.checker [--start-kop | --bootstrap HOST:PORT | ...] [--seed N] [--fast].
+
+Owns: the order of a run (servers, topics, clients, faults, the end of the chains, reading, checks) and what it prints.
+Must not know: what is right (checks.py).
+
+The exit code is 0 where nothing is wrong, 1 with anomalies, 2 where the run could not be done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from rich.console import Console
+from rich.table import Table
+
+from conformance.checker.checks import Anomaly, check, nearest
+from conformance.checker.faults import USUAL_SPACING, Executor, plan
+from conformance.checker.history import Chain, History, Isolation, Place, Transaction, Writer, load, value_of
+from conformance.checker.observer import Observer
+from conformance.checker.recorder import Recorder
+from conformance.checker.targets import Target, embedded, given, kafka, over_pulsar
+from conformance.checker.workload import CHAINS, FAMILIES, TOPICS, ChainRole, Family, Names, Settings, partitions_of
+from conformance.progress import ProgressLine
+from conformance.servers import HERE, StartFailed
+
+SECONDS = 300.0
+FAST_SECONDS, FAST_SPACING = 30.0, 3.0
+STOP_SECONDS = 100.0
+"""For clients to end, which try for ANSWER_SECONDS to end a transaction."""
+CHAIN_SECONDS = 90.0
+"""For a chain to come to the end of its input; transactions that a dead producer left open end within that, too."""
+_ISOLATIONS: tuple[Isolation, ...] = ("committed", "uncommitted")
+
+
+class Clients:
+    """The processes of clients."""
+
+    def __init__(self, stack: ExitStack, folder: Path, settings: Settings) -> None:
+        self.paths: list[Path] = []
+        self._processes: dict[Family, subprocess.Popen[str]] = {}
+        self.problems: list[str] = []
+        for family in FAMILIES:
+            path = folder / f"history-{family}.jsonl"
+            errors = stack.enter_context((folder / f"clients-{family}.log").open("w"))
+            process = subprocess.Popen(
+                [sys.executable, "-m", "conformance.checker.clients", family, str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=HERE.parent,
+            )
+            stack.callback(process.kill)
+            self.paths.append(path)
+            self._processes[family] = process
+            self._tell(family, json.dumps(settings._asdict()))
+
+    def _tell(self, family: Family, line: str) -> None:
+        stdin: IO[str] | None = self._processes[family].stdin
+        assert stdin is not None
+        try:
+            stdin.write(line + "\n")
+            stdin.flush()
+        except BrokenPipeError:
+            pass  # it has died, which `join` tells
+
+    def stop_writing(self) -> None:
+        """Returns when writers have ended what they had begun."""
+        for family in FAMILIES:
+            self._tell(family, "stop writing")
+        for name, process in self._processes.items():
+            assert process.stdout is not None
+            if process.stdout.readline() != "written\n":
+                self.problems.append(f"the writers of {name} did not end")
+
+    def stop(self) -> None:
+        for process in self._processes.values():
+            assert process.stdin is not None
+            try:
+                process.stdin.close()
+            except BrokenPipeError:
+                pass
+        until = time.monotonic() + STOP_SECONDS
+        for name, process in self._processes.items():
+            try:
+                if process.wait(max(1.0, until - time.monotonic())):
+                    self.problems.append(f"the clients of {name} ended with {process.returncode}, see their log")
+            except subprocess.TimeoutExpired:
+                process.kill()
+                self.problems.append(f"the clients of {name} did not end within {STOP_SECONDS:g} s")
+
+
+class Tally:
+    """What has been written down so far, by kind."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._read = dict.fromkeys(paths, 0)
+        self.counts: Counter[str] = Counter()
+
+    def update(self) -> None:
+        for path, at in self._read.items():
+            if path.exists():
+                with path.open("rb") as file:
+                    file.seek(at)
+                    text = file.read()
+                whole = text[: text.rfind(b"\n") + 1]
+                self._read[path] = at + len(whole)
+                self.counts.update(line[2 : line.index(b'"', 2)].decode() for line in whole.splitlines())
+
+
+class Run:
+    """One run against one target."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, target: Target) -> None:
+        self._options = options
+        self._folder = folder
+        self.target = target
+        self._names = Names(f"checker-{secrets.token_hex(4)}")
+        self._recorder = Recorder(folder / "history-observer.jsonl")
+        self._observer = Observer(target.bootstrap, self._names, self._recorder)
+        kinds = [kind for kind in target.kinds if kind in options.faults] if options.faults else target.kinds
+        self.faults = plan(options.seed, options.seconds, options.spacing, kinds, len(target.servers))
+        self.executor = Executor(target, options.seed)
+        self.problems: list[str] = []
+        """What keeps the run from saying what it should."""
+
+    def all(self, progress: ProgressLine) -> None:
+        """From the topics to the last reading; the history is in files then."""
+        self._make_topics()
+        settings = Settings(self.target.bootstrap, self._names.prefix, self._options.seed)
+        with ExitStack() as stack:
+            clients = Clients(stack, self._folder, settings)
+            done = threading.Event()
+            watching = threading.Thread(target=self._observer.run, args=(done,))
+            watching.start()
+            try:
+                self._load(clients, progress)
+                progress.say("writers end what they have begun")
+                clients.stop_writing()
+                for role in CHAINS:
+                    progress.say(f"the chain {role.name} comes to its end")
+                    self._finish(role)
+            finally:
+                done.set()
+                watching.join()
+            progress.say("clients end")
+            clients.stop()
+            self.problems += clients.problems
+        for role in CHAINS:
+            chain = self._names.chain(role)
+            self._recorder.add(chain)
+            self._observer.committed(chain.group, chain.inputs)
+        for isolation in _ISOLATIONS:
+            self.problems += self._observer.read(isolation, progress.say)
+        for disturbance in self.executor.disturbances:
+            self._recorder.add(disturbance)
+        self._recorder.close()
+        self.problems += [f"a fault could not be performed: {text}" for text in self.executor.failures]
+        self._look_into_logs()
+
+    def _make_topics(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.target.bootstrap, "log_level": 0})
+        made = [NewTopic(self._names.of(topic.name), topic.partitions, 1) for topic in TOPICS]
+        for future in admin.create_topics(made).values():
+            future.result(60)
+
+    def forget_topics(self) -> None:
+        """For those who go on using this server."""
+        admin = AdminClient({"bootstrap.servers": self.target.bootstrap, "log_level": 0})
+        for topic, future in admin.delete_topics([self._names.of(topic.name) for topic in TOPICS]).items():
+            try:
+                future.result(60)
+            except KafkaException as error:
+                print(f"the topic {topic} stays: {error}", file=sys.stderr)
+
+    def _load(self, clients: Clients, progress: ProgressLine) -> None:
+        done = threading.Event()
+        breaking = threading.Thread(target=self.executor.run, args=(self.faults, done.wait))
+        breaking.start()
+        tally = Tally(clients.paths)
+        end = time.monotonic() + self._options.seconds
+        try:
+            while (left := end - time.monotonic()) > 0:
+                tally.update()
+                progress.update(
+                    f"{left:4.0f} s left, {tally.counts['send']} records, {tally.counts['transaction'] // 2} "
+                    f"transactions, {tally.counts['poll']} polls, {self._observer.answers} ends and offsets, "
+                    f"{len(self.executor.disturbances)} of {len(self.faults)} faults, "
+                    f"last: {self.executor.current or 'none'}"
+                )
+                time.sleep(min(left, 1.0))
+        finally:
+            done.set()
+            breaking.join()
+
+    def _finish(self, role: ChainRole) -> None:
+        """Put a record at the end of each input partition, and wait until the chain has committed what is behind it."""
+        chain = self._names.chain(role)
+        ends = self._plug(role)
+        until = time.monotonic() + CHAIN_SECONDS
+        told: dict[Place, int] = {}
+        while time.monotonic() < until:
+            told = self._observer.committed(chain.group, chain.inputs) or told
+            if ends and all(told.get(place, -1) >= end for place, end in ends.items()):
+                return
+            time.sleep(0.3)
+        self.problems.append(f"the chain {role.name} is at {sorted(told.values())} of {sorted(ends.values())}")
+
+    def _plug(self, role: ChainRole) -> dict[Place, int]:
+        """The offset behind the last record of each partition of its input."""
+        ends: dict[Place, int] = {}
+        topic, name = self._names.of(role.source), f"last-{role.name}"
+        self._recorder.add(Writer(name, True))
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            number, offset = message.partition(), message.offset()
+            assert number is not None
+            self._recorder.done(name, number, -1 if offset is None else offset, error.name() if error else "")
+            if error is None and offset is not None:
+                ends[topic, number] = offset + 1
+
+        producer = Producer({"bootstrap.servers": self.target.bootstrap, "enable.idempotence": True, "log_level": 0})
+        for partition in range(partitions_of(role.source)):
+            self._recorder.sent(name, partition, (topic, partition))
+            producer.produce(topic, value_of(name, partition), partition=partition, on_delivery=delivered)
+        producer.flush(60)
+        return ends
+
+    def _look_into_logs(self) -> None:
+        """A gateway that failed inside is a problem, whatever its clients were told."""
+        for server in self.target.servers if self.target.has_tracebacks else ():
+            count = server.log.read_text(errors="replace").count("Traceback (most recent call last)")
+            if count:
+                self.problems.append(f"{count} tracebacks in {server.log}")
+
+
+# --- the report
+
+
+def report(history: History, anomalies: list[Anomaly], problems: list[str]) -> None:
+    """The closing table, and what does not fit into it."""
+    console = Console(width=max(110, shutil.get_terminal_size().columns))
+    last = {one.name: one for one in history.transactions}
+    by_writer: dict[str, list[Transaction]] = {}
+    for one in last.values():
+        by_writer.setdefault(_role(one.name), []).append(one)
+    sends: Counter[tuple[str, bool]] = Counter()
+    for send in history.sends:
+        sends[_role(send.writer), send.acknowledged] += 1
+    named: Counter[str] = Counter(_role(one.who) for one in anomalies)
+    table = Table("writer", "acknowledged", "not", "committed", "aborted", "unknown", "anomalies", title="the history")
+    for writer in sorted({name for name, _ in sends}):
+        outcomes = Counter(one.outcome for one in by_writer.get(writer, ()))
+        figures = [outcomes["committed"], outcomes["aborted"], outcomes["unknown"], named[writer]]
+        table.add_row(writer, str(sends[writer, True]), str(sends[writer, False]), *map(str, figures))
+    console.print(table)
+    given = sum(len(poll.records) for poll in history.polls)
+    console.print(
+        f"{len(history.sends)} records sent, {given} given to consumers in {len({p.session for p in history.polls})} "
+        f"sessions, {len(history.ends)} ends of logs, {len(history.committed)} answers about committed offsets; "
+        f"faults: {_counted(Counter(one.kind for one in history.disturbances)) or 'none'}"
+    )
+    for anomaly in anomalies[:10]:
+        console.print(f"[red]{anomaly.kind}[/] {anomaly.who} {anomaly.topic} {anomaly.partition} {anomaly.offset}: "
+                      f"{anomaly.detail}", highlight=False)  # fmt: skip
+    for text in problems:
+        console.print(f"[yellow]{text}", highlight=False)
+    kinds = Counter(anomaly.kind for anomaly in anomalies)
+    console.print(f"anomalies: {_counted(kinds) or 'none'}", style="bold red" if kinds else "bold green")
+
+
+def _role(name: str) -> str:
+    return name.partition("#")[0]
+
+
+def _counted(found: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in found.most_common())
+
+
+def write_details(path: Path, history: History, anomalies: list[Anomaly]) -> None:
+    """One JSON object a line: the anomaly, and the fault that was nearest before it."""
+    with path.open("w") as out:
+        for anomaly in anomalies:
+            fault = nearest(history.disturbances, anomaly.at)
+            about = f"{fault.kind} {fault.target}, {anomaly.at - fault.begin:+.1f} s from its begin" if fault else ""
+            out.write(json.dumps(anomaly._asdict() | {"fault": about}) + "\n")
+
+
+def judge(folder: Path, problems: list[str]) -> tuple[int, History, list[Anomaly]]:
+    """The exit code for what the files of a folder tell."""
+    history = load(sorted(folder.glob("history-*.jsonl")))
+    # A run that shows nothing must not look like one in which nothing is wrong.
+    outcomes = Counter(one.outcome for one in {one.name: one for one in history.transactions}.values())
+    missing = [what for what in ("committed", "aborted") if not outcomes[what]]
+    found = [*problems, *(f"no transaction was {what}" for what in missing)]
+    found += [f"the chain {chain.name} wrote nothing" for chain in history.chains if not _wrote(history, chain)]
+    anomalies = check(history)
+    write_details(folder / "anomalies.jsonl", history, anomalies)
+    report(history, anomalies, found)
+    return int(bool(anomalies or found)), history, anomalies
+
+
+def _wrote(history: History, chain: Chain) -> bool:
+    return any(send.topic == chain.output and send.source and send.acknowledged for send in history.sends)
+
+
+def run(options: argparse.Namespace, folder: Path) -> int:
+    """All of it; the exit code."""
+    with ExitStack() as stack:
+        progress = stack.enter_context(ProgressLine())
+        progress.say("the servers start")
+        target = _target(options, stack, folder)
+        running = Run(options, folder, target)
+        (folder / "plan.json").write_text(json.dumps([fault._asdict() for fault in running.faults], indent=1))
+        running.all(progress)
+        if options.bootstrap:
+            running.forget_topics()
+    code, history, anomalies = judge(folder, running.problems)
+    kept: Path | None = folder
+    if not code and options.folder is None:
+        shutil.rmtree(folder)
+        kept = None
+    print(
+        f"{len({one.name for one in history.transactions})} transactions, {len(history.sends)} records, "
+        f"{len(anomalies)} anomalies; seed {options.seed}, {options.seconds:g} s"
+        + (f"; histories and logs: {kept}; again: --check {kept}" if kept else "")
+    )
+    return code
+
+
+def _target(options: argparse.Namespace, stack: ExitStack, folder: Path) -> Target:
+    if options.bootstrap:
+        return given(options.bootstrap)
+    if options.start_kafka:
+        return kafka(stack, folder)
+    if options.start_kop_pulsar:
+        return over_pulsar(stack, folder, options.gateways, options.restart_pulsar)
+    return embedded(stack, folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.checker",
+        description=__doc__.partition("\n\n")[0],
+        epilog="Kinds of faults and of anomalies are in the tables of conformance/checker/faults.py and checks.py.",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--bootstrap", metavar="HOST:PORT", help="a server that runs; nothing of it is broken")
+    where.add_argument("--start-kop", action="store_true", help="a gateway with the embedded engine (as without this)")
+    where.add_argument(
+        "--start-kop-pulsar", action="store_true", help="gateways over an Apache Pulsar that it starts (Java, Maven)"
+    )
+    where.add_argument("--start-kafka", action="store_true", help="an Apache Kafka, as the control (Java, Maven)")
+    where.add_argument("--check", type=Path, metavar="PATH", help="look through the histories of a run once more")
+    parser.add_argument("--gateways", type=int, default=2, metavar="N", help="over Pulsar (2)")
+    parser.add_argument("--restart-pulsar", action="store_true", help="kill -9 of Pulsar too, where it is our own")
+    parser.add_argument("--fast", action="store_true", help=f"{FAST_SECONDS:g} s of load, faults close together")
+    parser.add_argument("--seconds", type=float, metavar="S", help=f"of load ({SECONDS:g}; fast: {FAST_SECONDS:g})")
+    parser.add_argument("--spacing", type=float, metavar="S", help="between faults")
+    parser.add_argument("--faults", metavar="A,B", type=lambda text: text.split(","), help="these kinds alone; none")
+    parser.add_argument("--seed", type=int, metavar="N", help="repeats what clients do and the plan of faults")
+    parser.add_argument("--folder", type=Path, metavar="PATH", help="for histories and logs (a new one in /tmp)")
+    options = parser.parse_args()
+    if options.check:
+        return judge(options.check, [])[0]
+    options.seconds = options.seconds or (FAST_SECONDS if options.fast else SECONDS)
+    options.spacing = options.spacing or (FAST_SPACING if options.fast else USUAL_SPACING)
+    options.seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="kop-checker-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"seed {options.seed}, folder {folder}", file=sys.stderr, flush=True)
+    try:
+        return run(options, folder)
+    except (StartFailed, OSError, KafkaException) as error:
+        print(f"the checker could not be run: {error}; folder {folder}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop what was started, too
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
