@@ -82,6 +82,8 @@ class EntryHead:
     """The sequence id of the first message; -1 where it has none."""
     append_time: int
     """When the broker took it, in ms since 1970; on one that keeps no time, when its producer made it."""
+    aborted: bool = False
+    """It is of a transaction that was aborted: no reader is given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,7 @@ class Admin(Rest):
             headers.get("X-Pulsar-producer-name", ""),
             int(headers.get("X-Pulsar-sequence-id", "-1")),
             0 if time is None else round(datetime.fromisoformat(time).timestamp() * 1000),
+            headers.get("X-Pulsar-txn-aborted", "").lower() == "true",
         )
 
     async def truncate(self, partition: str) -> None:

@@ -77,6 +77,11 @@ class BrokerAttachment(ABC):
     def _detached(self, error: PulsarError) -> None:
         """Note that the connection is gone, before the way back is begun."""
 
+    @property
+    def _ends_with_connection(self) -> bool:
+        """Whether it does not come back from the loss of the connection that it has now."""
+        return False
+
     def _in_vain(self, error: PulsarError) -> None:  # noqa: B027 - most have nothing to do
         """Note that an attempt to attach again failed; there will be another."""
 
@@ -134,8 +139,9 @@ class BrokerAttachment(ABC):
         if self._loop.time() - self._attached_at >= _STABLE_SECONDS:
             self._backoff.reset()
         log.debug("%s: detached, coming back: %s", self._what, error)
+        ends = error.code == "Closed" or self._ends_with_connection
         self._detached(error)
-        if error.code == "Closed":
+        if ends:
             self._give_up(error)
         else:
             self._task = self._loop.create_task(self._come_back(assigned), name=f"pulsar reattach {self._what}")

@@ -120,14 +120,16 @@ class Client:
         on_lost: OnLost | None = None,
         properties: Mapping[str, str] | None = None,
         send_timeout: float = 30.0,
+        resend: bool = True,
     ) -> Producer:
         """Open a producer of `topic` (a partition, or an unpartitioned topic; it is created where the broker may).
 
         Producers of one `lane` share a connection. `epoch` is the topic's epoch that an exclusive producer held before.
         "wait_for_exclusive" waits until the topic is free, however long. `before_attach` is awaited before each return
         to the topic, and `confirm` each time that it is attached, before it sends: it may have created the topic. What
-        they raise ends the producer, unless it is a retriable PulsarError. PulsarError ProducerBusy, ProducerFenced,
-        ProducerBlockedQuotaExceededError, TopicNotFound, ...
+        they raise ends the producer, unless it is a retriable PulsarError. Without `resend` it ends where its
+        connection is lost with entries under way: nobody knows then whether they are stored. PulsarError ProducerBusy,
+        ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound, ...
         """
         kind = _kind(lane)
         waits = access == "wait_for_exclusive"  # keeps nobody else waiting
@@ -145,6 +147,7 @@ class Client:
             confirm=confirm,
             on_lost=on_lost,
             turns=None if waits else self._turns_of(kind),
+            resend=resend,
         )
         self._users.add(producer)
         await producer.open()

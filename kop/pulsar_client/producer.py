@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class Producer(BrokerAttachment):
     epoch of an exclusive producer is shown again, so that a successor is not robbed. `on_lost` is called once when that
     is over for good: `before_attach` or `confirm` raised, the topic is gone, the producer is fenced, or another one
     wrote under its name meanwhile (ProducerFenced, too): the sequence ids that the owner goes on with would not fit any
-    more.
+    more. Without `resend` it is over, too, where entries were under way when the connection was lost.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Producer(BrokerAttachment):
         confirm: Confirm | None,
         on_lost: OnLost | None,
         turns: Turns | None,
+        resend: bool,
     ) -> None:
         what = f"producer {name or 'without a name'} of {topic}"
         super().__init__(what, timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns)
@@ -71,6 +73,7 @@ class Producer(BrokerAttachment):
         self._named = name is not None
         self._send_timeout = send_timeout
         self._confirm = confirm
+        self._resend = resend
         self._pending = PendingEntries()
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Future[Any] | None = None
@@ -126,6 +129,18 @@ class Producer(BrokerAttachment):
         frame = b"".join((head, metadata, payload))
         self.submit(AwaitedEntry(frame, size, self._id, sequence_id, highest, future))
         return future
+
+    def send_marker(self, marker_type: int, *, sequence_id: int, txn: TxnId) -> asyncio.Future[Position]:
+        """Send an entry without a payload in a transaction, which no reader is given; see `send`."""
+        metadata = pb.MessageMetadata(
+            producer_name=self.name,
+            sequence_id=sequence_id,
+            publish_time=int(time.time() * 1000),
+            marker_type=marker_type,
+            txnid_most_bits=txn.most,
+            txnid_least_bits=txn.least,
+        )
+        return self.send(metadata.SerializeToString(), b"", sequence_id=sequence_id, txn=txn)
 
     def submit(self, entry: PendingEntry) -> None:
         """Send an entry behind all earlier ones. Its `stored` or `failed` is called once; `failed` perhaps at once.
@@ -340,6 +355,10 @@ class Producer(BrokerAttachment):
     def _detached(self, error: PulsarError) -> None:
         self._moving = False
         self._pending.rewind()
+
+    @property
+    def _ends_with_connection(self) -> bool:
+        return not self._resend and not self._pending.none_on_wire
 
     def _in_vain(self, error: PulsarError) -> None:
         if error.code == _QUOTA:  # may last for hours: say so at once

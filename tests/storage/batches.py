@@ -40,6 +40,7 @@ def batch(
     epoch: int = 0,
     sequence: int = 0,
     codec: int = 0,
+    transactional: bool = False,
 ) -> bytearray:
     """A batch as a client would send it."""
     times = [timestamp] * len(values) if isinstance(timestamp, int) else timestamp
@@ -57,6 +58,7 @@ def batch(
         producer_id=producer,
         producer_epoch=epoch if producer >= 0 else -1,
         base_sequence=sequence if producer >= 0 else -1,
+        transactional=transactional,
     )
 
 

@@ -76,6 +76,7 @@ class StandInEngine:
             look_at_retention=lambda: self.round("retention"),
             look_at_compactions=lambda: self.round("compactions"),
             list_topics=lambda: self.round("listing"),
+            close_idle=lambda now, seconds: None,
         )
 
     def compactions(self) -> Compactions:

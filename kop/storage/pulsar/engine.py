@@ -47,6 +47,8 @@ from kop.storage.pulsar.topics.raw_entries import RawEntries
 from kop.storage.pulsar.topics.strays import StrayPartitions
 from kop.storage.pulsar.topics.table import PulsarTopics
 from kop.storage.pulsar.topics.write_checks import WriteChecks
+from kop.storage.pulsar.transactions.fences import Fences
+from kop.storage.pulsar.transactions.storage import PulsarTransactions
 from kop.storage.pulsar.upkeep import Upkeep
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns
@@ -131,6 +133,12 @@ class PulsarEngine:
             kept_number=self.partition_numbers.largest,
             keep_number=self.partition_numbers.keep,
         )
+        self.pulsar_transactions = PulsarTransactions(
+            context,
+            client.transactions(),
+            Fences(context, lambda: self.producer_naming.fences),
+            self._partition,
+        )
         self.compactions = Compactions(context, self._logs.all, self.topics.pulsar)
         self._upkeep = Upkeep(
             context,
@@ -139,6 +147,7 @@ class PulsarEngine:
             look_at_retention=self.write_checks.look_again,
             look_at_compactions=self.compactions.look,
             list_topics=self.topics.load,
+            close_idle=self.pulsar_transactions.close_idle,
         )
         self._following: asyncio.Task[None] | None = None
         self._watches: list[Watch] = []
@@ -241,6 +250,7 @@ class PulsarEngine:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
+        await self.pulsar_transactions.close()
         await self._registry.close()
         await self.topics.close()
         for watch in self._watches:
@@ -252,6 +262,10 @@ class PulsarEngine:
         await self.admin.close()
 
     # --- callbacks between the parts
+
+    def _partition(self, topic_name: str, partition: int) -> PulsarLog | None:
+        topic = self.topics.get(topic_name)
+        return None if topic is None else self.log(topic.topic_id, partition)
 
     def _make_log(self, topic: TopicInfo, index: int, partition_name: str, policy: LogPolicy) -> PulsarLog:
         return PulsarLog(self.context, self.services, topic, index, partition_name, policy)

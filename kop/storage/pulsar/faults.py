@@ -80,6 +80,7 @@ class Fault(StrEnum):
     TOPICS_NOT_READ = "topics_not_read"
     TOPICS_READ_LATE = "topics_read_late"
     TOPICS_WITHOUT_RETENTION = "topics_without_retention"
+    TRANSACTIONS_ENDED_BEFORE = "transactions_ended_before"
     UNREADABLE_ENTRIES = "unreadable_entries"
     UPKEEP_FAILED = "upkeep_failed"
     WRITES_REFUSED_WITHOUT_RETENTION = "writes_refused_without_retention"
@@ -95,6 +96,8 @@ class Refused(StrEnum):
     """What else a client's request needs: producer ids, settings of brokers, the properties of a topic."""
     BROKER_REGISTRY = "broker_registry"
     """The answer which other brokers there are."""
+    TRANSACTIONS = "transactions"
+    """What a Kafka transaction needs of Pulsar's: beginning it, its partitions, its end."""
     LEADS = "leads"
     """The answer which broker leads a partition."""
 
@@ -112,6 +115,7 @@ _CODES: Final[Mapping[str, ErrorCode]] = MappingProxyType(
         "Forbidden": ErrorCode.TOPIC_AUTHORIZATION_FAILED,
         "Timeout": ErrorCode.REQUEST_TIMED_OUT,
         "TooManyRequests": ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        "TransactionCoordinatorNotFound": ErrorCode.COORDINATOR_NOT_AVAILABLE,
         "IncompatibleSchema": ErrorCode.POLICY_VIOLATION,
         "EncryptionRequired": ErrorCode.POLICY_VIOLATION,
         "InvalidTopicName": ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -148,6 +152,8 @@ _HELP: Final[Mapping[str, str]] = MappingProxyType(
         "Timeout": "Pulsar is overloaded, throttles the topic or cannot be reached; clients try again",
         "ConnectionLost": "see that the Pulsar brokers run and --store and --admin-url name them",
         "InvalidAddress": "see --store and --admin-url",
+        "TransactionCoordinatorNotFound": "the Pulsar broker of the transaction coordinator restarts, or it moves; "
+        "clients try again",
         "FrameError": "--store must name the port of Pulsar's binary protocol, 6650 as it comes",
         "MessageTooLarge": "raise maxMessageSize in broker.conf and, more, nettyMaxFrameSizeBytes in bookkeeper.conf",
     }

@@ -21,9 +21,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any, Final
 from uuid import UUID
 
+from kop.records.transcode import EntryTransaction
 from kop.storage.topic_table import is_usable
 
 PERSISTENT: Final = "persistent://"
@@ -155,6 +157,31 @@ class ProducerNaming:
     def leader(self) -> str:
         """The Pulsar producer that is the only writer of a log."""
         return f"kop-{self.cluster_id}-leader-{self.instance}"
+
+    @property
+    def fences(self) -> str:
+        """The Pulsar producer of the entries by which a broker opens transactions on a partition."""
+        return f"kop-{self.cluster_id}-fences-{self.instance}"
+
+
+_TRANSACTION: Final = Struct(">BQQ")
+_WHOLE_BATCHES: Final = 1
+_RECORDS: Final = 2
+FENCE_MARKER: Final = 77
+"""The `marker_type` of a fence: Pulsar gives no reader an entry with a type that it does not know."""
+
+
+def transaction_name(txn: EntryTransaction) -> bytes:
+    """What is kept of a Pulsar transaction in the record of its transactional id."""
+    return _TRANSACTION.pack(_RECORDS if txn.sent_in else _WHOLE_BATCHES, txn.most, txn.least)
+
+
+def transaction_of(name: bytes) -> EntryTransaction | None:
+    """The transaction of such a name; None where the name is none."""
+    if len(name) != _TRANSACTION.size:
+        return None
+    kind, most, least = _TRANSACTION.unpack(name)
+    return EntryTransaction(most, least, kind == _RECORDS) if kind in {_WHOLE_BATCHES, _RECORDS} else None
 
 
 def remembered(what: str, partition: int, value: int | None = None) -> str:

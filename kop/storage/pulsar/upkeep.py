@@ -45,14 +45,16 @@ class Upkeep:
         look_at_retention: Work,
         look_at_compactions: Work,
         list_topics: Work,
+        close_idle: Callable[[float, float], None],
     ) -> None:
-        """`partitions` tells all partitions that there are now."""
+        """`partitions` tells all partitions that there are now. `close_idle(now, seconds)` closes what is of none."""
         self._context = context
         self._cluster_topic = cluster_topic
         self._partitions = partitions
         self._look_at_retention = look_at_retention
         self._look_at_compactions = look_at_compactions
         self._list_topics = list_topics
+        self._close_idle_others = close_idle
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: str | None = None
         self._refusal: str | None = None
@@ -126,6 +128,7 @@ class Upkeep:
         for partition in self._partitions():
             if partition.attached:
                 partition.close_idle(now, self._context.settings.idle_seconds)
+        self._close_idle_others(now, self._context.settings.idle_seconds)
 
     async def _ask_broker(self) -> None:
         await self._context.client.partitions(self._cluster_topic.full_name)

@@ -12,6 +12,9 @@ A receipt tells an entry's position (ledger, entry) and not its offset. The firs
    transaction buffer that is not recovered hold readers back, and not producers. Such an entry is answered and not
    placed: the log ends where readers may read. The chain goes on behind it, so that one question answers many entries.
 
+An entry of a transaction is answered as one of which the tail is late, and never placed: readers may get it when the
+transaction is committed, and that is when the tail brings it. An aborted one the tail never brings.
+
 A receipt that says "duplicate" tells no position: an earlier copy is stored somewhere. The tail brings it, or the last
 entries of the log are searched for it (`reading/stored_batches.py`).
 """
@@ -62,12 +65,14 @@ def without_frames(error: KopError) -> KopError:
 class Append:
     """One batch and those who wait for it."""
 
-    __slots__ = ("base", "batch", "error", "header", "left", "scattered", "throttle_ms", "time", "waiters")
+    __slots__ = ("base", "batch", "error", "header", "left", "scattered", "throttle_ms", "time", "txn", "waiters")
 
-    def __init__(self, batch: bytearray, header: BatchHeader) -> None:
+    def __init__(self, batch: bytearray, header: BatchHeader, txn: transcode.EntryTransaction | None = None) -> None:
         self.batch = batch
         """Empty when the append has ended: the window of its producer keeps the append longer."""
         self.header = header
+        self.txn = txn
+        """The Pulsar transaction that it belongs to."""
         self.waiters: list[tuple[AppendWaiter, int]] = []
         """Who is told of the end, each with its place."""
         self.left = 0
@@ -183,6 +188,11 @@ class InFlightEntry(PendingEntry):
         """Loop time from which on it waits for its offset."""
 
     @property
+    def in_transaction(self) -> bool:
+        """Whether readers get it when its transaction is committed, and not before."""
+        return self.append.txn is not None
+
+    @property
     def count(self) -> int:
         """How many records it has."""
         return self.highest_sequence_id - self.sequence_id + 1
@@ -290,7 +300,7 @@ class Appends:
         entry.is_stored = True
         if entry.whole:
             entry.frame = b""
-        if self._comes_next(position):
+        if not entry.in_transaction and self._comes_next(position):
             self._chain(entry, position)
             if not self._stored:
                 return
@@ -397,7 +407,12 @@ class Appends:
         while self._stored:
             last = log.last_position
             position = Position(last.ledger, last.entry + 1)
-            if position not in self._stored or not self._comes_next(position):
+            entry = self._stored.get(position)
+            if entry is None or not self._comes_next(position):
+                break
+            if entry.in_transaction:
+                if self._anchor is None or self._anchor[0] < last:
+                    self._anchor = last, log.high_watermark
                 break
             self._chain(self._stored.pop(position), position)
         if self._anchor is not None and not log.policy.log_append_time:
@@ -405,7 +420,7 @@ class Appends:
 
     def _follow_anchor(self, last: Position, end: int) -> None:
         log, mapping = self._log, self._mapping
-        if log.attached and last <= log.last_position:
+        if log.attached and last < log.last_position:
             self._anchor = None
             return
         while self._stored and last.entry < mapping.last_entry:
@@ -453,8 +468,11 @@ class Appends:
             self._verify_answer(tail_entry)
 
     def _verify_answer(self, tail_entry: EntryWithOffsets) -> None:
-        if self._answered and (last := self._answered.pop(tail_entry.position, None)) is not None:
+        answered, position = self._answered, tail_entry.position
+        if answered and (last := answered.pop(position, None)) is not None:
             self._compare(tail_entry, last)
+        while answered and (first := next(iter(answered))) < position:
+            del answered[first]  # the tail brings it no more: its transaction was aborted
 
     def at(self, tail_entry: EntryWithOffsets) -> InFlightEntry | None:
         """The entry that the tail brought, if it is ours and its receipt came before."""
@@ -480,6 +498,7 @@ class Appends:
         log = self._log
         if (
             entry.done
+            or entry.in_transaction
             or entry.count != tail_entry.info.num_messages
             or not self._mapping.follows(log.high_watermark, tail_entry)
         ):
@@ -549,8 +568,9 @@ class Appends:
     def _patience(self, position: Position, now: float) -> float:
         """For how long the tail may still bring an entry, in seconds."""
         log = self._log
-        passed = not log.attached or position <= log.last_position
-        return 0.0 if passed or now < self._held_until else LATE_TAIL_SECONDS
+        entry = self._stored.get(position)
+        brings = log.attached and position > log.last_position and not (entry is not None and entry.in_transaction)
+        return LATE_TAIL_SECONDS if brings and now >= self._held_until else 0.0
 
     def _tail_was_late(self) -> None:
         self._timer = None
@@ -617,12 +637,13 @@ class Appends:
         late = not log.attached or position > log.last_position
         if late:
             self._held_until = self._loop.time() + _HELD_SECONDS
-            self._count(Fault.OFFSETS_ASKED_OF_PULSAR)
+            if not entry.in_transaction:
+                self._count(Fault.OFFSETS_ASKED_OF_PULSAR)
             if self._anchor is None or self._anchor[0] < position:
                 self._anchor = position, place.base + entry.count
         self._answer(entry, position, place.base, place.append_time if log.policy.log_append_time else -1)
         self.follow()
-        if late and log.attached:
+        if late and log.attached and not entry.in_transaction:
             self._tail_is_late()
         return True
 
@@ -638,9 +659,9 @@ class Appends:
         nothing = transcode.SendFrame(b"", append.header.last_offset_delta + 1, 0, 0)
         self.duplicate(InFlightEntry(append, nothing, 0, sequence_id, True, producer, 0.0, 0), old=True)
 
-    async def is_stored(self, producer_name: str, sequence_id: int) -> bool:
-        """Whether a record of a producer is found among the last entries. PulsarError and KopError."""
-        (stored,) = await self._search([Wanted(producer_name, sequence_id, 1)])
+    async def is_stored(self, producer_name: str, sequence_id: int, *, hidden: bool) -> bool:
+        """Whether a record of a producer is found among the last entries; see `Wanted`. PulsarError and KopError."""
+        (stored,) = await self._search([Wanted(producer_name, sequence_id, 1, hidden)])
         return stored.outcome is Outcome.FOUND
 
     async def _find_duplicates(self) -> None:
@@ -651,7 +672,9 @@ class Appends:
                 if not due:
                     await asyncio.sleep(LATE_TAIL_SECONDS / 2)
                     continue
-                wanted = [Wanted(entry.producer.name, entry.sequence_id, entry.count) for entry in due]
+                wanted = [
+                    Wanted(entry.producer.name, entry.sequence_id, entry.count, entry.in_transaction) for entry in due
+                ]
                 try:
                     answers = await self._search(wanted)
                 except Exception as error:  # no client may wait for ever

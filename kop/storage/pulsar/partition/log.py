@@ -17,13 +17,13 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from kop.errors import BackendError, ErrorCode, KopError
-from kop.pulsar_client import EARLIEST, Position, PulsarError
+from kop.pulsar_client import EARLIEST, Position, Producer, PulsarError
 from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
 from kop.storage.partition import NOTHING_TO_READ, Partition
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
-from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START
+from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START, transaction_of
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets
 from kop.storage.pulsar.offsets.ledger_closing import close_ledger
 from kop.storage.pulsar.offsets.mapping import LOOK_EVERY
@@ -260,6 +260,10 @@ class PulsarLog(Partition):
         if self.deleted or not await self.services.may_attach(self):
             raise self.gone()
 
+    async def confirm(self, producer: Producer) -> None:
+        """Raise where a producer, which was attached just now, brought back a topic that is gone."""
+        await self.services.confirm(self, producer)
+
     def tail_lost(self, error: PulsarError | KopError) -> None:
         """The tail cannot go on. The log attaches again when somebody asks for it the next time."""
         if self.deleted:
@@ -298,10 +302,14 @@ class PulsarLog(Partition):
         refusal = self.gone() if self.deleted else self.services.refusal(len(batch))
         if self.topic.internal and self._lease.producer is None:
             refusal = BackendError(f"{self.title} is led by another broker", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        txn = self._producers.transaction_of(header) if header.transactional else None
+        if header.transactional and txn is None and refusal is None:
+            text = f"{self.title}: producer {header.producer_id} has to be asked for its transaction again"
+            refusal = BackendError(text, ErrorCode.NOT_LEADER_OR_FOLLOWER)  # the client sends the batch again
         if refusal is not None:
             waiter.append_failed(place, refusal)
             return
-        append = Append(batch if isinstance(batch, bytearray) else bytearray(batch), header)
+        append = Append(batch if isinstance(batch, bytearray) else bytearray(batch), header, txn)
         append.waiters += (self.services.queued(len(append.batch)), (waiter, place))
         if not self.attached:
             self._begin_attaching()
@@ -311,6 +319,12 @@ class PulsarLog(Partition):
         self._waiting.append(append)
         if self._give_up is None:
             self._give_up = self.loop.call_later(WAIT_SECONDS, self._give_up_waiting)
+
+    def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
+        """See `PartitionLog.join_transaction`."""
+        txn = transaction_of(storage_transaction)
+        if txn is not None:
+            self._producers.join(producer_id, producer_epoch, txn)
 
     async def lead(self, lost: Callable[[], None]) -> None:
         """Become the only writer; see `PartitionLog.lead`."""

@@ -90,11 +90,15 @@ class PartitionProducer:
         *,
         idempotent: bool,
         exclusive: bool = False,
+        transactional: bool = False,
         on_ended: Callable[[PartitionProducer], None],
     ) -> None:
         self.name = name
         self.exclusive = exclusive
         """The only writer of the log; whoever was it before is fenced when it opens."""
+        self.transactional = transactional
+        """Its batches are of transactions. One that may have been stored is not sent again by itself: the transaction
+        may have ended meanwhile. Its client sends it again, and then it is asked whether the transaction is open."""
         self.used = 0.0
         """Loop time of the last batch."""
         self.idempotent = idempotent
@@ -238,7 +242,7 @@ class PartitionProducer:
         sequences = self._sequences(producer)
         if self._misfit(sequences) is not None:
             last = sequences.directly_before(self._queue[0].header)
-            if await self._appends.is_stored(self.name, last):
+            if await self._appends.is_stored(self.name, last, hidden=self.transactional):
                 self._context.count(Fault.SEQUENCES_THAT_PULSAR_FORGOT)
                 log.warning(
                     "%s: Pulsar's deduplication knows sequence ids of producer %s up to %d, and the topic holds %d: "
@@ -324,6 +328,7 @@ class PartitionProducer:
                     on_lost=self._lost,
                     access=access,
                     lane=self._lane,
+                    resend=not self.transactional,
                 )
             except PulsarError as error:
                 held = error.code == "ProducerBusy" or (access == "exclusive" and error.code == "ProducerFenced")
@@ -467,7 +472,8 @@ class PartitionProducer:
         max_size = self._context.client.max_message_size
         # A batch that Pulsar has in part was split. In one entry the rest of it would be dropped with that part.
         in_part = not confirm and self.sequences is not None and self.sequences.known(first)
-        if not in_part and policy.raw_entries and self._services.may_write_raw(owner.topic.topic_id):
+        in_pieces = in_part or (append.txn is not None and append.txn.sent_in)
+        if not in_pieces and policy.raw_entries and self._services.may_write_raw(owner.topic.topic_id):
             made = transcode.to_raw_frame(
                 append.batch,
                 header,
@@ -477,6 +483,7 @@ class PartitionProducer:
                 publish_time=publish_time,
                 max_size=max_size,
                 max_bytes=max_bytes,
+                txn=append.txn,
             )
             return (made,)
         return transcode.to_frames(
@@ -489,6 +496,7 @@ class PartitionProducer:
             max_size=max_size,
             max_bytes=max_bytes,
             reject_null_keys=policy.compact,
+            txn=append.txn,
         )
 
     def received(self, entry: InFlightEntry, position: Position) -> None:

@@ -1,6 +1,7 @@
 """The Pulsar producers of one partition: one for each idempotent producer id, one for everything else, or the leader's.
 
-Owns: which of them takes a batch, when an idle one goes; the writer lease, whose producer is the leader's.
+Owns: which of them takes a batch, when an idle one goes; which transaction a producer id writes in; the writer lease,
+whose producer is the leader's.
 Must not know: how a batch is sent, offsets.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from kop.errors import KopError
 from kop.records.batch import BatchHeader
+from kop.records.transcode import EntryTransaction
 from kop.storage.base import ProducerView
 from kop.storage.pulsar.partition.appends import InFlightEntry
 from kop.storage.pulsar.partition.lease import WriterLease
@@ -29,6 +31,8 @@ class PartitionProducers:
         self._path = path
         self.lease = WriterLease(path.context, path.log.title, self._leaders, attach, refresh)
         self._producers: dict[int, PartitionProducer] = {}
+        self._joined: dict[int, tuple[int, EntryTransaction]] = {}
+        """The epochs of producer ids and their transactions."""
 
     def __bool__(self) -> bool:
         return bool(self._producers)
@@ -37,6 +41,15 @@ class PartitionProducers:
     def idle(self) -> bool:
         """Whether no batch waits in any of them."""
         return all(producer.idle for producer in self._producers.values())
+
+    def join(self, producer_id: int, producer_epoch: int, txn: EntryTransaction) -> None:
+        """Transactional batches of this producer id and epoch belong to the transaction from now on."""
+        self._joined[producer_id] = producer_epoch, txn
+
+    def transaction_of(self, header: BatchHeader) -> EntryTransaction | None:
+        """The transaction of a batch; None where its producer is in none, or not any more."""
+        epoch, txn = self._joined.get(header.producer_id, (-1, None))
+        return txn if epoch == header.producer_epoch else None
 
     def of(self, header: BatchHeader) -> PartitionProducer:
         """The producer that takes a batch."""
@@ -48,7 +61,11 @@ class PartitionProducers:
         if producer is None:
             name = self._path.services.producer_naming().of(producer_id)
             producer = self._producers[producer_id] = PartitionProducer(
-                self._path, name, idempotent=producer_id >= 0, on_ended=self._ended
+                self._path,
+                name,
+                idempotent=producer_id >= 0,
+                transactional=header.transactional,
+                on_ended=self._ended,
             )
         return producer
 
@@ -76,6 +93,7 @@ class PartitionProducers:
         for producer_id, known in self._producers.items():
             if known is producer:
                 del self._producers[producer_id]
+                self._joined.pop(producer_id, None)
                 return
 
     def fail(self, error: KopError) -> None:
@@ -100,6 +118,7 @@ class PartitionProducers:
         for producer_id, producer in tuple(self._producers.items()):
             if producer_id >= 0 and producer.idle and now - producer.used > seconds:
                 del self._producers[producer_id]
+                self._joined.pop(producer_id, None)
                 self._path.context.spawn(producer.close())
 
     async def close(self) -> None:

@@ -180,6 +180,9 @@ class LogTail:
         now, came = source.context.loop.time, stream.came
         if await self._comes_to(stream, last, _HELD_SECONDS if now() < self._held_until else LATE_SECONDS):
             return None
+        if await source.is_aborted(last):
+            self._held_until = now() + _HOLDS_SECONDS
+            return None
         if await self._is_past(stream, last):
             source.context.count(Fault.TAILS_MOVED_PAST_ENTRIES)
             log.tail_lost(BackendError("Pulsar moved it past entries, as truncating a topic and message TTL do"))

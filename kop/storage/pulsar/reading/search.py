@@ -29,6 +29,7 @@ _REST_SECONDS: Final = 3.0
 _READ_BYTES: Final = 1 << 20
 _MOST_INFLATED: Final = 256 << 20
 _FEW_OFFSETS: Final = 64
+_MOST_ABORTED: Final = 256
 
 
 class SearchedLog(LogBounds, Protocol):
@@ -44,6 +45,8 @@ class ProbedEntry(NamedTuple):
     position: Position
     base: int
     last: int
+    aborted: bool = False
+    """The entry is of a transaction that was aborted: no reader is given it."""
 
     @property
     def has_offsets(self) -> bool:
@@ -106,6 +109,9 @@ class PartitionSearch:
         last = first
         if first is not None and newest > first.position:
             last = await self._probe(newest, maybe_empty=False)
+            if last is not None and last.aborted:
+                last = await self._before_aborted(last)
+                newest = last.position
             if last is not None and not last.has_offsets:
                 last = await self._last_with_offsets(stats)
         end = await self._source.mapping.emptied_end(self) if last is None else last.last + 1
@@ -118,6 +124,18 @@ class PartitionSearch:
         return PartitionEnds(
             await self._start(first, end), end, first, last, older, int(stats["totalSize"]), end_position
         )
+
+    async def _before_aborted(self, last: ProbedEntry) -> ProbedEntry:
+        """The entry before aborted ones at the end of a log: a reader at its end waits for nothing that never comes.
+
+        A few that came after the end of their transaction are passed; a broker tells none of the others as its last.
+        """
+        probed: ProbedEntry | None = last
+        for entry in range(last.position.entry - 1, max(last.position.entry - _MOST_ABORTED, 0) - 1, -1):
+            probed = await self._asked(Position(last.position.ledger, entry))
+            if probed is None or not probed.aborted:
+                break
+        return last if probed is None or probed.aborted else probed
 
     async def _has_index(self, ledger: int) -> bool:
         """Whether the entries of a ledger have an index: a Pulsar broker is told to give it by a restart, which begins
@@ -215,7 +233,7 @@ class PartitionSearch:
             base = source.mapping.stored_base(position, head.index, head.num_messages)
         except (PulsarError, KopError, TimeoutError):
             return None
-        return ProbedEntry(position, max(base, 0), base + head.num_messages - 1)
+        return ProbedEntry(position, max(base, 0), base + head.num_messages - 1, head.aborted)
 
     async def at(self, position: Position) -> ProbedEntry:
         """The entry at `position`, which is there. KopError where it has no offsets, or Pulsar does not tell."""

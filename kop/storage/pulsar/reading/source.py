@@ -83,6 +83,16 @@ class PartitionSource:
         """Pulsar's internal statistics of the partition: its ledgers, entries and bytes. PulsarError."""
         return await self.context.admin.internal_stats(self.partition_name)
 
+    async def is_aborted(self, position: Position) -> bool:
+        """Whether the entry is of an aborted transaction; False where Pulsar does not tell.
+
+        A broker that was asked for its last entry names such a one where it came after the end of its transaction.
+        """
+        try:
+            return (await self.context.admin.entry_head(self.partition_name, *position)).aborted
+        except PulsarError:
+            return False
+
     def refused(self, error: PulsarError, doing: str) -> KopError:
         """The Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
         return self.context.faults.refused(error, Refused.READS, doing)

@@ -8,7 +8,7 @@ lower one. So a range of sequence ids that is missing between two entries of its
 without gaps, was never stored.
 
 The last entries are read by a reader of its own, which is fast. Where the Pulsar broker holds readers back (a dispatch
-rate, an open transaction), fewer of them are looked at by REST, one request for each.
+rate, an open transaction), and for batches of transactions, fewer of them are looked at by REST, one request for each.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Wanted(NamedTuple):
     sequence_id: int
     """The sequence id of the first message."""
     num_messages: int
+    hidden: bool = False
+    """They are of a transaction: as long as that is open, and when it was aborted, no reader gets them."""
 
 
 class Outcome(Enum):
@@ -171,9 +173,11 @@ class StoredBatches:
                     return answers
                 average = max(int(stats["totalSize"]) // max(int(stats["numberOfEntries"]), 1), 1)
                 most = max(_MOST_BYTES // average, 1)
+                hidden = any(each.hidden for each in wanted)
                 for step in _STEPS:
                     count = min(step, most, last + 1)
-                    stretch = await self._read(ledgers.position(last + 1 - count), end, whole=count == last + 1)
+                    start = ledgers.position(last + 1 - count)
+                    stretch = None if hidden else await self._read(start, end, whole=count == last + 1)
                     if stretch is None:
                         async for answers in self._ask(ledgers, last + 1, wanted):
                             if all_known(answers):

@@ -1,0 +1,375 @@
+"""Transactions over a real Pulsar: all at once or never, exact offsets at once, and nobody waits who need not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pulsar
+import pytest
+from batches import append, attached, batch, first, make, read_values, refused
+from engines import PulsarStore
+from support.native_transactions import NativeTransactions
+from support.pulsar import Urls, fresh_namespace
+from support.waiting import until
+
+from kop.errors import ErrorCode, KopError
+from kop.records import transcode
+from kop.records.batch import read_header
+from kop.storage.base import EndedTransaction, PartitionLog
+from kop.storage.pulsar import PulsarEngine
+from kop.storage.pulsar.layout import transaction_of
+
+MINUTE = 60_000
+AGAIN = {
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+}
+"""With these a client sends a batch again."""
+
+
+@pytest.fixture
+def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
+    with fresh_namespace(pulsar_urls) as found:
+        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+
+
+@asynccontextmanager
+async def opened(store: PulsarStore) -> AsyncIterator[PulsarEngine]:
+    async with store.opened() as engine:
+        await engine.pulsar_transactions.start()
+        yield engine
+
+
+class Writer:
+    """A transactional producer, with all that handlers and the coordinator do for it."""
+
+    def __init__(self, engine: PulsarEngine, producer: int = 7, epoch: int = 0) -> None:
+        self.engine = engine
+        self.producer = producer
+        self.epoch = epoch
+        self.name = b""
+        self.partitions: set[tuple[str, int]] = set()
+        self.sequences: dict[tuple[str, int], int] = defaultdict(int)
+
+    async def begin(self, *partitions: tuple[str, int]) -> None:
+        self.name, self.partitions = await self.engine.pulsar_transactions.begin(MINUTE), set()
+        await self.add(*partitions or [("t", 0)])
+
+    async def add(self, *partitions: tuple[str, int]) -> None:
+        self.partitions |= set(partitions)
+        await self.engine.pulsar_transactions.add(self.name, partitions)
+
+    def data(self, partition: tuple[str, int], values: tuple[str, ...], codec: int = 0) -> bytearray:
+        sequence = self.sequences[partition]
+        self.sequences[partition] += len(values)
+        return batch(
+            values, keys=values, producer=self.producer, epoch=self.epoch, sequence=sequence, transactional=True,
+            codec=codec,
+        )  # fmt: skip
+
+    async def write(self, *values: str, to: tuple[str, int] = ("t", 0), codec: int = 0) -> int:
+        """Returns the base offset."""
+        log = await attached(self.engine, *to)
+        log.join_transaction(self.producer, self.epoch, self.name)
+        return (await append(log, self.data(to, values, codec))).base_offset
+
+    async def end(self, *, commit: bool, engine: PulsarEngine | None = None) -> None:
+        ended = EndedTransaction("txn-id", self.producer, self.epoch, frozenset(self.partitions), commit, 1, self.name)
+        await (engine or self.engine).pulsar_transactions.end(ended)
+
+
+async def all_values(log: PartitionLog) -> list[str | None]:
+    """What is readable now."""
+    await log.refresh()
+    return await read_values(log)
+
+
+async def shows(log: PartitionLog, *values: str) -> None:
+    async def come() -> bool:
+        return await all_values(log) == list(values)
+
+    await until(come, f"{values}")
+
+
+def native_values(store: PulsarStore, engine: PulsarEngine, count: int) -> list[str]:
+    """What a consumer of Pulsar's own client gets from the start on; `count` messages and no more."""
+    client = pulsar.Client(store.urls[0], logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        consumer = client.subscribe(
+            f"{engine.context.naming.full_name('t', False)}-partition-0",
+            "native",
+            initial_position=pulsar.InitialPosition.Earliest,
+        )
+        got = []
+        for _ in range(count):
+            message = consumer.receive(60_000)
+            consumer.acknowledge(message)
+            got.append(message.data().decode())
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(300)  # what must not come has no event
+        consumer.unsubscribe()
+        return got
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+async def test_a_commit_shows_all_at_once_and_an_abort_nothing(pulsar_store: PulsarStore, codec: int) -> None:
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        assert (await append(log, batch(["plain"]))).base_offset == 0
+        writer = Writer(engine)
+        await writer.begin()
+        # The fence takes an offset, as a marker does in Kafka.
+        assert await writer.write("a", "b", "c", codec=codec) == 2
+        assert await writer.write("d", codec=codec) == 5
+        assert (await append(log, batch(["behind"]))).base_offset == 6
+        assert await all_values(log) == ["plain"], "nobody reads past an open transaction"
+        assert log.high_watermark == 1
+        await writer.end(commit=True)
+        await shows(log, "plain", "a", "b", "c", "d", "behind")
+        assert log.high_watermark == 7
+        await writer.begin()
+        assert await writer.write("x", "y", codec=codec) == 9, "7 is Pulsar's marker, 8 the fence"
+        assert (await append(log, batch(["later"]))).base_offset == 11
+        await writer.end(commit=False)
+        await shows(log, "plain", "a", "b", "c", "d", "behind", "later")
+        assert log.high_watermark == 12
+        assert await asyncio.to_thread(native_values, pulsar_store, engine, 7) == [
+            "plain", "a", "b", "c", "d", "behind", "later",
+        ]  # fmt: skip
+        await engine.admin.unload(f"{engine.context.naming.full_name('t', False)}-partition-0")
+        assert (await append(log, batch(["last"]))).base_offset == 13
+        await shows(log, "plain", "a", "b", "c", "d", "behind", "later", "last")
+        assert not {"offsets_told_wrong", "miscounted_entries", "unreadable_entries"} & engine.counts.keys()
+    async with pulsar_store.opened() as other:
+        assert await all_values(await attached(other)) == ["plain", "a", "b", "c", "d", "behind", "later", "last"]
+
+
+async def test_a_transaction_over_several_partitions_and_topics(pulsar_store: PulsarStore) -> None:
+    async with opened(pulsar_store) as engine:
+        await make(engine, "t", 3)
+        await make(engine, "u")
+        partitions = [("t", 0), ("t", 2), ("u", 0)]
+        writer = Writer(engine)
+        for round_, commit in enumerate([True, False, True]):
+            await writer.begin(*partitions)
+            await asyncio.gather(*(writer.write(f"{round_}", to=partition) for partition in partitions))
+            await writer.end(commit=commit)
+        for topic, partition in partitions:
+            await shows(await attached(engine, topic, partition), "0", "2")
+        with refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            await writer.begin(("t", 3))
+        with refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            await writer.begin(("nowhere", 0))
+
+
+async def test_entries_of_others_in_mid_transaction_keep_nobody_waiting(pulsar_store: PulsarStore) -> None:
+    """The chain of entries is broken, the tail waits for the end: a wait for the tail would be one for ourselves."""
+    async with opened(pulsar_store) as engine, pulsar_store.opened() as other:
+        log, elsewhere = await make(engine), None
+        writer = Writer(engine)
+        name = f"{engine.context.naming.full_name('t', False)}-partition-0"
+        await until(lambda: other.topics.get("t"))
+        elsewhere = await attached(other)
+        native = await engine.client.open_producer(name, name="native")
+        await writer.begin()
+        expected, offset = [], 1
+        for number in range(5):
+            data = batch([f"native {number}"])
+            (entry,) = transcode.to_entries(
+                data, read_header(data), producer_name="native", sequence_base=number, publish_time=1, max_size=1 << 20
+            )
+            await native.send(entry.metadata, entry.payload, sequence_id=number, num_messages=1)
+            assert await writer.write(f"a {number}", f"b {number}") == offset + 1
+            assert (await append(elsewhere, batch([f"other {number}"]))).base_offset == offset + 3
+            assert await writer.write(f"c {number}") == offset + 4
+            assert (await append(log, batch([f"plain {number}"]))).base_offset == offset + 5
+            offset += 6
+            expected += [f"{what} {number}" for what in ("native", "a", "b", "other", "c", "plain")]
+        assert await all_values(log) == await all_values(elsewhere) == []
+        await writer.end(commit=True)
+        await shows(log, *expected)
+        await shows(elsewhere, *expected)
+        for each in (engine, other):
+            assert "offsets_told_wrong" not in each.counts
+            assert "offsets_not_found_in_time" not in each.counts
+
+
+async def test_a_native_transaction_and_ours_interleave(pulsar_store: PulsarStore) -> None:
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        writer = Writer(engine)
+        name = f"{engine.context.naming.full_name('t', False)}-partition-0"
+        async with NativeTransactions(pulsar_store.urls[0], name) as native:
+            async with native.written(b"n1", b"n2", commit=False):
+                await writer.begin()
+                assert await writer.write("a", "b") == 3
+                await writer.end(commit=True)
+                await writer.begin()
+                assert await writer.write("c") == 7, "5 is the marker of the commit, 6 the fence"
+                assert await all_values(log) == []
+            await writer.end(commit=True)
+        await shows(log, "a", "b", "c")
+
+
+async def test_a_broker_attaches_while_a_transaction_is_open_or_was_aborted(pulsar_store: PulsarStore) -> None:
+    async with opened(pulsar_store) as engine:
+        await make(engine)
+        writer = Writer(engine)
+        await writer.begin()
+        assert await writer.write("a", "b") == 1
+        async with pulsar_store.opened() as other:
+            log = await attached(other)
+            assert (log.log_start_offset, log.high_watermark) == (0, 0)
+            assert (await append(log, batch(["plain"]))).base_offset == 3
+            assert await all_values(log) == []
+            await writer.end(commit=False)
+            await shows(log, "plain")
+        await writer.begin()
+        await writer.write("c")
+        await writer.end(commit=False)
+        async with pulsar_store.opened() as other:
+            log = await attached(other)
+            await shows(log, "plain")
+            assert (await append(log, batch(["end"]))).base_offset == 8
+            await shows(log, "plain", "end")
+
+
+async def test_an_unload_in_mid_transaction(pulsar_store: PulsarStore) -> None:
+    """What was under way is refused, its client sends it again, and no record is there twice."""
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        writer = Writer(engine)
+        name = f"{engine.context.naming.full_name('t', False)}-partition-0"
+        for commit in (True, False, True):
+            await writer.begin()
+            await writer.write("a")
+            log.join_transaction(writer.producer, writer.epoch, writer.name)
+            data = [writer.data(("t", 0), (f"{number}",)) for number in range(50)]
+            sent = [append(log, bytearray(each)) for each in data]
+            await engine.admin.unload(name)
+            bases: dict[int, int] = {}
+            for number, (each, future) in enumerate(zip(data, sent, strict=True)):
+                while True:
+                    try:
+                        bases[number] = (await future).base_offset
+                        break
+                    except KopError as error:
+                        if error.code not in AGAIN:
+                            raise
+                        log.join_transaction(writer.producer, writer.epoch, writer.name)
+                        future = append(log, bytearray(each))  # noqa: PLW2901
+            assert sorted(bases.values()) == list(bases.values())
+            assert len(set(bases.values())) == 50
+            await writer.end(commit=commit)
+        one = ["a", *(str(number) for number in range(50))]
+        await shows(log, *one, *one)
+
+
+async def test_a_batch_is_refused_until_its_producer_was_asked_for_its_transaction(pulsar_store: PulsarStore) -> None:
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        writer = Writer(engine)
+        await writer.begin()
+        data = batch(["a"], producer=7, transactional=True)
+        with refused(ErrorCode.NOT_LEADER_OR_FOLLOWER):
+            await append(log, bytearray(data))
+        log.join_transaction(7, 1, writer.name)
+        with refused(ErrorCode.NOT_LEADER_OR_FOLLOWER):
+            await append(log, bytearray(data))
+        log.join_transaction(7, 0, writer.name)
+        assert (await append(log, bytearray(data))).base_offset == 1
+        assert (await append(log, bytearray(data))).base_offset == 1, "a duplicate is answered as the original"
+        await writer.end(commit=True)
+
+
+async def test_a_duplicate_in_an_open_transaction_is_found_by_another_broker(pulsar_store: PulsarStore) -> None:
+    async with opened(pulsar_store) as engine, pulsar_store.opened() as other:
+        await make(engine)
+        writer = Writer(engine)
+        await writer.begin()
+        data = batch(["a", "b"], producer=7, transactional=True)
+        log = first(engine)
+        log.join_transaction(7, 0, writer.name)
+        assert (await append(log, bytearray(data))).base_offset == 1
+        await until(lambda: other.topics.get("t"))
+        elsewhere = await attached(other)
+
+        async def again() -> int:
+            elsewhere.join_transaction(7, 0, writer.name)
+            try:
+                return (await append(elsewhere, bytearray(data))).base_offset
+            except KopError as error:
+                if error.code is not ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    raise
+                return 0  # the first broker has the producer's name until it is idle
+
+        assert await until(again) == 1
+        await writer.end(commit=True)
+        await shows(elsewhere, "a", "b")
+
+
+async def test_what_a_coordinator_left_half_done_is_repeated_from_its_record(pulsar_store: PulsarStore) -> None:
+    """Another broker takes over after each step, and goes on with the name that the record has."""
+    async with opened(pulsar_store) as engine, opened(pulsar_store) as successor:
+        log = await make(engine)
+        await until(lambda: successor.topics.get("t"))
+        writer = Writer(engine)
+        await writer.begin()
+        await successor.pulsar_transactions.add(writer.name, [("t", 0)])
+        assert await writer.write("a") == 2, "each fence takes an offset"
+        await writer.end(commit=True)
+        await writer.end(commit=True, engine=successor)
+        assert successor.counts["transactions_ended_before"] == 1
+        await shows(log, "a")
+        await writer.begin()
+        await writer.write("b")
+        await writer.end(commit=False, engine=successor)
+        await writer.end(commit=False)
+        assert (await append(log, batch(["c"]))).base_offset == 7
+        await shows(log, "a", "c")
+        with refused(ErrorCode.TRANSACTION_ABORTABLE):
+            await writer.add(("t", 0))
+
+
+async def test_a_late_write_of_an_aborted_transaction_stays_hidden(pulsar_store: PulsarStore) -> None:
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        writer = Writer(engine)
+        await writer.begin()
+        await writer.write("a")
+        await writer.end(commit=False)
+        assert await writer.write("late") == 3
+        assert (await append(log, batch(["plain"]))).base_offset == 4
+        await shows(log, "plain")
+        assert await writer.write("later") == 5
+        await shows(log, "plain")
+
+
+async def test_a_transaction_is_kept_ready(pulsar_store: PulsarStore) -> None:
+    async with opened(pulsar_store) as engine:
+        names = [await engine.pulsar_transactions.begin(MINUTE) for _ in range(5)]
+        names += [await engine.pulsar_transactions.begin(48 * 60 * MINUTE)]
+        assert len(set(names)) == 6
+        assert all(transaction_of(name) is not None for name in names)
+        for name in names:
+            await engine.pulsar_transactions.end(EndedTransaction("x", 1, 0, frozenset(), False, 2, name))
+
+
+@pytest.mark.parametrize("cleanup", ["compact", "delete"])
+async def test_topics_of_other_policies(pulsar_store: PulsarStore, cleanup: str) -> None:
+    async with opened(pulsar_store) as engine:
+        configs = {"kop_entry_format": "kafka"} if cleanup == "delete" else {}
+        log = await make(engine, "t", 1, cleanup_policy=cleanup, message_timestamp_type="LogAppendTime", **configs)
+        writer = Writer(engine)
+        for commit in (True, False, True):
+            await writer.begin()
+            await writer.write("a", "b")
+            await writer.end(commit=commit)
+        await append(log, batch(["end"], keys=["end"]))
+        await shows(log, "a", "b", "a", "b", "end")
