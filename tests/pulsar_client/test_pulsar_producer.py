@@ -10,7 +10,7 @@ from pulsar_kit import T, client, metadata, numbers, send
 from support.fake_pulsar import Command, Session, fails, fake_pulsar
 from support.waiting import until
 
-from kop.pulsar_client import DUPLICATE, Position, PulsarError
+from kop.pulsar_client import DUPLICATE, Position, PulsarError, TxnId
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.frames import Frames
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -612,3 +612,41 @@ async def test_a_producer_that_was_fenced_out_finds_out_when_it_asks() -> None:
             await until(lambda: not second.connected)
             with pytest.raises(PulsarError, match="not attached"):
                 await second.verify()
+
+
+@pytest.mark.parametrize("loss", ["connection", "unload", "refusal"])
+async def test_a_producer_that_sends_nothing_again_ends_with_what_is_under_way(loss: str) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            lost: list[PulsarError] = []
+            producer = await made.open_producer(T, name="p", resend=False, on_lost=lost.append)
+            await send(producer, 0)
+            broker.unload(T)
+            await until(lambda: producer.attached_times == 2)
+            await send(producer, 1)
+            assert not lost, "nothing was under way"
+            if loss == "refusal":
+                broker.refusals[Command.SEND] = [pb.PersistenceError]
+            else:
+                broker.silent.add(Command.SEND)
+            sent = [send(producer, number) for number in (2, 3)]
+            if loss != "refusal":
+                await until(lambda: broker.count(Command.SEND) == 4)
+                broker.hang_up() if loss == "connection" else broker.unload(T)
+            assert [await fails(each) for each in sent] == [lost[0].code] * 2
+            assert broker.count(Command.PRODUCER) == 2
+            assert broker.count(Command.SEND) <= 4
+
+
+async def test_a_marker_names_its_transaction_twice() -> None:
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p")
+            await producer.send_marker(77, sequence_id=3, txn=TxnId(2, 2**63 + 5))
+        command = next(c.send for s in broker.ever for c in s.seen if c.type == Command.SEND)
+        assert (command.txnid_most_bits, command.txnid_least_bits, command.sequence_id) == (2, 2**63 + 5, 3)
+        data = topic.log[0].data
+        stored = pb.MessageMetadata.FromString(data[10 : 10 + int.from_bytes(data[6:10], "big")])
+        assert (stored.txnid_most_bits, stored.txnid_least_bits, stored.marker_type) == (2, 2**63 + 5, 77)
