@@ -66,6 +66,20 @@ async def test_a_marker_is_a_record_of_its_own(marked_store: MarkedStore) -> Non
         assert read_marker(marker) == EndMarker(True, 9)
 
 
+async def test_a_marker_has_the_append_time_of_its_topic(marked_store: MarkedStore) -> None:
+    async with opened(marked_store, **{"message.timestamp.type": "LogAppendTime"}) as (_, log):
+        writer = TransactionalProducer(log, 7)
+        await writer.put("a")
+        await writer.end(commit=False, now_ms=NOW + 5)
+        marker = (await log.read(1, LIMIT, min_one=True)).buffers[0]
+        header = read_header(marker)
+        assert (header.base_offset, header.log_append_time, header.max_timestamp) == (1, True, NOW + 5)
+        assert read_marker(marker) == EndMarker(False, 0)
+    async with opened(marked_store) as (_, log):
+        assert log.last_stable_offset == 2
+        assert [aborted.first_offset for aborted in log.aborted_between(0, 2)] == [0]
+
+
 async def test_what_comes_late_is_refused(marked_store: MarkedStore) -> None:
     async with opened(marked_store) as (_, log):
         writer = TransactionalProducer(log, 1)
