@@ -30,6 +30,7 @@ from kop.cluster.liveness import answers
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
+from kop.coordination.peers import Peers
 from kop.errors import KopError
 from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
@@ -45,6 +46,7 @@ from kop.server.request import RequestPipeline
 from kop.server.supervisor import on_orphaned, supervise
 from kop.storage import memory as memory_store
 from kop.storage.base import Engine, LiveBroker
+from kop.transactions.coordinators import TransactionCoordinators
 from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import TransactionCoordinator
 from kop.transactions.settings import TransactionSettings
@@ -194,11 +196,14 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     cluster = ClusterView(engine, config.node_id)
     groups = GroupCoordinator(engine, _group_settings(config), leader_choice=cluster)
     producer_ids = ProducerIds(engine)
-    ends = TransactionEnds(engine.transactions, groups)
+    peers = Peers(config.node_id, cluster.peer_address)
+    stack.push_async_callback(peers.close)
+    ends = TransactionEnds(engine.transactions, groups, lambda: groups.state_log.topic_id, cluster, peers)
     transactions = TransactionCoordinator(
         engine, producer_ids, ends, _transaction_settings(config), leader_choice=cluster
     )
-    ends.verifier = verifier = TransactionVerifier(transactions)
+    coordinators = TransactionCoordinators(transactions, cluster, peers)
+    ends.verifier = verifier = TransactionVerifier(coordinators)
     gateway = Gateway(
         config=config,
         engine=engine,
@@ -208,6 +213,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
         groups=groups,
         transactions=transactions,
         verifier=verifier,
+        ends=ends,
         cluster=cluster,
         metrics=metrics,
         metadata_cache=MetadataCache(),

@@ -28,14 +28,14 @@ ALLOWED: dict[str, set[str]] = {
     "storage": {"records"},
     "pulsar_client": set(),
     "cluster": {"storage.base", "records"},
-    "coordination": {"storage.base", "records", "wire.state"},
+    "coordination": {"storage.base", "records", "wire"},
     "groups": {"coordination", "storage.base", "records", "cluster", "wire.state"},
-    "transactions": {"coordination", "storage.base", "records", "cluster", "wire.transaction_state"},
-    "handlers": {"groups", "transactions", "cluster", "storage.base", "records", "wire"},
+    "transactions": {"coordination", "storage.base", "records", "cluster", "wire"},
+    "handlers": {"groups", "transactions", "coordination", "cluster", "storage.base", "records", "wire"},
     "server": {"handlers", "wire"},
     "cli": set(),
     "testing": {"app"},
-    "app": {"cluster", "groups", "transactions", "handlers", "server", "storage", "wire", "records"},
+    "app": {"cluster", "coordination", "groups", "transactions", "handlers", "server", "storage", "wire", "records"},
 }
 EXTRA: dict[str, set[str]] = {
     "kop/cli/serve.py": {"app"},

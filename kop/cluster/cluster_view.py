@@ -45,6 +45,11 @@ class ClusterView:
         other = self._others.get(broker_id)
         return own if other is None else (other.host, other.port)
 
+    def peer_address(self, broker_id: int) -> tuple[str, int] | None:
+        """Host and port of another live broker, as it told the others; None where it is not live."""
+        other = self._others.get(broker_id)
+        return None if other is None else (other.host, other.port)
+
     def leader(self, topic_id: UUID, partition: int) -> int:
         """The id of the broker that leads a partition, or coordinates it where it is one of a state topic."""
         if not self._others:

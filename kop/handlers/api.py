@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from kop.handlers.cold_reads import ColdReads
 from kop.metrics import Latencies
+from kop.wire.primitives import NO_TAGS
 
 LARGEST_REQUEST: Final = 16 * 1024 * 1024
 """Bytes of a request whose API does not declare another limit. Decoding one costs many times its size; no client comes
@@ -82,6 +83,8 @@ class Context:
     """The request's correlation id, for handlers that encode their own frames."""
     owned: bool = False
     """The request's memory is its own and may be kept; else what is kept of it must be copied."""
+    header_tags: bytes = NO_TAGS
+    """Tagged fields for the header of the answer, encoded: what brokers tell one another beyond Kafka's schemas."""
 
 
 class AnswerTaker(Protocol):

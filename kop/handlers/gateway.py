@@ -23,6 +23,7 @@ from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.produce_targets import ProduceTargets
 from kop.metrics import Metrics
 from kop.storage.base import Engine
+from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import TransactionCoordinator
 from kop.transactions.verification import TransactionVerifier
 from kop.turns import Turns
@@ -47,6 +48,8 @@ class Gateway:
     transactions: TransactionCoordinator
     verifier: TransactionVerifier
     """Of which transactions this broker takes records and offsets."""
+    ends: TransactionEnds
+    """Ends transactions in what this broker has of them."""
     cluster: ClusterView
     metrics: Metrics
     metadata_cache: MetadataCache

@@ -20,6 +20,7 @@ from kop.handlers import (
     sasl,
     topics,
     transactions,
+    txn_markers,
     txn_offset_commit,
 )
 from kop.handlers.api import Api
@@ -38,6 +39,7 @@ _MODULES = (
     cluster,
     sasl,
     transactions,
+    txn_markers,
     txn_offset_commit,
 )
 

@@ -3,9 +3,10 @@
 The rules are in `kop.transactions`; this is what depends on versions.
 
 - AddPartitionsToTxn 0 to 3 come from clients, 4 and 5 from brokers: these name several transactions, and may only ask
-  whether a partition is in one (KIP-890). A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION, the others
-  OPERATION_NOT_ATTEMPTED then: nothing is added. Internal topics but that of groups' offsets are
-  TOPIC_AUTHORIZATION_FAILED, as in Kafka.
+  whether a partition is in one (KIP-890). A broker of this kind, which asks about one transaction at a time, is told
+  its name in storage, too, in a tagged field of the header.
+- A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION, the others OPERATION_NOT_ATTEMPTED then: nothing is
+  added. Internal topics but that of groups' offsets are TOPIC_AUTHORIZATION_FAILED, as in Kafka.
 - PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 2 of each of the three.
 - TRANSACTION_ABORTABLE, for a partition that is not in the transaction, is INVALID_TXN_STATE below AddPartitionsToTxn
   5.
@@ -17,11 +18,14 @@ from __future__ import annotations
 from typing import Any
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
+from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
 from kop.transactions.machine import EPOCH_BUMPED_AT_END, Partition
 from kop.wire.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse
+from kop.wire.primitives import encode_tags
+from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 _BATCHED = 4
 """The version of AddPartitionsToTxn from which on it comes from brokers."""
@@ -56,7 +60,7 @@ async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
     results = []
     for asked in request.transactions:
         if asked.verify_only:
-            errors = await _verify(gw, asked)
+            errors = await _verify(gw, ctx, asked)
         else:
             errors = await _add(
                 gw,
@@ -101,12 +105,16 @@ async def _add(
     return dict.fromkeys(names, code)
 
 
-async def _verify(gw: Gateway, asked: Any) -> dict[Partition, ErrorCode]:
+async def _verify(gw: Gateway, ctx: Context, asked: Any) -> dict[Partition, ErrorCode]:
     partitions = [(topic.name, index) for topic in asked.topics for index in topic.partitions]
     verified = await gw.transactions.verify_partitions(
         asked.transactional_id, asked.producer_id, asked.producer_epoch, partitions
     )
-    return dict.fromkeys(partitions, verified.error) if verified.error else dict(verified.errors)
+    if verified.error:
+        return dict.fromkeys(partitions, verified.error)
+    if verified.storage_transaction and broker_of(ctx.client_id) is not None:
+        ctx.header_tags = encode_tags({STORAGE_TRANSACTION: verified.storage_transaction})
+    return dict(verified.errors)
 
 
 def _topic_rows(topic_class: Any, version: int, topics: Any, errors: dict[Partition, ErrorCode]) -> list[Any]:
@@ -161,7 +169,7 @@ def _topic_names(request: Any) -> list[str]:
 
 
 APIS = (
-    Api(24, 0, 5, add_partitions_to_txn, AclOperation.WRITE, topics=_topic_names),
+    Api(24, 0, 5, add_partitions_to_txn, AclOperation.WRITE, topics=_topic_names, overlaps=True),
     Api(25, 0, 4, add_offsets_to_txn, AclOperation.WRITE),
     Api(26, 0, 5, end_txn, AclOperation.WRITE),
 )

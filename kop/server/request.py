@@ -264,4 +264,4 @@ def _parts(request: Any, rows: str) -> list[Any]:
 
 
 def _encoded(ctx: Context, result: Any) -> tuple[set[int], Frame]:
-    return set(codec.error_codes(result)), (codec.encode_response(ctx.correlation_id, result),)
+    return set(codec.error_codes(result)), (codec.encode_response(ctx.correlation_id, result, ctx.header_tags),)

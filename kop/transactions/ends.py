@@ -1,21 +1,29 @@
 """Ending a transaction wherever it left something: in storage, in groups, in what brokers have verified of it.
 
-Owns: the order of these.
+Owns: the order of these, and what the other brokers are asked to do (WriteTxnMarkers, as Kafka's brokers ask).
 Must not know: who decided, how storage or groups do it.
 
-Records come first, then offsets: who reads an offset that was committed in the transaction may read its records.
+No broker may write into a transaction that ends, so all of them are told first. One that cannot be reached may go on
+for as long as its verification is good (`verification.LEASE_SECONDS`): the end waits for that.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Collection
-from typing import Protocol
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol
+from uuid import UUID
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
+from kop.coordination.peers import Peers
 from kop.errors import ErrorCode, KopError
 from kop.storage.base import EndedTransaction, TransactionStorage
-from kop.transactions.verification import TransactionVerifier
+from kop.transactions.verification import LEASE_SECONDS, TransactionVerifier
+from kop.wire.messages import WriteTxnMarkersRequest
+
+_VERSION: Final = 2
 
 _log = logging.getLogger(__name__)
 
@@ -29,28 +37,139 @@ class PendingOffsets(Protocol):
         """See `kop.groups.runtime.GroupCoordinator.end_transaction`."""
 
 
-class TransactionEnds:
-    """The `Markers` of the transaction coordinator."""
+class OtherBrokers(Protocol):
+    """The brokers of the cluster (`kop.cluster.cluster_view`)."""
 
-    def __init__(self, storage: TransactionStorage, offsets: PendingOffsets) -> None:
+    @property
+    def broker_id(self) -> int:
+        """The id of this broker."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Ids of the live brokers, this one's among them."""
+
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        """The id of the broker that coordinates a partition."""
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change."""
+
+
+class TransactionEnds:
+    """The `Markers` of the transaction coordinator, and what another broker's coordinator asks of this broker."""
+
+    def __init__(
+        self,
+        storage: TransactionStorage,
+        offsets: PendingOffsets,
+        offsets_topic: Callable[[], UUID],
+        cluster: OtherBrokers,
+        peers: Peers,
+    ) -> None:
+        """`offsets_topic` gives the id of the topic that keeps groups' offsets."""
         self._storage = storage
         self._offsets = offsets
+        self._offsets_topic = offsets_topic
+        self._cluster = cluster
+        self._peers = peers
+        self._others: set[int] = set()
+        self._left_at = float("-inf")
+        """When a broker left the last time, by `time.monotonic`. It may go on for a while: nobody tells it of ends."""
         self.verifier: TransactionVerifier | None = None
         """What this broker has verified; set once, before the first end."""
+        cluster.on_change(self._brokers_changed)
+        self._brokers_changed()
+
+    def _brokers_changed(self) -> None:
+        others = set(self._cluster.ids) - {self._cluster.broker_id}
+        if self._others - others:
+            self._left_at = time.monotonic()
+        self._others = others
 
     async def write(self, ended: EndedTransaction) -> None:
         """See `Markers.write`."""
-        if self.verifier is not None:
-            self.verifier.forget(ended.producer_id)
-        of_offsets = [index for topic, index in ended.partitions if topic == KAFKA_OFFSETS_TOPIC]
+        decided = time.monotonic()
+        self.forget(ended.producer_id)
+        of_offsets = {index for topic, index in ended.partitions if topic == KAFKA_OFFSETS_TOPIC}
+        if self._others:
+            of_offsets = await self._tell_others(ended, of_offsets, decided)
+        elif (rest := self._left_at + LEASE_SECONDS - decided) > 0:
+            await asyncio.sleep(rest)
         records = frozenset(partition for partition in ended.partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
         if records or ended.storage_transaction:
             await self._storage.end(ended._replace(partitions=records))
-        if of_offsets:
-            error = await self._offsets.end_transaction(
-                of_offsets, ended.producer_id, ended.producer_epoch, commit=ended.commit
-            )
-            if error is ErrorCode.INVALID_PRODUCER_EPOCH:  # those of this transaction are not pending any more
-                _log.warning("offsets of a newer transaction are pending than that of %r", ended.transactional_id)
-            elif error:
-                raise KopError(f"the offsets of transactional id {ended.transactional_id!r} cannot be written", error)
+        error = await self.end_offsets(of_offsets, ended.producer_id, ended.producer_epoch, commit=ended.commit)
+        if error:
+            raise KopError(f"the offsets of transactional id {ended.transactional_id!r} cannot be written", error)
+
+    def forget(self, producer_id: int) -> None:
+        """Take nothing more for the producer's transaction."""
+        if self.verifier is not None:
+            self.verifier.forget(producer_id)
+
+    async def end_offsets(
+        self, offsets_partitions: Collection[int], producer_id: int, producer_epoch: int, *, commit: bool
+    ) -> ErrorCode:
+        """Commit or drop the offsets in these partitions of `__consumer_offsets`, which this broker coordinates."""
+        if not offsets_partitions:
+            return ErrorCode.NONE
+        error = await self._offsets.end_transaction(offsets_partitions, producer_id, producer_epoch, commit=commit)
+        if error is ErrorCode.INVALID_PRODUCER_EPOCH:  # those of this transaction are not pending any more
+            _log.warning("producer %d has offsets pending of a newer epoch than %d", producer_id, producer_epoch)
+            return ErrorCode.NONE
+        return error
+
+    async def _tell_others(self, ended: EndedTransaction, of_offsets: set[int], decided: float) -> set[int]:
+        """Have every other broker end its part. Returns the partitions of offsets that this broker coordinates."""
+        topic_id = self._offsets_topic()
+        parts: dict[int, list[int]] = {broker_id: [] for broker_id in self._others}
+        own: set[int] = set()
+        for index in of_offsets:
+            leader = self._cluster.leader(topic_id, index)
+            parts[leader].append(index) if leader in parts else own.add(index)
+        brokers = list(parts)
+        answers = await asyncio.gather(*(self._tell(broker_id, ended, parts[broker_id]) for broker_id in brokers))
+        until = self._left_at + LEASE_SECONDS
+        failed: list[KopError] = []
+        for broker_id, error in zip(brokers, answers, strict=True):
+            if error is None:
+                continue
+            _log.warning("broker %d was not told of the end of a transaction: %s", broker_id, error)
+            until = max(until, decided + LEASE_SECONDS)
+            if parts[broker_id]:
+                failed.append(error)
+        if (rest := until - time.monotonic()) > 0:
+            await asyncio.sleep(rest)
+        if failed:
+            raise failed[0]
+        return own
+
+    async def _tell(self, broker_id: int, ended: EndedTransaction, of_offsets: list[int]) -> KopError | None:
+        marker = WriteTxnMarkersRequest.WritableTxnMarker
+        topic = marker.WritableTxnMarkerTopic
+        topics = [topic(version=_VERSION, name=KAFKA_OFFSETS_TOPIC, partition_indexes=of_offsets)] if of_offsets else []
+        request = WriteTxnMarkersRequest(
+            version=_VERSION,
+            markers=[
+                marker(
+                    version=_VERSION,
+                    producer_id=ended.producer_id,
+                    producer_epoch=ended.producer_epoch,
+                    transaction_result=ended.commit,
+                    topics=topics,
+                    coordinator_epoch=0,
+                    transaction_version=ended.client_version,
+                )
+            ],
+        )
+        try:
+            answer = await self._peers.call(broker_id, request)
+        except KopError as error:
+            return error
+        for row in answer.message.markers:
+            for of_topic in row.topics:
+                for partition in of_topic.partitions:
+                    if code := ErrorCode(partition.error_code):
+                        text = f"it answers {code.name} for {of_topic.name}-{partition.partition_index}"
+                        return KopError(text, code)
+        return None

@@ -70,6 +70,8 @@ class VerifiedPartitions(NamedTuple):
     """Of each, where there is no error of all."""
     storage_transaction: bytes = b""
     """What storage calls the transaction."""
+    passes: bool = False
+    """Whoever coordinates the transaction may not reach this broker when it ends: ask again after a while."""
 
 
 class ProducerIdentity(NamedTuple):

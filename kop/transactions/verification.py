@@ -10,6 +10,8 @@ nothing would ever end that transaction there, and readers would wait for ever.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -25,6 +27,9 @@ from kop.transactions.runtime import VerifiedPartitions
 StoredPartition: TypeAlias = tuple[UUID, int]
 """Topic id and partition. Another topic of the same name has not been verified."""
 
+LEASE_SECONDS: Final = 5.0
+"""How long it is good what another broker said. It waits so long before it ends a transaction without having reached
+this one, which may write into the transaction until then."""
 CONCURRENT_SECONDS: Final = 0.1
 """How long a request that begins a transaction waits for the end of the one before."""
 
@@ -63,6 +68,8 @@ class TransactionalProducer(NamedTuple):
 class _Verified:
     epoch: int
     storage_transaction: bytes
+    until: float = math.inf
+    """By `time.monotonic`."""
     partitions: set[StoredPartition] = field(default_factory=set)
 
 
@@ -86,6 +93,7 @@ class TransactionVerifier:
             and verified.epoch == producer_epoch
             and partition in verified.partitions
             and producer_id not in self._waiting
+            and (verified.until == math.inf or time.monotonic() < verified.until)
         )
 
     @asynccontextmanager
@@ -118,6 +126,10 @@ class TransactionVerifier:
         while True:
             self._overtaken.discard(producer_id)
             verified = self._verified.get(producer_id)
+            now = time.monotonic()
+            if verified is not None and now >= verified.until:
+                del self._verified[producer_id]
+                verified = None
             if verified is not None and verified.epoch == epoch and verified.partitions.issuperset(partitions.values()):
                 errors = dict.fromkeys(partitions, ErrorCode.NONE)
                 return VerifiedPartitions(errors=errors, storage_transaction=verified.storage_transaction)
@@ -130,7 +142,8 @@ class TransactionVerifier:
                 return answer
             name = answer.storage_transaction
             if verified is None or (verified.epoch, verified.storage_transaction) != (epoch, name):
-                verified = self._verified[producer_id] = _Verified(epoch, name)
+                until = now + LEASE_SECONDS if answer.passes else math.inf
+                verified = self._verified[producer_id] = _Verified(epoch, name, until)
             verified.partitions.update(partitions[each] for each, code in answer.errors.items() if not code)
             return answer
 

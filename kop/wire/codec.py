@@ -32,7 +32,7 @@ from kafka.protocol.schemas.fields.struct import StructField
 from kafka.protocol.schemas.fields.struct_array import StructArrayField
 
 from kop.wire.messages import Message
-from kop.wire.primitives import MOST_ELEMENTS, DecodeError, skip_tags, too_many, uvarint
+from kop.wire.primitives import MOST_ELEMENTS, NO_TAGS, DecodeError, skip_tags, too_many, uvarint
 
 Decoder: TypeAlias = Callable[[memoryview, int, int], tuple[Message, int]]
 
@@ -58,8 +58,11 @@ def decode(cls: Any, version: int, data: memoryview, pos: int = 0, *, slack: int
     return message
 
 
-def encode_response(correlation_id: int, message: Message) -> bytes:
-    """Encode a response message (its version was given when it was made) as a whole frame: size, header, body."""
+def encode_response(correlation_id: int, message: Message, header_tags: bytes = NO_TAGS) -> bytes:
+    """Encode a response message (its version was given when it was made) as a whole frame: size, header, body.
+
+    `header_tags` are the tagged fields of a flexible header, encoded: `kop.wire.primitives.encode_tags`.
+    """
     cls = type(message)
     version = message.API_VERSION
     flexible = cls.flexible_version_q(version)
@@ -67,8 +70,23 @@ def encode_response(correlation_id: int, message: Message) -> bytes:
     struct.pack_into(">i", out.buf, 4, correlation_id)
     out.pos = 8
     if flexible and cls.API_KEY != _API_VERSIONS:  # KIP-511: ApiVersions keeps the old response header
-        out.buf[8] = 0
-        out.pos = 9
+        out.pos = 8 + len(header_tags)
+        out.buf[8 : out.pos] = header_tags
+    cls._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)(message, out)
+    struct.pack_into(">i", out.buf, 0, out.pos - 4)
+    return bytes(memoryview(out.buf)[: out.pos])
+
+
+def encode_request(correlation_id: int, client_id: str, message: Message) -> bytes:
+    """Encode a request message (its version was given when it was made) as a whole frame: size, header, body."""
+    cls = type(message)
+    version = message.API_VERSION
+    flexible = cls.flexible_version_q(version)
+    out = EncodeBuffer(_SCRATCH)
+    name = client_id.encode()
+    head = struct.pack(">hhih", cls.API_KEY, version, correlation_id, len(name)) + name + NO_TAGS[:flexible]
+    out.buf[4 : 4 + len(head)] = head
+    out.pos = 4 + len(head)
     cls._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)(message, out)
     struct.pack_into(">i", out.buf, 0, out.pos - 4)
     return bytes(memoryview(out.buf)[: out.pos])

@@ -7,12 +7,15 @@ Must not know: messages.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 
 from kop.errors import FrameError
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 
+NO_TAGS = b"\0"
+"""A section of no tagged fields."""
 MOST_ELEMENTS = 1 << 18
 """Elements that the arrays of one message may have, all together. Each becomes an object of some 200 bytes, and a frame
 of 16 MiB could hold millions; twice the partitions that a gateway has by default are enough for any client."""
@@ -49,6 +52,20 @@ def skip_tags(data: memoryview, pos: int, end: int) -> int:
         if pos > end:
             raise DecodeError("a tagged field reaches beyond the frame")
     return pos
+
+
+def read_tags(data: memoryview, pos: int, end: int) -> tuple[dict[int, bytes], int]:
+    """Read a section of tagged fields; returns the bytes of each, and the position after it."""
+    tags: dict[int, bytes] = {}
+    count, pos = uvarint(data, pos)
+    for _ in range(count):
+        tag, pos = uvarint(data, pos)
+        size, pos = uvarint(data, pos)
+        if pos + size > end:
+            raise DecodeError("a tagged field reaches beyond the frame")
+        tags[tag] = bytes(data[pos : pos + size])
+        pos += size
+    return tags, pos
 
 
 def compact_string(data: memoryview, pos: int, length: int, end: int) -> tuple[str | None, int]:
@@ -109,6 +126,14 @@ def varint_bytes(value: int) -> bytes:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     out.append(value)
+    return bytes(out)
+
+
+def encode_tags(tags: Mapping[int, bytes]) -> bytes:
+    """A section of tagged fields, in the order of their tags."""
+    out = bytearray(varint_bytes(len(tags)))
+    for tag, raw in sorted(tags.items()):
+        out += varint_bytes(tag) + varint_bytes(len(raw)) + raw
     return bytes(out)
 
 

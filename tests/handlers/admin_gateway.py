@@ -63,6 +63,7 @@ class Admin:
             groups=unused,
             transactions=unused,
             verifier=unused,
+            ends=unused,
             cluster=ClusterView(engine, config.node_id),
             metrics=unused,
             metadata_cache=unused,

@@ -1,0 +1,141 @@
+"""The transaction coordinator of any transactional id: this broker, or another one, which is asked over its Kafka port.
+
+Owns: which broker is asked, and the requests to it (AddPartitionsToTxn 5, by which Kafka's brokers ask).
+Must not know: what the coordinator decides, what follows from its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Protocol
+from uuid import UUID
+
+from kop.coordination.peers import PeerAnswer, Peers
+from kop.errors import ErrorCode, KopError
+from kop.transactions.machine import Partition
+from kop.transactions.runtime import TransactionCoordinator, VerifiedPartitions
+from kop.wire.messages import AddPartitionsToTxnRequest
+from kop.wire.transaction_state import STORAGE_TRANSACTION
+
+_VERSION: Final = 5
+_AGAIN_SECONDS: Final = 0.02
+"""Kafka's pause before a broker asks another one again."""
+
+
+class LeaderOfPartition(Protocol):
+    """Which broker leads a partition (`kop.cluster.cluster_view`)."""
+
+    @property
+    def broker_id(self) -> int:
+        """The id of this broker."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Ids of the live brokers, this one's among them."""
+
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        """The id of the broker that leads, or coordinates, a partition."""
+
+
+class TransactionCoordinators:
+    """All of them; see `kop.transactions.verification.Coordinators`."""
+
+    def __init__(self, own: TransactionCoordinator, cluster: LeaderOfPartition, peers: Peers) -> None:
+        self._own = own
+        self._cluster = cluster
+        self._peers = peers
+
+    def _elsewhere(self, transactional_id: str) -> int | None:
+        """The other broker that coordinates an id; None where this one does, or nobody does yet."""
+        place = self._own.coordinator_of(transactional_id)
+        if place is None or self._own.refusal_of(transactional_id) is not ErrorCode.NOT_COORDINATOR:
+            return None
+        leader = self._cluster.leader(*place)
+        return None if leader == self._cluster.broker_id else leader
+
+    async def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Collection[Partition],
+        client_version: int,
+    ) -> ErrorCode:
+        """See `TransactionCoordinator.add_partitions`. Another broker is asked for version 2 of transactions alone."""
+        broker_id = self._elsewhere(transactional_id)
+        if broker_id is None:
+            return await self._own.add_partitions(transactional_id, producer_id, epoch, partitions, client_version)
+        answer = await self._ask(broker_id, transactional_id, producer_id, epoch, partitions, verify_only=False)
+        if isinstance(answer, ErrorCode):
+            return answer
+        return next((code for code in _errors(answer).values() if code), ErrorCode.NONE)
+
+    async def verify_partitions(
+        self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
+    ) -> VerifiedPartitions:
+        """See `TransactionCoordinator.verify_partitions`."""
+        broker_id = self._elsewhere(transactional_id)
+        if broker_id is None:
+            own = await self._own.verify_partitions(transactional_id, producer_id, epoch, partitions)
+            return own._replace(passes=len(self._cluster.ids) > 1)  # another broker may coordinate it soon
+        answer = await self._ask(broker_id, transactional_id, producer_id, epoch, partitions, verify_only=True)
+        if isinstance(answer, ErrorCode):
+            return VerifiedPartitions(answer)
+        errors = _errors(answer)
+        if errors.keys() != set(partitions):
+            return VerifiedPartitions(ErrorCode.UNKNOWN_SERVER_ERROR)
+        return VerifiedPartitions(
+            errors=errors, storage_transaction=answer.tags.get(STORAGE_TRANSACTION, b""), passes=True
+        )
+
+    async def settled(self, transactional_id: str, seconds: float) -> None:
+        """See `TransactionCoordinator.settled`. Another broker is asked again after a moment."""
+        if self._elsewhere(transactional_id) is None:
+            await self._own.settled(transactional_id, seconds)
+        else:
+            await asyncio.sleep(min(seconds, _AGAIN_SECONDS))
+
+    async def _ask(
+        self,
+        broker_id: int,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Collection[Partition],
+        *,
+        verify_only: bool,
+    ) -> PeerAnswer | ErrorCode:
+        topics: dict[str, list[int]] = {}
+        for topic, index in partitions:
+            topics.setdefault(topic, []).append(index)
+        transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
+        row = transaction.AddPartitionsToTxnTopic
+        request = AddPartitionsToTxnRequest(
+            version=_VERSION,
+            transactions=[
+                transaction(
+                    version=_VERSION,
+                    transactional_id=transactional_id,
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    verify_only=verify_only,
+                    topics=[row(version=_VERSION, name=name, partitions=indexes) for name, indexes in topics.items()],
+                )
+            ],
+        )
+        try:
+            answer = await self._peers.call(broker_id, request)
+        except KopError as error:
+            return error.code
+        code = ErrorCode(answer.message.error_code)
+        return code if code else answer
+
+
+def _errors(answer: PeerAnswer) -> Mapping[Partition, ErrorCode]:
+    return {
+        (topic.name, partition.partition_index): ErrorCode(partition.partition_error_code)
+        for result in answer.message.results_by_transaction
+        for topic in result.topic_results
+        for partition in topic.results_by_partition
+    }

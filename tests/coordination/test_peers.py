@@ -1,0 +1,113 @@
+"""Calls from one broker to another, over a real gateway's Kafka port and over one that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.gateway import gateway, run
+from support.waiting import until
+
+from kop.coordination import peers as module
+from kop.coordination.peers import Peers, broker_of
+from kop.errors import ErrorCode, KopError
+from kop.wire.messages import AddPartitionsToTxnRequest, InitProducerIdRequest
+
+
+def request() -> object:
+    return InitProducerIdRequest(version=5, transactional_id=None, transaction_timeout_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("client_id", "broker"), [("kop-broker-12", 12), ("kop-broker-x", None), ("a", None), (None, None)]
+)
+def test_a_broker_is_known_by_its_client_id(client_id: str | None, broker: int | None) -> None:
+    assert broker_of(client_id) == broker
+
+
+def test_calls_overlap_and_are_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            peers = Peers(7, lambda _: serving.listeners[0])
+            answers = await asyncio.gather(*(peers.call(1, request()) for _ in range(10)))
+            assert len({answer.message.producer_id for answer in answers}) == 10
+            await peers.close()
+
+    run(main())
+
+
+def test_what_has_no_field_comes_in_the_header(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            await serving.gateway.engine.topics.create("t", 1, {})
+            transactions = serving.gateway.transactions
+            who = await transactions.init_producer_id("tx", 1000)
+            transactions_of_storage = serving.gateway.engine.transactions
+
+            async def begin(timeout_ms: int) -> bytes:
+                return b"in storage"
+
+            transactions_of_storage.begin = begin  # type: ignore[method-assign]
+            transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
+            topic = transaction.AddPartitionsToTxnTopic(version=5, name="t", partitions=[0])
+            peers = Peers(7, lambda _: serving.listeners[0])
+            for verify_only, tags in [(False, {}), (True, {10_000: b"in storage"})]:
+                asked = transaction(
+                    version=5, transactional_id="tx", producer_id=who.producer_id,
+                    producer_epoch=who.producer_epoch, verify_only=verify_only, topics=[topic],
+                )  # fmt: skip
+                answer = await peers.call(1, AddPartitionsToTxnRequest(version=5, transactions=[asked]))
+                row = answer.message.results_by_transaction[0].topic_results[0].results_by_partition[0]
+                assert (row.partition_error_code, answer.tags) == (0, tags)
+            await peers.close()
+
+    run(main())
+
+
+def test_a_lost_connection_fails_what_is_under_way_and_the_next_call_connects_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        taken: list[asyncio.StreamWriter] = []
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            taken.append(writer)
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        peers = Peers(7, lambda _: address)
+        calls = [asyncio.create_task(peers.call(1, request())) for _ in range(3)]
+        await until(lambda: len(taken) == 1)
+        taken[0].transport.abort()
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, KopError)
+            assert error.code is ErrorCode.NETWORK_EXCEPTION
+            assert error.__context__ is None
+        server.close()
+        async with gateway(tmp_path, store="memory:") as serving:
+            address = serving.listeners[0]
+            assert (await peers.call(1, request())).message.error_code == 0
+            await peers.close()
+
+    run(main())
+
+
+def test_a_broker_that_is_not_live_or_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        with pytest.raises(KopError, match="broker 3 is not live"):
+            await Peers(7, lambda _: None).call(3, request())
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        monkeypatch.setattr(module, "CALL_SECONDS", 0.05)
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        peers = Peers(7, lambda _: server.sockets[0].getsockname())
+        with pytest.raises(KopError, match="does not answer"):
+            await peers.call(1, request())
+        await peers.close()
+        server.close()
+
+    run(main())

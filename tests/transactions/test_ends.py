@@ -1,0 +1,244 @@
+"""Ends of transactions that left something at several brokers, and verification of one that another coordinates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kop.coordination.peers import PeerAnswer
+from kop.errors import ErrorCode as E
+from kop.errors import KopError
+from kop.storage.base import EndedTransaction
+from kop.transactions import ends as module
+from kop.transactions import verification
+from kop.transactions.coordinators import TransactionCoordinators
+from kop.transactions.ends import TransactionEnds
+from kop.transactions.runtime import VerifiedPartitions
+from kop.transactions.verification import TransactionalProducer, TransactionVerifier
+from kop.wire.messages import AddPartitionsToTxnResponse, WriteTxnMarkersResponse
+
+OFFSETS = "__consumer_offsets"
+TOPIC_ID = UUID(int=7)
+ME = 1
+
+
+class Cluster:
+    """Brokers, each of which leads the partitions with the remainder of its id."""
+
+    broker_id = ME
+
+    def __init__(self, *others: int) -> None:
+        self.ids = sorted({ME, *others})
+        self.changed: Callable[[], None] = lambda: None
+
+    def leader(self, topic_id: UUID, partition: int) -> int:
+        return self.ids[partition % len(self.ids)]
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self.changed = callback
+
+
+class World:
+    """Notes in `done`, in order, what happened; brokers in `away` do not answer."""
+
+    def __init__(self, *others: int) -> None:
+        self.done: list[Any] = []
+        self.away: set[int] = set()
+        self.offsets_error = E.NONE
+        self.refusal: E = E.NONE
+        self.cluster = Cluster(*others)
+        self.peer_codes: dict[int, E] = {}
+        self.tags: dict[int, bytes] = {}
+        self.ends = TransactionEnds(self, self, lambda: TOPIC_ID, self.cluster, self)  # type: ignore[arg-type]
+        self.verifier = TransactionVerifier(TransactionCoordinators(self, self.cluster, self))  # type: ignore[arg-type]
+        self.ends.verifier = self.verifier
+
+    # storage and groups
+
+    async def end(self, ended: EndedTransaction) -> None:
+        self.done.append(("records", set(ended.partitions)))
+
+    async def end_transaction(self, partitions: Collection[int], producer_id: int, epoch: int, *, commit: bool) -> E:
+        self.done.append(("offsets", set(partitions), commit))
+        return self.offsets_error
+
+    # the coordinator of this broker
+
+    def coordinator_of(self, key: str) -> tuple[UUID, int]:
+        return TOPIC_ID, int(key)
+
+    def refusal_of(self, key: str) -> E:
+        return E.NONE if self.cluster.leader(*self.coordinator_of(key)) == ME else E.NOT_COORDINATOR
+
+    async def add_partitions(self, *asked: Any) -> E:
+        self.done.append(("added here", asked[0]))
+        return self.refusal
+
+    async def verify_partitions(self, name: str, producer_id: int, epoch: int, partitions: Any) -> VerifiedPartitions:
+        self.done.append(("verified here", name))
+        return VerifiedPartitions(errors=dict.fromkeys(partitions, E.NONE))
+
+    # other brokers
+
+    async def call(self, broker_id: int, message: Any) -> PeerAnswer:
+        if broker_id in self.away:
+            raise KopError("away", E.NETWORK_EXCEPTION)
+        code = self.peer_codes.get(broker_id, E.NONE)
+        if message.API_KEY == 27:
+            (marker,) = message.markers
+            parts = {index for topic in marker.topics for index in topic.partition_indexes}
+            self.done.append((broker_id, marker.producer_id, marker.transaction_result, parts))
+            result = WriteTxnMarkersResponse.WritableTxnMarkerResult
+            topic = result.WritableTxnMarkerTopicResult
+            part = topic.WritableTxnMarkerPartitionResult
+            rows = [part(version=2, partition_index=index, error_code=code) for index in parts]
+            topics = [topic(version=2, name=OFFSETS, partitions=rows)]
+            markers = [result(version=2, producer_id=marker.producer_id, topics=topics)]
+            return PeerAnswer(WriteTxnMarkersResponse(version=2, markers=markers), {})
+        (asked,) = message.transactions
+        self.done.append((broker_id, "verified" if asked.verify_only else "added", asked.transactional_id))
+        result = AddPartitionsToTxnResponse.AddPartitionsToTxnResult
+        topic = result.AddPartitionsToTxnTopicResult
+        part = topic.AddPartitionsToTxnPartitionResult
+        topics = [
+            topic(
+                version=5,
+                name=row.name,
+                results_by_partition=[
+                    part(version=5, partition_index=index, partition_error_code=code) for index in row.partitions
+                ],
+            )
+            for row in asked.topics
+        ]
+        rows = [result(version=5, transactional_id=asked.transactional_id, topic_results=topics)]
+        return PeerAnswer(AddPartitionsToTxnResponse(version=5, error_code=0, results_by_transaction=rows), self.tags)
+
+
+def ended(*partitions: tuple[str, int]) -> EndedTransaction:
+    return EndedTransaction("tx", 5, 3, frozenset(partitions), True, 2, b"name")
+
+
+@pytest.fixture(autouse=True)
+def _short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEASE_SECONDS", 0.05)
+
+
+async def test_alone_records_end_before_offsets() -> None:
+    w = World()
+    await w.ends.write(ended(("t", 0), (OFFSETS, 4)))
+    assert w.done == [("records", {("t", 0)}), ("offsets", {4}, True)]
+
+
+async def test_other_brokers_are_told_first_and_end_the_offsets_that_they_coordinate() -> None:
+    w = World(2)
+    await w.ends.write(ended(("t", 0), (OFFSETS, 3), (OFFSETS, 4)))
+    assert w.done == [(2, 5, True, {3}), ("records", {("t", 0)}), ("offsets", {4}, True)]
+
+
+async def test_a_broker_that_is_away_delays_the_end_by_its_lease() -> None:
+    w = World(2)
+    w.away = {2}
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await w.ends.write(ended(("t", 0)))
+    assert loop.time() - began >= 0.04
+    assert w.done == [("records", {("t", 0)})]
+
+
+async def test_a_broker_that_left_delays_the_end_by_its_lease() -> None:
+    w = World(2)
+    w.cluster.ids = [ME]
+    w.cluster.changed()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await w.ends.write(ended(("t", 0)))
+    assert loop.time() - began >= 0.04
+    assert w.done == [("records", {("t", 0)})]
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_offsets_that_another_broker_does_not_end_are_an_error(away: bool) -> None:
+    w = World(2)
+    if away:
+        w.away = {2}
+    else:
+        w.peer_codes[2] = E.COORDINATOR_LOAD_IN_PROGRESS
+    with pytest.raises(KopError):
+        await w.ends.write(ended((OFFSETS, 3)))
+    assert ("records", set()) not in w.done
+
+
+async def test_offsets_that_cannot_be_written_here_are_an_error() -> None:
+    w = World()
+    w.offsets_error = E.NOT_COORDINATOR
+    with pytest.raises(KopError):
+        await w.ends.write(ended((OFFSETS, 3)))
+    w.offsets_error = E.INVALID_PRODUCER_EPOCH  # a newer transaction's offsets are pending: these are not any more
+    await w.ends.write(ended((OFFSETS, 3)))
+
+
+STORED = {("t", 0): (UUID(int=1), 0)}
+
+
+async def verified(w: World, name: str, *, add: bool = False) -> VerifiedPartitions:
+    async with w.verifier.turn(5):
+        return await w.verifier.verify(TransactionalProducer(name, 5, 0), STORED, add=add)
+
+
+async def test_the_coordinator_is_asked_once_wherever_it_is() -> None:
+    w = World(2)
+    w.tags = {10_000: b"name"}
+    for name, asked in (
+        ("0", [("added here", "0"), ("verified here", "0")]),
+        ("1", [(2, "added", "1"), (2, "verified", "1")]),
+    ):
+        w.done.clear()
+        assert not w.verifier.holds(5, 0, STORED["t", 0])
+        answer = await verified(w, name, add=True)
+        assert answer.errors == {("t", 0): E.NONE}
+        assert w.verifier.holds(5, 0, STORED["t", 0])
+        assert not w.verifier.holds(5, 1, STORED["t", 0])
+        await verified(w, name)
+        assert w.done == asked
+        w.verifier.forget(5)
+    assert answer.storage_transaction == b"name"
+
+
+async def test_what_another_broker_said_is_good_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World(2)
+    monkeypatch.setattr(verification, "LEASE_SECONDS", 0.0)
+    await verified(w, "1")
+    assert not w.verifier.holds(5, 0, STORED["t", 0])
+    await verified(w, "1")
+    assert len(w.done) == 2
+
+
+async def test_a_coordinator_that_is_away_is_an_error() -> None:
+    w = World(2)
+    w.away = {2}
+    assert (await verified(w, "1", add=True)).error is E.NETWORK_EXCEPTION
+    assert (await verified(w, "1")).error is E.NETWORK_EXCEPTION
+
+
+async def test_an_end_while_the_coordinator_is_asked_voids_its_answer() -> None:
+    w = World(2)
+    asked = 0
+    call = w.call
+
+    async def slow(broker_id: int, message: Any) -> PeerAnswer:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            w.verifier.forget(5)
+        else:
+            w.peer_codes[2] = E.TRANSACTION_ABORTABLE
+        return await call(broker_id, message)
+
+    w.call = slow  # type: ignore[method-assign]
+    answer = await verified(w, "1")
+    assert (asked, answer.errors) == (2, {("t", 0): E.TRANSACTION_ABORTABLE})
+    assert not w.verifier.holds(5, 0, STORED["t", 0])
