@@ -37,7 +37,7 @@ class PendingOffsets(Protocol):
         """See `kop.groups.runtime.GroupCoordinator.end_transaction`."""
 
 
-class OtherBrokers(Protocol):
+class BrokersOfCluster(Protocol):
     """The brokers of the cluster (`kop.cluster.cluster_view`)."""
 
     @property
@@ -63,7 +63,7 @@ class TransactionEnds:
         storage: TransactionStorage,
         offsets: PendingOffsets,
         offsets_topic: Callable[[], UUID],
-        cluster: OtherBrokers,
+        cluster: BrokersOfCluster,
         peers: Peers,
     ) -> None:
         """`offsets_topic` gives the id of the topic that keeps groups' offsets."""

@@ -213,7 +213,7 @@ async def test_an_open_transaction_is_open_after_a_restart_and_times_out() -> No
         await w.restart()
         assert w.transaction.status is TransactionStatus.ONGOING
         verified = await w.coordinator.verify_partitions("tx", who.producer_id, 0, [ORDERS, BILLS])
-        assert verified == (E.NONE, {ORDERS: E.NONE, BILLS: E.TRANSACTION_ABORTABLE}, b"transaction 1")
+        assert verified == (E.NONE, {ORDERS: E.NONE, BILLS: E.TRANSACTION_ABORTABLE}, b"transaction 1", False)
         assert w.storage.added == [(b"transaction 1", {ORDERS}), (b"transaction 1", {ORDERS})]
         w.now += MINUTE - 1
         w.coordinator.tick()
