@@ -137,3 +137,94 @@ def test_committed_offsets_survive_kill_9(tmp_path: Path) -> None:
             kept = consumer.committed([TopicPartition("load", p) for p in range(PARTITIONS)], timeout=SECONDS)
             assert [place.offset for place in kept] == [offset * 10 + p for p in range(PARTITIONS)]
             consumer.close()
+
+
+TRANSACTIONS = 40
+
+
+def run_transaction(producer: Producer, number: int) -> bool:
+    """A transaction with two records in each partition; every third one is aborted. Whether it was committed."""
+    commit = number % 3 > 0
+    producer.begin_transaction()
+    try:
+        for partition in range(PARTITIONS):
+            for i in range(2):
+                producer.produce("load", f"{number}-{i}".encode(), partition=partition)
+        producer.flush(SECONDS)
+        while commit:
+            try:
+                producer.commit_transaction(SECONDS)
+            except KafkaException as failure:
+                if not failure.args[0].retriable():
+                    raise
+            else:
+                return True
+    except KafkaException as failure:
+        if not failure.args[0].txn_requires_abort():
+            raise
+    while True:
+        try:
+            producer.abort_transaction(SECONDS)
+        except KafkaException as failure:
+            if not failure.args[0].retriable():
+                raise
+        else:
+            return False
+
+
+@pytest.mark.timeout(300)
+def test_transactions_are_whole_after_kill_9_under_load(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    with child(tmp_path) as server:
+        create(server.address, "load")
+        producer = Producer(
+            {
+                "bootstrap.servers": server.address,
+                "transactional.id": "x",
+                "linger.ms": 1,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 100,
+                "retry.backoff.ms": 20,
+                "log_level": 0,
+            }
+        )
+        producer.init_transactions(SECONDS)
+        done: list[bool] = []
+        killer = threading.Thread(target=kill_in_transactions, args=(server, rng, done))
+        killer.start()
+        for number in range(TRANSACTIONS):
+            done.append(run_transaction(producer, number))
+        killer.join()
+        consumer = Consumer(
+            {
+                "bootstrap.servers": server.address,
+                "group.id": "check",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+            }
+        )
+        for partition in range(PARTITIONS):
+            consumer.assign([TopicPartition("load", partition, 0)])
+            values: list[bytes] = []
+            while (message := consumer.poll(SECONDS)) is not None:
+                if message.error() is not None:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    break
+                values.append(message.value())
+            assert values == [
+                f"{number}-{i}".encode() for number, committed in enumerate(done) if committed for i in range(2)
+            ]
+            position = consumer.position([TopicPartition("load", partition)])[0].offset
+            assert position == consumer.get_watermark_offsets(TopicPartition("load", partition), timeout=SECONDS)[1]
+        consumer.close()
+    assert sum(done) > TRANSACTIONS // 4
+
+
+def kill_in_transactions(server: Child, rng: random.Random, done: Sized) -> None:
+    """At any moment, each time some transactions later."""
+    for goal in (3, 9, 16, 24, 32):
+        wait_until(lambda goal=goal: len(done) >= goal, "the next transactions")
+        time.sleep(rng.uniform(0, 0.05))  # at any moment
+        server.kill()
+        server.start()
