@@ -15,7 +15,7 @@ command -v java >/dev/null && command -v javac >/dev/null || missing "no java an
 
 case $what in
   tools) main=Tools; sources="Suite Kit Tools ToolsGroups ToolsData" ;;
-  clients) main=Clients; sources="Suite Kit Clients ClientsAdmin" ;;
+  clients) main=Clients; sources="Suite Kit Clients ClientsAdmin ClientsTransactions Copier StreamsApp" ;;
   2.1.1 | 2.8.2 | 3.9.1) main=Old; sources="Suite Old" ;;
   *) echo "suite.sh: no suite $what" >&2; exit 2 ;;
 esac

@@ -9,7 +9,8 @@
   generation -1 and no member, nothing is asked of the group.
 - PRODUCER_FENCED is told as INVALID_PRODUCER_EPOCH. Below version 4 TRANSACTION_ABORTABLE is INVALID_TXN_STATE; below
   version 2 COORDINATOR_LOAD_IN_PROGRESS is COORDINATOR_NOT_AVAILABLE: old producers give up otherwise (KAFKA-7296).
-- A transaction that ends while it is being asked is INVALID_TXN_STATE: its offsets would stay for ever.
+- Where a transaction of the producer ends while it is asked, it is asked again: if that was this transaction its
+  offsets would stay for ever, and if it was the one before all is well.
 """
 
 from __future__ import annotations
@@ -77,22 +78,25 @@ async def _commit(gw: Gateway, version: int, request: Any, commits: list[Commit]
     place = gw.groups.coordinator_of(group_id)
     if place is None:
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    with gw.groups.guard_transaction(group_id, producer_id) as guard:
-        error = await gw.verifier.verify_offsets(
-            TransactionalProducer(request.transactional_id, producer_id, request.producer_epoch),
-            place[1],
-            add=version >= _ADDS_PARTITION,
-        )
-        if error:
-            return _NOT_VERIFIED.get(error, error)
-        member = ("", None, -1)
-        if version >= _NAMES_MEMBER:
-            member = (request.member_id, request.group_instance_id, request.generation_id)
-        error = gw.groups.check_commit_in_transaction(group_id, *member)
-        if error or not commits:
-            return error
-        durable = gw.groups.commit_in_transaction(group_id, producer_id, request.producer_epoch, commits, guard)
-    return await durable
+    while True:
+        with gw.groups.guard_transaction(group_id, producer_id) as guard:
+            error = await gw.verifier.verify_offsets(
+                TransactionalProducer(request.transactional_id, producer_id, request.producer_epoch),
+                place[1],
+                add=version >= _ADDS_PARTITION,
+            )
+            if error:
+                return _NOT_VERIFIED.get(error, error)
+            if guard.ended:
+                continue
+            member = ("", None, -1)
+            if version >= _NAMES_MEMBER:
+                member = (request.member_id, request.group_instance_id, request.generation_id)
+            error = gw.groups.check_commit_in_transaction(group_id, *member)
+            if error or not commits:
+                return error
+            durable = gw.groups.commit_in_transaction(group_id, producer_id, request.producer_epoch, commits, guard)
+        return await durable
 
 
 def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:

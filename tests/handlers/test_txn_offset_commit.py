@@ -34,12 +34,15 @@ class Transactions:
     answer: E = E.NONE
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     gate: asyncio.Event | None = None
+    first: E | None = None
+    """The answer to the first that asks, if it is another."""
 
     async def verify_offsets(self, producer: TransactionalProducer, offsets_partition: int, *, add: bool) -> E:
         self.asked.append((*producer, offsets_partition, add))
         if self.gate is not None:
             await self.gate.wait()
-        return self.answer
+        first, self.first = self.first, None
+        return self.answer if first is None else first
 
 
 class World:
@@ -237,16 +240,25 @@ async def test_a_coordinator_that_stops_and_storage_that_fails(version: int) -> 
         assert len(world.transactions.asked) == asked
 
 
-async def test_a_transaction_that_ends_while_it_is_asked() -> None:
+@pytest.mark.parametrize(
+    ("end_epoch", "answer"),
+    [
+        pytest.param(EPOCH, E.NONE, id="the one before"),
+        pytest.param(EPOCH + 1, E.INVALID_PRODUCER_EPOCH, id="this one"),
+    ],
+)
+async def test_a_transaction_that_ends_while_it_is_asked_is_asked_again(end_epoch: int, answer: E) -> None:
     async with World() as world:
         world.transactions.gate = asyncio.Event()
-        answer = asyncio.create_task(world.commit(5))
+        commit = asyncio.create_task(world.commit(5))
         await until(lambda: bool(world.transactions.asked))
         partition = world.groups.state_log.partition_of("g")
-        assert await world.groups.end_transaction([partition], PRODUCER, EPOCH + 1, commit=False) == E.NONE
+        assert await world.groups.end_transaction([partition], PRODUCER, end_epoch, commit=False) == E.NONE
+        world.transactions.first, world.transactions.answer = E.NONE, answer
         world.transactions.gate.set()
-        assert await answer == [E.INVALID_TXN_STATE]
-        assert world.groups.pending_offsets == 0
+        assert await commit == [answer]
+        assert len(world.transactions.asked) == 2
+        assert world.groups.pending_offsets == (not answer)
 
 
 @pytest.mark.parametrize("version", range(1, 11))

@@ -1,6 +1,6 @@
 // Kafka 4.3.1's producer and consumer.
 //
-// Owns: what they must see. ClientsAdmin holds the admin client.
+// Owns: what they must see. ClientsTransactions holds transactions, ClientsAdmin the admin client.
 // Must not know: how a server does it.
 import java.time.Duration;
 import java.util.ArrayList;
@@ -35,6 +35,7 @@ public final class Clients {
         producer(s, k);
         consumer(s, k);
         groups(s, k);
+        ClientsTransactions.add(s, k);
         ClientsAdmin.add(s, k);
         s.main();
     }
