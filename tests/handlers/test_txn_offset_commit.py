@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from support.bodies import encode_body
 from support.faulty_engine import FaultyEngine, FaultyStore
 from support.waiting import until
 
@@ -74,10 +75,10 @@ class World:
     async def ask(self, handler: Any, key: int, version: int, **fields: Any) -> Any:
         request = REQUESTS[key](version=version, **fields)
         ctx = Context(key, version, "c", 1_700_000_000_000, ConnectionInfo("127.0.0.1", "127.0.0.1", 9092))
-        answer = handler(self, ctx, codec.decode(REQUESTS[key], version, memoryview(codec.encode_body(request))))
+        answer = handler(self, ctx, codec.decode(REQUESTS[key], version, memoryview(encode_body(request))))
         if asyncio.iscoroutine(answer):
             answer = await answer
-        return codec.decode(RESPONSES[key], version, memoryview(codec.encode_body(answer)))
+        return codec.decode(RESPONSES[key], version, memoryview(encode_body(answer)))
 
     async def commit(
         self, version: int, *parts: int, metadata: str | None = "m", topic: str = "t", **fields: Any
