@@ -9,6 +9,7 @@ Must not know: how a client is driven.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -75,7 +76,8 @@ def main() -> int:
     ended = others.join(_JOIN_SECONDS) and writers.join(1.0)
     recorder.close()
     if not ended:
-        print("some clients did not end", file=sys.stderr)
+        print("some clients did not end, and are here:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback()
     sys.stderr.flush()
     return int(not ended or writers.failed or others.failed)
 
