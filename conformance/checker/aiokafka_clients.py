@@ -17,7 +17,17 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 
-from conformance.checker.history import Commit, Committed, Instance, Place, Writer, name_of, record_of, value_of
+from conformance.checker.history import (
+    Commit,
+    Committed,
+    Instance,
+    Place,
+    Writer,
+    name_of,
+    record_of,
+    source_of,
+    value_of,
+)
 from conformance.checker.recorder import Ending, Positions
 from conformance.checker.work import ANSWER_SECONDS, RECORD_SECONDS, WAITING, Work
 from conformance.checker.workload import (
@@ -443,9 +453,9 @@ async def _copy(work: Work, role: ChainRole, number: int) -> None:
 async def _fill(
     producer: _Transactional, *, role: ChainRole, rows: list[_Row], group: str, at: dict[Place, int]
 ) -> None:
-    for _, offset, record in rows:
+    for place, offset, record in rows:
         draft = Draft(role.output, offset % partitions_of(role.output), name_of(record), "")
-        await producer.send(draft, name_of(record))
+        await producer.send(draft, source_of(place, offset))
     await producer.offsets(group, at)
 
 

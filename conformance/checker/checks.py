@@ -57,6 +57,7 @@ from conformance.checker.history import (
     Send,
     Transaction,
     name_of,
+    source_of,
 )
 
 KINDS = (
@@ -513,10 +514,10 @@ def _chains(found: _Found) -> Iterator[Anomaly]:
 
 def _chain(found: _Found, chain: Chain, last: dict[tuple[str, Place], int]) -> Iterator[Anomaly]:
     inputs = {
-        name_of(record): (place, offset)
+        source_of(place, offset): (place, offset)
         for topic in chain.inputs
         for place in sorted(found.places[topic])
-        for offset, record in found.rows["committed"][place]
+        for offset, _ in found.rows["committed"][place]
     }
     whole = found.whole["committed"]
     inputs_are_whole = all(found.places[topic] <= whole for topic in chain.inputs)

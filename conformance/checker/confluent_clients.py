@@ -25,6 +25,7 @@ from conformance.checker.history import (
     Writer,
     name_of,
     record_of,
+    source_of,
     value_of,
 )
 from conformance.checker.recorder import Ending, Positions
@@ -486,8 +487,9 @@ def _fill(
     at: dict[Place, int],
     metadata: object,
 ) -> None:
-    for _, offset, record in rows:
-        producer.send(Draft(role.output, offset % partitions_of(role.output), name_of(record), ""), name_of(record))
+    for place, offset, record in rows:
+        draft = Draft(role.output, offset % partitions_of(role.output), name_of(record), "")
+        producer.send(draft, source_of(place, offset))
     producer.offsets(group, at, metadata)
 
 

@@ -56,7 +56,7 @@ class Send(NamedTuple):
     transaction: str
     """Empty where it was sent in none."""
     source: str
-    """The input that a transformer made it from, by `name_of`; else empty."""
+    """Where the input lies that a chain made it from, by `source_of`; else empty."""
     sent: float
     done: float
     offset: int
@@ -248,6 +248,11 @@ _LISTS: dict[str, tuple[str, Any]] = {
 def name_of(record: Record) -> str:
     """A record as one word."""
     return f"{record[0]}|{record[1]}"
+
+
+def source_of(place: Place, offset: int) -> str:
+    """The place of an input as one word: a writer that is not idempotent may have left several copies of a record."""
+    return f"{place[0]}|{place[1]}|{offset}"
 
 
 def value_of(writer: str, number: int, padding: str = "") -> bytes:

@@ -27,6 +27,7 @@ from conformance.checker.history import (
     dump,
     load,
     record_of,
+    source_of,
     value_of,
 )
 
@@ -82,7 +83,7 @@ def good() -> History:
         transaction("tx/4", 1030, error="REQUEST_TIMED_OUT", instance=2),
         transaction("tx/5", 1035, instance=2),
     ]
-    sources = ["plain|0", "tx|0", "tx|1", "plain|1", "tx|6"]
+    sources = [source_of((IN, 0), offset) for offset in (0, 1, 2, 3, 6)]
     places = [0, 1, 2, 4, 5]
     for number, (source, offset) in enumerate(zip(sources, places, strict=True)):
         sent = send("chain", number, 0, offset, f"chain/{1 + number // 3}", OUT)
@@ -244,7 +245,7 @@ def uncommitted_read_of_an_unknown_transaction(history: History) -> None:
 
 def torn(history: History) -> None:
     drop_everywhere(history, 2)
-    change_send(history, "chain", 2, source="plain|9")
+    change_send(history, "chain", 2, source=source_of((IN, 0), 9))
     history.sends.append(send("plain", 9, 0, 9)._replace(done=1090.0))
     add_at_the_end(history, 9, "plain", 9)
 
@@ -381,13 +382,13 @@ def chain_lost(history: History) -> None:
 
 def chain_doubled(history: History) -> None:
     sent = send("chain", 9, 0, 9, "chain/2", OUT)
-    history.sends.append(sent._replace(source="tx|0"))
+    history.sends.append(sent._replace(source=source_of((IN, 0), 1)))
     add_at_the_end(history, 9, "chain", 9, OUT)
 
 
 def chain_made_of_an_aborted_record(history: History) -> None:
     sent = send("chain", 9, 0, 9, "chain/2", OUT)
-    history.sends.append(sent._replace(source="tx|4"))
+    history.sends.append(sent._replace(source=source_of((IN, 1), 2)))
     add_at_the_end(history, 9, "chain", 9, OUT)
 
 
@@ -483,7 +484,7 @@ def test_an_anomaly_names_the_record_the_place_and_what_was_told() -> None:
 def test_a_transaction_of_unknown_end_may_have_ended_either_way() -> None:
     history = good()
     drop_everywhere(history, 6)
-    change_send(history, "chain", 4, source="plain|2")
+    change_send(history, "chain", 4, source=source_of((IN, 1), 1))
     assert kinds(history) == []
 
 
