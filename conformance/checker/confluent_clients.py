@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -45,7 +46,12 @@ from conformance.checker.workload import (
 _CALL_SECONDS = 5.0
 """For one call that may be repeated."""
 _COMMON = {"reconnect.backoff.ms": 100, "reconnect.backoff.max.ms": 500, "log_level": 0}
+_HUNG_SECONDS = 10.0
 _BATCH = 40
+
+
+class _Hung(Exception):
+    """A call of librdkafka does not return. It is left in its thread."""
 
 
 class _Gone(Exception):
@@ -145,7 +151,10 @@ class _Transactional:
         assert self._ending is not None
         self._ending.offsets(group, [(*place, offset) for place, offset in offsets.items()])
         asked = [TopicPartition(*place, offset) for place, offset in offsets.items()]
-        self._repeat(lambda seconds: self._producer.send_offsets_to_transaction(asked, metadata, seconds))
+        _within(
+            _HUNG_SECONDS,
+            partial(self._repeat, lambda seconds: self._producer.send_offsets_to_transaction(asked, metadata, seconds)),
+        )
 
     def wait(self, seconds: float) -> None:
         """Until all is acknowledged, then as long as told."""
@@ -185,6 +194,29 @@ class _Transactional:
         except KafkaException:
             pass  # a fatal error, which its callbacks were told
         self._work.recorder.give_up(self.name)
+
+
+def _within(seconds: float, call: Callable[[], None]) -> None:
+    """Call it, and raise what it raises. _Hung where it does not return in that time.
+
+    send_offsets_to_transaction ignores its time limit, and may wait for ever once a connection was lost (librdkafka
+    issue 5456), whatever the server is.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise _Hung("send_offsets_to_transaction does not return")
+    for error in errors:
+        raise error
 
 
 class _Line:
@@ -228,7 +260,7 @@ class _Line:
                 self.renew()
             else:
                 self._be_refused(producer)
-        except (KafkaException, BufferError) as error:
+        except (KafkaException, BufferError, _Hung) as error:
             self._recover(error)
         return False
 
