@@ -1,7 +1,10 @@
-"""Topics as Kafka clients see them: `__offsets` goes by `__consumer_offsets`, names are checked, ids resolve.
+"""Topics as Kafka clients see them: state topics go by Kafka's names, names of others are checked, ids resolve.
 
 Owns: which names are legal, internal or reserved, and the translation between the client's name and storage's.
 Must not know: the wire, sockets, which engine serves.
+
+The topics of coordinators have other names in storage than in Kafka: `__offsets` is `__consumer_offsets` to clients,
+`__transactions` is `__transaction_state`. Their records are Kafka's own.
 
 Where storage has namespaces a topic has several names: `orders` of the home namespace is `public/default/orders` and
 `persistent://public/default/orders`, too; a topic of another namespace has the two long ones. What is kept under a name
@@ -14,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 from uuid import UUID
 
 from kop.errors import ErrorCode, PeerError
@@ -27,7 +31,9 @@ TRANSACTIONS_TOPIC = "__transactions"
 """The name in storage."""
 KAFKA_TRANSACTIONS_TOPIC = "__transaction_state"
 """The name that Kafka clients know."""
-RESERVED = frozenset({OFFSETS_TOPIC, KAFKA_OFFSETS_TOPIC, TRANSACTIONS_TOPIC, KAFKA_TRANSACTIONS_TOPIC})
+_STORED_NAMES: Final = {KAFKA_OFFSETS_TOPIC: OFFSETS_TOPIC, KAFKA_TRANSACTIONS_TOPIC: TRANSACTIONS_TOPIC}
+_KAFKA_NAMES: Final = {stored: kafka for kafka, stored in _STORED_NAMES.items()}
+RESERVED = frozenset({*_STORED_NAMES, *_KAFKA_NAMES})
 """Names that clients may neither create, delete nor write."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
@@ -64,13 +70,11 @@ class ClientTopics:
 
     def get(self, name: str) -> TopicInfo | None:
         """The topic that a client calls `name`, or None."""
-        if name == KAFKA_OFFSETS_TOPIC:
-            topic = self._engine.topics.get(OFFSETS_TOPIC)
-            return None if topic is None else replace(topic, name=KAFKA_OFFSETS_TOPIC)
-        if name == OFFSETS_TOPIC:
+        if name in _KAFKA_NAMES:
             return None
         if "/" not in name:
-            return self._engine.topics.get(name)
+            topic = self._engine.topics.get(_STORED_NAMES.get(name, name))
+            return None if topic is None else _as_clients_name_it(topic)
         canonical = self.canonical_name(name)
         topic = None if canonical in RESERVED else self._engine.topics.get(canonical)
         return topic if topic is None or canonical == name else replace(topic, name=name)
@@ -79,7 +83,7 @@ class ClientTopics:
         """The topic of that id, with the name that the id stands for, or None."""
         topic = self._engine.topics.by_id(topic_id)
         if topic is not None:
-            return replace(topic, name=KAFKA_OFFSETS_TOPIC) if topic.name == OFFSETS_TOPIC else topic
+            return _as_clients_name_it(topic)
         for form in _FORMS if self._home is not None else ():
             topic = self._engine.topics.by_id(UUID(int=topic_id.int ^ form))
             if topic is not None and not topic.internal:
@@ -167,11 +171,13 @@ class ClientTopics:
 
     def all(self) -> Sequence[TopicInfo]:
         """Every topic that is known, ordered by the client's name."""
-        topics = (
-            replace(t, name=KAFKA_OFFSETS_TOPIC) if t.name == OFFSETS_TOPIC else t for t in self._engine.topics.all()
-        )
-        return sorted(topics, key=lambda topic: topic.name)
+        return sorted(map(_as_clients_name_it, self._engine.topics.all()), key=lambda topic: topic.name)
 
     def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
         """The log of a partition, or None."""
         return self._engine.log(topic_id, partition)
+
+
+def _as_clients_name_it(topic: TopicInfo) -> TopicInfo:
+    name = _KAFKA_NAMES.get(topic.name)
+    return topic if name is None else replace(topic, name=name)

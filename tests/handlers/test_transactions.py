@@ -14,9 +14,10 @@ from support.waiting import until
 
 from kop.app import Serving
 from kop.errors import ErrorCode as E
+from kop.records.batch import iter_records, read_header
 from kop.transactions.machine import Transaction
 from kop.wire.messages import REQUESTS
-from kop.wire.transaction_state import TransactionStatus
+from kop.wire.transaction_state import TransactionStatus, decode_transaction_key, decode_transaction_value
 
 NEWEST = 13
 
@@ -230,6 +231,40 @@ def test_an_older_instance_is_fenced(tmp_path: Path, version: int) -> None:
             assert await s.init(3, **old) == E.INVALID_PRODUCER_EPOCH
             assert await s.init(4, **old) == E.PRODUCER_FENCED
             assert s.bounds() == (2, 2)
+
+    run(main())
+
+
+def test_the_topic_of_transactions_is_seen_as_kafkas(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init()
+            asked = [
+                REQUESTS[3].MetadataRequestTopic(version=12, topic_id=None, name=name)
+                for name in ("__transaction_state", "__transactions")
+            ]
+            known, hidden = (await s.client.call(3, 12, topics=asked)).topics
+            assert (known.error_code, known.is_internal, len(known.partitions)) == (E.NONE, True, 1)
+            assert hidden.error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+            everything = await s.client.call(3, 12, topics=None)
+            assert "__transaction_state" in {topic.name for topic in everything.topics}
+            refused = await s.client.call(0, 12, **produce_fields("__transaction_state", batch([b"v"]), version=12))
+            assert refused.responses[0].partition_responses[0].error_code == E.INVALID_TOPIC_EXCEPTION
+            deleted = await s.client.call(20, 5, topic_names=["__transaction_state"], timeout_ms=1000)
+            assert deleted.responses[0].error_code == E.INVALID_TOPIC_EXCEPTION
+            part = REQUESTS[1].FetchTopic.FetchPartition(
+                version=12, partition=0, fetch_offset=0, log_start_offset=-1, partition_max_bytes=1 << 20
+            )
+            topic = REQUESTS[1].FetchTopic(version=12, topic="__transaction_state", partitions=[part])
+            answer = await s.client.call(
+                1, 12, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=0,
+                session_id=0, session_epoch=-1, topics=[topic], forgotten_topics_data=[], rack_id="",
+            )  # fmt: skip
+            stored = answer.responses[0].partitions[0].records
+            record = next(iter_records(stored, read_header(stored), max_bytes=1 << 20))
+            assert record.key is not None and record.value is not None
+            assert decode_transaction_key(record.key) == "tx"
+            assert decode_transaction_value(record.value).producer_id == s.producer_id
 
     run(main())
 
