@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -38,7 +39,7 @@ from kop.handlers import registry
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
-from kop.metrics import Metrics, counter_family, counter_value, gauge_family
+from kop.metrics import LatencyFamily, Metrics, counter_family, counter_value, gauge_family
 from kop.server import memory
 from kop.server.limits import ClientLimits
 from kop.server.listener import Server
@@ -48,7 +49,7 @@ from kop.storage import memory as memory_store
 from kop.storage.base import Engine, LiveBroker
 from kop.transactions.coordinators import TransactionCoordinators
 from kop.transactions.ends import TransactionEnds
-from kop.transactions.runtime import TransactionCoordinator
+from kop.transactions.runtime import ABORT_REASONS, TransactionCoordinator
 from kop.transactions.settings import TransactionSettings
 from kop.transactions.verification import TransactionVerifier
 from kop.values import Address
@@ -426,12 +427,32 @@ def _scrape(gw: Gateway) -> Iterator[Metric]:
     pending = gauge_family("kop_group_pending_offsets", "Offsets that wait for the end of their transaction.", [])
     pending.add_metric([], gw.groups.pending_offsets)
     yield pending
+    yield from _scrape_transactions(gw)
     yield from _scrape_logs(gw)
     yield from _scrape_lag(gw)
     yield from gw.engine.collect()
     ready = gauge_family("kop_storage_writable", "1 while records can be written.", [])
     ready.add_metric([], gw.engine.healthy is None)
     yield ready
+
+
+def _scrape_transactions(gw: Gateway) -> Iterable[Metric]:
+    since = gw.transactions.open_since()
+    count = gauge_family("kop_transactions_open", "Open transactions of the transactional ids coordinated here.", [])
+    count.add_metric([], len(since))
+    oldest = gauge_family("kop_transaction_oldest_open_seconds", "How long the oldest of them is open; 0 for none.", [])
+    oldest.add_metric([], max(0.0, time.time() - min(since) / 1000) if since else 0.0)
+    aborted = counter_family("kop_transactions_aborted", "Transactions that were aborted, by who did it.", ["reason"])
+    for reason in ABORT_REASONS:
+        aborted.add_metric([reason], gw.transactions.aborted[reason])
+    ends = LatencyFamily(
+        "kop_transaction_end_latency_seconds",
+        "From the durable decision to commit or abort until all of its markers are.",
+        [],
+        {(): gw.transactions.ends},
+    )
+    committed = counter_value("kop_transactions_committed", "Committed transactions.", gw.transactions.committed)
+    return count, oldest, aborted, committed, *ends.collect()
 
 
 def _scrape_background() -> Iterable[Metric]:

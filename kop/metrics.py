@@ -68,11 +68,18 @@ class Latencies:
 class LatencyFamily:
     """The durations of one metric, by the values of its labels."""
 
-    def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: list[str],
+        latencies: dict[tuple[str, ...], Latencies] | None = None,
+    ) -> None:
+        """`latencies`: durations that somebody else keeps."""
         self._name = name
         self._documentation = documentation
         self._labels = labels
-        self._latencies: dict[tuple[str, ...], Latencies] = {}
+        self._latencies = {} if latencies is None else latencies
 
     def of(self, *labels: str) -> Latencies:
         """The durations of these values of the labels, for keeping."""

@@ -19,6 +19,7 @@ from kop.handlers import (
     producer_ids,
     sasl,
     topics,
+    transaction_admin,
     transactions,
     txn_markers,
     txn_offset_commit,
@@ -39,6 +40,7 @@ _MODULES = (
     cluster,
     sasl,
     transactions,
+    transaction_admin,
     txn_markers,
     txn_offset_commit,
 )

@@ -3,20 +3,25 @@
 - From another broker of this cluster: take nothing more for the producer's transaction, and commit or drop its offsets
   in the partitions of `__consumer_offsets` that are coordinated here.
 - From a tool (`kafka-transactions abort`), which names partitions of records: their markers are written where storage
-  keeps markers. Where it does not, a transaction is ended by its coordinator alone: INVALID_REQUEST.
-- A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION.
+  keeps markers; INVALID_PRODUCER_EPOCH where the log knows the producer by a newer epoch. Where it keeps no markers, a
+  transaction is ended by its coordinator alone: INVALID_REQUEST.
+- A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION, one that another broker leads NOT_LEADER_OR_FOLLOWER.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
-from kop.storage.base import EndedTransaction
+from kop.storage.base import EndsTransactions
+from kop.transactions.machine import EPOCH_BUMPED_AT_END
 from kop.wire.messages import WriteTxnMarkersResponse
+
+_log = logging.getLogger(__name__)
 
 
 async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Any:
@@ -31,33 +36,44 @@ async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Any:
         for topic in marker.topics:
             rows = []
             for index in topic.partition_indexes:
-                code = await _end(gw, ctx.version, marker, topic.name, index)
+                code = await _end(gw, ctx, marker, topic.name, index)
                 rows.append(partition_class(version=ctx.version, partition_index=index, error_code=code))
             topics.append(topic_class(version=ctx.version, name=topic.name, partitions=rows))
         results.append(result_class(version=ctx.version, producer_id=marker.producer_id, topics=topics))
     return WriteTxnMarkersResponse(version=ctx.version, markers=results)
 
 
-async def _end(gw: Gateway, version: int, marker: Any, name: str, index: int) -> ErrorCode:
+async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) -> ErrorCode:
     commit = marker.transaction_result
     if name == KAFKA_OFFSETS_TOPIC:
         return await gw.ends.end_offsets({index}, marker.producer_id, marker.producer_epoch, commit=commit)
     topic = gw.topics.get(name)
-    if topic is None or not 0 <= index < topic.partitions or topic.internal:
+    log = None if topic is None or topic.internal else gw.topics.log(topic.topic_id, index)
+    if log is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if not gw.cluster.is_leader(log.topic.topic_id, index):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    what = f"{'commit' if commit else 'abort'} of producer {marker.producer_id} in {name}-{index}"
+    if not isinstance(log, EndsTransactions):
+        _log.warning(
+            "the marker for the %s is refused: the storage ends transactions without markers; end this one by its "
+            "transactional id, with: kop transactions abort",
+            what,
+        )
+        return ErrorCode.INVALID_REQUEST
     try:
-        await gw.engine.transactions.end(
-            EndedTransaction(
-                "",
-                marker.producer_id,
-                marker.producer_epoch,
-                frozenset({(gw.topics.canonical_name(name), index)}),
-                commit,
-                marker.transaction_version if version >= 2 else 0,
-            )
+        await log.end_transaction(
+            marker.producer_id,
+            marker.producer_epoch,
+            commit=commit,
+            coordinator_epoch=marker.coordinator_epoch,
+            bumps_epoch=ctx.version >= 2 and marker.transaction_version >= EPOCH_BUMPED_AT_END,
+            now_ms=ctx.now_ms,
         )
     except KopError as error:
+        _log.warning("the marker for the %s is refused: %s", what, error)
         return error.code
+    _log.info("the marker for the %s is written, as a tool asked", what)
     return ErrorCode.NONE
 
 

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
 from prometheus_client.core import Metric
@@ -295,8 +295,9 @@ class PartitionLog(LeaderOfLog, Protocol):
         """Idempotent producers that the log remembers now."""
 
 
-class MarkedLog(PartitionLog, Protocol):
-    """A log in which markers end transactions, as in Kafka. What it reads has one batch in each buffer."""
+@runtime_checkable
+class EndsTransactions(Protocol):
+    """Takes markers that end transactions."""
 
     def end_transaction(
         self,
@@ -314,6 +315,10 @@ class MarkedLog(PartitionLog, Protocol):
         client goes by version 2 of transactions, whose ends have an epoch above that of their data (KIP-890). A marker
         that was written before is not written again. Errors, on the future: INVALID_PRODUCER_EPOCH, or of storage.
         """
+
+
+class MarkedLog(PartitionLog, EndsTransactions, Protocol):
+    """A log in which markers end transactions, as in Kafka. What it reads has one batch in each buffer."""
 
 
 class EndedTransaction(NamedTuple):

@@ -39,6 +39,8 @@ LAST_EPOCH: Final = 32_767
 """The largest epoch. It fences, and no client is given it."""
 EPOCH_BUMPED_AT_END: Final = 2
 """The version of transactions from which on each end bumps the epoch (KIP-890, part 2)."""
+_LONG_OPEN_MS: Final = 60_000
+"""No transaction that is open for less is worth a line in the log."""
 
 _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
 _COMPLETE: Final = (TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
@@ -380,6 +382,17 @@ def times_out_at(transaction: Transaction) -> int | None:
     if transaction.status is not TransactionStatus.ONGOING:
         return None
     return transaction.start_timestamp + transaction.timeout_ms
+
+
+def is_long_open_at(transaction: Transaction) -> int | None:
+    """When an open transaction is open for so long that an operator should know; None where it times out before.
+
+    Half of its timeout, and a minute at the least: what most clients set as their timeout.
+    """
+    if transaction.status is not TransactionStatus.ONGOING:
+        return None
+    after = max(transaction.timeout_ms // 2, _LONG_OPEN_MS)
+    return transaction.start_timestamp + after if after < transaction.timeout_ms else None
 
 
 def expires_at(transaction: Transaction, expiration_ms: int) -> int | None:

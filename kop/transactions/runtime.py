@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from kop.coordination.failed_writes import answer_for
 from kop.coordination.ownership import LeaderChoice
 from kop.coordination.state_log import StateTopic
 from kop.errors import ErrorCode, KopError, StateRecordError
+from kop.metrics import Latencies
 from kop.storage.base import EndedTransaction, Engine, TopicInfo, TransactionStorage
 from kop.transactions import machine
 from kop.transactions.machine import Decision, Partition, Transaction
@@ -46,10 +48,15 @@ from kop.wire.transaction_state import (
     encode_transaction_value,
 )
 
+ABORT_REASONS: Final = ("client", "timeout", "new_instance")
+"""Who aborts a transaction: EndTxn, the coordinator's clock, or InitProducerId."""
+
 _EXPIRY_SLICE: Final = 200
 """Transactional ids that are looked at before other work of the event loop gets its turn."""
 _READY_SECONDS: Final = 5.0
 """How long the first request that needs the topic waits for it."""
+_MOST_NAMED: Final = 10
+"""Partitions that a line in the log names."""
 _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
 _log = logging.getLogger(__name__)
 
@@ -97,6 +104,8 @@ class _Entry:
     prepared: set[Partition] = field(default_factory=set)
     """Partitions of the open transaction that storage has prepared."""
     callers: set[asyncio.Task[None]] = field(default_factory=set)
+    told_of: int = -1
+    """The start of the transaction of which the log says that it is open for long."""
 
     def __repr__(self) -> str:
         return f"transactional id {self.transactional_id!r}"
@@ -134,8 +143,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         """Opens the topic and loads what is in it; None until somebody needs it."""
         self._stopped = False
         self.aborted: Counter[str] = Counter()
-        """Transactions that were aborted, by who did it: `client`, `timeout`, `new_instance`."""
+        """Transactions that were aborted, by who did it: one of `ABORT_REASONS`."""
         self.committed = 0
+        self.ends = Latencies()
+        """From the decision of each end to the time at which it is complete."""
 
     # -- life
 
@@ -365,6 +376,30 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             (name, entry.transaction) for name, entry in self._entries.items() if entry.transaction.producer_epoch >= 0
         ]
 
+    async def described(self, transactional_id: str) -> tuple[Transaction | None, ErrorCode]:
+        """The transactional id as it is now, or why it cannot be told of: TRANSACTIONAL_ID_NOT_FOUND, ..."""
+        if transactional_id and self._storage.refusal is not None:
+            return None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        await self.verify(self.in_doubt([transactional_id]))
+        entry, error = self._find(transactional_id)
+        if entry is None:
+            unknown = error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+            return None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if unknown else error
+        return entry.transaction, ErrorCode.NONE
+
+    def listed(self) -> tuple[Sequence[tuple[str, Transaction]], ErrorCode]:
+        """`all`, or why it cannot be told now: some are still being loaded."""
+        error = ErrorCode.NONE if self._beginning is None and not self._stopped else self.refusal
+        return ((), error) if error else (self.all(), ErrorCode.NONE)
+
+    def open_since(self) -> Sequence[int]:
+        """When each open transaction of this broker's transactional ids began, in milliseconds since the epoch."""
+        return [
+            entry.transaction.start_timestamp
+            for entry in self._entries.values()
+            if entry.transaction.status is TransactionStatus.ONGOING
+        ]
+
     def tick(self) -> None:
         """Do what is due now. The coordinator's timer calls it; to call it early does no harm."""
         self.deadlines.tick()
@@ -495,14 +530,21 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             if entry.ending is None:
                 entry.ending = asyncio.get_running_loop().create_task(self._end(entry))
             return
-        at = machine.times_out_at(transaction)
+        self._arm(entry)
+
+    def _arm(self, entry: _Entry) -> None:
+        """Watch when the open transaction is to be aborted, and before that when it is worth a line in the log."""
+        at = machine.times_out_at(entry.transaction)
         if at is None:
             self.deadlines.disarm(entry)
-        else:
-            self.deadlines.arm(entry, at)
+            return
+        if entry.told_of != entry.transaction.start_timestamp:
+            at = machine.is_long_open_at(entry.transaction) or at
+        self.deadlines.arm(entry, at)
 
     async def _end(self, entry: _Entry) -> None:
         """Write the markers of a decided end, then that it is complete. It is tried until it succeeds."""
+        began = time.perf_counter()
         transaction = entry.transaction
         ended = EndedTransaction(
             entry.transactional_id,
@@ -526,6 +568,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             passes=_passes,
             seconds=math.inf,
         )
+        self.ends.observe(time.perf_counter() - began)
         if ended.commit:
             self.committed += 1
 
@@ -555,11 +598,29 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         if at is None or transaction.pending or not self._is_current(entry):
             return  # what is being written arms the deadline again
         if at > now:
-            self.deadlines.arm(entry, at)
+            self._tell_of_long_open(entry, now)
+            self._arm(entry)
             return
         task = asyncio.get_running_loop().create_task(self._time_out(entry))
         entry.callers.add(task)
         task.add_done_callback(entry.callers.discard)
+
+    def _tell_of_long_open(self, entry: _Entry, now: int) -> None:
+        transaction = entry.transaction
+        at = machine.is_long_open_at(transaction)
+        if at is None or at > now or entry.told_of == transaction.start_timestamp:
+            return
+        entry.told_of = transaction.start_timestamp
+        named = [f"{topic}-{partition}" for topic, partition in sorted(transaction.partitions)]
+        _log.warning(
+            "the transaction of %r, producer id %d, is open for %d s and holds readers back: %s; it is aborted when it "
+            "is open for %d s, or with: kop transactions abort",
+            entry,
+            transaction.producer_id,
+            (now - transaction.start_timestamp) // 1000,
+            ", ".join(named[:_MOST_NAMED]) + (f" and {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else ""),
+            transaction.timeout_ms // 1000,
+        )
 
     async def _time_out(self, entry: _Entry) -> None:
         fresh_id: int | None = None

@@ -262,7 +262,8 @@ def test_the_topic_of_transactions_is_seen_as_kafkas(tmp_path: Path) -> None:
             )  # fmt: skip
             stored = answer.responses[0].partitions[0].records
             record = next(iter_records(stored, read_header(stored), max_bytes=1 << 20))
-            assert record.key is not None and record.value is not None
+            assert record.key is not None
+            assert record.value is not None
             assert decode_transaction_key(record.key) == "tx"
             assert decode_transaction_value(record.value).producer_id == s.producer_id
 

@@ -21,6 +21,7 @@ from kop.transactions.machine import (
     fence,
     fence_failed,
     init_producer_id,
+    is_long_open_at,
     times_out_at,
     verify_partitions,
 )
@@ -331,6 +332,10 @@ def test_clocks() -> None:
         assert expires_at(at(state, pending=True), 1000) is None
     for state in (ONGOING, PREPARE_COMMIT, PREPARE_ABORT):
         assert expires_at(at(state), 1000) is None
+    assert is_long_open_at(at(ONGOING)) is None, "it is aborted after a minute"
+    assert is_long_open_at(at(ONGOING, timeout_ms=60_001)) == NOW - 10 + 60_000
+    assert is_long_open_at(at(ONGOING, timeout_ms=900_000)) == NOW - 10 + 450_000
+    assert is_long_open_at(at(PREPARE_COMMIT, timeout_ms=900_000)) is None
 
 
 @pytest.mark.parametrize("state", list(TransactionStatus)[:6])

@@ -229,6 +229,33 @@ async def test_an_open_transaction_is_open_after_a_restart_and_times_out() -> No
         assert (await w.init()).producer_epoch == 2
 
 
+async def test_the_log_tells_once_of_a_transaction_that_is_open_for_long(caplog: pytest.LogCaptureFixture) -> None:
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "holds readers back" in record.getMessage()]
+
+    async with world() as w:
+        for expected in (1, 2):  # once for each transaction
+            who = await w.init(timeout=10 * MINUTE)
+            assert await w.add(who, ORDERS) == E.NONE
+            assert w.coordinator.open_since() == [w.now]
+            for _ in range(9):
+                w.now += MINUTE
+                w.coordinator.tick()
+                assert await w.add(who, BILLS) == E.NONE
+            assert len(lines()) == expected
+            assert (await w.end(who, commit=False)).error == E.NONE
+            await w.reaches(TransactionStatus.COMPLETE_ABORT)
+        assert "'tx', producer id" in lines()[0]
+        assert "is open for 300 s and holds readers back: bills-1, orders-0; " in lines()[0]
+        who = await w.begun()
+        w.now += MINUTE
+        w.coordinator.tick()
+        await w.reaches(TransactionStatus.COMPLETE_ABORT)
+        assert len(lines()) == 2, "it timed out, which has a line of its own"
+        assert w.coordinator.open_since() == []
+        assert sum(w.coordinator.ends.counts) == 3
+
+
 async def test_a_new_instance_fences_the_old_one() -> None:
     async with world() as w:
         old = await w.begun()

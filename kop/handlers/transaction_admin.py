@@ -1,0 +1,193 @@
+"""What tools see of transactions and do about one: the APIs behind kafka-transactions, and kafka-features.
+
+- DescribeTransactions (65) 0: a transactional id as its coordinator knows it. TRANSACTIONAL_ID_NOT_FOUND where it does
+  not. While a transaction is being ended all its partitions are named, until the last of them has its marker.
+- ListTransactions (66) 0 to 2: the transactional ids that this broker coordinates, by state, producer id, how long
+  their transaction is open (1) and a pattern of RE2 that the whole id matches (2). INVALID_REGULAR_EXPRESSION for a
+  pattern that RE2 does not take: its matching takes time in proportion to the text, whatever the pattern is. A
+  duration is counted from the start of the transaction; an id without one is as old as the epoch, as in Kafka.
+- UpdateFeatures (57) 0 to 2: no feature changes while a cluster runs. Its own level is taken for every feature;
+  another one is INVALID_UPDATE_VERSION with Kafka's reasons, or FEATURE_UPDATE_FAILED where Kafka would change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from kop.errors import ErrorCode
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.api_versions import LATEST, TRANSACTION_VERSION
+from kop.handlers.gateway import Gateway
+from kop.transactions.machine import Transaction
+from kop.wire.messages import (
+    DescribeTransactionsResponse,
+    ListTransactionsResponse,
+    UpdateFeaturesResponse,
+)
+from kop.wire.transaction_state import TransactionStatus
+
+_LIST_SLICE: Final = 500
+"""Transactional ids that are looked at before other work of the event loop gets its turn."""
+_PATTERN_BYTES: Final = 1 << 20
+"""The most memory that a pattern may take."""
+_UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
+
+
+# --- DescribeTransactions
+
+
+async def describe_transactions(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Tell of each transactional id, or why not."""
+    rows = [await _description(gw, ctx.version, name) for name in request.transactional_ids]
+    return DescribeTransactionsResponse(version=ctx.version, transaction_states=rows)
+
+
+async def _description(gw: Gateway, version: int, transactional_id: str) -> Any:
+    row = DescribeTransactionsResponse.TransactionState
+    transaction, error = await gw.transactions.described(transactional_id)
+    if transaction is None:
+        return row(
+            version=version,
+            error_code=error,
+            transactional_id=transactional_id,
+            transaction_state="",
+            transaction_timeout_ms=0,
+            transaction_start_time_ms=0,
+            producer_id=0,
+            producer_epoch=0,
+            topics=[],
+        )
+    topics: dict[str, list[int]] = {}
+    for name, partition in sorted(transaction.partitions):
+        topics.setdefault(name, []).append(partition)
+    return row(
+        version=version,
+        error_code=ErrorCode.NONE,
+        transactional_id=transactional_id,
+        transaction_state=transaction.status.label,
+        transaction_timeout_ms=transaction.timeout_ms,
+        transaction_start_time_ms=transaction.start_timestamp,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        topics=[row.TopicData(version=version, topic=name, partitions=indexes) for name, indexes in topics.items()],
+    )
+
+
+# --- ListTransactions
+
+
+async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """List the transactional ids that pass every filter."""
+    labels = {status.label for status in TransactionStatus}
+    states = set(request.state_filters)
+    producers = set(request.producer_id_filters)
+    duration = request.duration_filter if ctx.version >= 1 else -1
+    pattern = None
+    if ctx.version >= 2 and request.transactional_id_pattern:
+        pattern = _compiled(request.transactional_id_pattern)
+        if pattern is None:
+            return _listing(ctx, ErrorCode.INVALID_REGULAR_EXPRESSION, [], [])
+
+    def passes(transactional_id: str, transaction: Transaction) -> bool:
+        return (
+            (not states or transaction.status.label in states)
+            and (not producers or transaction.producer_id in producers)
+            and (duration < 0 or ctx.now_ms - transaction.start_timestamp > duration)
+            and (pattern is None or pattern.fullmatch(transactional_id) is not None)
+        )
+
+    known, error = gw.transactions.listed()
+    rows = []
+    for index, (transactional_id, transaction) in enumerate(known):
+        if index % _LIST_SLICE == _LIST_SLICE - 1:
+            await asyncio.sleep(0)
+        if passes(transactional_id, transaction):
+            rows.append((transactional_id, transaction))
+    return _listing(ctx, error, sorted(states - labels), rows)
+
+
+def _compiled(pattern: str) -> Any:
+    """The pattern, or None where RE2 does not take it."""
+    import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _PATTERN_BYTES
+    try:
+        return re2.compile(pattern, options)
+    except re2.error:
+        return None
+
+
+def _listing(ctx: Context, error: ErrorCode, unknown: list[str], listed: list[tuple[str, Transaction]]) -> Any:
+    row = ListTransactionsResponse.TransactionState
+    return ListTransactionsResponse(
+        version=ctx.version,
+        error_code=error,
+        unknown_state_filters=unknown,
+        transaction_states=[
+            row(
+                version=ctx.version,
+                transactional_id=transactional_id,
+                producer_id=transaction.producer_id,
+                transaction_state=transaction.status.label,
+            )
+            for transactional_id, transaction in listed
+        ],
+    )
+
+
+# --- UpdateFeatures
+
+
+def update_features(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Take the levels that the features have. An update that is refused refuses all of them, as in Kafka."""
+    for update in request.feature_updates:
+        code, why = _update(gw, ctx.version, update)
+        if code:
+            return UpdateFeaturesResponse(
+                version=ctx.version,
+                error_code=code,
+                error_message=f"The update failed for all features since the following feature had an error: {why}",
+                results=[],
+            )
+    row = UpdateFeaturesResponse.UpdatableFeatureResult
+    results = [
+        row(version=ctx.version, feature=update.feature, error_code=ErrorCode.NONE, error_message=None)
+        for update in (request.feature_updates if ctx.version < 2 else ())
+    ]
+    return UpdateFeaturesResponse(version=ctx.version, error_code=ErrorCode.NONE, error_message=None, results=results)
+
+
+def _update(gw: Gateway, version: int, update: Any) -> tuple[ErrorCode, str]:
+    feature, level = update.feature, update.max_version_level
+    before_kinds = _SAFE_DOWNGRADE if update.allow_downgrade else _UPGRADE
+    kind = update.upgrade_type if version >= 1 else before_kinds
+    known = feature == TRANSACTION_VERSION and gw.engine.transactions.refusal is None
+    why = ""
+    if kind not in (_UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE):
+        why = "The controller does not support the given upgrade type."
+    elif level < 0:
+        why = "A feature version cannot be less than 0."
+    elif not known:
+        why = f"Broker {gw.config.node_id} does not support this feature."
+    elif level > LATEST:
+        why = f"Broker {gw.config.node_id} only supports versions 0-{LATEST}"
+    elif level < LATEST and kind == _UPGRADE:
+        why = (
+            "Can't downgrade the version of this feature without setting the upgrade type to either safe or unsafe "
+            "downgrade."
+        )
+    if why:
+        return ErrorCode.INVALID_UPDATE_VERSION, f"Invalid update version {level} for feature {feature}. {why}"
+    if level != LATEST:
+        return ErrorCode.FEATURE_UPDATE_FAILED, f"The level of {feature} is {LATEST} here and cannot be changed."
+    return ErrorCode.NONE, ""
+
+
+APIS = (
+    Api(57, 0, 2, update_features, AclOperation.ALTER),
+    Api(65, 0, 0, describe_transactions, AclOperation.DESCRIBE),
+    Api(66, 0, 2, list_transactions, AclOperation.DESCRIBE),
+)
