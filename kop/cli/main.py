@@ -22,6 +22,7 @@ COMMANDS = {
     "config": "Show each setting with its value and meaning.",
     "topics": "List, create, describe, alter and delete topics.",
     "groups": "List, describe, reset and delete consumer groups.",
+    "transactions": "List, describe and abort transactions.",
     "produce": "Send lines of stdin or a file as records.",
     "consume": "Print records.",
     "offsets": "Turn Pulsar's message ids into offsets and back.",

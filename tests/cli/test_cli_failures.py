@@ -22,6 +22,9 @@ EVERY = [
     ["groups", "describe", "g"],
     ["groups", "delete", "g"],
     ["groups", "reset-offsets", "g", "--all-topics", "--to-latest"],
+    ["transactions", "list"],
+    ["transactions", "describe", "t"],
+    ["transactions", "abort", "t"],
     ["produce", "t"],
     ["consume", "t"],
 ]

@@ -1,0 +1,162 @@
+"""`kop transactions`: list, describe, abort, through kafka-python's clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from kop.cli.common import (
+    CliUsageError,
+    Ordered,
+    admin,
+    bold,
+    bootstrap_option,
+    client,
+    fail,
+    note,
+    print_table,
+    reason,
+    retrying,
+)
+from kop.cli.times import parse_duration
+
+EPILOG = """\b
+Examples:
+  kop transactions list --open
+  kop transactions list --longer-than PT5M
+  kop transactions describe orders-loader-0
+  kop transactions describe --open
+  kop transactions abort orders-loader-0"""
+
+ONGOING = "Ongoing"
+ABORT_SECONDS = 60
+"""How long the markers of an abort may take."""
+NOT_FOUND = 105
+"""TRANSACTIONAL_ID_NOT_FOUND."""
+
+
+@click.group("transactions", cls=Ordered, epilog=EPILOG)
+def command() -> None:
+    """List, describe and abort transactions."""
+
+
+@command.command("list")
+@click.option("--open", "only_open", is_flag=True, help="Only those with an open transaction.")
+@click.option("--longer-than", metavar="PnDTnHnMnS", help="Only those open for longer than this, such as PT5M.")
+@bootstrap_option
+def list_transactions(bootstrap: str, only_open: bool, longer_than: str | None) -> None:
+    """List transactional ids with the states of their transactions."""
+    longer_ms = None
+    if longer_than is not None:
+        try:
+            longer_ms = -parse_duration(longer_than, 0)
+        except ValueError as error:
+            raise CliUsageError(f"--longer-than: {error}") from None
+    with admin(bootstrap) as made:
+        rows = _listed(made, only_open or longer_ms is not None, longer_ms)
+    if not rows:
+        note("there are no open transactions" if only_open or longer_ms is not None else "there are no transactions")
+        return
+    print_table(["TRANSACTIONAL-ID", "STATE", ">PRODUCER", ">COORDINATOR"], rows)
+
+
+def _listed(made: Any, only_open: bool, longer_ms: int | None = None) -> list[tuple[str, str, int, int]]:
+    """Transactional id, state, producer id and coordinator of each, ordered by id."""
+    states = [ONGOING] if only_open else None
+    listed = retrying(made.list_transactions, state_filters=states, duration_filter_ms=longer_ms)
+    return sorted(
+        (row.transactional_id, row.state.value, row.producer_id, broker)
+        for broker, rows in listed.items()
+        for row in rows
+    )
+
+
+@command.command("describe")
+@click.argument("names", metavar="[ID]...", nargs=-1)
+@click.option("--open", "all_open", is_flag=True, help="Every transactional id with an open transaction.")
+@bootstrap_option
+def describe(bootstrap: str, names: tuple[str, ...], all_open: bool) -> None:
+    """Show producer, age and partitions of transactions.
+
+    An open transaction holds back readers of its partitions: those with read_committed, and over Pulsar every one.
+    """
+    if bool(names) == all_open:
+        raise click.UsageError("give transactional ids or --open")
+    failures = []
+    with admin(bootstrap) as made:
+        wanted: Sequence[str] = [row[0] for row in _listed(made, only_open=True)] if all_open else names
+        if not wanted:
+            note("there are no open transactions")
+        for number, name in enumerate(wanted):
+            described = _described(made, name)
+            if described is None:
+                failures.append(f"{name}: {reason(NOT_FOUND)}")
+                continue
+            if number:
+                click.echo()
+            _show(name, described)
+    if failures:
+        fail("\n".join(failures))
+
+
+def _described(made: Any, name: str) -> Any:
+    """The description of a transactional id, or None where there is none."""
+    from kafka import errors
+
+    try:
+        return retrying(made.describe_transactions, [name])[name]
+    except errors.BrokerResponseError as error:
+        if error.errno != NOT_FOUND:
+            raise
+        return None
+
+
+def _show(name: str, described: Any) -> None:
+    facts = [
+        f"state {described.state.value}",
+        f"producer {described.producer_id} epoch {described.producer_epoch}",
+        f"timeout {_seconds(described.transaction_timeout_ms)}",
+        f"coordinator {described.coordinator_id}",
+    ]
+    if described.state.value == ONGOING:
+        facts.insert(1, f"open for {_seconds(time.time() * 1000 - described.transaction_start_time_ms)}")
+    click.echo(f"{bold(name)}: {', '.join(facts)}")
+    if described.topic_partitions:
+        print_table(["TOPIC", ">PARTITION"], sorted(described.topic_partitions))
+
+
+def _seconds(milliseconds: float) -> str:
+    return f"{max(milliseconds, 0) / 1000:.0f} s"
+
+
+@command.command("abort")
+@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@bootstrap_option
+def abort(bootstrap: str, names: tuple[str, ...]) -> None:
+    """Abort the open transactions of transactional ids.
+
+    A producer that still runs under the id is fenced: it has to be started again.
+    """
+    failures = []
+    with admin(bootstrap) as made:
+        for name in names:
+            described = _described(made, name)
+            if described is None:
+                failures.append(f"{name}: {reason(NOT_FOUND)}")
+            elif described.state.value != ONGOING:
+                click.echo(f"{name}: no open transaction, its state is {described.state.value}")
+            else:
+                _fence(bootstrap, name)
+                click.echo(f"{name}: aborted")
+    if failures:
+        fail("\n".join(failures))
+
+
+def _fence(bootstrap: str, name: str) -> None:
+    """Begin as a new instance of the id's producer: the coordinator aborts what the instance before left open."""
+    settings = {"transactional_id": name, "max_block_ms": ABORT_SECONDS * 1000}
+    with client("KafkaProducer", bootstrap, **settings) as producer:
+        producer.init_transactions()
