@@ -6,13 +6,15 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest import mock
 
 import pulsar
 import pytest
 from batches import append, attached, batch, first, make, read_values, refused
 from engines import PulsarStore
 from support.native_transactions import NativeTransactions
-from support.pulsar import Urls, fresh_namespace
+from support.pulsar import OwnBroker, Urls, fresh_namespace
 from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
@@ -20,7 +22,7 @@ from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import EndedTransaction, PartitionLog
 from kop.storage.pulsar import PulsarEngine
-from kop.storage.pulsar.layout import transaction_of
+from kop.storage.pulsar.layout import PROBE_TOPIC, transaction_of
 
 MINUTE = 60_000
 AGAIN = {
@@ -40,7 +42,6 @@ def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
 @asynccontextmanager
 async def opened(store: PulsarStore) -> AsyncIterator[PulsarEngine]:
     async with store.opened() as engine:
-        await engine.pulsar_transactions.start()
         yield engine
 
 
@@ -56,12 +57,12 @@ class Writer:
         self.sequences: dict[tuple[str, int], int] = defaultdict(int)
 
     async def begin(self, *partitions: tuple[str, int]) -> None:
-        self.name, self.partitions = await self.engine.pulsar_transactions.begin(MINUTE), set()
+        self.name, self.partitions = await self.engine.transactions.begin(MINUTE), set()
         await self.add(*partitions or [("t", 0)])
 
     async def add(self, *partitions: tuple[str, int]) -> None:
         self.partitions |= set(partitions)
-        await self.engine.pulsar_transactions.add(self.name, partitions)
+        await self.engine.transactions.add(self.name, partitions)
 
     def data(self, partition: tuple[str, int], values: tuple[str, ...], codec: int = 0) -> bytearray:
         sequence = self.sequences[partition]
@@ -79,7 +80,7 @@ class Writer:
 
     async def end(self, *, commit: bool, engine: PulsarEngine | None = None) -> None:
         ended = EndedTransaction("txn-id", self.producer, self.epoch, frozenset(self.partitions), commit, 1, self.name)
-        await (engine or self.engine).pulsar_transactions.end(ended)
+        await (engine or self.engine).transactions.end(ended)
 
 
 async def all_values(log: PartitionLog) -> list[str | None]:
@@ -321,7 +322,7 @@ async def test_what_a_coordinator_left_half_done_is_repeated_from_its_record(pul
         await until(lambda: successor.topics.get("t"))
         writer = Writer(engine)
         await writer.begin()
-        await successor.pulsar_transactions.add(writer.name, [("t", 0)])
+        await successor.transactions.add(writer.name, [("t", 0)])
         assert await writer.write("a") == 2, "each fence takes an offset"
         await writer.end(commit=True)
         await writer.end(commit=True, engine=successor)
@@ -353,12 +354,12 @@ async def test_a_late_write_of_an_aborted_transaction_stays_hidden(pulsar_store:
 
 async def test_a_transaction_is_kept_ready(pulsar_store: PulsarStore) -> None:
     async with opened(pulsar_store) as engine:
-        names = [await engine.pulsar_transactions.begin(MINUTE) for _ in range(5)]
-        names += [await engine.pulsar_transactions.begin(48 * 60 * MINUTE)]
+        names = [await engine.transactions.begin(MINUTE) for _ in range(5)]
+        names += [await engine.transactions.begin(48 * 60 * MINUTE)]
         assert len(set(names)) == 6
         assert all(transaction_of(name) is not None for name in names)
         for name in names:
-            await engine.pulsar_transactions.end(EndedTransaction("x", 1, 0, frozenset(), False, 2, name))
+            await engine.transactions.end(EndedTransaction("x", 1, 0, frozenset(), False, 2, name))
 
 
 @pytest.mark.parametrize("cleanup", ["compact", "delete"])
@@ -373,3 +374,84 @@ async def test_topics_of_other_policies(pulsar_store: PulsarStore, cleanup: str)
             await writer.end(commit=commit)
         await append(log, batch(["end"], keys=["end"]))
         await shows(log, "a", "b", "a", "b", "end")
+
+
+# --- what a cluster can do
+
+
+async def test_the_probe_finds_whole_batches_fit_and_leaves_nothing(pulsar_store: PulsarStore) -> None:
+    async with pulsar_store.opened() as engine:
+        await make(engine)
+        await Writer(engine).begin()
+        assert engine.transactions.whole_batches
+        assert engine.transactions.refusal is None
+        assert not [topic.name for topic in engine.topics.all() if "probe" in topic.name]
+
+        async def gone() -> bool:
+            names = await engine.admin.list_partitioned(engine.context.naming.metadata_namespace)
+            return not [name for name in names if PROBE_TOPIC in name]
+
+        await until(gone)
+
+
+async def test_where_whole_batches_do_not_fit_each_record_is_an_entry(
+    pulsar_store: PulsarStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unfit(*_: object) -> str:
+        return "so says the test"
+
+    with mock.patch("kop.storage.pulsar.engine.whole_batches_unfit", unfit):
+        async with pulsar_store.opened() as engine:
+            log = await make(engine)
+            writer = Writer(engine)
+            await writer.begin()
+            assert "one record in an entry, which is slow, since so says the test" in caplog.text
+            assert await writer.write("a", "b", "c") == 0, "no fence is needed"
+            assert await writer.write("d", codec=4) == 3
+            assert (await append(log, batch(["plain"]))).base_offset == 4
+            assert await all_values(log) == []
+            await writer.end(commit=True)
+            await shows(log, "a", "b", "c", "d", "plain")
+            await writer.begin()
+            assert await writer.write("x", "y") == 6
+            assert (await append(log, batch(["end"]))).base_offset == 8
+            await writer.end(commit=False)
+            await shows(log, "a", "b", "c", "d", "plain", "end")
+
+
+async def test_packed_offsets_know_transactions_of_whole_batches_only(pulsar_store: PulsarStore) -> None:
+    async def unfit(*_: object) -> str:
+        return "so says the test"
+
+    store = PulsarStore(*pulsar_store.urls, pulsar_store.settings.namespace, "packed")
+    async with store.opened() as engine:
+        log = await make(engine)
+        writer = Writer(engine)
+        for commit in (True, False, True):
+            await writer.begin()
+            await writer.write("a", "b")
+            await append(log, batch(["plain"]))
+            await writer.end(commit=commit)
+        await shows(log, "a", "b", "plain", "plain", "a", "b", "plain")
+    with mock.patch("kop.storage.pulsar.engine.whole_batches_unfit", unfit):
+        async with store.opened() as engine:
+            with refused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):
+                await engine.transactions.begin(MINUTE)
+            assert "kop.pulsar.offsets=index" in (engine.transactions.refusal or "")
+
+
+@pytest.mark.timeout(600)
+async def test_a_cluster_without_transactions_refuses_them_and_does_all_else(pulsar_urls: Urls, tmp_path: Path) -> None:
+    own_broker = OwnBroker(tmp_path / "without", settings="transactionCoordinatorEnabled=false\n")
+    urls = await asyncio.to_thread(own_broker.start)
+    try:
+        store = PulsarStore(*urls, "public/default")
+        async with store.opened() as engine:
+            assert "transactionCoordinatorEnabled=true" in (engine.transactions.refusal or "")
+            with refused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):
+                await engine.transactions.begin(MINUTE)
+            log = await make(engine)
+            assert (await append(log, batch(["plain"], producer=3))).base_offset == 0
+            await shows(log, "plain")
+    finally:
+        await asyncio.to_thread(own_broker.kill)

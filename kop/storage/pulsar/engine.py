@@ -22,15 +22,14 @@ from kop.metrics import counter_family
 from kop.pulsar_client import Client, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.watch import Watch
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
-from kop.storage.no_transactions import NoTransactions
+from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
 from kop.storage.pulsar.access import Access
 from kop.storage.pulsar.cluster.broker_registry import Answers, BrokerRegistry
 from kop.storage.pulsar.cluster.cluster_topic import ClusterTopic
 from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Refused, kafka_error
-from kop.storage.pulsar.layout import PERSISTENT, ProducerNaming
+from kop.storage.pulsar.layout import PERSISTENT, TRANSACTIONS_TOPIC, ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
@@ -48,6 +47,7 @@ from kop.storage.pulsar.topics.strays import StrayPartitions
 from kop.storage.pulsar.topics.table import PulsarTopics
 from kop.storage.pulsar.topics.write_checks import WriteChecks
 from kop.storage.pulsar.transactions.fences import Fences
+from kop.storage.pulsar.transactions.probe import whole_batches_unfit
 from kop.storage.pulsar.transactions.storage import PulsarTransactions
 from kop.storage.pulsar.upkeep import Upkeep
 from kop.storage.tail_cache import TailCache
@@ -77,7 +77,6 @@ class PulsarEngine:
         orders_producers=False,
     )
     directory = None
-    transactions: TransactionStorage = NoTransactions("there are no transactions over Pulsar yet")
 
     def __init__(
         self,
@@ -133,11 +132,14 @@ class PulsarEngine:
             kept_number=self.partition_numbers.largest,
             keep_number=self.partition_numbers.keep,
         )
-        self.pulsar_transactions = PulsarTransactions(
+        native = client.transactions()
+        self.transactions = PulsarTransactions(
             context,
-            client.transactions(),
+            native,
             Fences(context, lambda: self.producer_naming.fences),
             self._partition,
+            probe=lambda: whole_batches_unfit(context, native, context.naming.probe_topic(secrets.token_hex(8))),
+            packed=not self.mapping.dense,
         )
         self.compactions = Compactions(context, self._logs.all, self.topics.pulsar)
         self._upkeep = Upkeep(
@@ -147,7 +149,7 @@ class PulsarEngine:
             look_at_retention=self.write_checks.look_again,
             look_at_compactions=self.compactions.look,
             list_topics=self.topics.load,
-            close_idle=self.pulsar_transactions.close_idle,
+            close_idle=self.transactions.close_idle,
         )
         self._following: asyncio.Task[None] | None = None
         self._watches: list[Watch] = []
@@ -250,7 +252,7 @@ class PulsarEngine:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
-        await self.pulsar_transactions.close()
+        await self.transactions.close()
         await self._registry.close()
         await self.topics.close()
         for watch in self._watches:
@@ -306,6 +308,7 @@ class PulsarEngine:
         claim = partial(cluster_topic.claim_offsets, self.mapping.claim)
         await self._tried("agree on what offsets are made of", claim)
         await self._tried("list the topics", self.topics.load)
+        await self.transactions.start(used=self.topics.get(TRANSACTIONS_TOPIC) is not None)
         for namespace in self.context.naming.namespaces:
             watched = partial(self.topics.watched, namespace=namespace)
             self._watches.append(self.client.watch(namespace, f"{PERSISTENT}{namespace}/.*", watched))

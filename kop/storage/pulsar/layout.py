@@ -34,6 +34,10 @@ OWN_TOPIC: Final = "__kop"
 ids."""
 BROKERS_TOPIC: Final = "__gateways"
 """Each live broker holds a producer of it."""
+TRANSACTIONS_TOPIC: Final = "__transactions"
+"""The topic of transactional ids, by its name for Kafka clients: where it is there, transactions were used."""
+PROBE_TOPIC: Final = "__transaction_probe"
+"""Begins the name of a topic on which a broker that starts tries transactions."""
 BROKER_PRODUCER: Final = "kop-broker-"
 """Begins the name of that producer; the broker's id follows."""
 STATE_PREFIX: Final = "kop.state."
@@ -111,6 +115,10 @@ class TopicNaming:
         """The full name of `BROKERS_TOPIC`."""
         return f"{PERSISTENT}{self.metadata_namespace}/{BROKERS_TOPIC}"
 
+    def probe_topic(self, instance: str) -> str:
+        """The full name of a broker's own topic to try transactions on."""
+        return f"{PERSISTENT}{self.metadata_namespace}/{PROBE_TOPIC}-{instance}"
+
     def full_name(self, name: str, internal: bool) -> str:
         """Pulsar's name of a topic; one of another namespace has that in its name."""
         if "/" in name:
@@ -125,7 +133,8 @@ class TopicNaming:
         if not full_name.startswith(PERSISTENT) or not local:
             return None
         if namespace == self.metadata_namespace:
-            return None if local in {OWN_TOPIC, BROKERS_TOPIC} else (local, True)
+            hidden = local in {OWN_TOPIC, BROKERS_TOPIC} or local.startswith(PROBE_TOPIC)
+            return None if hidden else (local, True)
         if namespace == self.namespace:
             return None if local.startswith("__") else (local, False)
         name = f"{namespace}/{local}"

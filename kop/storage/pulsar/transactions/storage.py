@@ -1,11 +1,15 @@
 """Kafka's transactions as Pulsar's.
 
-Owns: the Pulsar transaction of each Kafka transaction, from `begin` to `end`; the one that is kept ready.
+Owns: the Pulsar transaction of each Kafka transaction, from `begin` to `end`; the one that is kept ready; whether
+there are transactions at all, and with whole batches in them.
 Must not know: who decides, producers of clients, offsets.
 
 A Kafka transaction is a Pulsar transaction. On each of its partitions a fence lies before its batches (`fences.py`);
 batches are sent as all others are, and name the transaction in their metadata. Pulsar shows nobody anything from the
 fence on, until the transaction ends. Then all partitions show it, or hide it for good.
+
+Where the probe finds that a broker does not treat batches so, each record is sent in the transaction, as an entry of
+its own, and no fence is needed. The name of a transaction says which way it goes.
 
 The coordinator of the Kafka transaction decides when and how it ends. So Pulsar's own time limit is far longer than any
 of Kafka's: Pulsar must not abort what was decided to be committed.
@@ -18,11 +22,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
-from kop.errors import ErrorCode, InternalError, KopError, PeerError
+from kop.errors import BackendError, ErrorCode, InternalError, KopError, PeerError
 from kop.pulsar_client import PulsarError, Transactions, TxnId
+from kop.pulsar_client.backoff import Backoff
 from kop.records.transcode import EntryTransaction
 from kop.storage.base import EndedTransaction
 from kop.storage.pulsar.context import PulsarContext
@@ -34,6 +39,9 @@ _BEYOND_MS: Final = 24 * 3600 * 1000
 """By how much Pulsar's time limit is longer than Kafka's."""
 _READY_MS: Final = 3600 * 1000
 """How long a transaction is kept ready, and what it is ready for."""
+_LOOK_AGAIN_SECONDS: Final = 60.0
+"""How often Pulsar is asked again where it has no transactions."""
+_KNOWN_SECONDS: Final = 20.0
 _FRESH_SECONDS: Final = 2.0
 """How old the answer that a transaction is open may be when its fences are sent. A broker that was stopped for longer
 may have a successor meanwhile, who ends it."""
@@ -52,8 +60,19 @@ class PulsarTransactions:
         transactions: Transactions,
         fences: Fences,
         find: Callable[[str, int], FencedPartition | None],
+        *,
+        probe: Callable[[], Awaitable[str | None]],
+        packed: bool,
     ) -> None:
-        self.refusal: str | None = "whether Pulsar has transactions is not known yet"
+        """`probe()` tells why whole batches cannot be in Pulsar's transactions. `packed`: a batch must be one entry."""
+        self.refusal: str | None = None
+        self.whole_batches = True
+        """Whether a batch is one entry; else each record is."""
+        self._probe = probe
+        self._packed = packed
+        self._known = asyncio.Event()
+        """It is known whether there are transactions, and of which kind."""
+        self._finding_out: asyncio.Task[None] | None = None
         self._context = context
         self._transactions = transactions
         self._fences = fences
@@ -61,26 +80,69 @@ class PulsarTransactions:
         self._ready: asyncio.Task[TxnId] | None = None
         self._ready_since = 0.0
 
-    async def start(self) -> None:
-        """Find out whether the cluster has transactions."""
+    async def start(self, *, used: bool) -> None:
+        """Ask whether the cluster has transactions. Where they were `used` before, it is found out at once, in the
+        background, of which kind they are; else before the first of them.
+        """
         try:
             await self._transactions.coordinators()
         except PulsarError as error:
-            self.refusal = f"there are no transactions: Pulsar says {error.code}: {error.message}"
-            log.warning("%s; clients without transactions are served", self.refusal)
-        else:
-            self.refusal = None
+            self._refuse(error)
+        if used or self.refusal is not None:
+            self._begin_to_find_out()
+
+    def _begin_to_find_out(self) -> None:
+        if self._finding_out is None:
+            self._finding_out = self._context.loop.create_task(self._find_out())
+
+    def _refuse(self, error: PulsarError) -> None:
+        """There are no transactions, unless that may be different when Pulsar is asked again."""
+        if error.retriable:
+            return
+        if self.refusal is None:
+            log.warning("there are no transactions, clients without them are served: %s", error)
+        self.refusal = f"Pulsar has no transactions: {error.message}"
+
+    async def _find_out(self) -> None:
+        """Until it is known: an operator may give the cluster transactions."""
+        backoff = Backoff(0.2, _LOOK_AGAIN_SECONDS)
+        while not self._known.is_set():
+            try:
+                await self._transactions.coordinators()
+                unfit = await self._probe()
+            except PulsarError as error:
+                self._refuse(error)
+                if error.retriable:
+                    self._context.faults.tell("probe", f"transactions cannot be tried on Pulsar: {error}; trying again")
+            except KopError as error:
+                self._context.faults.tell("probe", f"transactions cannot be tried on Pulsar: {error}; trying again")
+            else:
+                self._decide(unfit)
+                return
+            await asyncio.sleep(backoff.next())
+
+    def _decide(self, unfit: str | None) -> None:
+        self.refusal, self.whole_batches = None, unfit is None
+        if unfit is not None and self._packed:
+            self.refusal = (
+                f"Pulsar holds whole batches in transactions otherwise than this gateway needs ({unfit}), and with "
+                "packed offsets a batch cannot be split: kop.pulsar.offsets=index can have transactions"
+            )
+            log.warning("%s", self.refusal)
+        elif unfit is not None:
+            log.warning("transactions have one record in an entry, which is slow, since %s", unfit)
+        self._known.set()
 
     async def begin(self, timeout_ms: int) -> bytes:
         """See `TransactionStorage.begin`."""
-        self._check_refusal()
+        await self._until_known()
         txn = await (self._take_ready() if timeout_ms <= _READY_MS else self._new(timeout_ms + _BEYOND_MS))
-        return transaction_name(EntryTransaction(*txn))
+        return transaction_name(EntryTransaction(*txn, sent_in=not self.whole_batches))
 
     async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
         """See `TransactionStorage.add`. TRANSACTION_ABORTABLE where Pulsar has ended the transaction by itself."""
-        self._check_refusal()
-        txn = self._named(storage_transaction)
+        named = self._named(storage_transaction)
+        txn = TxnId(named.most, named.least)
         wanted = [self._existing(name, partition) for name, partition in partitions]
         names = [partition.partition_name for partition in wanted]
         doing = f"cannot add partitions to Pulsar's transaction {txn}"
@@ -96,7 +158,7 @@ class PulsarTransactions:
 
         try:
             await still_open()
-            fences = [self._fences.put(partition, txn, still_open) for partition in wanted]
+            fences = [] if named.sent_in else [self._fences.put(partition, txn, still_open) for partition in wanted]
             for error in await asyncio.gather(*fences, return_exceptions=True):
                 if error is not None:
                     raise error
@@ -108,7 +170,8 @@ class PulsarTransactions:
 
     async def end(self, ended: EndedTransaction) -> None:
         """See `TransactionStorage.end`."""
-        txn = self._named(ended.storage_transaction)
+        named = self._named(ended.storage_transaction)
+        txn = TxnId(named.most, named.least)
         try:
             await self._transactions.end(txn, commit=ended.commit)
         except PulsarError as error:
@@ -133,6 +196,9 @@ class PulsarTransactions:
 
     async def close(self) -> None:
         """End the transaction that is ready for nobody, and close the fences' producers."""
+        if self._finding_out is not None:
+            self._finding_out.cancel()
+            await asyncio.gather(self._finding_out, return_exceptions=True)
         ready, self._ready = self._ready, None
         if ready is not None:
             if not ready.done():
@@ -144,16 +210,25 @@ class PulsarTransactions:
 
     # --- inside
 
-    def _check_refusal(self) -> None:
+    async def _until_known(self) -> None:
+        """Wait until it is known what transactions are like here. KopError where there are none, or that takes long."""
+        if not self._known.is_set() and self.refusal is None:
+            self._begin_to_find_out()
+            try:
+                async with asyncio.timeout(_KNOWN_SECONDS):
+                    await self._known.wait()
+            except TimeoutError:
+                text = "whether Pulsar's transactions can be used is not found out yet; clients try again"
+                raise BackendError(text, ErrorCode.COORDINATOR_NOT_AVAILABLE) from None
         if self.refusal is not None:
             raise PeerError(self.refusal, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
     @staticmethod
-    def _named(storage_transaction: bytes) -> TxnId:
+    def _named(storage_transaction: bytes) -> EntryTransaction:
         named = transaction_of(storage_transaction)
         if named is None:
             raise InternalError(f"{storage_transaction.hex()!r} names no transaction of Pulsar")
-        return TxnId(named.most, named.least)
+        return named
 
     def _existing(self, name: str, partition: int) -> FencedPartition:
         existing = self._find(name, partition)

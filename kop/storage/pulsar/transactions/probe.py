@@ -1,0 +1,156 @@
+"""The probe whether Pulsar treats batches that name a transaction as those that are sent in it.
+
+Owns: what is tried on a topic of its own, and what has to come of it.
+Must not know: what follows from the answer.
+
+A batch that is sent plainly, and names in its metadata the transaction of a fence before it, is held back and hidden
+with that transaction, and each of its messages has an index. No document of Pulsar's promises that: brokers were seen
+to do so (4.0). So each start tries it: a transaction that is aborted, one that is committed, what a reader gets while
+they are open, at their end, and after an unload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Final
+
+from kop.errors import BackendError
+from kop.pulsar_client import EARLIEST, Entry, Position, Producer, PulsarError, Transactions, TxnId
+from kop.records import transcode
+from kop.records.batch import build, read_header
+from kop.records.record import Record
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.layout import FENCE_MARKER
+
+PROBE_SECONDS: Final = 60.0
+"""A new topic's transaction buffer was seen to take more than 10 s on a busy broker."""
+_TTL_MS: Final = 600_000
+_MESSAGES: Final = 3
+
+UnfitReason = str
+
+
+async def whole_batches_unfit(context: PulsarContext, transactions: Transactions, topic: str) -> UnfitReason | None:
+    """Why whole batches cannot be in Pulsar's transactions; None where they can.
+
+    `topic` is one that is not there; it is made, and deleted at the end. PulsarError and KopError where that cannot be
+    found out now.
+    """
+    await context.admin.create_partitioned(topic, 1, {})
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            return await _Probe(context, transactions, f"{topic}-partition-0").run()
+    except TimeoutError:
+        raise BackendError(f"trying transactions on {topic} took more than {PROBE_SECONDS:.0f} s") from None
+    finally:
+        context.spawn(_delete(context, topic))
+
+
+async def _delete(context: PulsarContext, topic: str) -> None:
+    try:
+        await context.admin.delete_partitioned(topic)
+    except PulsarError as error:
+        context.faults.tell(
+            ("probe", topic), f"the topic {topic} is not needed any more and cannot be deleted: {error}"
+        )
+
+
+class _Probe:
+    def __init__(self, context: PulsarContext, transactions: Transactions, partition: str) -> None:
+        self._context = context
+        self._transactions = transactions
+        self._partition = partition
+        self._sequence = 0
+        self._fence = 0
+
+    async def run(self) -> UnfitReason | None:
+        client = self._context.client
+        async with AsyncExitStack() as opened:
+            data = await client.open_producer(self._partition, name="kop-probe")
+            opened.push_async_callback(data.close)
+            fences = await client.open_producer(self._partition, name="kop-probe-fences")
+            opened.push_async_callback(fences.close)
+            seen: list[Entry] = []
+            came = asyncio.Event()
+
+            def on_entry(entry: Entry) -> None:
+                seen.append(entry)
+                came.set()
+
+            reader = await client.open_reader(self._partition, EARLIEST, permits=100, on_entry=on_entry)
+            opened.push_async_callback(reader.close)
+            expected: list[tuple[Position, int]] = []
+            index = -1
+            for commit in (False, True):
+                txn = await self._transactions.new(_TTL_MS)
+                await self._transactions.add(txn, [self._partition])
+                await fences.send_marker(FENCE_MARKER, sequence_id=self._next_fence(), txn=txn)
+                held = await self._send(data, txn)
+                plain = await self._send(data, None)
+                last = await reader.last_position()
+                if last >= held:
+                    return f"a batch that names an open transaction is given to readers, up to {last}"
+                await self._transactions.end(txn, commit=commit)
+                index += 1 + _MESSAGES  # the fence has one
+                if commit:
+                    expected.append((held, index))
+                index += _MESSAGES
+                expected.append((plain, index))
+                index += 1  # Pulsar's marker of the end
+                while not seen or seen[-1].position < plain:
+                    came.clear()
+                    await came.wait()
+                if (wrong := _differs(seen, expected)) is not None:
+                    return wrong
+            await self._context.admin.unload(self._partition)
+            again: list[Entry] = []
+            came.clear()
+
+            def on_entry_again(entry: Entry) -> None:
+                again.append(entry)
+                came.set()
+
+            another = await client.open_reader(self._partition, EARLIEST, permits=100, on_entry=on_entry_again)
+            opened.push_async_callback(another.close)
+            while len(again) < len(expected):
+                came.clear()
+                await came.wait()
+            return _differs(again, expected)
+
+    def _next_fence(self) -> int:
+        self._fence += 1
+        return self._fence - 1
+
+    async def _send(self, producer: Producer, txn: TxnId | None) -> Position:
+        batch = build([Record(number, 0, b"key", b"value") for number in range(_MESSAGES)])
+        (entry,) = transcode.to_entries(
+            batch,
+            read_header(batch),
+            producer_name=producer.name,
+            sequence_base=self._sequence,
+            publish_time=0,
+            max_size=self._context.client.max_message_size,
+            txn=None if txn is None else transcode.EntryTransaction(*txn),
+        )
+        first, self._sequence = self._sequence, self._sequence + _MESSAGES
+        return await producer.send(
+            entry.metadata,
+            entry.payload,
+            sequence_id=first,
+            highest_sequence_id=first + _MESSAGES - 1,
+            num_messages=_MESSAGES,
+        )
+
+
+def _differs(seen: list[Entry], expected: list[tuple[Position, int]]) -> UnfitReason | None:
+    """Why these are not the entries that readers have to get; a broker that keeps no index sends none."""
+    positions = [entry.position for entry in seen]
+    if positions != [position for position, _ in expected]:
+        return (
+            f"readers get the entries {positions}, those of committed transactions are {[each for each, _ in expected]}"
+        )
+    indexes = [entry.index for entry in seen]
+    if any(index is not None for index in indexes) and indexes != [index for _, index in expected]:
+        return f"entries have the indexes {indexes}, their messages make it {[index for _, index in expected]}"
+    return None
