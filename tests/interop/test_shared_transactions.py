@@ -1,0 +1,142 @@
+"""Kafka's transactional producers and consumers on topics that Pulsar's own consumers read, too."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+
+import confluent_kafka as ck
+import pulsar as native
+import pytest
+from interop_kit import SECONDS, Interop, take
+from support.pulsar_gateway import PulsarGateway
+
+
+@pytest.fixture(scope="module")
+def shared(interop: Interop) -> Iterator[Interop]:
+    """Two gateways that share their coordinators."""
+    gateways = [PulsarGateway(interop.pulsar, "transactions", node_id=str(number)).start() for number in (1, 2)]
+    yield replace(interop, gateway=gateways[0], other=gateways[1])
+    for gateway in gateways:
+        gateway.stop()
+
+
+class Transactional:
+    """A transactional producer; it notes the offsets that it is told."""
+
+    def __init__(self, gateway: PulsarGateway, name: str, **settings: object) -> None:
+        self.producer = ck.Producer(
+            {
+                "bootstrap.servers": gateway.bootstrap,
+                "transactional.id": name,
+                "linger.ms": 5,
+                "transaction.timeout.ms": 60_000,
+                **settings,
+            }
+        )
+        self.producer.init_transactions(SECONDS)
+
+    def write(self, topic: str, *values: str, partition: int = 0) -> list[int]:
+        told: list[int] = []
+
+        def delivered(error: object, message: ck.Message) -> None:
+            assert error is None, error
+            told.append(message.offset())
+
+        for value in values:
+            self.producer.produce(topic, value, partition=partition, on_delivery=delivered)
+        assert self.producer.flush(SECONDS) == 0
+        return told
+
+
+def consumed(interop: Interop, topic: str, count: int, isolation: str = "read_committed") -> list[tuple[int, str]]:
+    with interop.consumer(topic, gateway=interop.other, **{"isolation.level": isolation}) as consumer:
+        return [(record.offset, (record.value or b"").decode()) for record in take(consumer, count)]
+
+
+def received(interop: Interop, topic: str, count: int) -> list[str]:
+    return [message.data().decode() for message in interop.receive(interop.partition(topic), count)]
+
+
+def test_both_kinds_of_consumer_get_what_was_committed_once_and_in_order(shared: Interop) -> None:
+    topic = shared.create(shared.name())
+    writer = Transactional(shared.gateway, shared.name())
+    expected = []
+    for number in range(6):
+        writer.producer.begin_transaction()
+        values = [f"{number}-{index}" for index in range(50)]
+        offsets = writer.write(topic, *values)
+        assert offsets == list(range(offsets[0], offsets[0] + 50))
+        shared.produce(topic, [{"value": f"plain-{number}"}])
+        if number % 2:
+            writer.producer.abort_transaction(SECONDS)
+        else:
+            writer.producer.commit_transaction(SECONDS)
+            expected += list(zip(offsets, values, strict=True))
+        expected += [(offsets[-1] + 1, f"plain-{number}")]
+    assert consumed(shared, topic, len(expected)) == expected
+    assert consumed(shared, topic, len(expected), "read_uncommitted") == expected
+    assert received(shared, topic, len(expected)) == [value for _, value in expected]
+
+
+def test_nothing_is_seen_of_an_open_transaction(shared: Interop) -> None:
+    topic = shared.create(shared.name())
+    writer = Transactional(shared.gateway, shared.name())
+    writer.producer.begin_transaction()
+    writer.write(topic, "a", "b")
+    for isolation in ("read_committed", "read_uncommitted"):
+        with shared.consumer(topic, **{"isolation.level": isolation}) as consumer:
+            assert consumer.poll(0.5) is None  # what must not come has no event
+    reader = shared.native.create_reader(shared.partition(topic), native.MessageId.earliest)
+    assert not reader.has_message_available()
+    writer.producer.commit_transaction(SECONDS)
+    assert [reader.read_next(int(SECONDS * 1000)).data() for _ in range(2)] == [b"a", b"b"]
+    reader.close()
+    assert [value for _, value in consumed(shared, topic, 2)] == ["a", "b"]
+
+
+def test_offsets_are_committed_with_what_was_made_of_them(shared: Interop) -> None:
+    source, target, group = shared.create(shared.name("source")), shared.create(shared.name("target")), shared.name()
+    shared.produce(source, [{"value": f"{number}"} for number in range(20)])
+    consumer = ck.Consumer(
+        {
+            "bootstrap.servers": shared.gateway.bootstrap,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.subscribe([source])
+    writer = Transactional(shared.other, secrets.token_hex(4))
+    for commit in (False, True):
+        records = take(consumer, 20)
+        writer.producer.begin_transaction()
+        writer.write(target, *((record.value or b"").decode() + "!" for record in records))
+        position = consumer.position(consumer.assignment())
+        writer.producer.send_offsets_to_transaction(position, consumer.consumer_group_metadata(), SECONDS)
+        if commit:
+            writer.producer.commit_transaction(SECONDS)
+        else:
+            writer.producer.abort_transaction(SECONDS)
+            assert [each.offset for each in consumer.committed(consumer.assignment(), SECONDS)] == [ck.OFFSET_INVALID]
+            consumer.seek(ck.TopicPartition(source, 0, 0))
+    assert [each.offset for each in consumer.committed(consumer.assignment(), SECONDS)] == [20]
+    consumer.close()
+    assert [value for _, value in consumed(shared, target, 20)] == [f"{number}!" for number in range(20)]
+
+
+def test_a_new_instance_ends_what_the_old_one_left_open(shared: Interop) -> None:
+    topic, name = shared.create(shared.name()), shared.name()
+    old = Transactional(shared.gateway, name)
+    old.producer.begin_transaction()
+    old.write(topic, "left open")
+    new = Transactional(shared.other, name)
+    new.producer.begin_transaction()
+    new.write(topic, "mine")
+    new.producer.commit_transaction(SECONDS)
+    with pytest.raises(ck.KafkaException) as fenced:
+        old.producer.commit_transaction(SECONDS)
+    assert fenced.value.args[0].fatal()
+    assert [value for _, value in consumed(shared, topic, 1)] == ["mine"]
