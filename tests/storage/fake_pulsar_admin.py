@@ -58,7 +58,7 @@ class FakePulsar:
     def engine(self, **settings: Any) -> PulsarEngine:
         """A gateway's engine on it, that is not started: `topics.load` and `topics.follow` are called by the test."""
         admin: Any = self
-        client: Any = SimpleNamespace(topics=self.list_all, max_message_size=5 << 20)
+        client: Any = SimpleNamespace(topics=self.list_all, max_message_size=5 << 20, transactions=lambda: None)
         return PulsarEngine(
             client, admin, policy_of, PulsarSettings(namespace=HOME, metadata_namespace=METADATA, **settings)
         )
