@@ -14,7 +14,7 @@ missing() { printf '{"client": "java-%s", "missing": "%s"}\n' "$what" "$1"; exit
 command -v java >/dev/null && command -v javac >/dev/null || missing "no java and javac on PATH"
 
 case $what in
-  tools) main=Tools; sources="Suite Kit Tools ToolsGroups ToolsData" ;;
+  tools) main=Tools; sources="Suite Kit Tools ToolsGroups ToolsData ToolsTransactions" ;;
   clients) main=Clients; sources="Suite Kit Clients ClientsAdmin ClientsTransactions Copier StreamsApp" ;;
   2.1.1 | 2.8.2 | 3.9.1) main=Old; sources="Suite Old" ;;
   *) echo "suite.sh: no suite $what" >&2; exit 2 ;;

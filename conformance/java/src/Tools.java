@@ -1,6 +1,6 @@
 // Kafka 4.3.1's tools about the cluster, topics and configs.
 //
-// Owns: what these tools must print. ToolsGroups and ToolsData hold the others.
+// Owns: what these tools must print. ToolsGroups, ToolsData and ToolsTransactions hold the others.
 // Must not know: how a server does it.
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -19,6 +19,7 @@ public final class Tools {
         cluster(s, k);
         ToolsGroups.add(s, k);
         ToolsData.add(s, k);
+        ToolsTransactions.add(s, k);
         s.main();
     }
 
