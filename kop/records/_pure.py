@@ -670,6 +670,8 @@ def parse_entry(metadata: Buffer) -> EntryView:
 def _from_base64(text: bytes) -> bytes | None:
     """The bytes; None where `text` is not base64 of the standard alphabet. Padding may be missing, as Java takes it."""
     core = text[:-2] if text.endswith(b"==") else text[:-1] if text.endswith(b"=") else text
+    if b"=" in core:
+        return None
     try:
         return a2b_base64(core + b"=" * (-len(core) % 4), strict_mode=True) if core else b""
     except Base64Error:

@@ -241,7 +241,7 @@ def test_damaged_batches(twin: ModuleType, count: int, payload: bytes) -> None:
     assert refused(twin, metadata(num_messages_in_batch=count).SerializeToString(), payload) == "damaged"
 
 
-@pytest.mark.parametrize("key", ["no base64", "abcde", "a===", "AA=A", "YQ==\n"])
+@pytest.mark.parametrize("key", ["no base64", "abcde", "a===", "YQ===", "AA=A", "YQ==\n"])
 def test_a_key_marked_as_base64_that_is_none(twin: ModuleType, key: str) -> None:
     message = pb.SingleMessageMetadata(partition_key=key, partition_key_b64_encoded=True)
     assert refused(twin, *native_batch([(message, b"v")])) == "damaged"
