@@ -1,6 +1,6 @@
 """confluent-kafka: librdkafka, the client under most languages (Produce 10, Fetch 16, Metadata 13).
 
-The admin client's cases are in confluent_admin.py.
+The admin client's cases are in confluent_admin.py, those of transactions in confluent_transactions.py.
 """
 
 from __future__ import annotations
@@ -542,5 +542,6 @@ def _raise(sender: Sender) -> None:
 
 if __name__ == "__main__":
     import confluent_admin  # noqa: F401 - declares its cases
+    import confluent_transactions  # noqa: F401 - declares its cases
 
     suite.main()

@@ -19,7 +19,7 @@ from checks import (
 from kafka import TopicPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
-from kafka.errors import MessageSizeTooLargeError, OffsetOutOfRangeError
+from kafka.errors import MessageSizeTooLargeError, OffsetOutOfRangeError, ProducerFencedError
 from kafka.structs import OffsetAndMetadata
 from kafka_python_kit import RACE, Member, admin, consumer, fill, make_topic, producer, suite, take
 from suite import Run, eventually, same
@@ -127,6 +127,48 @@ def transaction_commits_and_aborts(run: Run) -> None:
             p.begin_transaction()
             p.send(topic, word)
             end()
+    with consumer(run, topic, isolation_level="read_committed") as c:
+        same([r.value for r in take(c, 1)], [b"kept"])
+
+
+@suite.case()
+def transaction_carries_the_offsets_of_a_group(run: Run) -> None:
+    source, target, group = make_topic(run), make_topic(run), run.group()
+    fill(run, source, 10)
+    tp = TopicPartition(source, 0)
+    with producer(run, transactional_id=run.group("tx")) as p, consumer(run, group_id=group) as c:
+        p.init_transactions()
+        c.assign([tp])
+        p.begin_transaction()
+        p.send(target, b"dropped")
+        p.send_offsets_to_transaction({tp: OffsetAndMetadata(4, "", -1)}, group)
+        p.abort_transaction()
+        same(c.committed(tp), None, "after the abort")
+        p.begin_transaction()
+        p.send(target, b"kept")
+        p.send_offsets_to_transaction({tp: OffsetAndMetadata(7, "", -1)}, group)
+        p.commit_transaction()
+        eventually(lambda: c.committed(tp) == 7)  # markers follow the answer to a commit
+    with consumer(run, target, isolation_level="read_committed") as c:
+        same([r.value for r in take(c, 1)], [b"kept"])
+
+
+@suite.case()
+def transactional_producer_is_fenced_by_the_next_instance(run: Run) -> None:
+    topic, transactional_id = make_topic(run), run.group("tx")
+    with producer(run, transactional_id=transactional_id) as old, producer(run, transactional_id=transactional_id) as p:
+        old.init_transactions()
+        old.begin_transaction()
+        old.send(topic, b"lost").get(10)
+        p.init_transactions()
+        try:
+            old.commit_transaction()
+            raise AssertionError("the old instance commits")
+        except ProducerFencedError:
+            pass
+        p.begin_transaction()
+        p.send(topic, b"kept")
+        p.commit_transaction()
     with consumer(run, topic, isolation_level="read_committed") as c:
         same([r.value for r in take(c, 1)], [b"kept"])
 
