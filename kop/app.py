@@ -245,13 +245,16 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
     # wait. On the way down it is the other way round: requests end, then groups, then storage.
     listeners = await _listen(config, server, worker)
     await engine.join(_this_broker(config, listeners[0]))
-    stack.push_async_callback(groups.stop)
-    stack.push_async_callback(transactions.stop)
+    stack.push_async_callback(_stop_all, groups, transactions)
     stack.push_async_callback(server.drain, config.kop_drain_timeout_ms)
     readiness.serves(engine, groups, transactions)
-    await groups.start()
-    await transactions.start()
+    await asyncio.gather(groups.start(), transactions.start())
     return Serving(gateway, server, listeners, http_port)
+
+
+async def _stop_all(*coordinators: GroupCoordinator | TransactionCoordinator) -> None:
+    """Side by side: over Pulsar each lets go of many partitions."""
+    await asyncio.gather(*(coordinator.stop() for coordinator in coordinators))
 
 
 async def _open_engine(

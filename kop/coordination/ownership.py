@@ -281,6 +281,7 @@ class Ownership(Generic[T]):
         self._terms[partition] += 1
         term = self._terms[partition]
         try:
+            await self._log.reopen()
             await self._log.lead(partition, lambda: self._lost(partition, term))
             loaded = await self._load(partition)
             if not self._log.leads(partition):  # reading took long: another broker may lead since

@@ -73,6 +73,7 @@ class StateLog:
         self._wall_ms = wall_ms
         self._logs: list[PartitionLog] = []
         self.topic_id = UUID(int=0)
+        self._opening = asyncio.Lock()
         self._queued: dict[int, list[_Write]] = {}
         self._failing = False
         self._refused_writes = 0
@@ -99,6 +100,22 @@ class StateLog:
                 raise InternalError(f"partition {index} of {self.name} is missing")
             self._logs.append(partition_log)
         self.topic_id = topic.topic_id
+
+    async def reopen(self) -> None:
+        """Open the topic that has the name now, where that is another one: somebody deleted it, or made it again.
+
+        InternalError where it has another number of partitions: whoever coordinates them has to be started again.
+        """
+        async with self._opening:
+            topic = self._engine.topics.get(self.name)
+            if topic is not None and topic.topic_id == self.topic_id:
+                return
+            if topic is not None and topic.partitions != self.partitions:
+                raise InternalError(
+                    f"{self.name} was made again with {topic.partitions} partitions, it had {self.partitions}: "
+                    "restart the brokers"
+                )
+            await self.open()
 
     @property
     def name(self) -> str:

@@ -53,6 +53,9 @@ class World:
     async def open(self) -> None:
         """It is there."""
 
+    async def reopen(self) -> None:
+        pass
+
     def partition_of(self, key: str) -> int:
         return int(key)
 

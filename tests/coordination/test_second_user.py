@@ -174,3 +174,29 @@ async def test_a_counter_that_nobody_changes_is_deleted_when_its_time_has_come()
         now = 1_000_000
         counters.deadlines.tick()
         await until(lambda: counters.get("a") == 0)
+
+
+async def test_a_topic_that_was_deleted_and_made_again_is_served_again() -> None:
+    engine = await FaultyStore().open()
+    given = GivenTo(0)
+    async with started(CounterCoordinator(engine, given)) as counters:
+        first, second = names(counters)
+        before = counters.state_log.topic_id
+        assert await counters.add(first, 1) == 1
+        await engine.topics.delete(before)
+        await engine.topics.create("__counters", TOPIC.partitions, TOPIC.configs, internal=True)
+        given.give(1)
+        given.give(0, 1)
+        await until(lambda: not counters.ownership.refusal(first) and not counters.ownership.refusal(second))
+        assert counters.state_log.topic_id != before
+        assert [await counters.add(first, 1), await counters.add(second, 5)] == [1, 5]
+
+
+async def test_a_topic_that_was_made_again_with_other_partitions_is_not_served() -> None:
+    engine = await FaultyStore().open()
+    given = GivenTo()
+    async with started(CounterCoordinator(engine, given)) as counters:
+        await engine.topics.delete(counters.state_log.topic_id)
+        await engine.topics.create("__counters", TOPIC.partitions + 1, TOPIC.configs, internal=True)
+        given.give(0)
+        await until(lambda: "restart the brokers" in (counters.ownership.waiting_for or ""))
