@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from unittest import mock
 
 import pulsar
@@ -20,10 +22,11 @@ from support.waiting import until
 from kop.errors import ErrorCode, KopError
 from kop.records import transcode
 from kop.records.batch import read_header
-from kop.storage.base import EndedTransaction, PartitionLog
+from kop.storage.base import AppendResult, EndedTransaction, PartitionLog
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.layout import PROBE_TOPIC, transaction_of
 
+T = TypeVar("T")
 MINUTE = 60_000
 AGAIN = {
     ErrorCode.KAFKA_STORAGE_ERROR,
@@ -455,3 +458,55 @@ async def test_a_cluster_without_transactions_refuses_them_and_does_all_else(pul
             await shows(log, "plain")
     finally:
         await asyncio.to_thread(own_broker.kill)
+
+
+@pytest.mark.slow  # a broker is started three times
+@pytest.mark.timeout(900)
+async def test_a_pulsar_broker_that_is_killed_in_mid_transaction_and_at_its_end(
+    pulsar_urls: Urls, tmp_path: Path
+) -> None:
+    """Nothing is lost or there twice: what was not answered is sent again, an end is asked for until it is answered."""
+    own_broker = OwnBroker(tmp_path / "killed")
+    urls = await asyncio.to_thread(own_broker.start)
+    try:
+        async with PulsarStore(*urls, "public/default").opened() as engine:
+            log = await make(engine)
+            writer = Writer(engine)
+            await again(writer.begin)
+            await again(partial(resent, log, writer, writer.data(("t", 0), ("a",))))
+            sent = asyncio.create_task(again(partial(resent, log, writer, writer.data(("t", 0), ("b", "c")))))
+            await asyncio.to_thread(own_broker.kill)
+            await asyncio.to_thread(own_broker.start)
+            assert (await sent).base_offset >= 2
+            ending = asyncio.create_task(again(partial(writer.end, commit=True)))
+            await asyncio.to_thread(own_broker.kill)
+            await asyncio.to_thread(own_broker.start)
+            await ending
+            await again(partial(plain, log, "plain"))
+            expected = ["a", "b", "c", "plain"]
+            await again(partial(shows, log, *expected))
+            assert "offsets_told_wrong" not in engine.counts
+        async with PulsarStore(*urls, "public/default").opened() as other:
+            assert await all_values(await attached(other)) == expected
+    finally:
+        await asyncio.to_thread(own_broker.kill)
+
+
+async def again(work: Callable[[], Awaitable[T]]) -> T:
+    """Do it until Pulsar answers, as clients and the coordinator do."""
+    while True:
+        try:
+            return await work()
+        except KopError as error:
+            if error.code not in AGAIN | {ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE}:
+                raise
+        await asyncio.sleep(0.1)  # between two questions to a broker that is not there
+
+
+async def resent(log: PartitionLog, writer: Writer, data: bytearray) -> AppendResult:
+    log.join_transaction(writer.producer, writer.epoch, writer.name)
+    return await append(log, bytearray(data))
+
+
+async def plain(log: PartitionLog, value: str) -> AppendResult:
+    return await append(log, batch([value]))
