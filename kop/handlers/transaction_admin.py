@@ -4,8 +4,9 @@
   not. While a transaction is being ended all its partitions are named, until the last of them has its marker.
 - ListTransactions (66) 0 to 2: the transactional ids that this broker coordinates, by state, producer id, how long
   their transaction is open (1) and a pattern of RE2 that the whole id matches (2). INVALID_REGULAR_EXPRESSION for a
-  pattern that RE2 does not take: its matching takes time in proportion to the text, whatever the pattern is. A
-  duration is counted from the start of the transaction; an id without one is as old as the epoch, as in Kafka.
+  pattern that RE2 does not take, and for each where the extra `patterns` is not installed. RE2's matching takes time
+  in proportion to the text, whatever the pattern is. A duration is counted from the start of the transaction; an id
+  without one is as old as the epoch, as in Kafka.
 - UpdateFeatures (57) 0 to 2: no feature changes while a cluster runs. Its own level is taken for every feature;
   another one is INVALID_UPDATE_VERSION with Kafka's reasons, or FEATURE_UPDATE_FAILED where Kafka would change it.
 """
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Final
 
 from kop.errors import ErrorCode
@@ -31,6 +33,8 @@ _LIST_SLICE: Final = 500
 """Transactional ids that are looked at before other work of the event loop gets its turn."""
 _PATTERN_BYTES: Final = 1 << 20
 """The most memory that a pattern may take."""
+
+_log = logging.getLogger(__name__)
 _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
 
 
@@ -108,9 +112,12 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 
 def _compiled(pattern: str) -> Any:
-    """The pattern, or None where RE2 does not take it."""
-    import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
-
+    """The pattern, or None where RE2 does not take it, or is not installed."""
+    try:
+        import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
+    except ImportError:
+        _log.warning("a client lists transactions by a pattern, which needs RE2: pip install kop[patterns]")
+        return None
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _PATTERN_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -247,5 +248,17 @@ def test_an_unknown_kind_of_update_is_refused(tmp_path: Path, kind: int, version
             answer = await update(s, version, (TV, 2, kind))
             assert answer.error_code == E.INVALID_UPDATE_VERSION
             assert "upgrade type" in answer.error_message
+
+    run(main())
+
+
+def test_without_re2_a_pattern_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init()
+            assert (await listed(s, transactional_id_pattern="a")).error_code == E.INVALID_REGULAR_EXPRESSION
+            assert await names(s) == ["tx"]
 
     run(main())
