@@ -8,8 +8,8 @@ The rules are in `kop.transactions`; this is what depends on versions.
 - A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION, the others OPERATION_NOT_ATTEMPTED then: nothing is
   added. Internal topics but that of groups' offsets are TOPIC_AUTHORIZATION_FAILED, as in Kafka.
 - PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 2 of each of the three.
-- TRANSACTION_ABORTABLE, for a partition that is not in the transaction, is INVALID_TXN_STATE below AddPartitionsToTxn
-  5.
+- TRANSACTION_ABORTABLE, for a partition that is not in the transaction or a transaction that storage has ended, is
+  INVALID_TXN_STATE below AddPartitionsToTxn 5.
 - EndTxn 5 goes by version 2 of transactions: it bumps the epoch and answers the new one.
 """
 
@@ -50,7 +50,12 @@ async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
             request.v3_and_below_topics,
             client_version=0,
         )
-        errors = {key: error_for(code, knows_fenced=version >= 2) for key, code in errors.items()}
+        errors = {
+            key: ErrorCode.INVALID_TXN_STATE
+            if code is ErrorCode.TRANSACTION_ABORTABLE
+            else error_for(code, knows_fenced=version >= 2)
+            for key, code in errors.items()
+        }
         topic_class = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
         return AddPartitionsToTxnResponse(
             version=version,
