@@ -333,7 +333,7 @@ def test_a_request_that_is_no_produce_above_16_mib_closes_before_it_is_received(
     ]
 
 
-@pytest.mark.parametrize("key", [-1, 4, 24, 28, 1234, 32767, -32768])
+@pytest.mark.parametrize("key", [-1, 4, 5, 34, 1234, 32767, -32768])
 def test_an_unknown_api_closes_with_one_log_line_that_names_it(
     tmp_path: Path, key: int, caplog: pytest.LogCaptureFixture
 ) -> None:
