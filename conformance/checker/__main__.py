@@ -34,7 +34,17 @@ from conformance.checker.history import Chain, History, Isolation, Place, Transa
 from conformance.checker.observer import Observer
 from conformance.checker.recorder import Recorder
 from conformance.checker.targets import Target, embedded, given, kafka, over_pulsar
-from conformance.checker.workload import CHAINS, FAMILIES, TOPICS, ChainRole, Family, Names, Settings, partitions_of
+from conformance.checker.workload import (
+    CHAINS,
+    FAMILIES,
+    TOPICS,
+    WRITERS,
+    ChainRole,
+    Family,
+    Names,
+    Settings,
+    partitions_of,
+)
 from conformance.progress import ProgressLine
 from conformance.servers import HERE, StartFailed
 
@@ -42,6 +52,8 @@ SECONDS = 300.0
 FAST_SECONDS, FAST_SPACING = 30.0, 3.0
 STOP_SECONDS = 100.0
 """For clients to end, which try for ANSWER_SECONDS to end a transaction."""
+BEGIN_SECONDS = 60.0
+"""For the first producers to be initialized."""
 CHAIN_SECONDS = 90.0
 """For a chain to come to the end of its input; transactions that a dead producer left open end within that, too."""
 _ISOLATIONS: tuple[Isolation, ...] = ("committed", "uncommitted")
@@ -149,7 +161,9 @@ class Run:
             watching = threading.Thread(target=self._observer.run, args=(done,))
             watching.start()
             try:
-                self._load(clients, progress)
+                tally = Tally(clients.paths)
+                self._await_producers(tally, progress)
+                self._load(tally, progress)
                 progress.say("writers end what they have begun")
                 clients.stop_writing()
                 for role in CHAINS:
@@ -188,11 +202,19 @@ class Run:
             except KafkaException as error:
                 print(f"the topic {topic} stays: {error}", file=sys.stderr)
 
-    def _load(self, clients: Clients, progress: ProgressLine) -> None:
+    def _await_producers(self, tally: Tally, progress: ProgressLine) -> None:
+        """The load begins when each transactional id has a producer: the first ones take long on a slow machine."""
+        ids = sum(role.promise == "transactional" for role in WRITERS) + sum(role.workers for role in CHAINS)
+        until = time.monotonic() + BEGIN_SECONDS
+        while tally.counts["instance"] < ids and time.monotonic() < until:
+            progress.update(f"{tally.counts['instance']} of {ids} transactional ids have a producer")
+            time.sleep(0.2)
+            tally.update()
+
+    def _load(self, tally: Tally, progress: ProgressLine) -> None:
         done = threading.Event()
         breaking = threading.Thread(target=self.executor.run, args=(self.faults, done.wait))
         breaking.start()
-        tally = Tally(clients.paths)
         end = time.monotonic() + self._options.seconds
         try:
             while (left := end - time.monotonic()) > 0:
