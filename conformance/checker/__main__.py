@@ -30,7 +30,7 @@ from rich.table import Table
 
 from conformance.checker.checks import Anomaly, check, nearest
 from conformance.checker.faults import USUAL_SPACING, Executor, plan
-from conformance.checker.history import Chain, History, Isolation, Place, Transaction, Writer, load, value_of
+from conformance.checker.history import Chain, Engine, History, Isolation, Place, Transaction, Writer, load, value_of
 from conformance.checker.observer import Observer
 from conformance.checker.recorder import Recorder
 from conformance.checker.targets import Target, embedded, given, kafka, over_pulsar
@@ -154,6 +154,7 @@ class Run:
     def all(self, progress: ProgressLine) -> None:
         """From the topics to the last reading; the history is in files then."""
         self._make_topics()
+        self._recorder.add(Engine(self.target.over is not None))
         settings = Settings(self.target.bootstrap, self._names.prefix, self._options.seed)
         with ExitStack() as stack:
             clients = Clients(stack, self._folder, settings)

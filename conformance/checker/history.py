@@ -132,7 +132,7 @@ class Poll(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A session that began at the log's start has come to what was its end when all had ended."""
+    """A session that began at the log's start has come to what was its end when all transactions had ended."""
 
     session: str
     isolation: Isolation
@@ -189,6 +189,13 @@ class Chain(NamedTuple):
     output: str
 
 
+class Engine(NamedTuple):
+    """What the servers of a run are. `hides`: what an open transaction has written, and what lies behind that, is
+    beyond the ends that anybody is told, as over Pulsar."""
+
+    hides: bool
+
+
 class Disturbance(NamedTuple):
     """A time in which something was broken."""
 
@@ -199,7 +206,7 @@ class Disturbance(NamedTuple):
 
 
 Event = (
-    Writer | Instance | Send | Transaction | Poll | Whole | End | Commit | Committed | Chain | Disturbance
+    Writer | Instance | Send | Transaction | Poll | Whole | End | Commit | Committed | Chain | Engine | Disturbance
 )  # fmt: skip
 
 
@@ -218,6 +225,7 @@ class History:
     commits: list[Commit] = field(default_factory=list)
     committed: list[Committed] = field(default_factory=list)
     chains: list[Chain] = field(default_factory=list)
+    engines: list[Engine] = field(default_factory=list)
     disturbances: list[Disturbance] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
@@ -241,6 +249,7 @@ _LISTS: dict[str, tuple[str, Any]] = {
     "commit": ("commits", Commit),
     "committed": ("committed", Committed),
     "chain": ("chains", Chain),
+    "engine": ("engines", Engine),
     "disturbance": ("disturbances", Disturbance),
 }
 

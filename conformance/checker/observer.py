@@ -111,14 +111,14 @@ class Observer:
     def read(self, isolation: Isolation, say: Callable[[str], None]) -> list[str]:
         """Every partition from its start to its end; what could not be read."""
         unread = []
-        ends = self._all_ends(isolation)
+        ends, starts = self._all_ends(isolation), self.ends("start")
         for place in self.places:
-            end = ends.get(place)
-            if end is None:
-                unread.append(f"{place[0]} {place[1]} {isolation}: its end was not told")
+            start, end = starts.get(place), ends.get(place)
+            if start is None or end is None:
+                unread.append(f"{place[0]} {place[1]} {isolation}: its ends were not told")
                 continue
             say(f"reading {place[0]} {place[1]}, {isolation}")
-            at = self._read(place, isolation, end)
+            at = self._read(place, isolation, start, end)
             if at < end:
                 unread.append(f"{place[0]} {place[1]} {isolation}: read up to {at} of {end}")
         return unread
@@ -134,7 +134,7 @@ class Observer:
             time.sleep(0.3)
         return high
 
-    def _read(self, place: Place, isolation: Isolation, end: int) -> int:
+    def _read(self, place: Place, isolation: Isolation, start: int, end: int) -> int:
         """The position that was reached."""
         consumer = Consumer(
             {
@@ -150,9 +150,9 @@ class Observer:
         )
         session = f"whole-{isolation}-{place[0]}-{place[1]}"
         positions = Positions(self._recorder, session, isolation)
-        positions.begin({place: 0})
-        consumer.assign([TopicPartition(*place, 0)])
-        at = 0
+        positions.begin({place: start})
+        consumer.assign([TopicPartition(*place, start)])
+        at = start
         until = time.monotonic() + PARTITION_SECONDS
         while at < end and time.monotonic() < until:
             rows = []

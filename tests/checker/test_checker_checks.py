@@ -17,6 +17,7 @@ from conformance.checker.history import (
     Committed,
     Disturbance,
     End,
+    Engine,
     History,
     Instance,
     Poll,
@@ -530,6 +531,15 @@ def test_ends_that_were_asked_for_at_the_same_time_are_not_compared() -> None:
     history = good()
     history.ends += [End(IN, 2, 1001, 1004, "high", 5), End(IN, 2, 1003, 1006, "high", 4)]
     assert kinds(history) == []
+
+
+def test_where_open_transactions_hide_what_is_behind_them_an_acknowledgement_says_nothing_of_ends() -> None:
+    history = good()
+    high_watermark_behind_an_acknowledgement(history)
+    history.engines.append(Engine(hides=True))
+    assert kinds(history) == []
+    stable_offset_behind_what_was_read(history)
+    assert kinds(history) == ["end_behind"]
 
 
 def test_a_commit_without_an_answer_may_be_carried_out_late() -> None:
