@@ -200,7 +200,7 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswe
     if transactional and transactional_id is not None and refusal is None:
         producers = _transactional_producers(gw, topics)
         if not all(
-            gw.verifier.holds(*producer, (each.topic.topic_id, each.index))
+            gw.verifier.holds(*producer, (each.topic.topic_id, each.index)) and each.in_transaction(*producer)
             for producer, logs in producers.items()
             for each in logs.values()
         ):
@@ -317,7 +317,10 @@ async def _verify_and_submit(
     async with gw.verifier.turn(producer[0]):
         try:
             verified = await gw.verifier.verify(
-                TransactionalProducer(transactional_id, *producer), stored, add=version >= _ADDS_PARTITIONS
+                TransactionalProducer(transactional_id, *producer),
+                stored,
+                add=version >= _ADDS_PARTITIONS,
+                again=not all(each.in_transaction(*producer) for each in logs.values()),
             )
         except Exception:
             log.exception("a transaction of producer %d could not be verified", producer[0])

@@ -266,6 +266,13 @@ class PartitionLog(LeaderOfLog, Protocol):
         answers.
         """
 
+    def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether transactional batches of that producer id and epoch may be submitted as they are.
+
+        Else the coordinator has to be asked, and `join_transaction` to be called, be it again: storage may have lost
+        what it had of the producer.
+        """
+
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
         """The partition is in the open transaction of that producer, and was prepared (`TransactionStorage.add`).
 

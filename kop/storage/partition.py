@@ -109,6 +109,10 @@ class Partition:
         """See `PartitionLog.aborted_between`."""
         return ()
 
+    def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """See `PartitionLog.in_transaction`. A batch itself says what it belongs to."""
+        return True
+
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
         """See `PartitionLog.join_transaction`. There is nothing to do where a batch itself says what it belongs to."""
 

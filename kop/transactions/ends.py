@@ -96,9 +96,11 @@ class TransactionEnds:
         elif (rest := self._left_at + LEASE_SECONDS - decided) > 0:
             await asyncio.sleep(rest)
         records = frozenset(partition for partition in ended.partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
+        offsets = self.end_offsets(of_offsets, ended.producer_id, ended.producer_epoch, commit=ended.commit)
         if records or ended.storage_transaction:
-            await self._storage.end(ended._replace(partitions=records))
-        error = await self.end_offsets(of_offsets, ended.producer_id, ended.producer_epoch, commit=ended.commit)
+            error, _ = await asyncio.gather(offsets, self._storage.end(ended._replace(partitions=records)))
+        else:
+            error = await offsets
         if error:
             raise KopError(f"the offsets of transactional id {ended.transactional_id!r} cannot be written", error)
 

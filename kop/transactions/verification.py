@@ -116,11 +116,13 @@ class TransactionVerifier:
         partitions: dict[Partition, StoredPartition],
         *,
         add: bool,
+        again: bool = False,
     ) -> VerifiedPartitions:
         """Ask the coordinator about those partitions of which it is not known that they are in the transaction.
 
-        `add`: the client goes by version 2 of transactions, so they are added by this. Errors are those of the
-        coordinator. Call it in the producer's `turn`. What it says holds until the loop's next turn.
+        `again`: also where it is known. `add`: the client goes by version 2 of transactions, so they are added by this.
+        Errors are those of the coordinator. Call it in the producer's `turn`. What it says holds until the loop's next
+        turn.
         """
         transactional_id, producer_id, epoch = producer
         while True:
@@ -130,7 +132,8 @@ class TransactionVerifier:
             if verified is not None and now >= verified.until:
                 del self._verified[producer_id]
                 verified = None
-            if verified is not None and verified.epoch == epoch and verified.partitions.issuperset(partitions.values()):
+            known = not again and verified is not None and verified.epoch == epoch
+            if known and verified is not None and verified.partitions.issuperset(partitions.values()):
                 errors = dict.fromkeys(partitions, ErrorCode.NONE)
                 return VerifiedPartitions(errors=errors, storage_transaction=verified.storage_transaction)
             if add and (error := await self._add(producer, partitions)):

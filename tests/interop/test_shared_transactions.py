@@ -140,3 +140,16 @@ def test_a_new_instance_ends_what_the_old_one_left_open(shared: Interop) -> None
         old.producer.commit_transaction(SECONDS)
     assert fenced.value.args[0].fatal()
     assert [value for _, value in consumed(shared, topic, 1)] == ["mine"]
+
+
+def test_a_transaction_goes_on_after_an_unload(shared: Interop) -> None:
+    topic = shared.create(shared.name())
+    writer = Transactional(shared.gateway, shared.name())
+    writer.producer.begin_transaction()
+    offsets = writer.write(topic, "before")
+    shared.admin(lambda admin: admin.unload(shared.partition(topic)))
+    offsets += writer.write(topic, "after", "at the end")
+    writer.producer.commit_transaction(SECONDS)
+    expected = list(zip(offsets, ["before", "after", "at the end"], strict=True))
+    assert consumed(shared, topic, 3) == expected
+    assert received(shared, topic, 3) == ["before", "after", "at the end"]

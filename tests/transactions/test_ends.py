@@ -127,16 +127,16 @@ def _short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEASE_SECONDS", 0.05)
 
 
-async def test_alone_records_end_before_offsets() -> None:
+async def test_alone_records_and_offsets_end_side_by_side() -> None:
     w = World()
     await w.ends.write(ended(("t", 0), (OFFSETS, 4)))
-    assert w.done == [("records", {("t", 0)}), ("offsets", {4}, True)]
+    assert w.done == [("offsets", {4}, True), ("records", {("t", 0)})]
 
 
 async def test_other_brokers_are_told_first_and_end_the_offsets_that_they_coordinate() -> None:
     w = World(2)
     await w.ends.write(ended(("t", 0), (OFFSETS, 3), (OFFSETS, 4)))
-    assert w.done == [(2, 5, True, {3}), ("records", {("t", 0)}), ("offsets", {4}, True)]
+    assert w.done == [(2, 5, True, {3}), ("offsets", {4}, True), ("records", {("t", 0)})]
 
 
 async def test_a_broker_that_is_away_delays_the_end_by_its_lease() -> None:
@@ -242,3 +242,12 @@ async def test_an_end_while_the_coordinator_is_asked_voids_its_answer() -> None:
     answer = await verified(w, "1")
     assert (asked, answer.errors) == (2, {("t", 0): E.TRANSACTION_ABORTABLE})
     assert not w.verifier.holds(5, 0, STORED["t", 0])
+
+
+async def test_what_is_known_is_asked_again_where_storage_has_lost_it() -> None:
+    w = World()
+    await verified(w, "0")
+    async with w.verifier.turn(5):
+        await w.verifier.verify(TransactionalProducer("0", 5, 0), STORED, add=False, again=True)
+    assert w.done == [("verified here", "0")] * 2
+    assert w.verifier.holds(5, 0, STORED["t", 0])

@@ -320,6 +320,10 @@ class PulsarLog(Partition):
         if self._give_up is None:
             self._give_up = self.loop.call_later(WAIT_SECONDS, self._give_up_waiting)
 
+    def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """See `PartitionLog.in_transaction`."""
+        return self._producers.in_transaction(producer_id, producer_epoch)
+
     def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
         """See `PartitionLog.join_transaction`."""
         txn = transaction_of(storage_transaction)

@@ -46,6 +46,11 @@ class PartitionProducers:
         """Transactional batches of this producer id and epoch belong to the transaction from now on."""
         self._joined[producer_id] = producer_epoch, txn
 
+    def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether this producer id and epoch write in a transaction."""
+        joined = self._joined.get(producer_id)
+        return joined is not None and joined[0] == producer_epoch
+
     def transaction_of(self, header: BatchHeader) -> EntryTransaction | None:
         """The transaction of a batch; None where its producer is in none, or not any more."""
         epoch, txn = self._joined.get(header.producer_id, (-1, None))
