@@ -19,7 +19,6 @@ from aiokafka.errors import KafkaError
 
 from conformance.checker.history import (
     Commit,
-    Committed,
     Instance,
     Place,
     Writer,
@@ -28,6 +27,7 @@ from conformance.checker.history import (
     source_of,
     value_of,
 )
+from conformance.checker.offsets import GroupOffsets
 from conformance.checker.recorder import Ending, Positions
 from conformance.checker.work import ANSWER_SECONDS, RECORD_SECONDS, WAITING, Work
 from conformance.checker.workload import (
@@ -334,9 +334,14 @@ async def _started(work: Work, client: AIOKafkaProducer | AIOKafkaConsumer) -> b
 
 
 class _Member(ConsumerRebalanceListener):  # type: ignore[misc]
-    """A consumer in a group. It does not tell where it begins: its sessions begin at the first record that comes."""
+    """A consumer in a group. It does not tell where it begins: its sessions begin at the first record that comes.
 
-    def __init__(self, work: Work, name: str, group: str, isolation: Any) -> None:
+    `highest`: what the members of the group have committed. None commits less, though it may have begun at the log's
+    start (see GroupOffsets of aiokafka).
+    """
+
+    def __init__(self, work: Work, name: str, group: str, isolation: Any, highest: dict[Place, int]) -> None:
+        self._highest = highest
         self._work = work
         self._group = group
         self._positions = Positions(work.recorder, name, isolation)
@@ -376,7 +381,10 @@ class _Member(ConsumerRebalanceListener):  # type: ignore[misc]
         return rows
 
     async def commit(self) -> None:
-        offsets = tuple((*place, offset) for place, offset in self.at.items())
+        offsets = tuple((*place, at) for place, at in self.at.items() if at > self._highest.get(place, -1))
+        if not offsets:
+            return
+        self._highest |= {(topic, partition): offset for topic, partition, offset in offsets}
         begin, error = time.time(), ""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -385,27 +393,26 @@ class _Member(ConsumerRebalanceListener):  # type: ignore[misc]
             error = type(failure).__name__
         self._work.recorder.add(Commit(self._group, begin, time.time(), error, offsets))
 
-    async def rewind(self, partitions: Iterable[TopicPartition]) -> None:
-        """Begin again at the committed offsets of partitions that it alone has."""
-        starts = {}
-        for partition in partitions:
-            begin = time.time()
-            async with asyncio.timeout(ANSWER_SECONDS):
-                offset = await self.consumer.committed(partition)
-            told = -1 if offset is None else offset
-            place = (partition.topic, partition.partition)
-            self._work.recorder.add(Committed(self._group, False, begin, time.time(), ((*place, told),)))
-            starts[place] = max(0, told)
-            self.consumer.seek(partition, max(0, told))
+    async def rewind(self, offsets: GroupOffsets, partitions: Iterable[TopicPartition]) -> bool:
+        """Begin again at the committed offsets of partitions that it alone has; False where those were not told."""
+        places = [(partition.topic, partition.partition) for partition in partitions]
+        told = await asyncio.to_thread(offsets.committed, places)
+        if told is None:
+            return False
+        starts = {place: max(0, offset) for place, offset in told.items()}
+        for place, offset in starts.items():
+            self.consumer.seek(TopicPartition(*place), offset)
         self.begin(starts)
+        return True
 
 
 async def _consume(work: Work, role: ConsumerRole) -> None:
     rng = random.Random(f"{work.seed} {role.name}")
     number = 0
+    highest: dict[Place, int] = {}
     while not work.stop.is_set():
         number += 1
-        member = _Member(work, f"{role.name}#{number}", work.names.of(role.group), role.isolation)
+        member = _Member(work, f"{role.name}#{number}", work.names.of(role.group), role.isolation, highest)
         member.consumer.subscribe([work.names.of(topic) for topic in role.topics], listener=member)
         if await _started(work, member.consumer):
             until = time.monotonic() + rng.uniform(8, 20)
@@ -425,14 +432,15 @@ async def _copy(work: Work, role: ChainRole, number: int) -> None:
     topic, group = work.names.of(role.source), work.names.of(role.name)
     numbers = shares(partitions_of(role.source), role.workers, number)
     partitions = [TopicPartition(topic, partition) for partition in numbers]
-    line, member = _Line(work, name), _Member(work, name, group, "committed")
+    line, member = _Line(work, name), _Member(work, name, group, "committed", {})
+    offsets = GroupOffsets(work.bootstrap, group, work.recorder)
     finishes = chain_finishes(name, work.seed)
     try:
         await line.start()
         if not await _started(work, member.consumer):
             return
         member.consumer.assign(partitions)
-        await _rewind(work, member, partitions)
+        await _rewind(work, member, offsets, partitions)
         while not work.stop.is_set():
             rows = await member.poll(_BATCH, 0.3)
             if rows:
@@ -442,11 +450,12 @@ async def _copy(work: Work, role: ChainRole, number: int) -> None:
                 finish = "commit" if work.stop_writing.is_set() else next(finishes)
                 if not await line.transact(fill, finish, 0.0):
                     await line.renew()  # the transaction may have been ended behind the answer: this waits for that
-                    await _rewind(work, member, partitions)
+                    await _rewind(work, member, offsets, partitions)
         assert line.current is not None
         await line.current.leave()
     except _Gone:
         pass
+    await asyncio.to_thread(offsets.close)
     await _within(_LEAVE_SECONDS, member.consumer.stop())
 
 
@@ -459,11 +468,8 @@ async def _fill(
     await producer.offsets(group, at)
 
 
-async def _rewind(work: Work, member: _Member, partitions: list[TopicPartition]) -> None:
+async def _rewind(work: Work, member: _Member, offsets: GroupOffsets, partitions: list[TopicPartition]) -> None:
     while not work.stop.is_set():
-        try:
-            await member.rewind(partitions)
+        if await member.rewind(offsets, partitions):
             return
-        except _ERRORS as error:
-            print(f"rewind: {error!r}", file=sys.stderr)
-            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)

@@ -16,7 +16,7 @@ Must not know: clients, and what is right.
 | unload_topic | Pulsar unloads the topics of the run |
 | unload_transactions | it unloads the gateways' topic of transactions |
 | unload_offsets | it unloads the gateways' topic of groups |
-| unload_pulsar_coordinator | it unloads the topics of its own transaction coordinator |
+| unload_pulsar_coordinator | it unloads the topics that stand for its own transaction coordinators |
 | restart_pulsar | `kill -9` of Pulsar, and a new start |
 """
 
@@ -40,8 +40,7 @@ QUIET_SECONDS = 5.0
 """Before the first fault, and behind the last."""
 _LASTS = {"kill": 3.0, "kill_all": 2.0, "pause": 8.0, "delay_clients": 6.0}
 _DELAY_SECONDS = 0.25
-_SYSTEM = "pulsar/system"
-_COORDINATOR = ("transaction_coordinator_assign", "__transaction_log_")
+_COORDINATOR = "pulsar/system/transaction_coordinator_assign"
 
 
 class Fault(NamedTuple):
@@ -132,15 +131,19 @@ class Executor:
             cut_connections(server.pid, over.port)
         elif kind == "unload_topic":
             assert over is not None
-            self._unload(over.namespace, ("checker-",))
+            self._unload(over.namespace, "checker-")
         elif kind == "unload_transactions":
             assert over is not None
-            self._unload(over.cluster, ("__transactions",))
+            self._unload(over.cluster, "__transactions")
         elif kind == "unload_offsets":
             assert over is not None
-            self._unload(over.cluster, ("__offsets",))
+            self._unload(over.cluster, "__offsets")
         elif kind == "unload_pulsar_coordinator":
-            self._unload(_SYSTEM, _COORDINATOR)
+            assert over is not None
+            # Its partitions are the coordinators; their logs are closed and opened with them.
+            count = over.rest.call("GET", f"persistent/{_COORDINATOR}/partitions")["partitions"]
+            for partition in range(count):
+                over.rest.call("PUT", f"persistent/{_COORDINATOR}-partition-{partition}/unload")
         elif kind == "restart_pulsar":
             assert over is not None
             over.pulsar.restart()
@@ -156,16 +159,16 @@ class Executor:
             assert self._target.links is not None
             self._target.links.change(number, lambda link: setattr(link, "delay", 0.0))
 
-    def _unload(self, namespace: str, starts: tuple[str, ...]) -> None:
+    def _unload(self, namespace: str, start: str) -> None:
         """OSError where there is nothing to unload: the fault says less than it seems."""
         assert self._target.over is not None
         rest = self._target.over.rest
         topics = [
             topic.removeprefix("persistent://")
             for topic in rest.call("GET", f"persistent/{namespace}?includeSystemTopic=true")
-            if topic.rpartition("/")[2].startswith(starts)
+            if topic.rpartition("/")[2].startswith(start)
         ]
         if not topics:
-            raise OSError(f"no topic of {namespace} begins with {' or '.join(starts)}")
+            raise OSError(f"no topic of {namespace} begins with {start}")
         for topic in topics:
             rest.call("PUT", f"persistent/{topic}/unload")

@@ -14,7 +14,8 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from conformance.checker.history import Committed, End, Isolation, Place, Whole, record_of
+from conformance.checker.history import End, Isolation, Place, Whole, record_of
+from conformance.checker.offsets import GroupOffsets
 from conformance.checker.recorder import Positions, Recorder
 from conformance.checker.workload import CHAINS, CONSUMERS, TOPICS, Names
 
@@ -34,7 +35,7 @@ class Observer:
         self.places: list[Place] = [
             (names.of(topic.name), partition) for topic in TOPICS for partition in range(topic.partitions)
         ]
-        self._askers: dict[str, Consumer] = {}
+        self._groups: dict[str, GroupOffsets] = {}
         self.answers = 0
 
     def _new_admin(self) -> AdminClient:
@@ -76,37 +77,11 @@ class Observer:
 
     def committed(self, group: str, topics: Iterable[str]) -> dict[Place, int] | None:
         """The group's offsets, once no transaction is open that may change them; None where there was no answer."""
-        asked = [TopicPartition(*place) for place in self.places if place[0] in set(topics)]
-        begin = time.time()
-        try:
-            told = self._asker(group).committed(asked, timeout=_ANSWER_SECONDS)
-        except KafkaException:
-            return None
-        if any(one.error is not None for one in told):
-            return None
-        offsets = tuple((one.topic, one.partition, max(-1, one.offset)) for one in told)
-        self._recorder.add(Committed(group, True, begin, time.time(), offsets))
-        self.answers += 1
-        return {(topic, partition): offset for topic, partition, offset in offsets}
-
-    def _asker(self, group: str) -> Consumer:
-        """A client that is told a group's offsets and does not join it.
-
-        The admin client has a call for that, in which librdkafka 2.16 reads a null pointer where a coordinator is not
-        to be had at once.
-        """
-        if group not in self._askers:
-            self._askers[group] = Consumer(
-                {
-                    "bootstrap.servers": self._bootstrap,
-                    "group.id": group,
-                    "enable.auto.commit": False,
-                    "isolation.level": "read_committed",  # it waits for open transactions then
-                    "reconnect.backoff.max.ms": 500,
-                    "log_level": 0,
-                }
-            )
-        return self._askers[group]
+        if group not in self._groups:
+            self._groups[group] = GroupOffsets(self._bootstrap, group, self._recorder)
+        told = self._groups[group].committed([place for place in self.places if place[0] in set(topics)])
+        self.answers += told is not None
+        return told
 
     def read(self, isolation: Isolation, say: Callable[[str], None]) -> list[str]:
         """Every partition from its start to its end; what could not be read."""
