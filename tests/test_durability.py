@@ -225,6 +225,6 @@ def kill_in_transactions(server: Child, rng: random.Random, done: Sized) -> None
     """At any moment, each time some transactions later."""
     for goal in (3, 9, 16, 24, 32):
         wait_until(lambda goal=goal: len(done) >= goal, "the next transactions")
-        time.sleep(rng.uniform(0, 0.05))  # at any moment
+        time.sleep(rng.uniform(0, 0.05))  # at any moment within a transaction: nothing tells of its steps
         server.kill()
         server.start()

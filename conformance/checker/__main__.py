@@ -209,7 +209,7 @@ class Run:
         until = time.monotonic() + BEGIN_SECONDS
         while tally.counts["instance"] < ids and time.monotonic() < until:
             progress.update(f"{tally.counts['instance']} of {ids} transactional ids have a producer")
-            time.sleep(0.2)
+            time.sleep(0.2)  # the clients write to files, which are looked at again then
             tally.update()
 
     def _load(self, tally: Tally, progress: ProgressLine) -> None:
@@ -226,7 +226,7 @@ class Run:
                     f"{len(self.executor.disturbances)} of {len(self.faults)} faults, "
                     f"last: {self.executor.current or 'none'}"
                 )
-                time.sleep(min(left, 1.0))
+                time.sleep(min(left, 1.0))  # the load lasts as long as the run says
         finally:
             done.set()
             breaking.join()
@@ -241,7 +241,7 @@ class Run:
             told = self._observer.committed(chain.group, chain.inputs) or told
             if ends and all(told.get(place, -1) >= end for place, end in ends.items()):
                 return
-            time.sleep(0.3)
+            time.sleep(0.3)  # until the broker is asked again: it tells nobody of commits
         self.problems.append(f"the chain {role.name} is at {sorted(told.values())} of {sorted(ends.values())}")
 
     def _plug(self, role: ChainRole) -> dict[Place, int]:

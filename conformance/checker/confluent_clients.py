@@ -238,7 +238,7 @@ class _Line:
                 print(f"{self._name}: {error}", file=sys.stderr)
                 if self._work.over:
                     raise _Gone from error
-                time.sleep(0.2)
+                time.sleep(0.2)  # before the next try: the broker may be away
 
     def renew(self) -> None:
         """Let the current one go away and initialize another one."""
@@ -532,4 +532,4 @@ def _rewind(work: Work, member: _Member) -> None:
             return
         except KafkaException as error:
             print(f"rewind: {error}", file=sys.stderr)
-            time.sleep(0.1)
+            time.sleep(0.1)  # before the next try: the coordinator may be moving

@@ -106,7 +106,7 @@ class Observer:
             stable = self.ends("stable") if isolation == "committed" else high
             if len(high) == len(self.places) and stable == high:
                 return high
-            time.sleep(0.3)
+            time.sleep(0.3)  # until the broker is asked again: it tells nobody of the ends of logs
         return high
 
     def _read(self, place: Place, isolation: Isolation, start: int, end: int) -> int:

@@ -11,13 +11,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
-from kop.storage.base import EndsTransactions
+from kop.storage.base import MarkedLog
 from kop.transactions.machine import EPOCH_BUMPED_AT_END
 from kop.wire.messages import WriteTxnMarkersResponse
 
@@ -54,7 +54,7 @@ async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) ->
     if not gw.cluster.is_leader(log.topic.topic_id, index):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     what = f"{'commit' if commit else 'abort'} of producer {marker.producer_id} in {name}-{index}"
-    if not isinstance(log, EndsTransactions):
+    if not gw.engine.promises.writes_markers:
         _log.warning(
             "the marker for the %s is refused: the storage ends transactions without markers; end this one by its "
             "transactional id, with: kop transactions abort",
@@ -62,7 +62,7 @@ async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) ->
         )
         return ErrorCode.INVALID_REQUEST
     try:
-        await log.end_transaction(
+        await cast(MarkedLog, log).end_transaction(
             marker.producer_id,
             marker.producer_epoch,
             commit=commit,

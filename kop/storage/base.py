@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from prometheus_client.core import Metric
@@ -161,6 +161,8 @@ class Promises:
     """LogAppendTime is the time given to `submit`; else storage's own clock."""
     exact_sizes: bool
     """`size_bytes` is that of the batches as they were appended; else of what storage made of them."""
+    writes_markers: bool
+    """Each log is a `MarkedLog`."""
     orders_producers: bool
     """Batches of different producers lie in the order of the calls of `submit`; else only those of each producer."""
 
@@ -302,9 +304,8 @@ class PartitionLog(LeaderOfLog, Protocol):
         """Idempotent producers that the log remembers now."""
 
 
-@runtime_checkable
-class EndsTransactions(Protocol):
-    """Takes markers that end transactions."""
+class MarkedLog(PartitionLog, Protocol):
+    """A log in which markers end transactions, as in Kafka. What it reads has one batch in each buffer."""
 
     def end_transaction(
         self,
@@ -322,10 +323,6 @@ class EndsTransactions(Protocol):
         client goes by version 2 of transactions, whose ends have an epoch above that of their data (KIP-890). A marker
         that was written before is not written again. Errors, on the future: INVALID_PRODUCER_EPOCH, or of storage.
         """
-
-
-class MarkedLog(PartitionLog, EndsTransactions, Protocol):
-    """A log in which markers end transactions, as in Kafka. What it reads has one batch in each buffer."""
 
 
 class EndedTransaction(NamedTuple):

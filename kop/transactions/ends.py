@@ -136,7 +136,7 @@ class TransactionEnds:
         for broker_id, error in zip(brokers, answers, strict=True):
             if error is None:
                 continue
-            _log.warning("broker %d was not told of the end of a transaction: %s", broker_id, error)
+            _log.warning("broker %d has not done its part of the end of a transaction: %s", broker_id, error)
             until = max(until, decided + LEASE_SECONDS)
             if parts[broker_id]:
                 failed.append(error)

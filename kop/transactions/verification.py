@@ -132,8 +132,12 @@ class TransactionVerifier:
             if verified is not None and now >= verified.until:
                 del self._verified[producer_id]
                 verified = None
-            known = not again and verified is not None and verified.epoch == epoch
-            if known and verified is not None and verified.partitions.issuperset(partitions.values()):
+            if (
+                not again
+                and verified is not None
+                and verified.epoch == epoch
+                and verified.partitions.issuperset(partitions.values())
+            ):
                 errors = dict.fromkeys(partitions, ErrorCode.NONE)
                 return VerifiedPartitions(errors=errors, storage_transaction=verified.storage_transaction)
             if add and (error := await self._add(producer, partitions)):

@@ -69,6 +69,7 @@ class MemoryEngine:
         remembers_producers=True,
         append_time_of_caller=True,
         exact_sizes=True,
+        writes_markers=True,
         orders_producers=True,
     )
     directory = None

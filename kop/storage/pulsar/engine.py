@@ -74,6 +74,7 @@ class PulsarEngine:
         remembers_producers=False,
         append_time_of_caller=False,
         exact_sizes=False,
+        writes_markers=False,
         orders_producers=False,
     )
     directory = None

@@ -61,6 +61,7 @@ class SqliteEngine:
         remembers_producers=True,
         append_time_of_caller=True,
         exact_sizes=True,
+        writes_markers=True,
         orders_producers=True,
     )
     topics: SqliteTopics
