@@ -143,13 +143,18 @@ class Record(NamedTuple):
 
 
 def records(writer: Writer, topics: Mapping[str, Topic], seed: int) -> Iterator[Record]:
-    """Without end, the same for the same seed. A burst goes to one topic, so that batches form."""
+    """Without end, the same for the same seed. A burst goes to one topic, so that batches form.
+
+    A writer of large records begins with a small burst to every partition. Where the first batch of an idempotent
+    producer is refused, Kafka takes the batch behind it as the producer's first: the order of a retry is not promised.
+    """
     rng = random.Random(f"{seed} {writer.name}")
     number = 0
     while True:
         topic = topics[writer.topics[number // writer.burst % len(writer.topics)]]
-        partition = rng.choice(topic.numbers)
-        yield Record(number, topic.name, partition, rng.randbytes(size(rng, writer.sizes)).hex())
+        begins = writer.sizes == "large" and number < writer.burst
+        partition = topic.numbers[number % len(topic.numbers)] if begins else rng.choice(topic.numbers)
+        yield Record(number, topic.name, partition, rng.randbytes(size(rng, "small" if begins else writer.sizes)).hex())
         number += 1
 
 
