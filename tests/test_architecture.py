@@ -110,6 +110,23 @@ def test_only_storage_knows_sqlite() -> None:
             assert path.is_relative_to(PACKAGE / "storage" / "sqlite"), path
 
 
+def test_only_one_module_of_records_knows_pyarrow_and_loads_it_when_called() -> None:
+    """The gateway is installed without pyarrow."""
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        names = {"pyarrow"} & {
+            alias.name.partition(".")[0] if isinstance(node, ast.Import) else (node.module or "").partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        room = path.relative_to(PACKAGE).parts[0]
+        if names and room not in {"spark", "functions"}:
+            assert path == PACKAGE / "records" / "arrow.py", f"{path} imports pyarrow"
+            at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+            assert "pyarrow" not in " ".join(map(ast.unparse, at_once)), f"{path} imports pyarrow when it is imported"
+
+
 STILL_TIED: set[str] = set()
 """Packages inside which modules still import each other in a circle. A package that is untied has to leave this set."""
 

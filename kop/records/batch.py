@@ -53,6 +53,7 @@ __all__ = [
     "read_header",
     "records_of",
     "rewrite",
+    "seal",
     "stamp",
     "stamp_log_append_time",
     "stamp_max_timestamp",
@@ -434,7 +435,7 @@ def build(
         | (TRANSACTIONAL_BIT if transactional else 0)
         | (CONTROL_BIT if control else 0)
     )
-    return _seal(
+    return seal(
         BatchHeader(
             base, 0, leader_epoch, MAGIC, 0, attributes, last_offset - base,
             base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, count,
@@ -474,7 +475,7 @@ def rewrite(
             return None
         attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
         empty = header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0)
-        return _seal(empty, b"")
+        return seal(empty, b"")
     horizon = delete_horizon if tombstone and not header.delete_horizon else None
     if horizon is None and len(kept) == header.record_count:
         return batch
@@ -487,7 +488,7 @@ def rewrite(
         changed = changed._replace(base_timestamp=horizon, attributes=header.attributes | DELETE_HORIZON_BIT)
         for _, offset, timestamp, start, end in kept:
             put_record(frames, timestamp - horizon, offset - header.base_offset, body[start:end])
-    return _seal(changed, frames)
+    return seal(changed, frames)
 
 
 def with_delete_horizon(batch: Buffer, header: BatchHeader, delete_horizon: int) -> bytearray:
@@ -500,11 +501,11 @@ def with_delete_horizon(batch: Buffer, header: BatchHeader, delete_horizon: int)
     content = content_of(record.key, record.value, record.headers)
     put_record(frames, record.timestamp - delete_horizon, record.offset - header.base_offset, content)
     changed = header._replace(base_timestamp=delete_horizon, attributes=header.attributes | DELETE_HORIZON_BIT)
-    return _seal(changed, frames)
+    return seal(changed, frames)
 
 
-def _seal(header: BatchHeader, records: Buffer) -> bytearray:
-    """A batch of `records` (not compressed yet): the length and the checksum are filled in."""
+def seal(header: BatchHeader, records: Buffer) -> bytearray:
+    """A batch of `records` (not compressed yet), in the codec of `header`: length and checksum are filled in."""
     body = compress(header.codec, records)
     batch = bytearray(HEADER_SIZE)
     batch += body

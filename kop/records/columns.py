@@ -1,0 +1,302 @@
+"""The records of a Fetch response -> chunks of Arrow buffers, and such buffers -> record batches to produce.
+
+Owns: what of a response counts (the range of offsets, transactions, control batches, checksums, a batch that is cut
+off), the bounds on memory, the header around what is written, and the choice between the twins.
+Must not know: pyarrow (`kop.records.arrow`), how a buffer is laid out (`kop.records._pure_arrow` says that, and is the
+specification), requests, connections.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from kop.errors import BackendError, ErrorCode, InternalError, PeerError
+from kop.records import _pure_arrow
+from kop.records._pure_arrow import ChunkParts, Column, ColumnIn, HeadersIn, Lists, TimestampsIn
+from kop.records.batch import (
+    CODEC_MASK,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Buffer,
+    Codec,
+    add_sequence,
+    read_header,
+    seal,
+)
+from kop.records.compression import decompress
+from kop.records.markers import read_marker
+
+__all__ = [
+    "MAX_BYTES",
+    "MAX_INFLATED",
+    "Chunk",
+    "Encoded",
+    "FetchedColumns",
+    "RowsIn",
+    "UnreadableRecordsError",
+    "encode_columns",
+]
+
+twin: ModuleType = _pure_arrow
+"""The twin that does the work; a test may set it."""
+
+MAX_BYTES: Final = 2**30
+"""No chunk may be asked to be larger: int32 offsets end at 2 GiB."""
+MAX_INFLATED: Final = 2**29
+"""No batch may be asked to be larger without compression: names of headers may grow to three times their size."""
+
+_CRC_FROM: Final = 21
+_MAGIC_AT: Final = 16
+_SMALLEST_BODY: Final = 14  # of a message of magic 0
+_INT64_MAX: Final = 2**63 - 1
+_PLACE: Final = struct.Struct(">qi")
+
+
+class Chunk(NamedTuple):
+    """The buffers of some rows, as `kop.records._pure_arrow` says."""
+
+    rows: int
+    next_offset: int
+    key: Column
+    value: Column
+    offsets: bytes
+    timestamps: bytes
+    timestamp_types: bytes
+    headers: tuple[Lists, Column, Column] | None
+
+
+class UnreadableRecordsError(BackendError):
+    """What a broker answered to a Fetch cannot be decoded; no record of it is left out instead."""
+
+    default_code = ErrorCode.CORRUPT_MESSAGE
+
+    def __init__(self, message: str, code: ErrorCode | None = None, offset: int = -1) -> None:
+        super().__init__(message, code)
+        self.offset = offset
+        """Where in the partition: the first offset of the batch, or of what follows the last whole batch."""
+
+
+class FetchedColumns(Iterator[Chunk]):
+    """The chunks of the `records` of one partition in a Fetch response.
+
+    `start` is the first offset that is wanted, `end` the first one behind that is not, None for no end. `aborted` is
+    the response's list of `(producer_id, first_offset)` and makes this read committed records alone (KIP-98); None is
+    read_uncommitted. A chunk has at most `max_rows` rows, and at most `max_bytes` of keys, values and headers unless it
+    is of one record; a batch has at most `max_inflated` bytes without compression. UnreadableRecordsError names topic,
+    partition and offset.
+    """
+
+    def __init__(
+        self,
+        records: Buffer,
+        *,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int | None,
+        aborted: Sequence[tuple[int, int]] | None,
+        headers: bool,
+        max_rows: int,
+        max_bytes: int,
+        max_inflated: int,
+    ) -> None:
+        if not (max_rows > 0 and 0 < max_bytes <= MAX_BYTES and 0 < max_inflated <= MAX_INFLATED):
+            raise InternalError(f"chunks of {max_rows} rows, {max_bytes} bytes, from batches of {max_inflated} bytes")
+        self.next_offset = start
+        """The first offset that no chunk so far reaches: what to fetch next once all chunks were taken. Offsets
+        that hold nothing to read (markers, aborted records, compacted ones) are behind it then.
+        """
+        self.cut_off = 0
+        """Size of the batch that the response ends in the middle of, in bytes as far as they are known, 0 for none.
+        Where `next_offset` did not move, a Fetch with as many bytes is needed.
+        """
+        self._partition = f"{topic}-{partition}"
+        self._max_inflated = max_inflated
+        self._builder = twin.RowBuilder(headers, max_rows, max_bytes)
+        self._chunks = self._read(memoryview(records).cast("B"), start, _INT64_MAX if end is None else end, aborted)
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def _read(
+        self, data: memoryview, start: int, end: int, aborted: Sequence[tuple[int, int]] | None
+    ) -> Iterator[Chunk]:
+        transactions = None if aborted is None else _Transactions(aborted)
+        pos, done = 0, start
+        while done < end and len(data) - pos >= LOG_OVERHEAD:
+            base_offset, length = _PLACE.unpack_from(data, pos)
+            if base_offset >= end:
+                done = end
+                break
+            header = self._header_at(data, pos, length, base_offset, done)
+            if header is None:
+                break
+            batch = data[pos : pos + header.size]
+            pos += header.size
+            try:
+                self._check(batch, header)
+                if self._is_wanted(batch, header, transactions) and header.last_offset >= done:
+                    body = decompress(header.codec, batch[HEADER_SIZE:], self._max_inflated)
+                    for parts in self._builder.add(
+                        body,
+                        header.record_count,
+                        header.base_offset,
+                        header.last_offset_delta,
+                        header.base_timestamp,
+                        header.max_timestamp if header.log_append_time else None,
+                        done,
+                        end,
+                    ):
+                        yield self._given(parts)
+            except PeerError as error:
+                raise self._unreadable(header.base_offset, error.message, error.code) from None
+            done = min(end, max(done, header.next_offset))
+        if done < end and 0 < len(data) - pos < LOG_OVERHEAD:
+            self.cut_off = LOG_OVERHEAD
+        parts = self._builder.finish()
+        if parts is not None:
+            chunk = self._given(parts)
+            self.next_offset = done
+            yield chunk
+        self.next_offset = done
+
+    def _given(self, parts: ChunkParts) -> Chunk:
+        chunk = Chunk._make(parts)
+        self.next_offset = chunk.next_offset
+        return chunk
+
+    def _header_at(self, data: memoryview, pos: int, length: int, base_offset: int, done: int) -> BatchHeader | None:
+        """The header of the batch at `pos`, which begins with `base_offset` and `length`; None where it is cut off."""
+        most = self._max_inflated + HEADER_SIZE
+        if not _SMALLEST_BODY <= length <= most:
+            text = f"a batch of {length} bytes, between {_SMALLEST_BODY} and {most} are taken"
+            raise self._unreadable(done, text, ErrorCode.CORRUPT_MESSAGE)
+        left = len(data) - pos
+        if left > _MAGIC_AT and data[pos + _MAGIC_AT] < MAGIC:
+            raise self._unreadable(
+                base_offset,
+                f"records of message format {data[pos + _MAGIC_AT]} from before Kafka 0.11, only 2 is read: "
+                "copy the topic with a client of Kafka, which writes format 2",
+                ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            )
+        if left < length + LOG_OVERHEAD:
+            self.cut_off = length + LOG_OVERHEAD
+            return None
+        try:
+            return read_header(data, pos)
+        except PeerError as error:
+            raise self._unreadable(done, error.message, error.code) from None
+
+    @staticmethod
+    def _check(batch: memoryview, header: BatchHeader) -> None:
+        if crc32c(batch[_CRC_FROM:]) != header.crc:
+            raise PeerError("the checksum does not fit the batch", ErrorCode.CORRUPT_MESSAGE)
+        if header.base_offset < 0 or header.last_offset_delta < 0 or header.last_offset >= _INT64_MAX:
+            raise PeerError(
+                f"a batch from offset {header.base_offset} with a last offset delta of {header.last_offset_delta}",
+                ErrorCode.CORRUPT_MESSAGE,
+            )
+
+    @staticmethod
+    def _is_wanted(batch: memoryview, header: BatchHeader, transactions: _Transactions | None) -> bool:
+        """Whether the batch holds records for a reader. Each batch has to come by here, in order."""
+        is_aborted = transactions is not None and transactions.is_aborted(batch, header)
+        is_empty = header.record_count == 0 and header.size == HEADER_SIZE  # keeps a producer's sequence
+        return not (is_aborted or header.control or is_empty)
+
+    def _unreadable(self, offset: int, text: str, code: ErrorCode) -> UnreadableRecordsError:
+        return UnreadableRecordsError(f"{self._partition} at offset {offset}: {text}", code, offset)
+
+
+class _Transactions:
+    """Which batches belong to aborted transactions: the consumer's part of KIP-98."""
+
+    def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
+        self._to_come = sorted(aborted, key=lambda one: one[1], reverse=True)
+        self._open: set[int] = set()
+
+    def is_aborted(self, batch: memoryview, header: BatchHeader) -> bool:
+        producer_id = header.producer_id
+        if producer_id < 0:
+            return False
+        while self._to_come and self._to_come[-1][1] <= header.last_offset:
+            self._open.add(self._to_come.pop()[0])
+        if producer_id not in self._open:
+            return False
+        if header.control:
+            if header.record_count > 0 and (marker := read_marker(batch)) is not None and not marker.commit:
+                self._open.discard(producer_id)
+            return False
+        return header.transactional
+
+
+class RowsIn(NamedTuple):
+    """Rows to write, as `kop.records._pure_arrow` says; what is None is null in each row."""
+
+    rows: int
+    key: ColumnIn | None
+    value: ColumnIn | None
+    headers: HeadersIn | None
+    timestamps: TimestampsIn | None
+
+
+class Encoded(NamedTuple):
+    """A record batch for a Produce request: base offset 0, no leader epoch."""
+
+    batch: bytearray
+    records: int
+    max_timestamp: int
+    """Milliseconds since the epoch."""
+
+
+def encode_columns(
+    rows: RowsIn,
+    *,
+    max_bytes: int,
+    now: int,
+    codec: int = Codec.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+) -> Iterator[Encoded]:
+    """The rows as record batches (magic 2), each of at most `max_bytes` bytes before compression and after it.
+
+    `now` (ms) is the time of rows that have none. `base_sequence` is the first batch's; each next batch's follows. A
+    batch that `codec` does not make smaller is not compressed. PeerError: MESSAGE_TOO_LARGE names the row that does
+    not fit into a batch of its own, INVALID_RECORD a header without a name; batches before it were given by then.
+    """
+    if not HEADER_SIZE < max_bytes <= MAX_BYTES:
+        raise InternalError(f"batches of at most {max_bytes} bytes")
+    row = 0
+    while row < rows.rows:
+        records, taken, base_timestamp, max_timestamp = twin.encode_rows(
+            row, rows.rows, rows.key, rows.value, rows.headers, rows.timestamps, now, max_bytes - HEADER_SIZE
+        )
+        if not taken:
+            raise PeerError(
+                f"row {row} takes more than the {max_bytes} bytes that a batch may have", ErrorCode.MESSAGE_TOO_LARGE
+            )
+        header = BatchHeader(
+            0, 0, NO_LEADER_EPOCH, MAGIC, 0, codec | (TRANSACTIONAL_BIT if transactional else 0), taken - 1,
+            base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, taken,
+        )  # fmt: skip
+        batch = seal(header, records)
+        if codec and len(batch) >= HEADER_SIZE + len(records):
+            batch = seal(header._replace(attributes=header.attributes & ~CODEC_MASK), records)
+        yield Encoded(batch, taken, max_timestamp)
+        row += taken
+        if base_sequence >= 0:
+            base_sequence = add_sequence(base_sequence, taken)
