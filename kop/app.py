@@ -216,6 +216,7 @@ async def start(config: Config, stack: AsyncExitStack, *, worker: bool = False) 
         verifier=verifier,
         ends=ends,
         cluster=cluster,
+        peers=peers,
         metrics=metrics,
         metadata_cache=MetadataCache(),
         fetch_sessions=FetchSessions(config.max_incremental_fetch_session_cache_slots, metrics),

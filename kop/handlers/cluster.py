@@ -5,7 +5,6 @@
   without an authorizer.
 - DescribeLogDirs (35) 1 to 5: one directory, the engine's, with the sizes of this broker's partitions and the room on
   its disk.
-- DescribeProducers (61) 0: the idempotent producers that a partition remembers.
 - DescribeQuorum (55) 0 to 2: one voter, this broker. The metadata log's end is the topics' version.
 - ElectLeaders (43) 0 to 2: ELECTION_NOT_NEEDED for every partition that there is.
 - ListPartitionReassignments (46) 0: none.
@@ -29,7 +28,6 @@ from kop.wire.messages import (
     DescribeAclsResponse,
     DescribeClusterResponse,
     DescribeLogDirsResponse,
-    DescribeProducersResponse,
     DescribeQuorumResponse,
     ElectLeadersResponse,
     ListPartitionReassignmentsResponse,
@@ -161,58 +159,6 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
         if size is not None:
             sizes.setdefault(name, []).append((index, size))
     return list(sizes.items())
-
-
-# --- DescribeProducers
-
-
-def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Message:
-    """Show the producers of each partition."""
-    topic_row = DescribeProducersResponse.TopicResponse
-    return DescribeProducersResponse(
-        version=ctx.version,
-        topics=[
-            topic_row(
-                version=ctx.version,
-                name=topic.name,
-                partitions=[_producers(gw, ctx, topic.name, index) for index in topic.partition_indexes],
-            )
-            for topic in request.topics
-        ],
-    )
-
-
-def _producers(gw: Gateway, ctx: Context, name: str, index: int) -> Any:
-    row = DescribeProducersResponse.TopicResponse.PartitionResponse
-    code, message = ErrorCode.NONE, None
-    topic = gw.topics.get(name)
-    log = gw.topics.log(topic.topic_id, index) if topic is not None else None
-    if log is None:
-        code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION
-        try:
-            if topic is None:
-                gw.topics.check_name(name)
-                code = gw.topics.missing(name)
-        except KopError as error:
-            code, message = error.code, error.message
-    return row(
-        version=ctx.version,
-        partition_index=index,
-        error_code=code,
-        error_message=message,
-        active_producers=[
-            row.ProducerState(
-                version=ctx.version,
-                producer_id=producer.producer_id,
-                producer_epoch=producer.producer_epoch,
-                last_sequence=producer.last_sequence,
-                last_timestamp=producer.last_timestamp,
-                coordinator_epoch=producer.coordinator_epoch,
-                current_txn_start_offset=producer.current_txn_start_offset,
-            )
-            for producer in (log.producers() if log is not None else ())
-        ],
-    )
 
 
 # --- DescribeQuorum
@@ -353,18 +299,6 @@ def delete_acls(gw: Gateway, ctx: Context, request: Message) -> Message:
     return DeleteAclsResponse(version=ctx.version, filter_results=[refusal for _ in request.filters])
 
 
-def _log_dir_topics(request: Any) -> list[str]:
-    return [topic.topic for topic in request.topics or ()]
-
-
-def _producer_topics(request: Any) -> list[str]:
-    return [topic.name for topic in request.topics]
-
-
-def _election_topics(request: Any) -> list[str]:
-    return [topic.topic for topic in request.topic_partitions or ()]
-
-
 APIS: tuple[Api, ...] = (
     Api(29, 1, 3, describe_acls, AclOperation.DESCRIBE, slack=_KAFKA_GO_SLACK),
     Api(30, 1, 3, create_acls, AclOperation.ALTER),
@@ -388,13 +322,4 @@ APIS: tuple[Api, ...] = (
     Api(46, 0, 0, list_partition_reassignments, AclOperation.DESCRIBE),
     Api(55, 0, 2, describe_quorum, AclOperation.DESCRIBE),
     Api(60, 0, 2, describe_cluster, AclOperation.DESCRIBE),
-    Api(
-        61,
-        0,
-        0,
-        describe_producers,
-        AclOperation.READ,
-        topics=lambda request: [topic.name for topic in request.topics],
-        rows=("topics", "topics"),
-    ),
 )

@@ -16,6 +16,7 @@ from kop.cluster.cluster_view import ClusterView
 from kop.cluster.producer_ids import ProducerIds
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
+from kop.coordination.peers import Peers
 from kop.groups.runtime import GroupCoordinator
 from kop.handlers.api import Api
 from kop.handlers.fetch_sessions import FetchSessions
@@ -51,6 +52,8 @@ class Gateway:
     ends: TransactionEnds
     """Ends transactions in what this broker has of them."""
     cluster: ClusterView
+    peers: Peers
+    """Calls to the other brokers."""
     metrics: Metrics
     metadata_cache: MetadataCache
     fetch_sessions: FetchSessions

@@ -137,7 +137,8 @@ class TransactionEnds:
             if error is None:
                 continue
             _log.warning("broker %d has not done its part of the end of a transaction: %s", broker_id, error)
-            until = max(until, decided + LEASE_SECONDS)
+            if error.code is ErrorCode.NETWORK_EXCEPTION:
+                until = max(until, decided + LEASE_SECONDS)
             if parts[broker_id]:
                 failed.append(error)
         if (rest := until - time.monotonic()) > 0:

@@ -16,7 +16,7 @@ from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
 from kop.cluster.topic_configs import TopicConfigs
 from kop.config import Config
-from kop.handlers import cluster, configs, topics
+from kop.handlers import cluster, configs, describe_producers, topics
 from kop.handlers.api import ConnectionInfo, Context
 from kop.handlers.gateway import Gateway
 from kop.records.batch import build, read_header
@@ -27,7 +27,7 @@ from kop.storage.sqlite import SqliteEngine
 from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES, CreateTopicsRequest
 
-APIS = {api.key: api for module in (topics, configs, cluster) for api in module.APIS}
+APIS = {api.key: api for module in (topics, configs, cluster, describe_producers) for api in module.APIS}
 NOW = 1_700_000_000_000
 T = TypeVar("T")
 
@@ -65,6 +65,7 @@ class Admin:
             verifier=unused,
             ends=unused,
             cluster=ClusterView(engine, config.node_id),
+            peers=unused,
             metrics=unused,
             metadata_cache=unused,
             fetch_sessions=unused,

@@ -1,4 +1,4 @@
-"""DescribeCluster, DescribeLogDirs, DescribeProducers, DescribeQuorum, ElectLeaders, reassignments, ACLs."""
+"""DescribeCluster, DescribeLogDirs, DescribeQuorum, ElectLeaders, reassignments, ACLs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from kop.wire.messages import (
     DescribeAclsRequest,
     DescribeClusterRequest,
     DescribeLogDirsRequest,
-    DescribeProducersRequest,
     DescribeQuorumRequest,
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
@@ -119,30 +118,6 @@ def test_log_dirs_all_none_and_empty(admin: Admin) -> None:
     assert sizes(log_dirs(admin, None)) == {"t": {0: 0, 1: 0}, "__consumer_offsets": {0: 0}}
     assert sizes(log_dirs(admin, {})) == {}
     assert sizes(log_dirs(admin, {"t": []})) == {}
-
-
-# --- DescribeProducers
-
-
-def test_producers(admin: Admin) -> None:
-    admin.create("t")
-    admin.append("t", 3, producer=42)
-    row = DescribeProducersRequest.TopicRequest
-    asked = [row(name="t", partition_indexes=[0, 5]), row(name="nope", partition_indexes=[0])]
-    asked.append(row(name="bad name", partition_indexes=[0]))
-    answer = admin.call(DescribeProducersRequest(version=0, topics=asked))
-    codes = {
-        (topic.name, part.partition_index): part.error_code for topic in answer.topics for part in topic.partitions
-    }
-    assert codes == {
-        ("t", 0): 0,
-        ("t", 5): E.UNKNOWN_TOPIC_OR_PARTITION,
-        ("nope", 0): E.UNKNOWN_TOPIC_OR_PARTITION,
-        ("bad name", 0): E.INVALID_TOPIC_EXCEPTION,
-    }
-    [producer] = answer.topics[0].partitions[0].active_producers
-    assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (42, 0, 2)
-    assert (producer.coordinator_epoch, producer.current_txn_start_offset) == (-1, -1)
 
 
 # --- DescribeQuorum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,10 @@ import confluent_kafka as ck
 import pulsar as native
 import pytest
 from interop_kit import SECONDS, Interop, take
+from support.gateway import RawClient
 from support.pulsar_gateway import PulsarGateway
+
+from kop.wire.messages import DescribeProducersRequest
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +157,22 @@ def test_a_transaction_goes_on_after_an_unload(shared: Interop) -> None:
     expected = list(zip(offsets, ["before", "after", "at the end"], strict=True))
     assert consumed(shared, topic, 3) == expected
     assert received(shared, topic, 3) == ["before", "after", "at the end"]
+
+
+def test_producers_are_told_by_the_broker_that_did_not_take_their_records(shared: Interop) -> None:
+    topic = shared.create(shared.name())
+    with_id = ck.Producer({"bootstrap.servers": shared.gateway.bootstrap, "enable.idempotence": True})
+    with_id.produce(topic, "v", partition=0)
+    assert with_id.flush(SECONDS) == 0
+
+    async def told(gateway: PulsarGateway) -> list[int]:
+        client = await RawClient.open(*gateway.address)
+        rows = [DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[0])]
+        answer = await client.call(61, 0, topics=rows)
+        await client.close()
+        (part,) = answer.topics[0].partitions
+        assert part.error_code == 0, part.error_message
+        return [producer.producer_id for producer in part.active_producers]
+
+    (producer_id,) = asyncio.run(told(shared.gateway))
+    assert asyncio.run(told(shared.other)) == [producer_id]

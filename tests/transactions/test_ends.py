@@ -172,6 +172,15 @@ async def test_offsets_that_another_broker_does_not_end_are_an_error(away: bool)
     assert ("records", set()) not in w.done
 
 
+async def test_a_broker_that_answers_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEASE_SECONDS", 3600.0)
+    w = World(2)
+    w.peer_codes[2] = E.COORDINATOR_LOAD_IN_PROGRESS
+    async with asyncio.timeout(60):
+        with pytest.raises(KopError):
+            await w.ends.write(ended((OFFSETS, 3)))
+
+
 async def test_offsets_that_cannot_be_written_here_are_an_error() -> None:
     w = World()
     w.offsets_error = E.NOT_COORDINATOR

@@ -1,0 +1,158 @@
+"""DescribeProducers (61) 0: the idempotent producers that a partition remembers, and their open transactions (KIP-664).
+
+Where several brokers serve one log, each remembers the producers that write through it: all of them are asked, and the
+answer names each producer once. A request of another broker asks for this broker's producers alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from kop.coordination.peers import broker_of
+from kop.errors import ErrorCode, KopError
+from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.gateway import Gateway
+from kop.storage.base import ProducerView
+from kop.wire.messages import DescribeProducersRequest, DescribeProducersResponse, Message
+
+_UNKNOWN_PARTITION = "This server does not host this topic-partition."
+
+_log = logging.getLogger(__name__)
+
+_Partition: TypeAlias = tuple[str, int]
+_Producers: TypeAlias = Mapping[_Partition, list[ProducerView]]
+
+
+async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Message:
+    """Show the producers of each partition. NOT_LEADER_OR_FOLLOWER, which clients retry, where a broker is silent."""
+    others = [] if broker_of(ctx.client_id) is not None else [id_ for id_ in gw.cluster.ids if id_ != gw.config.node_id]
+    answers = await asyncio.gather(*(_of_broker(gw, broker_id, request) for broker_id in others))
+    told = [answer for answer in answers if not isinstance(answer, KopError)]
+    silent = next((answer for answer in answers if isinstance(answer, KopError)), None)
+    topic_row = DescribeProducersResponse.TopicResponse
+    return DescribeProducersResponse(
+        version=ctx.version,
+        topics=[
+            topic_row(
+                version=ctx.version,
+                name=topic.name,
+                partitions=[_row(gw, ctx, (topic.name, index), told, silent) for index in topic.partition_indexes],
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+async def _of_broker(gw: Gateway, broker_id: int, request: Message) -> _Producers | KopError:
+    row = DescribeProducersRequest.TopicRequest
+    topics = [row(version=0, name=topic.name, partition_indexes=topic.partition_indexes) for topic in request.topics]
+    try:
+        answer = await gw.peers.call(broker_id, DescribeProducersRequest(version=0, topics=topics))
+    except KopError as error:
+        _log.warning(
+            "clients that ask for the producers of partitions are told to try again: %s; start that broker, or wait "
+            "until the cluster has given it up",
+            error,
+        )
+        error.__traceback__ = error.__context__ = None
+        return error
+    return {
+        (topic.name, part.partition_index): [
+            ProducerView(
+                producer.producer_id,
+                producer.producer_epoch,
+                producer.last_sequence,
+                producer.last_timestamp,
+                producer.current_txn_start_offset,
+                producer.coordinator_epoch,
+            )
+            for producer in part.active_producers
+        ]
+        for topic in answer.message.topics
+        for part in topic.partitions
+    }
+
+
+def _row(gw: Gateway, ctx: Context, partition: _Partition, told: Iterable[_Producers], silent: KopError | None) -> Any:
+    row = DescribeProducersResponse.TopicResponse.PartitionResponse
+    name, index = partition
+    code, message = ErrorCode.NONE, None
+    producers: list[ProducerView] = []
+    topic = gw.topics.get(name)
+    log = gw.topics.log(topic.topic_id, index) if topic is not None else None
+    if log is None:
+        code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_PARTITION
+        try:
+            if topic is None:
+                gw.topics.check_name(name)
+                code = gw.topics.missing(name)
+        except KopError as error:
+            code, message = error.code, error.message
+    elif silent is not None:
+        code, message = ErrorCode.NOT_LEADER_OR_FOLLOWER, silent.message
+    else:
+        producers = merged(log.producers(), *(of_broker.get(partition, ()) for of_broker in told))
+    return row(
+        version=ctx.version,
+        partition_index=index,
+        error_code=code,
+        error_message=message,
+        active_producers=[
+            row.ProducerState(
+                version=ctx.version,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                last_sequence=producer.last_sequence,
+                last_timestamp=producer.last_timestamp,
+                coordinator_epoch=producer.coordinator_epoch,
+                current_txn_start_offset=producer.current_txn_start_offset,
+            )
+            for producer in producers
+        ],
+    )
+
+
+def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
+    """Each producer of one partition once, by id, out of what several brokers remember.
+
+    What came last counts: the newest epoch, and in it the last batch. A transaction begins where its first batch lies.
+    """
+    found: dict[int, ProducerView] = {}
+    for producers in of_brokers:
+        for view in producers:
+            known = found.get(view.producer_id)
+            if known is None:
+                found[view.producer_id] = view
+                continue
+            last = max(known, view, key=lambda each: (each.producer_epoch, each.last_timestamp, each.last_sequence))
+            begun = [
+                each.current_txn_start_offset
+                for each in (known, view)
+                if each.producer_epoch == last.producer_epoch and each.current_txn_start_offset >= 0
+            ]
+            found[view.producer_id] = ProducerView(
+                last.producer_id,
+                last.producer_epoch,
+                last.last_sequence,
+                last.last_timestamp,
+                min(begun, default=-1),
+                last.coordinator_epoch,
+            )
+    return [found[producer_id] for producer_id in sorted(found)]
+
+
+APIS = (
+    Api(
+        61,
+        0,
+        0,
+        describe_producers,
+        AclOperation.READ,
+        overlaps=True,
+        topics=lambda request: [topic.name for topic in request.topics],
+        rows=("topics", "topics"),
+    ),
+)
