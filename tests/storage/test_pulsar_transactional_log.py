@@ -13,7 +13,7 @@ from unittest import mock
 
 import pulsar
 import pytest
-from batches import append, attached, batch, first, make, read_values, refused
+from batches import append, attached, batch, first, make, read_values, records, refused
 from engines import PulsarStore
 from support.native_transactions import NativeTransactions
 from support.pulsar import OwnBroker, Urls, fresh_namespace
@@ -377,6 +377,117 @@ async def test_topics_of_other_policies(pulsar_store: PulsarStore, cleanup: str)
             await writer.end(commit=commit)
         await append(log, batch(["end"], keys=["end"]))
         await shows(log, "a", "b", "a", "b", "end")
+
+
+# --- where a log begins that no reader is given the first entries of
+
+
+@pytest.mark.parametrize("offsets", ["index", "packed"])
+async def test_the_log_starts_at_the_first_entry_though_its_transaction_was_aborted(
+    pulsar_store: PulsarStore, offsets: str
+) -> None:
+    store = PulsarStore(*pulsar_store.urls, pulsar_store.settings.namespace, offsets)
+    async with opened(store) as engine:
+        log = await make(engine)
+        await log.attach()
+        start = log.log_start_offset
+        writer = Writer(engine)
+        await writer.begin()
+        await writer.write("a", "b")
+        await writer.end(commit=False)
+        plain = (await append(log, batch(["plain"]))).base_offset
+        if offsets == "index":
+            assert (start, plain) == (0, 4)
+        await shows(log, "plain")
+        bounds = log.log_start_offset, log.high_watermark
+        assert bounds == (start, plain + 1)
+        for _ in range(3):  # a reader's first entry and the answer of REST race each other
+            async with store.opened() as other:
+                elsewhere = await attached(other)
+                assert (elsewhere.log_start_offset, elsewhere.high_watermark) == bounds
+                for offset in {start, start + 1, plain - 1, plain}:
+                    (record,) = records((await elsewhere.read(offset, 1 << 20, min_one=True)).buffers)
+                    assert (record.offset, record.value) == (plain, b"plain")
+                await elsewhere.ask_start()
+                assert elsewhere.log_start_offset == start
+
+
+async def test_all_gateways_tell_the_same_bounds_of_a_log_whose_entries_are_all_aborted(
+    pulsar_store: PulsarStore,
+) -> None:
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        writer = Writer(engine)
+
+        async def bounds_are_the_same() -> None:
+            await log.refresh()
+            async with pulsar_store.opened() as other:
+                elsewhere = await attached(other)
+                assert await all_values(elsewhere) == []
+                for each in (log, elsewhere):
+                    assert (each.log_start_offset, each.high_watermark) == (0, 0)
+
+        await writer.begin()
+        assert await writer.write("a", "b") == 1
+        await bounds_are_the_same()
+        await writer.end(commit=False)
+        await bounds_are_the_same()
+        await writer.write("late")
+        await bounds_are_the_same()
+        await writer.begin()
+        await writer.write("c")
+        await engine.admin.unload(log.partition_name)
+        await again(partial(resent, log, writer, writer.data(("t", 0), ("d",))))
+        await bounds_are_the_same()
+        await writer.end(commit=False)
+        await bounds_are_the_same()
+        assert (await append(log, batch(["plain"]))).base_offset == 9, "a fence, a, b, a marker, late, and so on"
+        async with pulsar_store.opened() as other:
+            elsewhere = await attached(other)
+            for each in (log, elsewhere):
+                await shows(each, "plain")
+                assert (each.log_start_offset, each.high_watermark) == (0, 10)
+
+
+async def test_all_gateways_tell_the_same_start_behind_ledgers_that_retention_took(pulsar_store: PulsarStore) -> None:
+    """What is left begins with an aborted transaction, first of all with nothing else behind it."""
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        assert (await append(log, batch(["gone"] * 3))).base_offset == 0
+        writer = Writer(engine)
+        await writer.begin()
+        assert await writer.write("a") == 4
+        await writer.end(commit=False)
+        assert log.high_watermark == 3
+        await engine.admin.unload(log.partition_name)
+        await again(writer.begin)
+        await again(partial(resent, log, writer, writer.data(("t", 0), ("b", "c"))))
+        await writer.end(commit=False)
+        await engine.admin.truncate(log.partition_name)
+
+        async def taken() -> bool:  # the broker deletes ledgers a moment later
+            return len((await engine.admin.internal_stats(log.partition_name))["ledgers"]) == 1
+
+        await until(taken)
+        start = 6
+        await log.ask_start()
+        async with pulsar_store.opened() as other:
+            elsewhere = await attached(other)
+            for each in (log, elsewhere):
+                assert (each.log_start_offset, each.high_watermark) == (start, start)
+                with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
+                    await each.read(3, 1 << 20, min_one=True)
+                assert not (await each.read(start, 1 << 20, min_one=True)).size
+        assert (await append(log, batch(["plain"]))).base_offset == 10
+        await shows(log, "plain")
+        async with pulsar_store.opened() as other:
+            elsewhere = await attached(other)
+            await shows(elsewhere, "plain")
+            for each in (log, elsewhere):
+                assert (each.log_start_offset, each.high_watermark) == (start, 11)
+                (record,) = records((await each.read(start, 1 << 20, min_one=True)).buffers)
+                assert record.offset == 10
+        assert "offsets_told_wrong" not in engine.counts
 
 
 # --- what a cluster can do

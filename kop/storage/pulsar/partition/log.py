@@ -567,8 +567,16 @@ class PulsarLog(Partition):
             start = await self.search.start()
         except PulsarError as error:
             raise self.refused(error, f"cannot read the start of {self.title}") from error
+        if start > self.high_watermark:
+            self._end_at_start(start)
         if start > self.log_start_offset:
             self._move_start(start)
+
+    def _end_at_start(self, start: int) -> None:
+        """Retention took all that readers may have, and what is left is of transactions that are open or aborted."""
+        self.high_watermark, self.end_has_offset = start, False
+        self.tail.converter.next_offset = start
+        self.tail.drop_all()
 
     def _move_start(self, offset: int) -> None:
         self.log_start_offset = min(offset, self.high_watermark)

@@ -62,8 +62,9 @@ class PartitionEnds(NamedTuple):
     end: int
     """The offset after the last message that there ever was."""
     first: ProbedEntry | None
+    """The oldest entry of the log itself that has offsets, whether readers are given it or not; None: there is none."""
     last: ProbedEntry | None
-    """The oldest and the newest entry of the log itself that have offsets; None where it holds none."""
+    """The newest one that readers may have; None where there is none."""
     older: bool
     """There are entries without offsets, from before the Pulsar brokers gave each an index."""
     size: int
@@ -106,36 +107,43 @@ class PartitionSearch:
         stats = await self._source.internal_stats()
         oldest, newest = await self._oldest_and_newest(stats) if stats["numberOfEntries"] else (None, EARLIEST)
         first = oldest if oldest is None or oldest.has_offsets else await self._first_with_offsets(stats)
+        older = oldest is not None and not oldest.has_offsets
+        size = int(stats["totalSize"])
         last = first
         if first is not None and newest > first.position:
             last = await self._probe(newest, maybe_empty=False)
-            if last is not None and last.aborted:
-                last = await self._before_aborted(last)
-                newest = last.position
-            if last is not None and not last.has_offsets:
-                last = await self._last_with_offsets(stats)
+        if last is not None and last.aborted:
+            newest = await self._before_aborted(newest, Position(-1, -1) if oldest is None else oldest.position)
+            last = None if newest.entry < 0 else await self._probe(newest, maybe_empty=False)
+        if oldest is not None and newest.entry < 0 and first is not None:
+            # All is of transactions that are open or were aborted: the tail reads on from the first entry.
+            end = first.base
+            return PartitionEnds(await self._start(first, end), end, first, None, older, size, Position(-1, -1))
+        if last is not None and not last.has_offsets:
+            last = await self._last_with_offsets(stats)
         end = await self._source.mapping.emptied_end(self) if last is None else last.last + 1
         if oldest is not None:
             end_position = max(newest, oldest.position)
         else:
             confirmed = Position(*map(int, stats["lastConfirmedEntry"].split(":")))
             end_position = confirmed if confirmed.entry < 0 else Position(-1, -1)  # else it was emptied just now
-        older = oldest is not None and not oldest.has_offsets
-        return PartitionEnds(
-            await self._start(first, end), end, first, last, older, int(stats["totalSize"]), end_position
-        )
+        return PartitionEnds(await self._start(first, end), end, first, last, older, size, end_position)
 
-    async def _before_aborted(self, last: ProbedEntry) -> ProbedEntry:
+    async def _before_aborted(self, last: Position, oldest: Position) -> Position:
         """The entry before aborted ones at the end of a log: a reader at its end waits for nothing that never comes.
 
         A few that came after the end of their transaction are passed; a broker tells none of the others as its last.
+        The entry is -1 where all are aborted, down to the `oldest`.
         """
-        probed: ProbedEntry | None = last
-        for entry in range(last.position.entry - 1, max(last.position.entry - _MOST_ABORTED, 0) - 1, -1):
-            probed = await self._asked(Position(last.position.ledger, entry))
-            if probed is None or not probed.aborted:
-                break
-        return last if probed is None or probed.aborted else probed
+        for entry in range(last.entry - 1, max(last.entry - _MOST_ABORTED, 0) - 1, -1):
+            probed = await self._asked(Position(last.ledger, entry))
+            if probed is None:
+                return last
+            if not probed.aborted:
+                return probed.position
+            if probed.position == oldest:
+                return Position(-1, -1)
+        return Position(-1, -1) if last == oldest else last
 
     async def _has_index(self, ledger: int) -> bool:
         """Whether the entries of a ledger have an index: a Pulsar broker is told to give it by a restart, which begins
@@ -178,18 +186,24 @@ class PartitionSearch:
         return None
 
     async def _oldest_and_newest(self, stats: dict[str, Any]) -> tuple[ProbedEntry | None, Position]:
-        """The oldest entry, and where the newest is; None where the log was emptied just now.
+        """The oldest entry, and where the newest is that readers may have; the latter's entry is -1 where none is.
 
-        Only a reader tells which entry is the newest that readers may have: REST names what is in open transactions.
+        None where the log was emptied just now. Only a reader tells the newest: REST names what is in open
+        transactions. Only REST tells the oldest where readers are not given it, which they are not told: the log starts
+        there all the same, so that it starts at one offset for all who ask, before and after the transaction ends.
         """
         stream, arrived = await self._open(EARLIEST)
         try:
             newest = await stream.last_position()
+            oldest = _oldest_position(stats)
+            if arrived.done() and arrived.result().position == oldest:
+                return arrived.result(), newest
+            if (told := await self._asked(oldest)) is not None:
+                return told, newest
             if newest.entry < 0 and not arrived.done():
                 return None, newest
-            if not arrived.done() and (oldest := await self._asked(_oldest_position(stats))) is not None:
-                return oldest, newest
-            return await self._arrival(arrived, EARLIEST), newest
+            first = await self._arrival(arrived, EARLIEST)
+            return await self._asked(Position(first.position.ledger, 0)) or first, newest
         finally:
             await stream.close()
 
@@ -206,6 +220,10 @@ class PartitionSearch:
         first = await self._asked(_oldest_position(stats))
         if first is None and stats["numberOfEntries"]:
             first = await self._probe(EARLIEST, maybe_empty=True)
+            if first is not None and first.position.entry > 0:  # hidden entries may lie before it
+                first = await self._asked(Position(first.position.ledger, 0))
+                if first is None:
+                    return self._log.log_start_offset  # REST does not tell: the next question may know more
         if first is not None and not first.has_offsets:
             first = await self._first_with_offsets(stats)
         self.first_ledger = -1 if first is None else first.position.ledger
