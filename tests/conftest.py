@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from kop import background
 from kop.repeats import Repeats
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `from support import ...` in every folder
 
 # On a slow machine examples take as long as they take.
 settings.register_profile("kop", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tests.support.faulty_link import Link
+from conformance.faulty_link import Link
 
 T = TypeVar("T")
 

@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from protocol import Result
+from conformance.protocol import Result
 
 OUT_LOCK = threading.Lock()
 HERE = str(Path(__file__).resolve().parent)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_support import Kop, environment
+from cli.cli_support import Kop, environment
 from click.testing import CliRunner, Result
 from support.child import free_port
 from support.waiting import SECONDS

@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from cli_support import environment
+from cli.cli_support import environment
 
 from kop.cli import common
 

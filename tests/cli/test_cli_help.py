@@ -7,7 +7,7 @@ import sys
 
 import click
 import pytest
-from cli_support import environment
+from cli.cli_support import environment
 
 import kop
 from kop.cli.main import COMMANDS, cli

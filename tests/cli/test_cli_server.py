@@ -8,7 +8,7 @@ import time
 import uuid
 
 import pytest
-from cli_support import Kop
+from cli.cli_support import Kop
 from support.child import free_port
 from support.waiting import SECONDS
 

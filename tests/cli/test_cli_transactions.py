@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from cli_support import Kop
+from cli.cli_support import Kop
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from support.waiting import SECONDS

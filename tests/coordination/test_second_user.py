@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from uuid import UUID
 
 import pytest
-from counters import TOPIC, CounterCoordinator
+from coordination.counters import TOPIC, CounterCoordinator
 from support.faulty_engine import FaultyStore
 from support.waiting import until
 

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from fault_kit import create, gateway, stored, until
+from faults.fault_kit import create, gateway, stored, until
+from faults.test_faults_errors import Client, one, said
 from support.pulsar import OwnBroker, Pulsar, Urls
 from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
 from support.slowness import beyond_slowness
-from test_faults_errors import Client, one, said
 
 from kop.pulsar_client.admin import FOREVER
 from kop.pulsar_client.auth import Token

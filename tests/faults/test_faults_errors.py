@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from fault_kit import PATIENCE, create, gateway, rest, until
+from faults.fault_kit import PATIENCE, create, gateway, rest, until
 from support.child import free_port
 from support.pulsar import OwnBroker, Pulsar, Urls, fresh_namespace
 from support.pulsar_admin import PulsarAdmin

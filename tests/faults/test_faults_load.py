@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from fault_kit import Load, gateway, rest, running, say, stored, until
+from faults.fault_kit import Load, gateway, rest, running, say, stored, until
 from support.pulsar import OwnBroker, Pulsar, fresh_namespace
 
 _STOPPED = 60.0

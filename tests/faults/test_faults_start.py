@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fault_kit import gateway
+from faults.fault_kit import gateway
 from support.gateway import FAST, run
 from support.pulsar import Pulsar
 from support.rest_proxy import RestProxy, rest_proxy

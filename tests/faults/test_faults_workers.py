@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from fault_kit import Load, gateway, running, say, until
+from faults.fault_kit import Load, gateway, running, say, until
 from support.child import Child, free_port
 from support.pulsar import Pulsar
 from support.waiting import SECONDS, wait_until

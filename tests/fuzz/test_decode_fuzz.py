@@ -10,9 +10,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from fuzz_mutations import mutate, mutate_frame
-from fuzz_seeds import Seed, corpus, filled, java
-from make_corpus import quadratic_fetch
+from fuzz.fuzz_mutations import mutate, mutate_frame
+from fuzz.fuzz_seeds import Seed, corpus, filled, java
+from fuzz.make_corpus import quadratic_fetch
 from support.bodies import encode_body
 
 from kop.wire import codec, fetch, produce

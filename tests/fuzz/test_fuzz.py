@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz_mutations import mutate_frame
-from fuzz_seeds import GROUPS, TOPICS, Seed, batches, corpus, filled, java
+from fuzz.fuzz_mutations import mutate_frame
+from fuzz.fuzz_seeds import GROUPS, TOPICS, Seed, batches, corpus, filled, java
 from support.bodies import encode_body
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
 

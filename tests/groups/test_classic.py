@@ -1,7 +1,7 @@
 """Kafka's rules for classic groups, one by one, with simulated time."""
 
 import pytest
-from group_machine import REBALANCE, SESSION, Machine, subscription
+from groups.group_machine import REBALANCE, SESSION, Machine, subscription
 
 from kop.coordination.deadlines import NEVER
 from kop.coordination.failed_writes import answer_for

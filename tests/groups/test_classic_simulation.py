@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from group_machine import Machine, subscription
+from groups.group_machine import Machine, subscription
 
 from kop.errors import ErrorCode
 from kop.groups.classic.group import ClassicGroup

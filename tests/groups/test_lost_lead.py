@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from groups.test_runtime import MINUTE, World, settle
 from support.waiting import SECONDS, until
-from test_runtime import MINUTE, World, settle
 
 from kop.coordination import ownership
 from kop.errors import ErrorCode as E

@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
+from groups.test_runtime import MINUTE, World, settle
 from support.waiting import SECONDS, until
-from test_runtime import MINUTE, World, settle
 
 from kop.coordination import ownership
 from kop.errors import ErrorCode as E

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from group_machine import subscription
+from groups.group_machine import subscription
 from support.faulty_engine import FaultyStore
 from support.waiting import until
 

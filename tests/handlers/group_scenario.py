@@ -1,7 +1,7 @@
 """One long talk about groups and offsets, and what Apache Kafka 4.3.1 answers to it (group_answers.json).
 
 To record Kafka's answers again, with its group.initial.rebalance.delay.ms at 0:
-    python tests/handlers/group_scenario.py HOST:PORT > tests/handlers/group_answers.json
+    cd tests && python -m handlers.group_scenario HOST:PORT > handlers/group_answers.json
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ import struct
 import sys
 import uuid
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from support.gateway import RawClient
 from support.waiting import until

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from admin_gateway import NOW, Admin
+from handlers.admin_gateway import NOW, Admin
 from support.gateway import RawClient, gateway, run
 
 from kop.errors import ErrorCode

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from admin_gateway import Admin
+from handlers.admin_gateway import Admin
 
 from kop.errors import ErrorCode
 from kop.handlers.configs import Operation, Resource

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from admin_gateway import Admin
+from handlers.admin_gateway import Admin
 
 from kop.cluster.cluster_view import ClusterView
 from kop.coordination.peers import PeerAnswer, Peers

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from group_scenario import Talk
+from handlers.group_scenario import Talk
 from support.faulty_engine import FaultyStore
 from support.gateway import RawClient, gateway, run
 from support.waiting import until

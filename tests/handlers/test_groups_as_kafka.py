@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from group_scenario import play
+from handlers.group_scenario import play
 from support.gateway import RawClient, gateway, run
 
 KAFKAS = json.loads(Path(__file__).with_name("group_answers.json").read_text())

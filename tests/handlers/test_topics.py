@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from admin_gateway import Admin, creatable, create_request
+from handlers.admin_gateway import Admin, creatable, create_request
 
 from kop.errors import ErrorCode
 from kop.wire.messages import CreatePartitionsRequest, DeleteRecordsRequest, DeleteTopicsRequest

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handlers.test_transactions import Talk, talk
 from support.gateway import RawClient, gateway, run
-from test_transactions import Talk, talk
 
 from kop.errors import ErrorCode as E
 from kop.wire.messages import REQUESTS

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pulsar as native
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from interop_kit import Interop
+from interop.interop_kit import Interop
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
 

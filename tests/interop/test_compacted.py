@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from interop_kit import NOW, SECONDS, Interop, fetch, raw, run, take
+from interop.interop_kit import NOW, SECONDS, Interop, fetch, raw, run, take
 from support.gateway import produce_fields
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import wait_until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
-from interop_kit import NOW, Interop, raw, run
+from interop.interop_kit import NOW, Interop, raw, run
 from support.gateway import produce_fields
 from support.pulsar_admin import PulsarAdmin
 from support.waiting import SECONDS, wait_until

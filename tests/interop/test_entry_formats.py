@@ -11,9 +11,9 @@ import json
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient
-from interop_kit import NOW, SECONDS, Interop, raw, run
+from interop.interop_kit import NOW, SECONDS, Interop, raw, run
+from interop.test_policies import alter, described
 from support.gateway import produce_fields
-from test_policies import alter, described
 
 from kop.errors import ErrorCode
 from kop.pulsar_client.admin import StoredEntry

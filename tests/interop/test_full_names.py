@@ -14,7 +14,7 @@ import confluent_kafka as ck
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
-from interop_kit import SECONDS, Interop, fetch, raw, run
+from interop.interop_kit import SECONDS, Interop, fetch, raw, run
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import wait_until

@@ -8,7 +8,7 @@ import base64
 import aiokafka
 import pulsar as native
 import pytest
-from interop_kit import NOW, Interop, run
+from interop.interop_kit import NOW, Interop, run
 
 from kop.records.batch import Codec
 from kop.records.record import Record

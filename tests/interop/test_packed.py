@@ -17,7 +17,7 @@ import pulsar as native
 import pytest
 from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient, NewTopic
-from interop_kit import run
+from interop.interop_kit import run
 from support.pulsar import OwnBroker, Pulsar, Urls, fresh_namespace
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import wait_until

@@ -8,7 +8,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from interop_kit import Interop, fetch, raw, run
+from interop.interop_kit import Interop, fetch, raw, run
 from support.waiting import SECONDS
 
 from kop.errors import ErrorCode

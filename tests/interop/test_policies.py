@@ -10,7 +10,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
-from interop_kit import SECONDS, Interop
+from interop.interop_kit import SECONDS, Interop
 from support.waiting import wait_until
 
 from kop.pulsar_client import PulsarError

@@ -10,7 +10,7 @@ from typing import Any
 import confluent_kafka as ck
 import pulsar as native
 import pytest
-from interop_kit import NOW, Interop, Kafka, fetch, take
+from interop.interop_kit import NOW, Interop, Kafka, fetch, take
 from support.pulsar_gateway import PulsarGateway
 
 from kop.errors import ErrorCode

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from interop_kit import NOW, Interop
+from interop.interop_kit import NOW, Interop
 
 from kop.records.batch import Codec
 from kop.records.record import Record

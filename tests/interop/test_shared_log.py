@@ -14,7 +14,7 @@ import aiokafka
 import confluent_kafka as ck
 import pulsar as native
 import pytest
-from interop_kit import NOW, Interop, fetch, list_topic, raw, read_fetched, run, take
+from interop.interop_kit import NOW, Interop, fetch, list_topic, raw, read_fetched, run, take
 from support.gateway import fetch_fields, produce_fields
 from support.pulsar_gateway import PulsarGateway
 from support.waiting import wait_until

@@ -10,7 +10,7 @@ from dataclasses import replace
 import confluent_kafka as ck
 import pulsar as native
 import pytest
-from interop_kit import SECONDS, Interop, take
+from interop.interop_kit import SECONDS, Interop, take
 from support.gateway import RawClient
 from support.pulsar_gateway import PulsarGateway
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from interop_kit import SECONDS, Interop, fetch
+from interop.interop_kit import SECONDS, Interop, fetch
 from support.waiting import wait_until
 
 from kop.pulsar_client.admin import FOREVER

@@ -7,11 +7,11 @@ import socket
 from collections.abc import Sequence
 
 import pytest
-from pulsar_kit import T, client, send
+from pulsar_client.pulsar_kit import T, client, send
 from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar
-from support.faulty_link import link
 from support.waiting import until
 
+from conformance.faulty_link import link
 from kop.pulsar_client import EARLIEST, Client, PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 

@@ -7,11 +7,11 @@ import random
 from typing import cast
 
 import pytest
-from pulsar_kit import T, client, numbers, send
+from pulsar_client.pulsar_kit import T, client, numbers, send
 from support.fake_pulsar import Command, fake_pulsar
-from support.faulty_link import link
 from support.waiting import SECONDS, until
 
+from conformance.faulty_link import link
 from kop.pulsar_client import EARLIEST, Entry
 from kop.pulsar_client.connection import Connection
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pulsar_kit import TWINS
+from pulsar_client.pulsar_kit import TWINS
 from support.fake_pulsar import encode, entry_bytes
 
 from kop.pulsar_client import frames as frames_module

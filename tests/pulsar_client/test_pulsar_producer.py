@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from pulsar_kit import T, client, metadata, numbers, send
+from pulsar_client.pulsar_kit import T, client, metadata, numbers, send
 from support.fake_pulsar import Command, Session, fails, fake_pulsar
 from support.waiting import until
 

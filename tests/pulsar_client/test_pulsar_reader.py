@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from pulsar_kit import T, client, numbers
+from pulsar_client.pulsar_kit import T, client, numbers
 from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar
 from support.waiting import until
 

@@ -11,13 +11,13 @@ from contextlib import AbstractContextManager
 from unittest import mock
 
 import pytest
-from pulsar_kit import client, metadata, numbers, send
+from pulsar_client.pulsar_kit import client, metadata, numbers, send
 from support.fake_pulsar import fails
-from support.faulty_link import Link, link
 from support.pulsar import OwnBroker, Pulsar
 from support.pulsar_admin import PulsarAdmin
 from support.waiting import until
 
+from conformance.faulty_link import Link, link
 from kop.pulsar_client import EARLIEST, LATEST, Client, Entry, Position, Producer, PulsarError
 from kop.pulsar_client.address import PulsarAddress, parse_one
 from kop.pulsar_client.pool import BrokerRoute, Pool

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from pulsar_kit import T, client, send
+from pulsar_client.pulsar_kit import T, client, send
 from support.fake_pulsar import Command, FakePulsar, Session
 from support.waiting import SECONDS
 

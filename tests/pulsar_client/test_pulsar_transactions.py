@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from pulsar_kit import T, client
+from pulsar_client.pulsar_kit import T, client
 from support.fake_pulsar import Command, FakePulsar, Session, fails, fake_pulsar
 from support.pulsar import Pulsar
 from support.pulsar_admin import PulsarAdmin

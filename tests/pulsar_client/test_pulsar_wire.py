@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from pulsar_kit import TWINS
+from pulsar_client.pulsar_kit import TWINS
 from support.fake_pulsar import encode, entry_bytes
 
 from kop.pulsar_client import wire

@@ -1,7 +1,7 @@
 """Writes transcode_vectors.json: what the transcoder made of fixed input when its format was laid down.
 
 Deduplication and stored topics rest on it, so a difference is a fault of the transcoder. The file is written again only
-to add cases: python tests/records/make_transcode_vectors.py
+to add cases: cd tests && python -m records.make_transcode_vectors
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transcode_kit import metadata, native_batch, properties
+from records.transcode_kit import metadata, native_batch, properties
 
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records import transcode

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import cramjam
 import pyarrow as pa
 import pytest
-from arrow_kit import batch_at, decode, numbered, offsets_of, rows_of, twin
 from kafka.record import MemoryRecordsBuilder
+from records.arrow_kit import batch_at, decode, numbered, offsets_of, rows_of, twin
 from support.damaged_batches import RECORDS, around, bomb, record, sealed
 
 from kop.errors import ErrorCode, InternalError, PeerError

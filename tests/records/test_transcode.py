@@ -16,8 +16,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.damaged_batches import PLAIN, batches, bomb, sealed
-from transcode_kit import (
+from records.transcode_kit import (
     INT64_MAX,
     INT64_MIN,
     MAX_SIZE,
@@ -37,6 +36,7 @@ from transcode_kit import (
     some_bytes,
     using,
 )
+from support.damaged_batches import PLAIN, batches, bomb, sealed
 
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.pulsar_client.proto import pulsar_pb2 as pb

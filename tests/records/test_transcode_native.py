@@ -5,7 +5,18 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
-from transcode_kit import TWINS, back, entries, metadata, native_batch, native_view, properties, refused, squeeze, using
+from records.transcode_kit import (
+    TWINS,
+    back,
+    entries,
+    metadata,
+    native_batch,
+    native_view,
+    properties,
+    refused,
+    squeeze,
+    using,
+)
 
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records import transcode

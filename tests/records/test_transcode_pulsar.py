@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import pulsar as native
 import pytest
+from records.transcode_kit import MAX_SIZE, produced, read
 from support.pulsar import Pulsar
 from support.waiting import SECONDS
-from transcode_kit import MAX_SIZE, produced, read
 
 from kop.pulsar_client import EARLIEST, Client
 from kop.pulsar_client.types import Entry

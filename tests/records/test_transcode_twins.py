@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records.transcode_kit import INT64_MAX, INT64_MIN, header_lists, metadata, record_lists, some_bytes
 from support.damage import damaged
-from transcode_kit import INT64_MAX, INT64_MIN, header_lists, metadata, record_lists, some_bytes
 
 from kop.errors import KopError, PeerError
 from kop.pulsar_client import TxnId, wire

@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from make_transcode_vectors import FILE
-from transcode_kit import TWINS, read, using
+from records.make_transcode_vectors import FILE
+from records.transcode_kit import TWINS, read, using
 
 from kop.records import transcode
 from kop.records.batch import read_header

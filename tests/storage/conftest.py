@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from engines import STORES, MemoryStore, PackedStore, PulsarStore, SqliteStore, Store
-from sqlite_tools import InterceptedStore
+from storage.engines import STORES, MemoryStore, PackedStore, PulsarStore, SqliteStore, Store
+from storage.sqlite_tools import InterceptedStore
 from support.pulsar import fresh_namespace
 
 

@@ -12,8 +12,8 @@ import os
 import sys
 
 import uvloop
-from batches import append, batch
-from engines import SqliteStore
+from storage.batches import append, batch
+from storage.engines import SqliteStore
 
 PARTITIONS = 4
 IN_FLIGHT = 5

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import pytest
-from dense_view import DenseEngine
+from storage.dense_view import DenseEngine
 
 from kop.storage import memory
 from kop.storage.base import Engine, LiveBroker, LogPolicy, Promises, TopicInfo

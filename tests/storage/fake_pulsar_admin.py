@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from engines import policy_of
+from storage.engines import policy_of
 
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import PartitionedMetadata

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import UUID
 
-from batches import batch
+from storage.batches import batch
 
 from kop.errors import ErrorCode, KopError
 from kop.pulsar_client import EARLIEST, Entry, EntryRefusedError, Position, Producer, PulsarError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from batches import LIMIT, NOW, append
+from storage.batches import LIMIT, NOW, append
 
 from kop.records.batch import Record, build, iter_batches, iter_records
 from kop.records.markers import read_marker

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engines import SqliteStore
+from storage.engines import SqliteStore
 
 from kop.storage.sqlite import SqliteEngine, writer
 from kop.storage.sqlite.log import SqliteLog

@@ -10,7 +10,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from batches import (
+from crc32c import crc32c
+from storage.batches import (
     LIMIT,
     NOW,
     Told,
@@ -25,8 +26,7 @@ from batches import (
     records,
     refused,
 )
-from crc32c import crc32c
-from engines import Store
+from storage.engines import Store
 from support.waiting import until
 
 from kop.errors import ErrorCode, KopError

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
-from engines import Store
+from storage.batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
+from storage.engines import Store
 
 from kop.errors import ErrorCode
 from kop.records.batch import read_header

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from batches import NOW, append, batch, make, read_values, refused
+from storage.batches import NOW, append, batch, make, read_values, refused
 from support.faulty_engine import FaultyStore
 
 from kop.errors import BackendError, ErrorCode

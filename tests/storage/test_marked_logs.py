@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches import LIMIT, NOW, append, refused
-from engines import EngineStore, MemoryStore, SqliteStore
-from marked_producer import TransactionalProducer, committed_values, keyed, kinds
+from storage.batches import LIMIT, NOW, append, refused
+from storage.engines import EngineStore, MemoryStore, SqliteStore
+from storage.marked_producer import TransactionalProducer, committed_values, keyed, kinds
 
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import build, read_header

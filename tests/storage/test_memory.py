@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from batches import LIMIT, NOW, append, attached, batch, fill, first, make, put, read_values, refused
-from engines import MemoryStore, policy_of
-from marked_producer import TransactionalProducer, committed_values
+from storage.batches import LIMIT, NOW, append, attached, batch, fill, first, make, put, read_values, refused
+from storage.engines import MemoryStore, policy_of
+from storage.marked_producer import TransactionalProducer, committed_values
 
 from kop.errors import ErrorCode
 from kop.storage.memory import MemoryEngine, MemorySettings, open_engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
-from batches import refused
+from storage.batches import refused
 
 from kop.errors import ErrorCode
 from kop.storage.base import LogPolicy, TopicInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engines import policy_of
+from storage.engines import policy_of
 
 from kop.cli.common import CliError
 from kop.cli.pulsar import ask

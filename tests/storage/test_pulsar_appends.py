@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
 import pytest
-from batches import append, attached, batch, first, make, read_all, read_values
-from engines import PulsarStore
+from storage.batches import append, attached, batch, first, make, read_all, read_values
+from storage.engines import PulsarStore
 from support.native_transactions import NativeTransactions
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_admin import PulsarAdmin

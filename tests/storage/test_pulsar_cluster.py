@@ -13,14 +13,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from batches import append, attached, batch, first, make, read_values, refused
-from engines import PulsarStore
+from storage.batches import append, attached, batch, first, make, read_values, refused
+from storage.engines import PulsarStore
 from support.child import Child
-from support.faulty_link import link
 from support.pulsar import Urls, fresh_namespace
 from support.slowness import beyond_slowness
 from support.waiting import SECONDS, until
 
+from conformance.faulty_link import link
 from kop.cluster import liveness
 from kop.cluster.client_topics import OFFSETS_TOPIC
 from kop.cluster.cluster_view import ClusterView

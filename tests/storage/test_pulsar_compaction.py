@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterator, Mapping
 
 import pytest
-from engines import PulsarStore
 from prometheus_client import generate_latest
+from storage.engines import PulsarStore
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from batches import NOW, batch, records
-from fake_pulsar_client import STAMP, settle
+from storage.batches import NOW, batch, records
+from storage.fake_pulsar_client import STAMP, settle
+from storage.test_pulsar_log import PRODUCERS, Play, big, pieces
 from support.waiting import until
-from test_pulsar_log import PRODUCERS, Play, big, pieces
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import PulsarError

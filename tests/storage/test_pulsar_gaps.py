@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from batches import attached, make, records
-from engines import PulsarStore
-from fake_pulsar_client import Broker, make_log, settle
+from storage.batches import attached, make, records
+from storage.engines import PulsarStore
+from storage.fake_pulsar_client import Broker, make_log, settle
 from support.native_transactions import NativeTransactions
 from support.pulsar import Urls, fresh_namespace
 from support.waiting import until

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from batches import batch, records
-from fake_pulsar_client import STAMP, Broker, make_log, outcome, settle
+from storage.batches import batch, records
+from storage.fake_pulsar_client import STAMP, Broker, make_log, outcome, settle
 from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode, KopError

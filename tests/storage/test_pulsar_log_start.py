@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from batches import append, attached, batch, fill, first, make, refused
-from engines import PulsarStore
+from storage.batches import append, attached, batch, fill, first, make, refused
+from storage.engines import PulsarStore
 from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
 

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from batches import append, attached, batch, first, make, records, refused
-from engines import PulsarStore
+from storage.batches import append, attached, batch, first, make, records, refused
+from storage.engines import PulsarStore
 from support.native_transactions import NativeTransactions
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_admin import PulsarAdmin

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches import append, attached, batch, read_values
-from engines import PulsarStore
-from fake_pulsar_client import Broker, FakeAdmin, make_log, settle
+from storage.batches import append, attached, batch, read_values
+from storage.engines import PulsarStore
+from storage.fake_pulsar_client import Broker, FakeAdmin, make_log, settle
 from support.pulsar import OwnBroker, Urls
 from support.waiting import until
 

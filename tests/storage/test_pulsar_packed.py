@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from batches import LIMIT, NOW, append, attached, batch, first, make, read_all, read_values, records, refused
-from engines import PulsarStore
-from fake_pulsar_client import Broker, make_log, settle
+from storage.batches import LIMIT, NOW, append, attached, batch, first, make, read_all, read_values, records, refused
+from storage.engines import PulsarStore
+from storage.fake_pulsar_client import Broker, make_log, settle
+from storage.test_pulsar_log import AGAIN, Play
 from support.pulsar import Urls, fresh_namespace
 from support.slowness import beyond_slowness
 from support.waiting import SECONDS, until
-from test_pulsar_log import AGAIN, Play
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import Entry, Position, PulsarError

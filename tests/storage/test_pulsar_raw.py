@@ -11,11 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from batches import NOW, append, attached, batch, first, make, read_all, read_values, records, refused
-from engines import PulsarStore, policy_of
-from support.pulsar import Urls, fresh_namespace
-from support.waiting import SECONDS
-from test_engine_suite import (  # noqa: F401 - run again here, over raw entries
+from storage.batches import NOW, append, attached, batch, first, make, read_all, read_values, records, refused
+from storage.engines import PulsarStore, policy_of
+from storage.test_engine_suite import (  # noqa: F401 - run again here, over raw entries
     test_a_duplicate_joins_its_original,
     test_any_buffer_is_taken_and_stamped,
     test_log_append_time,
@@ -25,6 +23,8 @@ from test_engine_suite import (  # noqa: F401 - run again here, over raw entries
     test_restart_keeps_everything,
     test_sequences_and_epochs,
 )
+from support.pulsar import Urls, fresh_namespace
+from support.waiting import SECONDS
 
 from kop.errors import ErrorCode
 from kop.pulsar_client import EARLIEST, Entry

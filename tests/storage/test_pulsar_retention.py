@@ -10,8 +10,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from batches import append, attached, batch, read_values, refused
-from engines import PulsarStore, policy_of
+from storage.batches import append, attached, batch, read_values, refused
+from storage.engines import PulsarStore, policy_of
 from support.pulsar import Urls, fresh_namespace
 from support.pulsar_admin import PulsarAdmin
 from support.waiting import SECONDS, until

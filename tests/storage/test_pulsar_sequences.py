@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from batches import batch
 from hypothesis import given
 from hypothesis import strategies as st
+from storage.batches import batch
 
 from kop.errors import ErrorCode
 from kop.records.batch import BatchHeader, add_sequence, read_header

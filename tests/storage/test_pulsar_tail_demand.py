@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fake_pulsar_client import outcome, settle
+from storage.fake_pulsar_client import outcome, settle
+from storage.test_pulsar_log import Play
 from support.waiting import until
-from test_pulsar_log import Play
 
 from kop.pulsar_client import Position, PulsarError
 from kop.storage.pulsar.partition import log as log_module

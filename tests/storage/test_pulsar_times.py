@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches import append, attached, batch, make, read_all
-from engines import PulsarStore
+from storage.batches import append, attached, batch, make, read_all
+from storage.engines import PulsarStore
 from support.pulsar import OwnBroker, Urls, fresh_namespace
 
 from kop.pulsar_client import Entry, Position

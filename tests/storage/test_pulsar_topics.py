@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from fake_pulsar_admin import HOME, FakePulsar, full
+from storage.fake_pulsar_admin import HOME, FakePulsar, full
 from support.waiting import until
 
 from kop.cluster.client_topics import ClientTopics

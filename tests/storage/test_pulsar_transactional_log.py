@@ -13,8 +13,8 @@ from unittest import mock
 
 import pulsar
 import pytest
-from batches import append, attached, batch, first, make, read_values, records, refused
-from engines import PulsarStore
+from storage.batches import append, attached, batch, first, make, read_values, records, refused
+from storage.engines import PulsarStore
 from support.native_transactions import NativeTransactions
 from support.pulsar import OwnBroker, Urls, fresh_namespace
 from support.waiting import until

@@ -7,9 +7,9 @@ import tracemalloc
 from collections.abc import Iterator
 
 import pytest
-from batches import attached, batch, read_values, records
-from engines import PulsarStore
-from fake_pulsar_client import STAMP, Broker, make_log, settle
+from storage.batches import attached, batch, read_values, records
+from storage.engines import PulsarStore
+from storage.fake_pulsar_client import STAMP, Broker, make_log, settle
 from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
 

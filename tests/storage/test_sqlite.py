@@ -15,9 +15,9 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from batches import LIMIT, NOW, append, batch, fill, first, make, read_all
-from engines import SqliteStore
-from sqlite_tools import InterceptedStore, content, pragma, size_of, stored_bytes
+from storage.batches import LIMIT, NOW, append, batch, fill, first, make, read_all
+from storage.engines import SqliteStore
+from storage.sqlite_tools import InterceptedStore, content, pragma, size_of, stored_bytes
 from support.waiting import SECONDS, until
 
 from kop.errors import BackendError
@@ -131,7 +131,8 @@ async def test_an_idle_writer_lets_go_of_what_it_wrote(
         assert len(await read_all(log)) == 305
 
 
-CHILD = Path(__file__).with_name("crash_child.py")
+CHILD = [sys.executable, "-m", "storage.crash_child"]
+TESTS = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -141,7 +142,7 @@ def test_kill_9_under_load_loses_nothing(tmp_path: Path, seed: int) -> None:
     acked: dict[int, int] = {}  # partition -> sequence up to which everything was acknowledged
     for round_ in range(3):
         child = subprocess.Popen(
-            [sys.executable, str(CHILD), str(store.path), json.dumps(acked)], stdout=subprocess.PIPE, text=True
+            [*CHILD, str(store.path), json.dumps(acked)], stdout=subprocess.PIPE, text=True, cwd=TESTS
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches import NOW, append, first, make
-from engines import MemoryStore
-from marked_producer import committed_records, keyed
-from sqlite_tools import InterceptedStore, fail_inserts, stored_bytes
+from storage.batches import NOW, append, first, make
+from storage.engines import MemoryStore
+from storage.marked_producer import committed_records, keyed
+from storage.sqlite_tools import InterceptedStore, fail_inserts, stored_bytes
 
 from kop.errors import KopError
 from kop.records.batch import build, read_header

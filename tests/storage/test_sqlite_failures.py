@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
-from sqlite_tools import Disk, InterceptedStore, fail_inserts, images_of, pragma, stored_bytes
+from storage.batches import LIMIT, NOW, append, batch, fill, first, make, put, read_all, read_values, refused
+from storage.sqlite_tools import Disk, InterceptedStore, fail_inserts, images_of, pragma, stored_bytes
 from support.waiting import until
 
 from kop.errors import ErrorCode, KopError

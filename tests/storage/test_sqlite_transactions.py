@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches import NOW, append, batch, fill, first, make, put, read_values, refused
-from engines import SqliteStore
-from marked_producer import TransactionalProducer, batches_of, committed_records, committed_values, keyed, kinds
-from sqlite_tools import Disk, InterceptedStore, fail_inserts, images_of, stored_bytes
+from storage.batches import NOW, append, batch, fill, first, make, put, read_values, refused
+from storage.engines import SqliteStore
+from storage.marked_producer import TransactionalProducer, batches_of, committed_records, committed_values, keyed, kinds
+from storage.sqlite_tools import Disk, InterceptedStore, fail_inserts, images_of, stored_bytes
 from support.waiting import SECONDS, until
 
 from kop.errors import BackendError, ErrorCode
@@ -28,7 +28,8 @@ from kop.storage.sqlite import log as sqlite_log
 
 DAY_MS = 86_400_000
 V1 = Path(__file__).with_name("data") / "sqlite_v1.sql"
-CHILD = Path(__file__).with_name("transaction_crash_child.py")
+CHILD = [sys.executable, "-m", "storage.transaction_crash_child"]
+TESTS = Path(__file__).parent.parent
 
 
 def query(path: Path, sql: str) -> Any:
@@ -311,7 +312,7 @@ def test_kill_9_under_load_tears_no_transaction(tmp_path: Path, seed: int) -> No
     ended: dict[int, int] = {}  # partition -> transactions up to which the end was answered
     for round_ in range(3):
         child = subprocess.Popen(
-            [sys.executable, str(CHILD), str(store.path), json.dumps(ended)], stdout=subprocess.PIPE, text=True
+            [*CHILD, str(store.path), json.dumps(ended)], stdout=subprocess.PIPE, text=True, cwd=TESTS
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"

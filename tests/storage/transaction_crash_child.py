@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import uvloop
-from engines import policy_of
-from marked_producer import TransactionalProducer, committed_values
+from storage.engines import policy_of
+from storage.marked_producer import TransactionalProducer, committed_values
 
 from kop.storage.sqlite import maintenance, open_engine
 
