@@ -29,6 +29,8 @@ T = TypeVar("T")
 _ELSEWHERE: Final = frozenset({"TransactionCoordinatorNotFound", "ServiceNotReady"})
 """What a broker says of a coordinator that it does not have, or not yet: it moves to another one."""
 _ACTION: Final = {True: pb.COMMIT, False: pb.ABORT}
+_NO_LOW_WATERMARK: Final = 2**64 - 1
+"""-1 to the broker, which aborts what is open up to this number; it closes a connection that does not name one."""
 
 
 class Transactions:
@@ -120,6 +122,7 @@ class Transactions:
                 txnid_most_bits=txn.most,
                 topic=partition,
                 txn_action=_ACTION[commit],
+                txnid_least_bits_of_low_watermark=_NO_LOW_WATERMARK,
             )
             command = pb.BaseCommand(type=pb.BaseCommand.END_TXN_ON_PARTITION, endTxnOnPartition=ending)
             return await connection.request(command, number, limit, f"the end of transaction {txn} on {partition}")

@@ -230,6 +230,13 @@ class Partition:
         """Index of the last message and number of messages of each entry that came."""
         return [(entry.index if entry.index is not None else -1, entry.num_messages) for entry in self.seen]
 
+    async def held_back(self, position: Position) -> bool:
+        """Whether readers are not given the entry now."""
+        reader = await self.client.open_reader(self.topic, EARLIEST, permits=1, on_entry=lambda _: None)
+        last = await reader.last_position()
+        await reader.close()
+        return last < position
+
     async def all(self) -> list[tuple[int, int]]:
         """What a reader from the start gets, up to the entry that is written last of all, which is left out."""
         end = await self.send(1)
@@ -364,3 +371,35 @@ async def test_a_coordinator_whose_topic_is_unloaded_goes_on(pulsar: Pulsar) -> 
         await txns.end(txn, commit=True)
         await until(lambda: log.seen)
         assert log.indexes == [(2, 2)]
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_fence_behind_the_end_of_its_transaction(pulsar: Pulsar, committed: bool) -> None:
+    """It holds readers back where that was a commit, until the transaction ends on the partition once more.
+
+    To end it as a commit is right for both: what was aborted stays hidden.
+    """
+    async with partition(pulsar) as log:
+        txns = log.client.transactions()
+        txn = await txns.new(A_WEEK)
+        await txns.add(txn, [log.topic])
+        await log.hold(txn)
+        await log.send(2, txn)
+        await txns.end(txn, commit=committed)
+        shown = [(2, 2)] if committed else []
+        await until(lambda: log.indexes == shown)
+        await log.hold(txn)
+        last = await log.send(3)
+        assert (await log.admin.transaction_buffer(log.topic))["ongoingTxnSize"] == int(committed)
+        if committed:
+            assert await log.held_back(last)
+        await txns.end_on_partition(txn, log.topic, commit=True)
+        await until(lambda: log.seen and log.seen[-1].position == last)
+        assert (await log.admin.transaction_buffer(log.topic))["ongoingTxnSize"] == 0
+        shown.append((7, 3))
+        assert log.indexes == shown
+        assert await log.all() == shown
+        await log.admin.unload(log.topic)
+        assert await log.all() == [*shown, (9, 1)]
+        await txns.end_on_partition(txn, log.topic, commit=True)
+        assert await log.all() == [*shown, (9, 1), (10, 1)], "where nothing is open this changes nothing"

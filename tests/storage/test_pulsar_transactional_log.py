@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,13 @@ from support.pulsar import OwnBroker, Urls, fresh_namespace
 from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
+from kop.pulsar_client import PulsarError, Transactions, TxnId
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import AppendResult, EndedTransaction, PartitionLog
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.layout import PROBE_TOPIC, transaction_of
+from kop.storage.pulsar.transactions.fences import Fences
 
 T = TypeVar("T")
 MINUTE = 60_000
@@ -353,6 +355,61 @@ async def test_a_late_write_of_an_aborted_transaction_stays_hidden(pulsar_store:
         await shows(log, "plain")
         assert await writer.write("later") == 5
         await shows(log, "plain")
+
+
+@pytest.mark.parametrize("commit", [False, True])
+async def test_a_gateway_that_was_paused_before_its_fence_holds_nobody_back(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, commit: bool
+) -> None:
+    """Another gateway ends the transaction after Pulsar has said that it is open, and before the fence is sent."""
+    monkeypatch.setattr("kop.storage.pulsar.transactions.storage.LATE_SECONDS", -1.0)  # each fence counts as late
+    async with opened(pulsar_store) as engine, opened(pulsar_store) as successor:
+        log = await make(engine)
+        await until(lambda: successor.topics.get("t"))
+        writer = Writer(engine)
+        await writer.begin()
+        assert await writer.write("a") == 1
+        add, pauses = Transactions.add, [True]
+
+        async def paused(self: Transactions, txn: TxnId, partitions: Sequence[str]) -> None:
+            await add(self, txn, partitions)
+            if pauses.pop() if pauses else False:
+                await writer.end(commit=commit, engine=successor)
+
+        monkeypatch.setattr(Transactions, "add", paused)
+        with refused(ErrorCode.TRANSACTION_ABORTABLE):
+            await writer.add(("t", 0))
+        assert not pauses
+        assert (await append(log, batch(["plain"]))).base_offset >= 4
+        expected = ["a", "plain"] if commit else ["plain"]
+        await shows(log, *expected)
+        await until(lambda: engine.counts.get("fences_too_late") == 1)
+        await engine.admin.unload(log.partition_name)
+    async with pulsar_store.opened() as other:
+        await shows(await attached(other), *expected)
+
+
+async def test_a_fence_whose_answer_was_lost_is_no_late_one_while_its_transaction_is_open(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        writer = Writer(engine)
+        await writer.begin()
+
+        async def lost(self: Fences, *_: object) -> None:
+            raise PulsarError("Timeout", "so says the test")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Fences, "put", lost)
+            with refused(ErrorCode.REQUEST_TIMED_OUT):
+                await writer.add(("t", 0))
+        await writer.add(("t", 0))
+        await writer.write("a")
+        assert await all_values(log) == []
+        await writer.end(commit=True)
+        await shows(log, "a")
+        assert "fences_too_late" not in engine.counts
 
 
 async def test_a_transaction_is_kept_ready(pulsar_store: PulsarStore) -> None:

@@ -50,6 +50,7 @@ class Fault(StrEnum):
     ENDS_ASKED_OF_PULSAR = "ends_asked_of_pulsar"
     ENTRIES_BEYOND_PACKED_OFFSETS = "entries_beyond_packed_offsets"
     ENTRIES_PASSED_OVER_BY_TAIL = "entries_passed_over_by_tail"
+    FENCES_TOO_LATE = "fences_too_late"
     FOREIGN_TOPICS_NOT_READ = "foreign_topics_not_read"
     FOREIGN_TOPICS_REFUSED = "foreign_topics_refused"
     KEYLESS_MESSAGES_ON_COMPACTED_TOPIC = "keyless_messages_on_compacted_topic"

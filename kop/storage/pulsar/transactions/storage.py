@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 from kop.errors import BackendError, ErrorCode, InternalError, KopError, PeerError
@@ -45,6 +45,10 @@ _KNOWN_SECONDS: Final = 20.0
 _FRESH_SECONDS: Final = 2.0
 """How old the answer that a transaction is open may be when its fences are sent. A broker that was stopped for longer
 may have a successor meanwhile, who ends it."""
+LATE_SECONDS: Final = 2.0
+"""How old that answer may be when the fences are stored; else it is asked again whether they came too late."""
+_HEAL_SECONDS: Final = 600.0
+"""For how long it is tried to lift a fence that came too late."""
 _TRIES: Final = 3
 _GONE: Final = frozenset({"TransactionNotFound", "InvalidTxnStatus"})
 
@@ -156,17 +160,56 @@ class PulsarTransactions:
                     return
             raise PulsarError("Timeout", f"the coordinator of {txn} is slow, or this broker is")
 
+        fencing = False
         try:
+            asked = self._context.loop.time()
             await still_open()
-            fences = [] if named.sent_in else [self._fences.put(partition, txn, still_open) for partition in wanted]
-            for error in await asyncio.gather(*fences, return_exceptions=True):
-                if error is not None:
-                    raise error
+            if not named.sent_in:
+                fencing = True
+                fences = [self._fences.put(partition, txn, still_open) for partition in wanted]
+                for error in await asyncio.gather(*fences, return_exceptions=True):
+                    if error is not None:
+                        raise error
+                if self._context.loop.time() - asked > LATE_SECONDS:
+                    await self._transactions.add(txn, names)
         except PulsarError as error:
+            if fencing:
+                self._context.spawn(self._lift_late_fences(txn, names))
             refused = self._context.faults.refused(error, Refused.TRANSACTIONS, doing)
             if error.code in _GONE:
                 raise PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) from error
             raise refused from error
+
+    async def _lift_late_fences(self, txn: TxnId, names: Sequence[str]) -> None:
+        """Let readers pass fences that were stored, or may have been, behind the end of their transaction.
+
+        A gateway that was stopped, or cut off from Pulsar, may be so late: another one has ended the transaction since.
+        Pulsar ignores such a fence where the transaction was aborted. Where it was committed, the fence opens it again
+        on that partition, and no other transaction's end closes it. So it ends there as a commit: that shows nothing of
+        one that was aborted, and an abort would hide what was committed. Nothing is behind the fence: data is sent when
+        the fence is stored and its transaction is known to be open.
+        """
+        loop, backoff = self._context.loop, Backoff(0.1, 10.0)
+        until = loop.time() + _HEAL_SECONDS
+        while True:
+            try:
+                await self._transactions.add(txn, names)
+                return  # it is open: its end is to come
+            except PulsarError as error:
+                if error.code == "TransactionNotFound":  # it has ended on all of its partitions
+                    break
+                if loop.time() > until:
+                    raise
+            await asyncio.sleep(backoff.next())
+        for name in names:
+            await self._transactions.end_on_partition(txn, name, commit=True)
+            self._context.count(Fault.FENCES_TOO_LATE)
+            log.warning(
+                "%s: a fence of Pulsar's transaction %d:%d may have been stored behind its end, and was lifted: this "
+                "gateway was stopped or cut off from Pulsar; nothing has to be done",
+                name,
+                *txn,
+            )
 
     async def end(self, ended: EndedTransaction) -> None:
         """See `TransactionStorage.end`."""
@@ -193,6 +236,11 @@ class PulsarTransactions:
     def close_idle(self, now: float, seconds: float) -> None:
         """Let go what nobody used for `seconds`; `now` is the loop's time."""
         self._fences.close_idle(now, seconds)
+        ready = self._ready
+        if ready is not None and ready.done() and now - self._ready_since > seconds:
+            self._ready = None
+            if not ready.cancelled() and ready.exception() is None:
+                self._context.spawn(self._give_back(ready.result()))
 
     async def close(self) -> None:
         """End the transaction that is ready for nobody, and close the fences' producers."""
