@@ -68,6 +68,8 @@ Loaded: TypeAlias = dict[str, tuple[ClassicGroup, GroupOffsets]]
 
 _EXPIRY_SLICE: Final = 200
 """Groups whose offsets are looked at before other work of the event loop gets its turn."""
+KEPT_GROUPS: Final = "__kop."
+"""Groups of this prefix hold markers of kop's own tools (`__kop.spark.*`): their offsets never expire."""
 _log = logging.getLogger(__name__)
 
 
@@ -592,7 +594,7 @@ class GroupCoordinator(Coordinator[Loaded]):
             self._drop_untouched(entry)
 
     async def expire(self) -> None:
-        """Delete expired offsets, and groups that have neither members nor offsets."""
+        """Delete expired offsets, but for those of `KEPT_GROUPS`, and groups that have neither members nor offsets."""
         retention_ms = self.settings.offsets_retention_minutes * 60_000
         for index, entry in enumerate(list(self._entries.values())):
             if index % _EXPIRY_SLICE == _EXPIRY_SLICE - 1:
@@ -600,7 +602,8 @@ class GroupCoordinator(Coordinator[Loaded]):
             group = entry.group
             if self.ownership.closed or self._entries.get(group.group_id) is not entry:
                 continue
-            expired = entry.offsets.expired(group, self._wall(), retention_ms)
+            kept = group.group_id.startswith(KEPT_GROUPS)
+            expired = [] if kept else entry.offsets.expired(group, self._wall(), retention_ms)
             left = len(entry.offsets.keys()) - len(expired)
             if not left and group.is_vacant:
                 _log.info("group %r has no members and no offsets left: deleted", group.group_id)

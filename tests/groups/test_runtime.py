@@ -680,6 +680,18 @@ async def test_rebalancing_groups_keep_all(week):
         assert world.offset(topic="old") == 1
 
 
+async def test_groups_that_hold_markers_keep_all(week):
+    """An exactly-once sink that is down for longer than that must still know what it wrote."""
+    async with World() as world:
+        await world.commit(1, group="__kop.spark.orders")
+        await world.commit(1, group="__kop.spark.bills", retention=5 * MINUTE)
+        await expire(world, week * 2)
+        await world.restart()
+        await expire(world, week * 2)
+        assert world.offset(group="__kop.spark.orders") == 1
+        assert world.offset(group="__kop.spark.bills") == 1
+
+
 async def test_retention_of_the_commit_itself():
     async with World() as world:
         await world.commit(1, retention=5 * MINUTE)
