@@ -1,0 +1,500 @@
+"""Requests of a writer to a Kafka cluster through kafka-python: leaders, coordinators, producer ids, transactions.
+
+Owns: the connections, which server is asked, and which failures are tried again until the patience is over.
+Must not know: pyspark, batches of a query, how rows become record batches.
+
+Every call blocks until it is done. One object serves one thread. The versions of requests are those of version 1 of
+transactions, which every cluster from Kafka 0.11 on and every gateway speaks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+from kafka import errors
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
+from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
+
+from kop.spark.exactly_once import SinkError
+
+GROUP: Final = 0
+TRANSACTION: Final = 1
+RETRY_SECONDS: Final = 0.05
+METADATA_SECONDS: Final = 60.0
+PATIENCE_SECONDS: Final = 120.0
+"""As long as Java's delivery.timeout.ms."""
+_DONE: Final = (0, 46)
+"""NONE and DUPLICATE_SEQUENCE_NUMBER: an earlier answer to the same batch was lost."""
+
+T = TypeVar("T")
+Place = tuple[str, int]
+"""A topic and the number of a partition."""
+
+
+class FencedError(Exception):
+    """A newer attempt of the same task has taken the transactional id over."""
+
+
+class Identity(NamedTuple):
+    """A producer as the cluster knows it."""
+
+    producer_id: int
+    epoch: int
+    transactional_id: str | None = None
+
+
+@dataclass(slots=True)
+class _Topic:
+    leaders: Mapping[int, int]
+    known_at: float
+
+
+class Cluster:
+    """A client of one cluster.
+
+    `settings` are kafka-python's. What fails for a time is tried again for `patience` seconds; then its error is
+    raised. Other errors are raised at once: kafka-python's, SinkError where the user has to do something, FencedError.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], patience: float = PATIENCE_SECONDS) -> None:
+        self._patience = patience
+        self._topics: dict[str, _Topic] = {}
+        self._coordinators: dict[tuple[int, str], int] = {}
+        self._controller: int | None = None
+        self._net = NetworkSelector(slow_task_threshold_secs=0)
+        self._manager = KafkaConnectionManager(self._net, **settings)
+        try:
+            self._manager.bootstrap(int(patience * 1000))
+        except errors.KafkaTimeoutError:
+            self.close()
+            raise SinkError(
+                f"set kafka.bootstrap.servers to servers that answer: none of {settings.get('bootstrap_servers')} did "
+                f"within {patience:.0f} s"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._manager.close()
+        self._net.close()
+
+    # -- topics
+
+    def leaders(self, topic: str, *, make: bool = True) -> Mapping[int, int]:
+        """The server that leads each partition, -1 for none at the moment. Empty: there is no such topic.
+
+        `make`: a cluster that makes topics by their first use makes this one.
+        """
+        known = self._topics.get(topic)
+        if known is not None and time.monotonic() < known.known_at + METADATA_SECONDS:
+            return known.leaders
+
+        def ask() -> Mapping[int, int]:
+            answer = self._send(
+                MetadataRequest(
+                    topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
+                    allow_auto_topic_creation=make,
+                    include_cluster_authorized_operations=False,
+                    include_topic_authorized_operations=False,
+                    max_version=9,
+                )
+            )
+            self._manager.cluster.update_metadata(answer)
+            self._controller = answer.controller_id
+            (found,) = answer.topics
+            if found.error_code == errors.UnknownTopicOrPartitionError.errno and not make:
+                return {}
+            _raise(found.error_code, f"topic {topic}")
+            leaders = {partition.partition_index: partition.leader_id for partition in found.partitions}
+            self._topics[topic] = _Topic(leaders, time.monotonic())
+            return leaders
+
+        return self._patiently(ask)
+
+    def partitions_at_least(self, topic: str, count: int) -> None:
+        """Make a topic that never holds records, or give it more partitions, where it has fewer than `count`."""
+
+        def ask() -> None:
+            found = self.leaders(topic, make=False)
+            if len(found) >= count:
+                return
+            self._topics.pop(topic, None)
+            if found:
+                asked = CreatePartitionsRequest.CreatePartitionsTopic(name=topic, count=count, assignments=None)
+                answer = self._send(
+                    CreatePartitionsRequest(topics=[asked], timeout_ms=30_000, validate_only=False), self._controller
+                )
+                code = answer.results[0].error_code
+            else:
+                new = CreateTopicsRequest.CreatableTopic(
+                    name=topic, num_partitions=count, replication_factor=-1, assignments=[], configs=[]
+                )
+                answer = self._send(
+                    CreateTopicsRequest(topics=[new], timeout_ms=30_000, validate_only=False, max_version=6),
+                    self._controller,
+                )
+                code = answer.topics[0].error_code
+            if code in (errors.TopicAuthorizationFailedError.errno, errors.ClusterAuthorizationFailedError.errno):
+                raise SinkError(
+                    f"make the topic {topic} with {count} partitions or more, or allow this user to: an exactly-once "
+                    "sink keeps its markers as committed offsets of that topic, which never holds a record"
+                )
+            # Another task may have been first: look again.
+            if code not in (0, errors.TopicAlreadyExistsError.errno, errors.InvalidPartitionsError.errno):
+                _raise(code, f"making {topic}")
+            raise errors.LeaderNotAvailableError(f"topic {topic} is being made")
+
+        self._patiently(ask)
+
+    # -- producing
+
+    def init_producer(self, transactional_id: str | None, timeout_ms: int) -> Identity:
+        """A producer id and epoch. With a transactional id it fences earlier producers of that id (KIP-98)."""
+
+        def ask() -> Identity:
+            node = None if transactional_id is None else self._coordinator(TRANSACTION, transactional_id)
+            answer = self._send(
+                InitProducerIdRequest(
+                    transactional_id=transactional_id,
+                    transaction_timeout_ms=timeout_ms,
+                    producer_id=-1,
+                    producer_epoch=-1,
+                    max_version=4,
+                ),
+                node,
+            )
+            _raise(answer.error_code, f"InitProducerId of {transactional_id!r}")
+            return Identity(answer.producer_id, answer.producer_epoch, transactional_id)
+
+        return self._patiently(ask, coordinator=(TRANSACTION, transactional_id or ""))
+
+    def add_partitions(self, producer: Identity, places: Iterable[Place]) -> None:
+        """Add partitions to the producer's transaction, which begins with the first."""
+        topics: dict[str, list[int]] = {}
+        for topic, partition in places:
+            topics.setdefault(topic, []).append(partition)
+
+        def ask() -> None:
+            topic_class = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+            answer = self._send(
+                AddPartitionsToTxnRequest(
+                    v3_and_below_transactional_id=producer.transactional_id,
+                    v3_and_below_producer_id=producer.producer_id,
+                    v3_and_below_producer_epoch=producer.epoch,
+                    v3_and_below_topics=[topic_class(name=name, partitions=some) for name, some in topics.items()],
+                    max_version=3,
+                ),
+                self._coordinator(TRANSACTION, producer.transactional_id or ""),
+            )
+            codes = {
+                partition.partition_error_code: f"{topic.name}-{partition.partition_index}"
+                for topic in answer.results_by_topic_v3_and_below
+                for partition in topic.results_by_partition
+                if partition.partition_error_code
+            }
+            codes.pop(errors.OperationNotAttemptedError.errno, None)
+            for code, place in codes.items():
+                _raise(code, f"AddPartitionsToTxn of {place}")
+
+        self._patiently(ask, coordinator=(TRANSACTION, producer.transactional_id or ""))
+
+    def produce(self, producer: Identity, batches: Mapping[Place, bytes | bytearray], acks: int = -1) -> None:
+        """Write one record batch to each of some partitions; returns when all are durable.
+
+        A batch is sent again as it is: its sequence makes the cluster drop it where only the answer was lost.
+        """
+        left = dict(batches)
+
+        def ask() -> None:
+            by_leader: dict[int, list[Place]] = {}
+            for topic, partition in left:
+                leader = self.leaders(topic).get(partition, -1)
+                if leader < 0:
+                    raise errors.LeaderNotAvailableError(f"topic {topic} partition {partition}")
+                by_leader.setdefault(leader, []).append((topic, partition))
+            failed: Exception | None = None
+            requests = {node: self._produce(producer, left, some, acks) for node, some in by_leader.items()}
+            for answer in self._send_all(requests):
+                if isinstance(answer, Exception):
+                    failed = answer
+                    continue
+                for topic in answer.responses:
+                    for partition in topic.partition_responses:
+                        place = topic.name, partition.index
+                        if partition.error_code in _DONE:
+                            left.pop(place, None)
+                        else:
+                            failed = _error(partition.error_code, f"Produce to {place[0]}-{place[1]}")
+            if failed is not None:
+                raise failed
+
+        self._patiently(ask, topics=lambda: {topic for topic, _ in left})
+
+    @staticmethod
+    def _produce(producer: Identity, batches: Mapping[Place, Any], places: Iterable[Place], acks: int) -> Any:
+        topic_class = ProduceRequest.TopicProduceData
+        topics: dict[str, list[Any]] = {}
+        for topic, partition in places:
+            part = topic_class.PartitionProduceData(index=partition, records=bytes(batches[topic, partition]))
+            topics.setdefault(topic, []).append(part)
+        return ProduceRequest(
+            transactional_id=producer.transactional_id,
+            acks=acks,
+            timeout_ms=30_000,
+            topic_data=[topic_class(name=name, partition_data=parts) for name, parts in topics.items()],
+            min_version=3,
+            max_version=9,
+        )
+
+    # -- offsets and the end
+
+    def committed(self, group: str, topic: str, partitions: Iterable[int], stable: int) -> dict[int, tuple[int, str]]:
+        """Offset and metadata that a group committed, by partition; partition `stable` with no transaction open."""
+        asked = sorted(partitions)
+
+        def ask() -> dict[int, tuple[int, str]]:
+            group_class = OffsetFetchRequest.OffsetFetchRequestGroup
+            answer = self._send(
+                OffsetFetchRequest(
+                    group_id=group,
+                    topics=[OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=asked)],
+                    groups=[
+                        group_class(
+                            group_id=group,
+                            topics=[group_class.OffsetFetchRequestTopics(name=topic, partition_indexes=asked)],
+                        )
+                    ],
+                    require_stable=True,
+                    min_version=7,
+                    max_version=8,
+                ),
+                self._coordinator(GROUP, group),
+            )
+            found = answer.groups[0] if answer.API_VERSION >= 8 else answer
+            _raise(found.error_code, f"OffsetFetch of group {group}")
+            offsets: dict[int, tuple[int, str]] = {}
+            for row in found.topics:
+                for partition in row.partitions:
+                    if partition.partition_index == stable or partition.error_code != _UNSTABLE:
+                        _raise(partition.error_code, f"OffsetFetch of group {group}")
+                    if partition.committed_offset >= 0 and not partition.error_code:
+                        offsets[partition.partition_index] = partition.committed_offset, partition.metadata or ""
+            return offsets
+
+        return self._patiently(ask, coordinator=(GROUP, group))
+
+    def commit_in_transaction(self, producer: Identity, group: str, place: Place, offset: int, metadata: str) -> None:
+        """Commit an offset of a group in the producer's transaction."""
+        name = producer.transactional_id or ""
+
+        def add() -> None:
+            answer = self._send(
+                AddOffsetsToTxnRequest(
+                    transactional_id=name,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    group_id=group,
+                    max_version=3,
+                ),
+                self._coordinator(TRANSACTION, name),
+            )
+            _raise(answer.error_code, f"AddOffsetsToTxn of {name}")
+
+        def commit() -> None:
+            topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+            partition = topic_class.TxnOffsetCommitRequestPartition(
+                partition_index=place[1],
+                committed_offset=offset,
+                committed_leader_epoch=-1,
+                committed_metadata=metadata,
+            )
+            answer = self._send(
+                TxnOffsetCommitRequest(
+                    transactional_id=name,
+                    group_id=group,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    generation_id=-1,
+                    member_id="",
+                    group_instance_id=None,
+                    topics=[topic_class(name=place[0], partitions=[partition])],
+                    max_version=3,
+                ),
+                self._coordinator(GROUP, group),
+            )
+            _raise(answer.topics[0].partitions[0].error_code, f"TxnOffsetCommit to group {group}")
+
+        self._patiently(add, coordinator=(TRANSACTION, name))
+        self._patiently(commit, coordinator=(GROUP, group))
+
+    def commit(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, Exception]:
+        """Commit offsets of a group without members; the errors of partitions that were refused."""
+        topics: dict[str, list[Any]] = {}
+        topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
+        for (topic, partition), offset in offsets.items():
+            part = topic_class.OffsetCommitRequestPartition(
+                partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
+            )
+            topics.setdefault(topic, []).append(part)
+
+        def ask() -> dict[Place, Exception]:
+            answer = self._send(
+                OffsetCommitRequest(
+                    group_id=group,
+                    generation_id_or_member_epoch=-1,
+                    member_id="",
+                    group_instance_id=None,
+                    retention_time_ms=-1,
+                    topics=[topic_class(name=name, partitions=parts) for name, parts in topics.items()],
+                    max_version=8,
+                ),
+                self._coordinator(GROUP, group),
+            )
+            refused: dict[Place, Exception] = {}
+            for row in answer.topics:
+                for partition in row.partitions:
+                    if partition.error_code in _OF_A_PARTITION:
+                        refused[row.name, partition.partition_index] = _error(partition.error_code, "OffsetCommit")
+                    else:
+                        _raise(partition.error_code, f"OffsetCommit to group {group}")
+            return refused
+
+        return self._patiently(ask, coordinator=(GROUP, group))
+
+    def end_transaction(self, producer: Identity) -> None:
+        """Commit the producer's transaction. Asked again where the answer was lost: a repeated end is the same."""
+        name = producer.transactional_id or ""
+
+        def ask() -> None:
+            answer = self._send(
+                EndTxnRequest(
+                    transactional_id=name,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    committed=True,
+                    max_version=3,
+                ),
+                self._coordinator(TRANSACTION, name),
+            )
+            _raise(answer.error_code, f"EndTxn of {name}")
+
+        self._patiently(ask, coordinator=(TRANSACTION, name))
+
+    # -- how requests are sent
+
+    def _coordinator(self, kind: int, key: str) -> int:
+        known = self._coordinators.get((kind, key))
+        if known is not None:
+            return known
+        answer = self._send(
+            FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key], min_version=1, max_version=4)
+        )
+        found = answer.coordinators[0] if answer.API_VERSION >= 4 else answer
+        _raise(found.error_code, f"FindCoordinator of {key}")
+        node: int = found.node_id
+        if self._manager.cluster.broker_metadata(node) is None:
+            self._ask_for_servers()
+        self._coordinators[kind, key] = node
+        return node
+
+    def _ask_for_servers(self) -> None:
+        answer = self._send(
+            MetadataRequest(
+                topics=[],
+                allow_auto_topic_creation=False,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+                max_version=9,
+            )
+        )
+        self._manager.cluster.update_metadata(answer)
+
+    def _send(self, request: Any, node: int | None = None) -> Any:
+        (answer,) = self._send_all({node: request})
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _send_all(self, requests: Mapping[Any, Any]) -> list[Any]:
+        """Send a request to each of some servers; the answers, or what became of them."""
+
+        async def exchange() -> list[Any]:
+            sent = [self._manager.send(request, node_id=node) for node, request in requests.items()]
+            answers: list[Any] = []
+            for future in sent:
+                try:
+                    answers.append(await future)
+                except errors.KafkaError as error:
+                    answers.append(error)
+            return answers
+
+        found: list[Any] = self._manager.run(exchange)
+        return found
+
+    def _patiently(
+        self,
+        ask: Callable[[], T],
+        coordinator: tuple[int, str] | None = None,
+        topics: Callable[[], set[str]] | None = None,
+    ) -> T:
+        """Ask until it works or the patience is over; what is known of the servers is asked for anew in between."""
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                return ask()
+            except (errors.RetriableError, errors.UnknownBrokerIdError):
+                if time.monotonic() > end:
+                    raise
+            except errors.UnsupportedVersionError as error:
+                raise SinkError(
+                    "the cluster does not know a request that this sink needs; an exactly-once sink needs transactions "
+                    f"and stable offsets (Kafka 2.5): {error}"
+                ) from error
+            time.sleep(RETRY_SECONDS)
+            if coordinator is not None:
+                self._coordinators.pop(coordinator, None)
+            for topic in topics() if topics is not None else ():
+                self._topics.pop(topic, None)
+
+
+_UNSTABLE: Final = errors.UnstableOffsetCommitError.errno
+_OF_A_PARTITION: Final = (errors.UnknownTopicOrPartitionError.errno, errors.TopicAuthorizationFailedError.errno)
+_FENCED: Final = (errors.ProducerFencedError.errno, errors.InvalidProducerEpochError.errno)
+
+
+def _raise(code: int, doing: str) -> None:
+    if code:
+        raise _error(code, doing)
+
+
+def _error(code: int, doing: str) -> Exception:
+    if code in _FENCED:
+        return FencedError(f"{doing}: a newer attempt of this task has begun; this one ends here")
+    if code == errors.TransactionalIdAuthorizationFailedError.errno:
+        return SinkError(
+            f"{doing}: this cluster refuses transactions. Over Pulsar they have to be switched on "
+            "(transactionCoordinatorEnabled=true); elsewhere the user needs Write on the transactional id. "
+            "Without them use deliveryGuarantee=at-least-once."
+        )
+    if code == errors.InvalidTransactionTimeoutError.errno:
+        return SinkError(
+            f"{doing}: set kafka.transaction.timeout.ms to at most the cluster's transaction.max.timeout.ms"
+        )
+    made: Exception = errors.for_code(code)(doing)
+    return made

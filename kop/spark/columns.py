@@ -1,0 +1,138 @@
+"""The columns of a DataFrame that is written, checked by name and type, and brought into one form.
+
+Owns: which columns there may be, their types, the form that the rest of the sink reads.
+Must not know: pyspark's classes (a type is its `simpleString()`), requests, partitions.
+
+The form: a pyarrow.RecordBatch with the columns of `schema()`, whatever the DataFrame had. A missing column is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from kop.spark.exactly_once import SinkError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ALLOWED: Final = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+    "timestamp": ("timestamp",),
+}
+"""The columns that may be written, with their types in Spark's words."""
+_ROWS: Final = 4096
+"""Rows of a batch where the rows come one by one."""
+
+
+def schema() -> pa.Schema:
+    """The columns of a batch that is to be written; key and value are bytes, the timestamp microseconds of UTC."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.schema(
+        [
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(header)),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where the columns of a DataFrame are that is to be written."""
+
+    places: dict[str, int]
+    """Index of each column, by its name in small letters."""
+    topic: str | None
+    """The topic of every row; None: the column says it."""
+
+    @classmethod
+    def of(cls, fields: Sequence[tuple[str, str]], topic: str | None) -> Columns:
+        """The columns of a schema of (name, type in Spark's words). SinkError for one that cannot be written."""
+        places: dict[str, int] = {}
+        for index, (field, kind) in enumerate(fields):
+            name = field.lower()
+            if name not in ALLOWED:
+                raise SinkError(
+                    f"the column {field} cannot be written: a record has the columns {', '.join(ALLOWED)}. Leave it "
+                    f"out with select(), or put it into the value: to_json(struct(...)) AS value."
+                )
+            if name in places:
+                raise SinkError(f"there are two columns {name}: rename one of them")
+            if kind not in ALLOWED[name]:
+                raise SinkError(
+                    f"the column {field} has the type {kind}; it has to be {' or '.join(ALLOWED[name])}: cast it"
+                )
+            places[name] = index
+        if "value" not in places:
+            raise SinkError("the column value is missing: select what is to be written AS value")
+        if topic is None and "topic" not in places:
+            raise SinkError("set the option topic, or give each row its own in the column topic")
+        return cls(places, topic)
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch with the columns of the DataFrame, in the form of `schema()`."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        rows = batch.num_rows
+        arrays = []
+        for field in schema():
+            place = self.places.get(field.name)
+            if field.name == "topic" and self.topic is not None:
+                arrays.append(pa.repeat(pa.scalar(self.topic, pa.string()), rows))
+            elif place is None:
+                arrays.append(pa.nulls(rows, field.type))
+            else:
+                arrays.append(batch.column(place).cast(field.type))
+        made = pa.RecordBatch.from_arrays(arrays, schema=schema())
+        if self.topic is None and made.column("topic").null_count:
+            raise SinkError("a row has no topic: give every row one in the column topic, or set the option topic")
+        headers = made.column("headers")
+        if self.places.get("headers") is not None:
+            entries = headers.flatten()
+            if entries.null_count or entries.field(0).null_count:
+                raise SinkError("a header has no key: give every header a key, or leave it out of the array")
+        return made
+
+    def batches(self, rows: Iterable[Sequence[Any]]) -> Iterable[pa.RecordBatch]:
+        """The same for rows that come one by one, as a Spark without Arrow writers gives them."""
+        held: list[Sequence[Any]] = []
+        for row in rows:
+            held.append(row)
+            if len(held) == _ROWS:
+                yield self._of_rows(held)
+                held = []
+        if held:
+            yield self._of_rows(held)
+
+    def _of_rows(self, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+        import pyarrow as pa  # noqa: PLC0415
+
+        arrays = []
+        for name, place in self.places.items():
+            values = [_plain(row[place]) for row in rows]
+            arrays.append(pa.array(values, schema().field(name).type))
+        found = Columns(dict(zip(self.places, range(len(arrays)), strict=True)), self.topic)
+        return found.batch(pa.RecordBatch.from_arrays(arrays, names=list(self.places)))
+
+
+def _plain(value: Any) -> Any:
+    """A value as pyarrow takes it for the types of `schema()`."""
+    if isinstance(value, datetime):
+        return value.astimezone()  # a row's time has no zone and is that of the process
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return [None if header is None else {"key": header[0], "value": header[1]} for header in value]
+    return None if value is None else bytes(value) if isinstance(value, bytearray) else value
