@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from kop.compiled import compiled
 from kop.errors import BackendError, ErrorCode, InternalError, PeerError
 from kop.records import _pure_arrow
 from kop.records._pure_arrow import ChunkParts, Column, ColumnIn, HeadersIn, Lists, TimestampsIn
@@ -49,8 +49,8 @@ __all__ = [
     "encode_columns",
 ]
 
-twin: ModuleType = _pure_arrow
-"""The twin that does the work; a test may set it."""
+twin = compiled(_pure_arrow)
+"""The compiled twin, or the plain one; a test may set it."""
 
 MAX_BYTES: Final = 2**30
 """No chunk may be asked to be larger: int32 offsets end at 2 GiB."""

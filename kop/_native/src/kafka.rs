@@ -103,6 +103,8 @@ pub fn headers(section: &[u8]) -> Option<Headers<'_>> {
 }
 
 pub struct Record<'a, B = u8> {
+    /// Its offset's distance from the base offset.
+    pub delta: i64,
     pub timestamp: i64,
     pub key: Option<&'a [B]>,
     pub value: Option<&'a [B]>,
@@ -110,18 +112,32 @@ pub struct Record<'a, B = u8> {
     pub section: &'a [B],
 }
 
-/// Walks over `count` records that fill a body, whose offset deltas are 0, 1, 2, ...
+/// Walks over `count` records that fill a body, whose offset deltas ascend and end within the batch.
 pub struct Records<'a, B = u8> {
     rest: Reader<'a, B>,
     count: i64,
     next: i64,
+    last_delta: i64,
+    last_offset_delta: i64,
     base_timestamp: i64,
     append_time: Option<i64>,
 }
 
 impl<'a, B: Byte> Records<'a, B> {
+    /// Of records whose offset deltas are 0, 1, 2, ...: there are as many as the batch has places.
     pub fn new(body: &'a [B], count: i64, base_timestamp: i64, append_time: Option<i64>) -> Self {
-        Records { rest: Reader(body), count, next: 0, base_timestamp, append_time }
+        Records::with_gaps(body, count, count.saturating_sub(1), base_timestamp, append_time)
+    }
+
+    /// Of records that compaction may have left.
+    pub fn with_gaps(
+        body: &'a [B],
+        count: i64,
+        last_offset_delta: i64,
+        base_timestamp: i64,
+        append_time: Option<i64>,
+    ) -> Self {
+        Records { rest: Reader(body), count, next: 0, last_delta: -1, last_offset_delta, base_timestamp, append_time }
     }
 
     pub fn next(&mut self) -> Result<Option<Record<'a, B>>> {
@@ -133,24 +149,26 @@ impl<'a, B: Byte> Records<'a, B> {
             return record_fault(format!("{} bytes behind the last record", self.rest.0.len()));
         }
         self.next += 1;
-        match self.read(index) {
+        match self.read() {
             Some(record) => Ok(Some(record)),
             None => record_fault(format!("record {index} of {} is malformed", self.count)),
         }
     }
 
     /// The next record as far as its headers; None where it is malformed.
-    fn read(&mut self, index: i64) -> Option<Record<'a, B>> {
+    fn read(&mut self) -> Option<Record<'a, B>> {
         let length = usize::try_from(self.rest.signed(32)?).ok()?;
         let mut record = Reader(self.rest.take(length)?);
         record.byte()?; // attributes: none are defined
         let timestamp = self.base_timestamp.checked_add(record.signed(64)?)?;
-        if record.signed(32)? != index {
+        let delta = record.signed(32)?;
+        if delta <= self.last_delta || delta > self.last_offset_delta {
             return None;
         }
+        self.last_delta = delta;
         let key = record.nullable()?;
         let value = record.nullable()?;
-        Some(Record { timestamp: self.append_time.unwrap_or(timestamp), key, value, section: record.0 })
+        Some(Record { delta, timestamp: self.append_time.unwrap_or(timestamp), key, value, section: record.0 })
     }
 }
 

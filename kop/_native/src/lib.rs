@@ -1,11 +1,13 @@
 //! The compiled twin of the modules that are the specification: `kop.records._pure` (Kafka records <-> Pulsar
 //! messages; compared byte for byte by tests/records/test_transcode_twins.py) and `kop.pulsar_client._pure` (Pulsar's
 //! frames; tests/pulsar_client/test_frame_twins.py); `kop.wire.frame` and `kop.handlers.produce_request` (requests;
-//! tests/handlers/test_produce_twins.py).
+//! tests/handlers/test_produce_twins.py); `kop.records._pure_arrow` (records <-> Arrow's buffers;
+//! tests/records/test_arrow_twins.py).
 //!
 //! Owns: the same functions, with the same results and the same errors.
 //! Must not know: compression, sockets, as its twins.
 
+mod arrow;
 mod kafka;
 mod produce;
 mod proto;
@@ -79,7 +81,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 8;
+    const FORMAT: u32 = 9;
 
     #[pyfunction]
     fn read_frames<'py>(
@@ -387,5 +389,143 @@ mod _native {
                 view.txn.map_or(-1i128, |(_, least)| least.into()).into_pyobject(py)?.into_any(),
             ],
         )
+    }
+
+    type Column<'py> = (usize, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+    fn column<'py>(py: Python<'py>, made: &crate::arrow::Column) -> Column<'py> {
+        (
+            made.validity.nulls,
+            made.validity.bits().map(|bits| PyBytes::new(py, bits)),
+            PyBytes::new(py, &made.offsets.0),
+            PyBytes::new(py, &made.data),
+        )
+    }
+
+    fn chunk<'py>(py: Python<'py>, rows: &crate::arrow::Rows) -> PyResult<Bound<'py, PyTuple>> {
+        let headers = rows.headers.as_ref().map(|headers| {
+            let lists = (
+                headers.validity.nulls,
+                headers.validity.bits().map(|bits| PyBytes::new(py, bits)),
+                PyBytes::new(py, &headers.offsets.0),
+            );
+            (lists, column(py, &headers.names), column(py, &headers.values))
+        });
+        (
+            rows.count,
+            rows.next_offset,
+            column(py, &rows.key),
+            column(py, &rows.value),
+            PyBytes::new(py, &rows.offsets),
+            PyBytes::new(py, &rows.timestamps),
+            PyBytes::new(py, &rows.types),
+            headers,
+        )
+            .into_pyobject(py)
+    }
+
+    #[pyclass]
+    struct RowBuilder(crate::arrow::Builder);
+
+    #[pymethods]
+    impl RowBuilder {
+        #[new]
+        fn new(with_headers: bool, max_rows: usize, max_bytes: usize) -> Self {
+            RowBuilder(crate::arrow::Builder::new(with_headers, max_rows, max_bytes))
+        }
+
+        #[allow(clippy::too_many_arguments)]
+        fn add<'py>(
+            &mut self,
+            py: Python<'py>,
+            body: PyBuffer<u8>,
+            count: i64,
+            base_offset: i64,
+            last_offset_delta: i64,
+            base_timestamp: i64,
+            append_time: Option<i64>,
+            from_offset: i64,
+            until_offset: i64,
+        ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+            let batch = crate::arrow::Batch {
+                body: crate::lent(py, &body)?,
+                count,
+                base_offset,
+                last_offset_delta,
+                base_timestamp,
+                append_time,
+                from_offset,
+                until_offset,
+            };
+            let full = self.0.add(&batch).map_err(|fault| fault.raise(py))?;
+            full.iter().map(|rows| chunk(py, rows)).collect()
+        }
+
+        fn finish<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+            self.0.finish().map(|rows| chunk(py, &rows)).transpose()
+        }
+    }
+
+    type Bits = Option<PyBuffer<u8>>;
+    type LentColumn = (usize, Bits, PyBuffer<u8>, PyBuffer<u8>);
+    type LentHeaders = (usize, Bits, PyBuffer<u8>, (usize, Bits), LentColumn, LentColumn);
+    type LentTimestamps = (usize, Bits, PyBuffer<u8>, i64);
+
+    fn validity_in<'a>(py: Python<'a>, first: usize, bits: &'a Bits) -> PyResult<crate::arrow::ValidityIn<'a>> {
+        let bits = bits.as_ref().map(|bits| crate::lent(py, bits)).transpose()?;
+        Ok(crate::arrow::ValidityIn { first, bits })
+    }
+
+    fn column_in<'a>(
+        py: Python<'a>,
+        (first, bits, offsets, data): &'a LentColumn,
+    ) -> PyResult<crate::arrow::ColumnIn<'a>> {
+        let (offsets, data) = (crate::lent(py, offsets)?, crate::lent(py, data)?);
+        Ok(crate::arrow::ColumnIn { validity: validity_in(py, *first, bits)?, offsets, data })
+    }
+
+    fn headers_in<'a>(
+        py: Python<'a>,
+        (first, bits, offsets, (first_entry, entries), names, values): &'a LentHeaders,
+    ) -> PyResult<crate::arrow::HeadersIn<'a>> {
+        Ok(crate::arrow::HeadersIn {
+            validity: validity_in(py, *first, bits)?,
+            offsets: crate::lent(py, offsets)?,
+            entries: validity_in(py, *first_entry, entries)?,
+            names: column_in(py, names)?,
+            values: column_in(py, values)?,
+        })
+    }
+
+    fn timestamps_in<'a>(
+        py: Python<'a>,
+        (first, bits, data, divisor): &'a LentTimestamps,
+    ) -> PyResult<crate::arrow::TimestampsIn<'a>> {
+        let (validity, data) = (validity_in(py, *first, bits)?, crate::lent(py, data)?);
+        Ok(crate::arrow::TimestampsIn { validity, data, divisor: *divisor })
+    }
+
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments)]
+    fn encode_rows<'py>(
+        py: Python<'py>,
+        first_row: usize,
+        rows: usize,
+        key: Option<LentColumn>,
+        value: Option<LentColumn>,
+        headers: Option<LentHeaders>,
+        timestamps: Option<LentTimestamps>,
+        now: i64,
+        room: usize,
+    ) -> PyResult<(Bound<'py, PyBytes>, i64, i64, i64)> {
+        let lent = crate::arrow::RowsIn {
+            key: key.as_ref().map(|column| column_in(py, column)).transpose()?,
+            value: value.as_ref().map(|column| column_in(py, column)).transpose()?,
+            headers: headers.as_ref().map(|headers| headers_in(py, headers)).transpose()?,
+            timestamps: timestamps.as_ref().map(|timestamps| timestamps_in(py, timestamps)).transpose()?,
+        };
+        let (records, taken, base_timestamp, max_timestamp) =
+            crate::arrow::encode(&lent, first_row, rows, now, room).map_err(|fault| fault.raise(py))?;
+        Ok((PyBytes::new(py, &records), taken, base_timestamp, max_timestamp))
     }
 }

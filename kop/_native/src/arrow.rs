@@ -1,0 +1,352 @@
+//! Kafka records <-> the buffers of Arrow arrays, as kop/records/_pure_arrow.py lays them out.
+
+use crate::kafka::{nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Records};
+use crate::{record_fault, Fault, Result};
+
+/// No byte of a record's headers takes more bytes than these in a chunk.
+const SECTION_WEIGHT: usize = 4;
+
+// Kafka -> Arrow
+
+/// Which rows are not null.
+#[derive(Default)]
+pub struct Validity {
+    pub nulls: usize,
+    rows: usize,
+    bits: Vec<u8>,
+}
+
+impl Validity {
+    fn push(&mut self, valid: bool) {
+        if self.rows == 8 * self.bits.len() {
+            self.bits.push(0);
+        }
+        if valid {
+            self.bits[self.rows / 8] |= 1 << (self.rows % 8);
+        } else {
+            self.nulls += 1;
+        }
+        self.rows += 1;
+    }
+
+    /// None where no row is null.
+    pub fn bits(&self) -> Option<&[u8]> {
+        (self.nulls > 0).then_some(&self.bits)
+    }
+}
+
+/// Where each row ends in something else; int32 in bytes.
+pub struct Offsets(pub Vec<u8>);
+
+impl Default for Offsets {
+    fn default() -> Self {
+        Offsets(0i32.to_ne_bytes().to_vec())
+    }
+}
+
+impl Offsets {
+    fn push(&mut self, end: usize) -> Result<()> {
+        match i32::try_from(end) {
+            Ok(end) => self.0.extend_from_slice(&end.to_ne_bytes()),
+            Err(_) => return record_fault(format!("{end} bytes in a column")),
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+pub struct Column {
+    pub validity: Validity,
+    pub offsets: Offsets,
+    pub data: Vec<u8>,
+}
+
+impl Column {
+    fn push(&mut self, item: Option<&[u8]>) -> Result<()> {
+        self.validity.push(item.is_some());
+        self.data.extend_from_slice(item.unwrap_or_default());
+        self.offsets.push(self.data.len())
+    }
+}
+
+#[derive(Default)]
+pub struct HeaderLists {
+    pub validity: Validity,
+    pub offsets: Offsets,
+    pub names: Column,
+    pub values: Column,
+}
+
+impl HeaderLists {
+    fn push(&mut self, section: &[u8]) -> Result<()> {
+        let mut pushed = Ok(());
+        let found = walk_headers(section, |(name, value)| {
+            if pushed.is_ok() {
+                let name = String::from_utf8_lossy(name);
+                pushed = self.names.push(Some(name.as_bytes())).and_then(|()| self.values.push(value));
+            }
+        });
+        pushed?;
+        match found {
+            None => record_fault("a record's headers do not end where it ends"),
+            Some(count) => {
+                self.validity.push(count > 0);
+                self.offsets.push(self.names.validity.rows)
+            }
+        }
+    }
+}
+
+/// Some rows; numbers are in bytes.
+#[derive(Default)]
+pub struct Rows {
+    pub count: usize,
+    pub next_offset: i64,
+    size: usize,
+    pub key: Column,
+    pub value: Column,
+    pub offsets: Vec<u8>,
+    pub timestamps: Vec<u8>,
+    pub types: Vec<u8>,
+    pub headers: Option<HeaderLists>,
+}
+
+impl Rows {
+    fn new(with_headers: bool) -> Self {
+        Rows { headers: with_headers.then(HeaderLists::default), ..Rows::default() }
+    }
+}
+
+/// The records of a batch, and which of them are wanted.
+pub struct Batch<'a> {
+    pub body: &'a [u8],
+    pub count: i64,
+    pub base_offset: i64,
+    pub last_offset_delta: i64,
+    pub base_timestamp: i64,
+    pub append_time: Option<i64>,
+    pub from_offset: i64,
+    /// The first that is not wanted.
+    pub until_offset: i64,
+}
+
+/// Records in, chunks out.
+pub struct Builder {
+    with_headers: bool,
+    max_rows: usize,
+    max_bytes: usize,
+    rows: Rows,
+}
+
+impl Builder {
+    pub fn new(with_headers: bool, max_rows: usize, max_bytes: usize) -> Self {
+        Builder { with_headers, max_rows, max_bytes, rows: Rows::new(with_headers) }
+    }
+
+    pub fn add(&mut self, batch: &Batch<'_>) -> Result<Vec<Rows>> {
+        let mut full = Vec::new();
+        let kind = i32::from(batch.append_time.is_some()).to_ne_bytes();
+        let mut records = Records::with_gaps(
+            batch.body,
+            batch.count,
+            batch.last_offset_delta,
+            batch.base_timestamp,
+            batch.append_time,
+        );
+        while let Some(record) = records.next()? {
+            let Some(offset) = batch.base_offset.checked_add(record.delta) else {
+                return record_fault(format!("a record at {} + {}", batch.base_offset, record.delta));
+            };
+            let wanted = batch.from_offset <= offset && offset < batch.until_offset;
+            if !(wanted && self.with_headers) && record.section != [0] && walk_headers(record.section, |_| ()).is_none()
+            {
+                return record_fault(format!("the headers of the record at offset {offset} do not end where it ends"));
+            }
+            if !wanted {
+                continue;
+            }
+            let mut size = record.key.map_or(0, <[u8]>::len) + record.value.map_or(0, <[u8]>::len);
+            if self.with_headers {
+                size += SECTION_WEIGHT * record.section.len();
+            }
+            let held = self.rows.count;
+            if held > 0 && (held >= self.max_rows || self.rows.size + size > self.max_bytes) {
+                full.push(std::mem::replace(&mut self.rows, Rows::new(self.with_headers)));
+            }
+            let rows = &mut self.rows;
+            let Some(micros) = record.timestamp.checked_mul(1000) else {
+                return record_fault(format!(
+                    "the record at offset {offset} has timestamp {} ms, beyond microseconds",
+                    record.timestamp
+                ));
+            };
+            rows.size += size;
+            rows.count += 1;
+            rows.next_offset = offset.saturating_add(1);
+            rows.key.push(record.key)?;
+            rows.value.push(record.value)?;
+            rows.offsets.extend_from_slice(&offset.to_ne_bytes());
+            rows.timestamps.extend_from_slice(&micros.to_ne_bytes());
+            rows.types.extend_from_slice(&kind);
+            if let Some(headers) = &mut rows.headers {
+                headers.push(record.section)?;
+            }
+        }
+        Ok(full)
+    }
+
+    pub fn finish(&mut self) -> Option<Rows> {
+        (self.rows.count > 0).then(|| std::mem::replace(&mut self.rows, Rows::new(self.with_headers)))
+    }
+}
+
+// Arrow -> Kafka
+
+/// Whether rows are null; `first` is the place of row 0.
+pub struct ValidityIn<'a> {
+    pub first: usize,
+    pub bits: Option<&'a [u8]>,
+}
+
+impl ValidityIn<'_> {
+    fn is_null(&self, row: usize) -> Result<bool> {
+        let place = self.first + row;
+        match self.bits {
+            None => Ok(false),
+            Some(bits) => match bits.get(place / 8) {
+                Some(byte) => Ok(byte >> (place % 8) & 1 == 0),
+                None => record_fault("a buffer of validity that is too short"),
+            },
+        }
+    }
+}
+
+pub struct ColumnIn<'a> {
+    pub validity: ValidityIn<'a>,
+    pub offsets: &'a [u8],
+    pub data: &'a [u8],
+}
+
+impl<'a> ColumnIn<'a> {
+    fn item(&self, row: usize) -> Result<Option<&'a [u8]>> {
+        if self.validity.is_null(row)? {
+            return Ok(None);
+        }
+        let (start, end) = range(self.offsets, self.validity.first + row)?;
+        match self.data.get(start..end) {
+            Some(item) => Ok(Some(item)),
+            None => record_fault(format!("offsets from {start} to {end}")),
+        }
+    }
+}
+
+pub struct HeadersIn<'a> {
+    pub validity: ValidityIn<'a>,
+    pub offsets: &'a [u8],
+    pub entries: ValidityIn<'a>,
+    pub names: ColumnIn<'a>,
+    pub values: ColumnIn<'a>,
+}
+
+impl HeadersIn<'_> {
+    /// Writes the headers of a row, with their number.
+    fn put(&self, out: &mut Vec<u8>, row: usize) -> Result<()> {
+        if self.validity.is_null(row)? {
+            out.push(0);
+            return Ok(());
+        }
+        let (start, end) = range(self.offsets, self.validity.first + row)?;
+        put_signed(out, (end - start) as i64);
+        for entry in start..end {
+            if self.entries.is_null(entry)? {
+                return record_fault(format!("row {row} has a header that is null"));
+            }
+            let Some(name) = self.names.item(entry)? else {
+                return record_fault(format!("row {row} has a header without a name"));
+            };
+            put_header(out, (name, self.values.item(entry)?));
+        }
+        Ok(())
+    }
+}
+
+pub struct TimestampsIn<'a> {
+    pub validity: ValidityIn<'a>,
+    pub data: &'a [u8],
+    /// How many of their units are a millisecond.
+    pub divisor: i64,
+}
+
+impl TimestampsIn<'_> {
+    fn millis(&self, row: usize) -> Result<Option<i64>> {
+        if self.validity.is_null(row)? {
+            return Ok(None);
+        }
+        let place = 8 * (self.validity.first + row);
+        match self.data.get(place..place + 8).and_then(|bytes| bytes.try_into().ok()) {
+            Some(bytes) => Ok(Some(i64::from_ne_bytes(bytes).div_euclid(self.divisor))),
+            None => record_fault("a buffer of timestamps that is too short"),
+        }
+    }
+}
+
+fn range(offsets: &[u8], place: usize) -> Result<(usize, usize)> {
+    let at = |place: usize| -> Option<usize> {
+        let bytes = offsets.get(4 * place..4 * place + 4)?;
+        usize::try_from(i32::from_ne_bytes(bytes.try_into().ok()?)).ok()
+    };
+    match (at(place), at(place + 1)) {
+        (Some(start), Some(end)) if start <= end => Ok((start, end)),
+        _ => Err(Fault::Record("offsets that are too few, or do not ascend".into())),
+    }
+}
+
+/// Rows to write; what is None is null in each row.
+pub struct RowsIn<'a> {
+    pub key: Option<ColumnIn<'a>>,
+    pub value: Option<ColumnIn<'a>>,
+    pub headers: Option<HeadersIn<'a>>,
+    pub timestamps: Option<TimestampsIn<'a>>,
+}
+
+/// Records, how many they are, their base timestamp and the largest one.
+pub type Encoded = (Vec<u8>, i64, i64, i64);
+
+/// The records of the rows from `first` on, as many as fit into `room` bytes.
+pub fn encode(rows: &RowsIn<'_>, first: usize, end: usize, now: i64, room: usize) -> Result<Encoded> {
+    let mut out = Vec::new();
+    let mut section = Vec::new();
+    let (mut taken, mut base, mut latest) = (0, -1, -1);
+    for row in first..end {
+        let timestamp = match &rows.timestamps {
+            Some(timestamps) => timestamps.millis(row)?.unwrap_or(now),
+            None => now,
+        };
+        if taken == 0 {
+            (base, latest) = (timestamp, timestamp);
+        }
+        let Some(delta) = timestamp.checked_sub(base) else { break };
+        let key = rows.key.as_ref().map_or(Ok(None), |column| column.item(row))?;
+        let value = rows.value.as_ref().map_or(Ok(None), |column| column.item(row))?;
+        section.clear();
+        match &rows.headers {
+            Some(headers) => headers.put(&mut section, row)?,
+            None => section.push(0),
+        }
+        let size =
+            1 + signed_size(delta) + signed_size(taken) + nullable_size(key) + nullable_size(value) + section.len();
+        if out.len() + signed_size(size as i64) + size > room {
+            break;
+        }
+        put_signed(&mut out, size as i64);
+        out.push(0); // attributes
+        put_signed(&mut out, delta);
+        put_signed(&mut out, taken);
+        put_nullable(&mut out, key);
+        put_nullable(&mut out, value);
+        out.extend_from_slice(&section);
+        latest = latest.max(timestamp);
+        taken += 1;
+    }
+    Ok(if taken > 0 { (out, taken, base, latest) } else { (Vec::new(), 0, -1, -1) })
+}

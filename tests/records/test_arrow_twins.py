@@ -1,0 +1,333 @@
+"""The compiled twin of records in Arrow against the plain one, byte for byte: on what is right, and on what is damaged.
+
+The plain one against a model of what a consumer sees of a log, too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from arrow_kit import TWINS, batch_at, decode, rows_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.damage import damaged
+from transcode_kit import INT64_MAX, INT64_MIN
+
+from kop.errors import KopError
+from kop.records import _pure_arrow, arrow, columns
+from kop.records.batch import HEADER_SIZE, Codec, Record, build, iter_records, read_header, records_of
+from kop.records.markers import build_marker
+
+native: ModuleType = TWINS[-1].values[0]
+only_with_two = pytest.mark.skipif(len(TWINS) < 2, reason="kop._native was not built: there is one twin")
+
+int64 = st.integers(INT64_MIN, INT64_MAX)
+seeds = st.integers(0, 2**32)
+"""Of what is drawn without hypothesis, which takes ten times as long for it."""
+
+BYTES = [None, b"", b"a", b"key", b"\xff\0", b"x" * 40, "ü".encode()]
+NAMES = [b"", b"a", b"a", b"name", b"\xff", b"\xe2\x82", b"\xf0\x90\x80", b"\xed\xa0\x80", "ü€".encode()]
+TIMES = [-1, 0, 1, 1_700_000_000_000, 1_700_000_000_123, -(2**53), 2**53]
+
+
+def some_records(rng: random.Random) -> list[Record]:
+    """Records with gaps between their offsets, as compaction leaves them."""
+    found: list[Record] = []
+    offset = -1
+    for _ in range(rng.choice([1, 1, 2, 5, 9, 20])):
+        offset += rng.choice([1, 1, 1, 2, 9])
+        headers = [(rng.choice(NAMES), rng.choice(BYTES)) for _ in range(rng.choice([0, 0, 1, 4]))]
+        found.append(Record(offset, rng.choice(TIMES), rng.choice(BYTES), rng.choice(BYTES), tuple(headers)))
+    return found
+
+
+record_lists = st.builds(some_records, st.builds(random.Random, seeds))
+
+
+def body_of(records: list[Record]) -> bytes:
+    batch = bytes(build(records, base_offset=0))
+    return records_of(batch, read_header(batch), max_bytes=1 << 20)
+
+
+def outcome(function: Callable[..., Any], *args: object) -> Any:
+    try:
+        return function(*args)
+    except KopError as error:
+        return type(error), error.code, getattr(error, "offset", None)
+
+
+def chunks(twin: ModuleType, limits: tuple[bool, int, int], calls: list[tuple[Any, ...]]) -> Any:
+    builder = twin.RowBuilder(*limits)
+
+    def all_of_them() -> list[Any]:
+        return [part for call in calls for part in builder.add(*call)] + [builder.finish(), builder.finish()]
+
+    return outcome(all_of_them)
+
+
+limits = st.tuples(st.booleans(), st.integers(1, 20), st.integers(1, 300))
+ranges = st.tuples(st.integers(0, 30), st.integers(0, 60))
+
+
+@only_with_two
+@settings(deadline=None, max_examples=300)
+@given(
+    limits,
+    st.lists(st.tuples(record_lists, st.integers(0, 40), st.none() | st.just(7), ranges), max_size=4),
+    st.sampled_from([bytes, bytearray, memoryview]),
+)
+def test_records_to_chunks(limits: tuple[bool, int, int], batches: list[Any], form: type) -> None:
+    calls = [
+        (
+            form(body_of(records)), len(records), base, records[-1].offset, records[0].timestamp, append_time, low, high
+        )
+        for records, base, append_time, (low, high) in batches
+    ]  # fmt: skip
+    found = chunks(_pure_arrow, limits, calls)
+    assert chunks(native, limits, calls) == found
+    assert isinstance(found, list)
+
+
+@only_with_two
+@settings(deadline=None, max_examples=1000)
+@given(
+    record_lists,
+    seeds,
+    limits,
+    st.integers(-1, 1),
+    st.integers(-1, 1),
+    st.one_of(int64, st.just(0)),
+    st.sampled_from([0, 5, INT64_MAX - 5]),
+    st.one_of(st.none(), int64),
+    ranges,
+)
+def test_damaged_records(
+    records: list[Record], seed: int, limits: tuple[bool, int, int], more: int, further: int, base_timestamp: int,
+    base_offset: int, append_time: int | None, wanted: tuple[int, int],
+) -> None:  # fmt: skip
+    until = INT64_MAX if base_offset > 5 else wanted[1]
+    call = (
+        damaged(body_of(records), seed), len(records) + more, base_offset, records[-1].offset + further,
+        base_timestamp, append_time, wanted[0], until,
+    )  # fmt: skip
+    assert chunks(native, limits, [call]) == chunks(_pure_arrow, limits, [call])
+
+
+@only_with_two
+@settings(deadline=None, max_examples=500)
+@given(st.binary(max_size=40), st.integers(-1, 3), st.integers(-2, 5), limits)
+def test_any_bytes(data: bytes, count: int, last: int, limits: tuple[bool, int, int]) -> None:
+    calls = [(data, count, 0, last, 0, None, 0, 100)]
+    assert chunks(native, limits, calls) == chunks(_pure_arrow, limits, calls)
+
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def rows_by(rng: random.Random, names_may_miss: bool) -> pa.RecordBatch:
+    """A slice of rows, of all columns or only some."""
+    count = rng.randint(1, 20)
+
+    def column(kind: pa.DataType, value: Callable[[], Any]) -> pa.Array:
+        return pa.array([None if rng.random() < 0.2 else value() for _ in range(count)], kind)
+
+    def header() -> Any:
+        if names_may_miss and rng.random() < 0.02:
+            return rng.choice([None, {"key": None, "value": b""}])
+        return {"key": rng.choice(NAMES).decode(errors="replace"), "value": rng.choice(BYTES)}
+
+    def timestamp() -> int:
+        return rng.choice([-1, 0, 999, -1000, INT64_MIN, INT64_MAX, 1_700_000_000_123_456])
+
+    made = {
+        "key": column(pa.binary(), lambda: rng.choice(BYTES)),
+        "value": column(pa.binary(), lambda: rng.choice(BYTES)),
+        "headers": column(HEADERS, lambda: [header() for _ in range(rng.choice([0, 1, 3]))]),
+        "timestamp": column(pa.timestamp(rng.choice(["ms", "us", "ns"])), timestamp),
+    }
+    made = {name: array for name, array in made.items() if rng.random() < 0.8} or {"value": pa.nulls(count)}
+    rows = pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
+    return rows.slice(rng.randrange(count))
+
+
+def some_rows(names_may_miss: bool = False) -> st.SearchStrategy[pa.RecordBatch]:
+    return st.builds(rows_by, st.builds(random.Random, seeds), st.just(names_may_miss))
+
+
+def pieces(rows: pa.RecordBatch, **how: Any) -> list[tuple[bytes, int, int]]:
+    return [(bytes(one.batch), one.records, one.max_timestamp) for one in arrow.encode(rows, **how)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(some_rows(names_may_miss=True), st.integers(HEADER_SIZE + 1, 200), int64)
+def test_rows_to_batches(rows: pa.RecordBatch, max_bytes: int, now: int) -> None:
+    found = set()
+    for param in TWINS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(columns, "twin", param.values[0])
+            found.add(str(outcome(lambda: pieces(rows, max_bytes=max_bytes, now=now))))
+    assert len(found) == 1
+
+
+@settings(deadline=None, max_examples=300)
+@given(some_rows(), st.sampled_from(list(Codec)))
+def test_rows_are_what_their_batches_hold(rows: pa.RecordBatch, codec: Codec) -> None:
+    for param in TWINS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(columns, "twin", param.values[0])
+            made = pieces(rows, max_bytes=1 << 20, now=5, codec=codec)
+        records = [record for batch, _, _ in made for record in iter_records(batch, max_bytes=1 << 20)]
+        assert len(records) == rows.num_rows == sum(count for _, count, _ in made)
+        have = rows.schema.names
+        plain = rows.drop_columns(["timestamp"]).to_pylist() if "timestamp" in have else rows.to_pylist()
+        for record, row in zip(records, plain or [{}] * len(records), strict=True):
+            assert (record.key, record.value) == (row.get("key"), row.get("value"))
+            assert list(record.headers) == [(one["key"].encode(), one["value"]) for one in row.get("headers") or ()]
+        if "timestamp" in have:
+            column = rows.column("timestamp")
+            divisor = {"ms": 1, "us": 1000, "ns": 1_000_000}[column.type.unit]
+            expected = [5 if at is None else at // divisor for at in column.cast(pa.int64()).to_pylist()]
+            assert [record.timestamp for record in records] == expected
+
+
+@only_with_two
+@settings(deadline=None, max_examples=500)
+@given(some_rows(names_may_miss=True), seeds, st.integers(0, 300))
+def test_buffers_of_rows_that_do_not_fit(rows: pa.RecordBatch, seed: int, room: int) -> None:
+    """No buffer is read beyond its end, and no offsets are believed."""
+
+    def broken(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(map(broken, part))
+        if isinstance(part, bytes | memoryview) and len(part) < 10_000:
+            return damaged(bytes(part), seed)
+        return part
+
+    taken: list[Any] = []
+
+    class Recorder:
+        @staticmethod
+        def encode_rows(*args: Any) -> Any:
+            taken.append(args)
+            return b"", 0, -1, -1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "twin", Recorder)
+        outcome(lambda: pieces(rows, max_bytes=1000, now=5))
+    ((_, count, *parts, now, _),) = taken
+    for bad in (tuple(parts), broken(tuple(parts))):
+        args = (0, count, *bad, now, room)
+        assert outcome(native.encode_rows, *args) == outcome(_pure_arrow.encode_rows, *args)
+
+
+# Whole responses
+
+
+def log_by(rng: random.Random) -> tuple[bytes, list[tuple[int, int]], list[Any], list[Any], int]:
+    """A log's bytes, the aborted transactions, all rows, the committed ones, and the offset behind the last batch."""
+    data, offset = b"", rng.randint(0, 5)
+    everything: list[Any] = []
+    committed: list[Any] = []
+    aborted: list[tuple[int, int]] = []
+    open_since: dict[int, int] = {}
+    pending: dict[int, list[Any]] = {}
+    for _ in range(rng.randint(1, 8)):
+        offset += rng.choice([0, 0, 3])
+        producer = rng.randint(-1, 2)
+        if producer in open_since and rng.random() < 0.5:
+            commit = rng.random() < 0.5
+            data += bytes(build_marker(producer, 0, commit=commit, coordinator_epoch=0, timestamp=1, offset=offset))
+            since = open_since.pop(producer)
+            if commit:
+                committed += pending.pop(producer)
+            else:
+                aborted.append((producer, since))
+                del pending[producer]
+            offset += 1
+            continue
+        records = some_records(rng)
+        in_transaction = producer >= 0 and rng.random() < 0.8
+        log_append_time = rng.random() < 0.5
+        last = records[-1].offset + rng.choice([0, 0, 4])
+        data += batch_at(
+            offset,
+            records,
+            codec=rng.choice(list(Codec)),
+            last_offset=last,
+            producer_id=producer,
+            producer_epoch=0 if producer >= 0 else -1,
+            base_sequence=0 if producer >= 0 else -1,
+            transactional=in_transaction,
+            log_append_time=log_append_time,
+        )
+        latest = max(record.timestamp for record in records)
+        rows = [
+            (
+                offset + record.offset,
+                latest if log_append_time else record.timestamp,
+                record.key,
+                record.value,
+                tuple((name.decode(errors="replace").encode(), value) for name, value in record.headers),
+            )
+            for record in records
+        ]
+        everything += rows
+        if in_transaction:
+            open_since.setdefault(producer, offset)
+            pending.setdefault(producer, []).extend(rows)
+        else:
+            committed += rows
+        offset += last + 1
+    # As the last stable offset keeps what is open from readers, the model ends it.
+    for producer, rows in pending.items():
+        committed += rows
+        data += bytes(build_marker(producer, 0, commit=True, coordinator_epoch=0, timestamp=1, offset=offset))
+        offset += 1
+    return data, aborted, everything, sorted(committed, key=lambda row: row[0]), offset
+
+
+logs = st.builds(log_by, st.builds(random.Random, seeds))
+
+
+@settings(deadline=None, max_examples=100)
+@given(logs, st.integers(0, 40), st.none() | st.integers(0, 60), st.integers(1, 9), st.integers(1, 200))
+def test_a_response_gives_what_a_consumer_sees(log: Any, start: int, end: int | None, rows: int, size: int) -> None:
+    data, aborted, everything, committed, behind = log
+    last = 2**62 if end is None else end
+    for param in TWINS:
+        for about, seen in ((None, everything), (aborted, committed)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(columns, "twin", param.values[0])
+                decoded = decode(data, start, end=end, aborted=about, max_rows=rows, max_bytes=size)
+                found = list(decoded)
+            assert rows_of(found) == [row for row in seen if start <= row[0] < last]
+            assert all(batch.num_rows <= rows for batch in found)
+            reached = max(start, min(behind, last))
+            assert decoded.next_offset == reached or reached < decoded.next_offset == last
+            assert decoded.cut_off == 0
+
+
+@settings(deadline=None, max_examples=500)
+@given(logs, seeds, st.booleans(), st.integers(1, 9), st.none() | st.integers(0, 30))
+def test_a_damaged_response_gives_both_twins_the_same(
+    log: Any, seed: int, headers: bool, rows: int, end: int | None
+) -> None:
+    data = damaged(log[0], seed)
+
+    def read() -> Any:
+        decoded = decode(data, 0, end=end, aborted=log[1], headers=headers, max_rows=rows)
+        return rows_of(list(decoded)), decoded.next_offset, decoded.cut_off
+
+    found = []
+    for param in TWINS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(columns, "twin", param.values[0])
+            found.append(outcome(read))
+    assert found[0] == found[-1]
+    if isinstance(found[0][0], list):  # what is not refused is a part of the log: bytes outside of checksums may differ
+        assert {row[1:4] for row in found[0][0]} <= {row[1:4] for row in log[2]}
