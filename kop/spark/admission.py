@@ -1,0 +1,43 @@
+"""The reader of a stream for PySpark 4.2 and later, which says how much a batch may take.
+
+Owns: what Spark's read limits mean here, and Trigger.AvailableNow.
+Must not know: how offsets are found. Not importable with an older PySpark.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from kop.spark.offsets import OffsetDict, from_dict, to_dict
+from kop.spark.reader import KopStreamReader
+
+
+class KopLimitedStreamReader(KopStreamReader, SupportsTriggerAvailableNow):
+    """A stream whose batches Spark limits."""
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What the options say: the limit that Spark passes back, unless its trigger wants all there is."""
+        if self.options.max_offsets_per_trigger:
+            return ReadMaxRows(self.options.max_offsets_per_trigger)
+        if self.options.min_offsets_per_trigger:
+            return ReadMinRows(self.options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: OffsetDict, limit: ReadLimit) -> OffsetDict:
+        """Where the batch after `start` ends; all limits of the options count unless Spark wants all there is."""
+        return to_dict(self.stream.next_end(from_dict(start), limited=not isinstance(limit, ReadAllAvailable)))
+
+    def reportLatestOffset(self) -> OffsetDict | None:
+        """The end of the logs as last seen, for the progress of the query."""
+        latest = self.stream.latest
+        return None if latest is None else to_dict(latest)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take the end of the logs as it is now: the query ends there."""
+        self.stream.stop_at_latest()

@@ -1,0 +1,261 @@
+"""Requests to Kafka servers, one at a time, through kafka-python: metadata, ListOffsets and raw Fetch.
+
+Owns: a connection to a cluster, which server leads a partition, and which failures are tried again.
+Must not know: pyspark, options, what is in the records.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from kafka import errors
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from kop.spark.offsets import Offsets, TopicPartition
+
+RETRY_SECONDS: Final = 0.1
+NO_TOPIC_ID: Final = "00000000-0000-0000-0000-000000000000"
+GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, errors.InconsistentTopicIdError)
+"""The topic, or the partition, is not there any more, or is another one by now."""
+
+T = TypeVar("T")
+
+
+class UnreachableError(Exception):
+    """No server answered, or none let this client in."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """What a Fetch request asks for; bytes and milliseconds."""
+
+    isolation: int = 0
+    partition_bytes: int = 4 << 20
+    max_bytes: int = 50 << 20
+    min_bytes: int = 1
+    wait_ms: int = 500
+    rack: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFound:
+    """A topic that there is; `topic_id` is None where the servers have no ids. A leader of -1 is none at the moment."""
+
+    topic_id: str | None
+    leaders: Mapping[int, int] = field(default_factory=dict)
+    internal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The answer for a partition: batches, whole ones and maybe the beginning of another, and where the log stands."""
+
+    records: bytes
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: tuple[tuple[int, int], ...]
+    """Producer id and first offset of each aborted transaction that these records may be of."""
+
+
+class BrokerClient:
+    """A client of one cluster, for one thread.
+
+    `settings` are kafka-python's. A request is tried again until `patience_ms` are over where the server says so, the
+    connection fails or another server leads now; then the last failure is raised. Errors that do not pass by
+    themselves are raised at once, as kafka-python's.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], patience_ms: int) -> None:
+        self._servers = settings.get("bootstrap_servers")
+        self._patience = patience_ms / 1000
+        self._topics: dict[str, TopicFound] = {}
+        self._net = NetworkSelector(slow_task_threshold_secs=0)
+        self._manager = KafkaConnectionManager(self._net, **settings)
+        try:
+            self._manager.bootstrap(patience_ms)
+        except errors.KafkaTimeoutError:
+            self.close()
+            raise UnreachableError(
+                f"set kafka.bootstrap.servers to servers that answer: none of {self._servers} did within "
+                f"{patience_ms} ms"
+            ) from None
+        except errors.KafkaError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._manager.close()
+        self._net.close()
+
+    def topics(self, names: Collection[str] | None) -> dict[str, TopicFound]:
+        """The topics of these names that there are, or all; no topic is made by asking."""
+
+        def ask() -> dict[str, TopicFound]:
+            wanted = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+            answer = self._send(
+                MetadataRequest(
+                    topics=wanted,
+                    allow_auto_topic_creation=False,
+                    include_cluster_authorized_operations=False,
+                    include_topic_authorized_operations=False,
+                )
+            )
+            self._manager.cluster.update_metadata(answer)
+            found: dict[str, TopicFound] = {}
+            for topic in answer.topics:
+                error = errors.for_code(topic.error_code)
+                if error is errors.UnknownTopicOrPartitionError:
+                    continue
+                if error is not errors.NoError:
+                    raise error(f"topic {topic.name}")
+                topic_id = None if topic.topic_id is None else str(topic.topic_id)
+                leaders = {p.partition_index: p.leader_id for p in topic.partitions}
+                found[topic.name] = TopicFound(
+                    None if topic_id == NO_TOPIC_ID else topic_id, leaders, bool(topic.is_internal)
+                )
+            return found
+
+        if names is not None and not names:
+            return {}
+        found = self._patiently(ask)
+        if names is None:
+            self._topics = dict(found)
+        else:
+            for name in names:
+                self._topics.pop(name, None)
+            self._topics |= found
+        return found
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
+        """The offset for each time (ms), EARLIEST or LATEST; -1 where no record is that late."""
+        left, found = dict(wanted), Offsets()
+
+        def ask() -> None:
+            for leader, partitions in self._by_leader(left).items():
+                topics: dict[str, list[Any]] = {}
+                for topic, partition in partitions:
+                    asked = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                        partition_index=partition, timestamp=left[topic, partition]
+                    )
+                    topics.setdefault(topic, []).append(asked)
+                answer = self._send(
+                    ListOffsetsRequest(
+                        isolation_level=isolation,
+                        topics=[
+                            ListOffsetsRequest.ListOffsetsTopic(name=name, partitions=parts)
+                            for name, parts in topics.items()
+                        ],
+                        min_version=2 if isolation else 1,
+                    ),
+                    leader,
+                )
+                failed = None
+                for topic in answer.topics:
+                    for partition in topic.partitions:
+                        error = errors.for_code(partition.error_code)
+                        if error is errors.NoError:
+                            found[topic.name, partition.partition_index] = partition.offset
+                            left.pop((topic.name, partition.partition_index), None)
+                        else:
+                            failed = error(f"topic {topic.name} partition {partition.partition_index}")
+                if failed is not None:
+                    raise failed
+
+        self._patiently(ask, refresh=lambda: {topic for topic, _ in left})
+        return found
+
+    def fetch(self, partition: TopicPartition, topic_id: str | None, offset: int, settings: FetchSettings) -> Fetched:
+        """Batches of a partition from the one on that holds `offset`; none where there is none within the wait.
+
+        With a topic id, and servers that know ids in Fetch (KIP-516), the answer is UnknownTopicIdError where the topic
+        is another one by now. OffsetOutOfRangeError is raised at once.
+        """
+        topic, index = partition
+
+        def ask() -> Fetched:
+            (leader,) = self._by_leader({partition: 0})
+            asked = FetchRequest.FetchTopic.FetchPartition(
+                partition=index, fetch_offset=offset, partition_max_bytes=settings.partition_bytes
+            )
+            named = {"topic": topic} | ({"topic_id": topic_id} if topic_id else {})
+            answer = self._send(
+                FetchRequest(
+                    max_wait_ms=settings.wait_ms,
+                    min_bytes=settings.min_bytes,
+                    max_bytes=settings.max_bytes,
+                    isolation_level=settings.isolation,
+                    topics=[FetchRequest.FetchTopic(partitions=[asked], **named)],
+                    rack_id=settings.rack,
+                    min_version=4,
+                    max_version=17 if topic_id else 12,
+                ),
+                leader,
+            )
+            if answer.error_code:
+                raise errors.for_code(answer.error_code)(f"Fetch from {topic} partition {index}")
+            (found,) = answer.responses[0].partitions
+            error = errors.for_code(found.error_code)
+            if error in GONE:
+                now = self.topics({topic}).get(topic)
+                if now is not None and index in now.leaders and now.topic_id == (topic_id or now.topic_id):
+                    raise errors.LeaderNotAvailableError(f"{error.__name__}, and metadata still has {topic} {index}")
+            if error is not errors.NoError:
+                raise error(f"Fetch from {topic} partition {index} at offset {offset}")
+            return Fetched(
+                bytes(found.records or b""),
+                found.high_watermark,
+                found.last_stable_offset,
+                found.log_start_offset,
+                tuple((entry.producer_id, entry.first_offset) for entry in found.aborted_transactions or ()),
+            )
+
+        return self._patiently(ask, refresh=lambda: {topic})
+
+    # -- how requests are sent
+
+    def _send(self, request: Any, node: int | None = None) -> Any:
+        async def exchange() -> Any:
+            return await self._manager.send(request, node_id=node)
+
+        return self._manager.run(exchange)
+
+    def _by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Who leads each; the topics are asked for first where they are not known."""
+        partitions = list(partitions)
+        unknown = {topic for topic, _ in partitions} - self._topics.keys()
+        if unknown:
+            self.topics(unknown)
+        found: dict[int, list[TopicPartition]] = {}
+        for topic, partition in partitions:
+            known = self._topics.get(topic)
+            leader = None if known is None else known.leaders.get(partition)
+            if leader is None:
+                raise errors.UnknownTopicOrPartitionError(f"topic {topic} partition {partition}")
+            if leader < 0:
+                raise errors.LeaderNotAvailableError(f"topic {topic} partition {partition}")
+            found.setdefault(leader, []).append((topic, partition))
+        return found
+
+    def _patiently(self, ask: Callable[[], T], refresh: Callable[[], set[str]] | None = None) -> T:
+        """Ask until it works; what will not pass, and a topic that is gone, is raised at once."""
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                return ask()
+            except GONE:
+                raise
+            except (errors.RetriableError, errors.UnknownBrokerIdError):
+                if time.monotonic() > end:
+                    raise
+            time.sleep(RETRY_SECONDS)
+            if refresh is not None:
+                for topic in refresh():
+                    self._topics.pop(topic, None)

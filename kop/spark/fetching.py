@@ -1,0 +1,105 @@
+"""How a task reads its range of offsets: Fetch after Fetch, batches of rows as they come.
+
+Owns: when a range is read to its end, and what is done where records of it are gone.
+Must not know: pyspark, how the range was planned.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kafka import errors
+
+from kop.records.arrow import decode
+from kop.spark.client import GONE, BrokerClient, FetchSettings
+from kop.spark.offsets import EARLIEST
+from kop.spark.planning import DataLossError, OffsetRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+READ_COMMITTED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How ranges are read: the same for every task of a read."""
+
+    fetch: FetchSettings
+    headers: bool
+    fail_on_data_loss: bool
+    poll_timeout_ms: int
+    max_rows: int = 16_384
+    max_bytes: int = 8 << 20
+
+
+def read_range(client: BrokerClient, wanted: OffsetRange, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+    """The rows of a range. At the end every offset of it was passed, those without a record too.
+
+    What is in memory at a time: the answer to one Fetch, and one batch of rows. DataLossError where offsets of it are
+    gone; with `fail_on_data_loss` off a warning, and the rows that are left.
+    """
+    partition = (wanted.topic, wanted.partition)
+    committed = settings.fetch.isolation == READ_COMMITTED
+    position, fetch = wanted.start, settings.fetch
+    idle_since = time.monotonic()
+    while position < wanted.end:
+        try:
+            answer = client.fetch(partition, wanted.topic_id, position, fetch)
+        except GONE:
+            lost(
+                settings,
+                f"{_name(wanted)} was deleted, or made again, before offsets {position} to {wanted.end} were read",
+            )
+            return
+        except errors.OffsetOutOfRangeError:
+            first = client.list_offsets({partition: EARLIEST}, 0)[partition]
+            if first <= position:
+                lost(settings, f"{_name(wanted)} ends before offset {position}, {wanted.end} was its end")
+                return
+            lost(settings, f"{_name(wanted)} begins at offset {first} now, {position} is out of range")
+            position = min(first, wanted.end)
+            continue
+        rows = decode(
+            answer.records,
+            topic=wanted.topic,
+            partition=wanted.partition,
+            start=position,
+            end=wanted.end,
+            aborted=answer.aborted if committed else None,
+            headers=settings.headers,
+            max_rows=settings.max_rows,
+            max_bytes=settings.max_bytes,
+        )
+        del answer
+        yield from rows
+        if rows.next_offset > position:
+            position, fetch = rows.next_offset, settings.fetch
+            idle_since = time.monotonic()
+        elif rows.cut_off:
+            size = max(rows.cut_off, fetch.partition_bytes)
+            fetch = replace(fetch, partition_bytes=size, max_bytes=max(size, fetch.max_bytes))
+        elif time.monotonic() - idle_since > settings.poll_timeout_ms / 1000:
+            lost(
+                settings,
+                f"{_name(wanted)} gave nothing at offset {position} for {settings.poll_timeout_ms} ms "
+                f"(kafkaConsumer.pollTimeoutMs), {wanted.end} was its end",
+            )
+            return
+
+
+def _name(wanted: OffsetRange) -> str:
+    return f"topic {wanted.topic} partition {wanted.partition}"
+
+
+def lost(settings: ReadSettings, what: str) -> None:
+    """Raise DataLossError, or warn where the read was told to go on."""
+    if settings.fail_on_data_loss:
+        raise DataLossError(f"set failOnDataLoss to false to go on without them: some data may have been lost, {what}")
+    log.warning("some data may have been lost, %s: the read goes on, failOnDataLoss is false", what)

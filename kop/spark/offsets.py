@@ -1,0 +1,86 @@
+"""Offsets of partitions as Spark's Kafka source writes them: JSON, `{"topic": {"0": 23, "1": -2}}`.
+
+Owns: what is read from and written to that JSON, and where a read starts and ends.
+Must not know: pyspark, sockets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""In the place of an offset, as in Kafka's ListOffsets."""
+
+TopicPartition: TypeAlias = tuple[str, int]
+Offsets: TypeAlias = dict[TopicPartition, int]
+OffsetDict: TypeAlias = dict[str, dict[str, int]]
+"""The same as Spark keeps it in its checkpoint: topic -> partition, as text -> offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where a read starts, or where it ends (that offset is not read any more).
+
+    One of the four is set: an offset for all partitions (EARLIEST or LATEST), an offset for each, a time for all, or a
+    time for each (ms since the epoch). `option` is the name of the option that said so, for errors.
+    """
+
+    option: str
+    everywhere: int | None = None
+    each: Mapping[TopicPartition, int] | None = None
+    time: int | None = None
+    times: Mapping[TopicPartition, int] | None = None
+
+
+def parse_offsets(text: str) -> Offsets:
+    """The partitions of a JSON text and the number of each; ValueError says what is wrong with it."""
+    try:
+        topics = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is no JSON ({error})") from None
+    found: Offsets = {}
+    for topic, partitions in _object(topics).items():
+        for partition, number in _object(partitions).items():
+            if not partition.isdecimal():
+                raise ValueError(f"names a partition {partition!r} of {topic}, which is no number")
+            if type(number) is not int:
+                raise ValueError(f"gives {topic} partition {partition} {number!r}, which is no whole number")
+            found[topic, int(partition)] = number
+    return found
+
+
+def parse_assignment(text: str) -> list[TopicPartition]:
+    """The partitions of `{"topic": [0, 1]}`; ValueError says what is wrong with it."""
+    try:
+        topics = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is no JSON ({error})") from None
+    found: list[TopicPartition] = []
+    for topic, partitions in _object(topics).items():
+        if not isinstance(partitions, list) or not all(type(p) is int and p >= 0 for p in partitions):
+            raise ValueError(f"gives {topic} {partitions!r}, which is no list of partitions")
+        found += [(topic, partition) for partition in partitions]
+    return found
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"has {json.dumps(value)} where an object belongs (is no object)")
+    return value
+
+
+def to_dict(offsets: Mapping[TopicPartition, int]) -> OffsetDict:
+    """As Spark keeps offsets, in order of topic and partition: equal offsets are equal text."""
+    found: OffsetDict = {}
+    for topic, partition in sorted(offsets):
+        found.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
+    return found
+
+
+def from_dict(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
+    """The same back."""
+    return {(topic, int(p)): offset for topic, partitions in offsets.items() for p, offset in partitions.items()}

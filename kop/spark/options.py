@@ -1,0 +1,513 @@
+"""The options of a read, under the names that Spark's Kafka source gives them.
+
+Owns: every option's name, its values, which options exclude each other, and what `kafka.*` means to kafka-python.
+Must not know: pyspark, sockets.
+
+Names are matched without regard to case, as Spark does. An option that is not known, or that cannot be kept, is an
+error that says what to do: a read never runs with less than it was asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeVar
+
+from kop.spark.client import FetchSettings
+from kop.spark.offsets import EARLIEST, LATEST, Bound, TopicPartition, parse_assignment, parse_offsets
+
+T = TypeVar("T")
+
+DEFAULT_PATIENCE_MS: Final = 60_000
+UNITS_OF_TIME: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+UNITS_OF_SIZE: Final = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kb": 1 << 10,
+    "m": 1 << 20,
+    "mb": 1 << 20,
+    "g": 1 << 30,
+    "gb": 1 << 30,
+}
+
+SUBSCRIPTIONS: Final = ("subscribe", "subscribePattern", "assign")
+OPTIONS: Final = (
+    *SUBSCRIPTIONS,
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "failOnDataLoss",
+    "includeHeaders",
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "partitionDiscoveryInterval",
+    "neverAvailableNow",
+)
+"""All of a read but `kafka.*`."""
+
+REFUSED: Final = {
+    "kafka.auto.offset.reset": "set startingOffsets instead: Spark keeps track of what was read",
+    "kafka.enable.auto.commit": "leave it out: Spark's checkpoint keeps the offsets",
+    "kafka.key.deserializer": "leave it out: keys are bytes; decode them with DataFrame functions",
+    "kafka.value.deserializer": "leave it out: values are bytes; decode them with DataFrame functions",
+    "kafka.interceptor.classes": "leave it out: no Java class runs in this source",
+    "kafka.partition.assignment.strategy": "leave it out: no group is joined, Spark assigns the partitions",
+    "kafka.group.protocol": "leave it out: no group is joined, Spark assigns the partitions",
+    "kafka.group.instance.id": "leave it out: no group is joined, Spark assigns the partitions",
+    "kafka.session.timeout.ms": "leave it out: no group is joined, Spark assigns the partitions",
+    "kafka.heartbeat.interval.ms": "leave it out: no group is joined, Spark assigns the partitions",
+    "kafka.max.poll.interval.ms": "leave it out: no group is joined, Spark assigns the partitions",
+    "kafka.ssl.truststore.password": "use a truststore of type PEM, which has none",
+    "kafka.sasl.login.callback.handler.class": "leave it out: no Java class runs in this source",
+    "kafka.sasl.client.callback.handler.class": "leave it out: no Java class runs in this source",
+    "subscriptionType": "leave it out: Spark reads ranges of offsets; use a share group where consumers compete",
+    "subscriptionName": "set kafka.group.id instead",
+}
+"""Options that some other connector has and this one cannot keep, with what to do."""
+
+
+class OptionError(ValueError):
+    """An option that cannot be kept; the first line says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """Where the servers are and how to talk to them: `settings` are kafka-python's."""
+
+    settings: Mapping[str, Any]
+    patience_ms: int = DEFAULT_PATIENCE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Everything that a read was told. One of `topics`, `pattern` and `assign` is set; times in ms."""
+
+    connection: ConnectionOptions
+    fetch: FetchSettings
+    starting: Bound
+    ending: Bound | None
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assign: tuple[TopicPartition, ...] = ()
+    late_start_is_latest: bool = False
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 15 * 60_000
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    poll_timeout_ms: int = 120_000
+    discovery_ms: int = 5_000
+    never_available_now: bool = False
+    """The query never runs with Trigger.AvailableNow, which PySpark before 4.2 does not tell its readers."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether a batch of a stream takes less than all there is."""
+        return bool(self.max_offsets_per_trigger or self.min_offsets_per_trigger)
+
+
+def batch_options(options: Mapping[str, str]) -> ReadOptions:
+    """The options of `spark.read`; OptionError."""
+    return _read_options(options, streaming=False)
+
+
+def stream_options(options: Mapping[str, str]) -> ReadOptions:
+    """The options of `spark.readStream`; OptionError."""
+    return _read_options(options, streaming=True)
+
+
+class Given:
+    """Options as they were given, each taken once by its name; what is left over is unknown."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._given = {name.lower(): (name, str(value)) for name, value in options.items()}
+
+    def has(self, name: str) -> bool:
+        """Whether it was given."""
+        return name.lower() in self._given
+
+    def take(self, name: str, parse: Callable[[str], T], default: T) -> T:
+        """The value of an option, or the default; OptionError where `parse` raises ValueError."""
+        given = self._given.pop(name.lower(), None)
+        if given is None:
+            return default
+        try:
+            return parse(given[1])
+        except ValueError as error:
+            raise OptionError(f"set {name} to another value: {given[1]!r} {error}") from None
+
+    def left(self) -> list[str]:
+        """Names nobody took, as they were given."""
+        return sorted(name for name, _ in self._given.values())
+
+
+def refuse_unknown(given: Given, known: Mapping[str, object] | tuple[str, ...], what: str) -> None:
+    """Raise OptionError where an option is left over: with the reason, or with the name that was meant."""
+    for name in given.left():
+        for refused, advice in REFUSED.items():
+            if refused.lower() == name.lower():
+                raise OptionError(f'option {name} of format("kop"): {advice}')
+        names = {option.lower(): option for option in known}
+        close = difflib.get_close_matches(name.lower(), names, 1, 0.6)
+        hint = f"did you mean {names[close[0]]}?" if close else "the options are listed in docs/spark.md of kop"
+        raise OptionError(f'option {name} is none of {what} of format("kop"): {hint}')
+
+
+# -- values
+
+
+def text(value: str) -> str:
+    """Any text but an empty one."""
+    if not value.strip():
+        raise ValueError("is empty")
+    return value.strip()
+
+
+def flag(value: str) -> bool:
+    """`true` or `false`."""
+    if value.strip().lower() not in {"true", "false"}:
+        raise ValueError("is neither true nor false")
+    return value.strip().lower() == "true"
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A whole number, no smaller than `least`."""
+
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError("is no whole number") from None
+        if number < least:
+            raise ValueError(f"is below {least}")
+        return number
+
+    return parse
+
+
+def _with_unit(value: str, units: Mapping[str, int], what: str) -> int:
+    match = re.fullmatch(r"\s*(-?\d+)\s*([a-z]*)\s*", value.lower())
+    if match is None or match[2] not in units:
+        raise ValueError(f"is no {what}, as in {', '.join('10' + unit for unit in list(units)[1:5])}")
+    return int(match[1]) * units[match[2]]
+
+
+def duration(value: str) -> int:
+    """Milliseconds: `500`, `500ms`, `30s`, `15m`, `2h`."""
+    return _with_unit(value, UNITS_OF_TIME, "duration")
+
+
+def size(value: str) -> int:
+    """Bytes: `1048576`, `64k`, `16m`, `1g`."""
+    found = _with_unit(value, UNITS_OF_SIZE, "size")
+    if found < 1:
+        raise ValueError("is below 1")
+    return found
+
+
+def one_of(*values: str) -> Callable[[str], str]:
+    """One of these words, in any case."""
+
+    def parse(value: str) -> str:
+        if value.strip().lower() not in values:
+            raise ValueError(f"is none of {', '.join(values)}")
+        return value.strip().lower()
+
+    return parse
+
+
+# -- connection
+
+
+def _servers(value: str) -> list[str]:
+    return [text(server) for server in value.split(",")]
+
+
+def _jaas(value: str) -> tuple[str, dict[str, str]]:
+    match = re.match(r"\s*([\w.$]+)\s+(required|requisite|sufficient|optional)\b(.*?);?\s*$", value, re.DOTALL)
+    if match is None:
+        raise ValueError('is not of the form: <login module> required username="..." password="...";')
+    pairs = re.findall(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|(\S+?))(?=\s|;|$)', match[3])
+    return match[1].rpartition(".")[2], {k: re.sub(r"\\(.)", r"\1", quoted) or bare for k, quoted, bare in pairs}
+
+
+SIMPLE_SETTINGS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "kafka.client.id": ("client_id", text),
+    "kafka.request.timeout.ms": ("request_timeout_ms", whole(1)),
+    "kafka.connections.max.idle.ms": ("connections_max_idle_ms", whole(1)),
+    "kafka.reconnect.backoff.ms": ("reconnect_backoff_ms", whole(0)),
+    "kafka.reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", whole(0)),
+    "kafka.socket.connection.setup.timeout.ms": ("socket_connection_setup_timeout_ms", whole(1)),
+    "kafka.socket.connection.setup.timeout.max.ms": ("socket_connection_setup_timeout_max_ms", whole(1)),
+    "kafka.metadata.max.age.ms": ("metadata_max_age_ms", whole(1)),
+    "kafka.client.dns.lookup": (
+        "client_dns_lookup",
+        one_of("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"),
+    ),
+    "kafka.sasl.kerberos.service.name": ("sasl_kerberos_service_name", text),
+}
+"""Options that are one setting of kafka-python each."""
+
+CONNECTION_OPTIONS: Final = (
+    "kafka.bootstrap.servers",
+    *SIMPLE_SETTINGS,
+    "kafka.default.api.timeout.ms",
+    "kafka.security.protocol",
+    "kafka.receive.buffer.bytes",
+    "kafka.send.buffer.bytes",
+    "kafka.sasl.mechanism",
+    "kafka.sasl.jaas.config",
+    "kafka.ssl.truststore.type",
+    "kafka.ssl.truststore.location",
+    "kafka.ssl.keystore.type",
+    "kafka.ssl.keystore.location",
+    "kafka.ssl.key.password",
+    "kafka.ssl.keystore.password",
+    "kafka.ssl.endpoint.identification.algorithm",
+    "kafka.proxy.url",
+)
+"""Options of the connection: a read and a write have the same."""
+
+
+def connection_options(given: Given) -> ConnectionOptions:
+    """Take the options of the connection; OptionError."""
+    if not given.has("kafka.bootstrap.servers"):
+        raise OptionError("set kafka.bootstrap.servers to HOST:PORT of a server, with commas between several")
+    settings: dict[str, Any] = {
+        "bootstrap_servers": given.take("kafka.bootstrap.servers", _servers, list[str]()),
+        "client_id": "kop-spark",
+        "receive_message_max_bytes": 2**31 - 1,
+        "reconnect_backoff_max_ms": 1000,
+    }
+    for name, (setting, parse) in SIMPLE_SETTINGS.items():
+        if given.has(name):
+            settings[setting] = given.take(name, parse, None)
+    buffers = [(socket.SO_RCVBUF, "kafka.receive.buffer.bytes"), (socket.SO_SNDBUF, "kafka.send.buffer.bytes")]
+    sizes = [(kind, given.take(name, whole(-1), -1)) for kind, name in buffers]
+    settings["socket_options"] = [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        *((socket.SOL_SOCKET, kind, count) for kind, count in sizes if count > 0),
+    ]
+    protocols = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+    protocol = given.take("kafka.security.protocol", one_of(*protocols), "plaintext").upper()
+    settings["security_protocol"] = protocol
+    if given.has("kafka.proxy.url"):
+        settings["proxy_url"] = given.take("kafka.proxy.url", text, "")
+    settings |= _tls(given) | _sasl(given, protocol)
+    patience = given.take("kafka.default.api.timeout.ms", whole(1), DEFAULT_PATIENCE_MS)
+    return ConnectionOptions(settings, patience)
+
+
+def _pem(value: str) -> str:
+    if value.strip().upper() != "PEM":
+        raise ValueError("is not PEM: Java's stores cannot be read here; export them as PEM files")
+    return "PEM"
+
+
+def _tls(given: Given) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for store, files in (("truststore", ["ssl_cafile"]), ("keystore", ["ssl_certfile", "ssl_keyfile"])):
+        kind, location = f"kafka.ssl.{store}.type", f"kafka.ssl.{store}.location"
+        if given.has(location) and not given.has(kind):
+            raise OptionError(f"set {kind} to PEM: {location} is read as a PEM file, Java's stores are not")
+        given.take(kind, _pem, "PEM")
+        path = given.take(location, text, "")
+        if path:
+            settings |= dict.fromkeys(files, path)
+    password = given.take("kafka.ssl.key.password", text, "") or given.take("kafka.ssl.keystore.password", text, "")
+    if password:
+        settings["ssl_password"] = password
+    algorithm = given.take("kafka.ssl.endpoint.identification.algorithm", one_of("https", ""), "https")
+    settings["ssl_check_hostname"] = algorithm == "https"
+    return settings
+
+
+def _sasl(given: Given, protocol: str) -> dict[str, Any]:
+    mechanism = given.take("kafka.sasl.mechanism", text, "").upper()
+    module, pairs = given.take("kafka.sasl.jaas.config", _jaas, ("", dict[str, str]()))
+    if not protocol.startswith("SASL"):
+        if mechanism or module:
+            raise OptionError(f"set kafka.security.protocol to SASL_SSL or SASL_PLAINTEXT: {protocol} logs nobody in")
+        return {}
+    mechanism = mechanism or "GSSAPI"
+    settings: dict[str, Any] = {"sasl_mechanism": mechanism}
+    if mechanism == "PLAIN" or mechanism.startswith("SCRAM-SHA-"):
+        wanted = "PlainLoginModule" if mechanism == "PLAIN" else "ScramLoginModule"
+        if module != wanted or not {"username", "password"} <= pairs.keys():
+            raise OptionError(
+                f"set kafka.sasl.jaas.config for {mechanism}: a line of {wanted} with username and password"
+            )
+        settings |= {"sasl_plain_username": pairs["username"], "sasl_plain_password": pairs["password"]}
+    elif mechanism != "GSSAPI":
+        raise OptionError(f"set kafka.sasl.mechanism to PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or GSSAPI, not {mechanism}")
+    return settings
+
+
+# -- reads
+
+FETCH_OPTIONS: Final = (
+    "kafka.isolation.level",
+    "kafka.group.id",
+    "kafka.fetch.min.bytes",
+    "kafka.fetch.max.bytes",
+    "kafka.fetch.max.wait.ms",
+    "kafka.max.partition.fetch.bytes",
+    "kafka.client.rack",
+    "kafka.max.poll.records",
+    "kafka.check.crcs",
+    "kafka.allow.auto.create.topics",
+    "kafka.retry.backoff.ms",
+)
+
+
+def _fetch(given: Given) -> FetchSettings:
+    levels = ("read_uncommitted", "read_committed")
+    level = given.take("kafka.isolation.level", one_of(*levels), levels[0])
+    default = FetchSettings()
+    return FetchSettings(
+        isolation=levels.index(level),
+        partition_bytes=given.take("kafka.max.partition.fetch.bytes", whole(1), default.partition_bytes),
+        max_bytes=given.take("kafka.fetch.max.bytes", whole(1), default.max_bytes),
+        min_bytes=given.take("kafka.fetch.min.bytes", whole(1), default.min_bytes),
+        wait_ms=given.take("kafka.fetch.max.wait.ms", whole(0), default.wait_ms),
+        rack=given.take("kafka.client.rack", str.strip, ""),
+    )
+
+
+def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    given = Given(options)
+    connection = connection_options(given)
+    fetch = _fetch(given)
+    _take_without_effect(given)
+    subscribed = [name for name in SUBSCRIPTIONS if given.has(name)]
+    if not subscribed:
+        raise OptionError("set one of subscribe, subscribePattern and assign: nothing says which topics to read")
+    if len(subscribed) > 1:
+        raise OptionError(f"set one of {' and '.join(subscribed)}, not both: each says which topics to read")
+    topics = given.take("subscribe", _names, tuple[str, ...]())
+    pattern = given.take("subscribePattern", _pattern, None)
+    assign = given.take("assign", _assignment, tuple[TopicPartition, ...]())
+    if subscribed == ["assign"] and not assign:
+        raise OptionError('set assign to partitions, as in {"topic": [0, 1]}: it names none')
+    starting = _bound(given, "starting", streaming) or Bound(
+        "startingOffsets", everywhere=LATEST if streaming else EARLIEST
+    )
+    ending = _bound(given, "ending", streaming)
+    strategy = given.take("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error")
+    least = given.take("minOffsetsPerTrigger", whole(1), 0) or None
+    most = given.take("maxOffsetsPerTrigger", whole(1), 0) or None
+    if least and most and least > most:
+        raise OptionError(f"set minOffsetsPerTrigger to no more than maxOffsetsPerTrigger ({most}), not {least}")
+    made = ReadOptions(
+        connection,
+        fetch,
+        starting,
+        ending,
+        topics=topics,
+        pattern=pattern,
+        assign=assign,
+        late_start_is_latest=strategy == "latest",
+        min_partitions=given.take("minPartitions", whole(1), 0) or None,
+        max_records_per_partition=given.take("maxRecordsPerPartition", whole(1), 0) or None,
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=given.take("maxTriggerDelay", duration, 15 * 60_000),
+        fail_on_data_loss=given.take("failOnDataLoss", flag, True),
+        include_headers=given.take("includeHeaders", flag, False),
+        poll_timeout_ms=given.take("kafkaConsumer.pollTimeoutMs", whole(1), 120_000),
+        discovery_ms=given.take("partitionDiscoveryInterval", duration, 5_000),
+        never_available_now=given.take("neverAvailableNow", flag, False),
+    )
+    refuse_unknown(given, (*OPTIONS, *CONNECTION_OPTIONS, *FETCH_OPTIONS), "the options of a read")
+    return made
+
+
+def _take_without_effect(given: Given) -> None:
+    """Options that are taken so that a user of Spark's Kafka source need not remove them."""
+    given.take("groupIdPrefix", text, "")
+    given.take("kafka.group.id", text, "")
+    given.take("kafka.max.poll.records", whole(1), 1)
+    given.take("kafka.check.crcs", flag, True)
+    given.take("kafka.retry.backoff.ms", whole(0), 0)
+    given.take("fetchOffset.numRetries", whole(0), 0)
+    given.take("fetchOffset.retryIntervalMs", whole(0), 0)
+    if given.take("kafka.allow.auto.create.topics", flag, False):
+        raise OptionError("leave kafka.allow.auto.create.topics out: a read makes no topic")
+
+
+def _names(value: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text(name) for name in value.split(",")))
+
+
+def _assignment(value: str) -> tuple[TopicPartition, ...]:
+    return tuple(dict.fromkeys(parse_assignment(value)))
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is no regular expression of Python ({error})") from None
+    return text(value)
+
+
+def _bound(given: Given, which: str, streaming: bool) -> Bound | None:
+    """The bound of the option that counts, as in Spark's source: one time for all, then times, then offsets."""
+    names = (f"{which}Timestamp", f"{which}OffsetsByTimestamp", f"{which}Offsets")
+    wanted = "topic -> partition -> "
+    time = given.take(names[0], whole(0), -1)
+    times = given.take(names[1], parse_offsets, None)
+    offsets = given.take(names[2], _offsets_or_word, None)
+    if time >= 0:
+        return Bound(names[0], time=time)
+    if times is not None:
+        if not times or min(times.values()) < 0:
+            raise OptionError(f"set {names[1]} to {wanted}milliseconds since the epoch, none below 0")
+        return Bound(names[1], times=times)
+    if offsets is None:
+        return None
+    if isinstance(offsets, int):
+        forbidden = LATEST if which == "starting" else EARLIEST
+        if offsets == forbidden and not (streaming and which == "starting"):
+            _no_such_bound(names[2], which)
+        return Bound(names[2], everywhere=offsets)
+    if not offsets or min(offsets.values()) < EARLIEST:
+        raise OptionError(f"set {names[2]} to {wanted}an offset, -1 for latest or -2 for earliest")
+    forbidden = LATEST if which == "starting" else EARLIEST
+    if forbidden in offsets.values() and not (streaming and which == "starting"):
+        _no_such_bound(names[2], which)
+    return Bound(names[2], each=offsets)
+
+
+def _no_such_bound(name: str, which: str) -> NoReturn:
+    if which == "starting":
+        raise OptionError(f"set {name} to earliest or an offset: from latest (-1) on a batch has nothing to read")
+    raise OptionError(f"set {name} to latest or an offset: up to earliest (-2) there is nothing to read")
+
+
+def _offsets_or_word(value: str) -> Any:
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if value.strip().lower() in words:
+        return words[value.strip().lower()]
+    try:
+        return parse_offsets(value)
+    except ValueError as error:
+        raise ValueError(f"is neither earliest nor latest, and {error}") from None

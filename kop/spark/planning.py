@@ -1,0 +1,82 @@
+"""Which offsets a batch takes, and which tasks read them. Pure: offsets in, ranges out.
+
+Owns: limits of a batch, the cut into tasks, and what counts as lost data.
+Must not know: pyspark, sockets, the clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from kop.spark.offsets import Offsets, TopicPartition
+
+
+class DataLossError(Exception):
+    """Records that a read asks for are gone: retention, a deletion of records, or another topic of the same name."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """What a task reads: the offsets from `start` up to `end`, without it. `topic_id` is None where there are none."""
+
+    topic: str
+    topic_id: str | None
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets there are in it; compaction and transactions may have left fewer records."""
+        return max(0, self.end - self.start)
+
+
+def split(ranges: Sequence[OffsetRange], min_partitions: int | None, max_records: int | None) -> list[OffsetRange]:
+    """Cut ranges into tasks: of `max_records` offsets at most, and as many tasks as `min_partitions` or more.
+
+    Ranges without an offset take no task. A task more goes to the range whose tasks are the largest; there are never
+    more tasks than offsets.
+    """
+    ranges = [r for r in ranges if r.size]
+    tasks = [math.ceil(r.size / max_records) if max_records else 1 for r in ranges]
+    wanted = min(min_partitions or 0, sum(r.size for r in ranges))
+    missing = wanted - sum(tasks)
+    if missing > 0:
+        total = sum(r.size for r in ranges)
+        tasks = [max(had, min(r.size, wanted * r.size // total)) for had, r in zip(tasks, ranges, strict=True)]
+        for _ in range(wanted - sum(tasks)):
+            largest = max(range(len(ranges)), key=lambda i: ranges[i].size / tasks[i])
+            tasks[largest] += 1
+    found: list[OffsetRange] = []
+    for whole, count in zip(ranges, tasks, strict=True):
+        cuts = [whole.start + whole.size * i // count for i in range(count + 1)]
+        found += [replace(whole, start=a, end=b) for a, b in pairwise(cuts)]
+    return found
+
+
+def limit(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
+    """The end of a batch of at most `most` offsets: each partition gives its share of what is new in all of them.
+
+    A partition that is not in `start` must be given with the offset where it begins. The shares are rounded down, and
+    what is left goes to the largest remainders, so a batch is as large as it may be.
+    """
+    new = {partition: max(0, end - start[partition]) for partition, end in latest.items()}
+    total = sum(new.values())
+    if total <= most:
+        return dict(latest)
+    shares = {partition: most * size // total for partition, size in new.items()}
+    left = most - sum(shares.values())
+    for partition in sorted(new, key=lambda p: (-(most * new[p] % total), p))[:left]:
+        shares[partition] += 1
+    return {
+        partition: start[partition] + share if new[partition] else latest[partition]
+        for partition, share in shares.items()
+    }
+
+
+def count_new(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> int:
+    """How many offsets lie between the two, in partitions that both have."""
+    return sum(max(0, end - start[partition]) for partition, end in latest.items() if partition in start)

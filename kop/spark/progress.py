@@ -1,0 +1,198 @@
+"""How far a stream has come, and how far its next batch goes: what the driver of a query keeps between batches.
+
+Owns: discovery of partitions, the limits of a batch, stop points, and what counts as lost between two batches.
+Must not know: pyspark, how records are read.
+
+Spark keeps the offsets; what is here can be rebuilt from them and from the servers, but for the ids of topics. So a
+topic that was made again is noticed by its id while a query runs, and after a restart only where its log is shorter
+than the checkpoint says.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kop.spark.options import ReadOptions
+from kop.spark.planning import DataLossError, OffsetRange, count_new, limit
+from kop.spark.subscription import (
+    MissingTopicError,
+    OffsetLookup,
+    Partitions,
+    find_partitions,
+    resolve_end,
+    resolve_start,
+)
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 0.1
+"""A query without a trigger asks at once where nothing was new. The servers are asked no sooner than this."""
+SETTLE_SECONDS: Final = 3.0
+"""How long a log may seem shorter than it was before it counts as another one: a server that takes a partition over may
+not know its end yet."""
+
+
+class StreamProgress:
+    """The state of one query. `now` is a clock in seconds that never goes back."""
+
+    def __init__(
+        self,
+        lookup: OffsetLookup,
+        options: ReadOptions,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.latest: Offsets | None = None
+        """The end of each log as last seen, whatever the limits."""
+        self._lookup = lookup
+        self._options = options
+        self._now = now
+        self._sleep = sleep
+        self._initial: Offsets | None = None
+        self._partitions: Partitions = {}
+        self._discovered = -float("inf")
+        self._asked = -float("inf")
+        self._reached: Offsets | None = None
+        self._last_batch = -float("inf")
+        self._ends: Offsets = {}
+        self._target: Offsets | None = None
+
+    def initial(self) -> Offsets:
+        """Where a new query starts; the same each time it is asked."""
+        if self._initial is None:
+            self._discover(strict=True)
+            self._initial = resolve_start(self._lookup, self._options, self._partitions.keys())
+            self._reached = self._reached or dict(self._initial)
+        return dict(self._initial)
+
+    def stop_at_latest(self) -> None:
+        """No batch goes beyond the end of the logs as it is now, and no partition is added."""
+        self._discover()
+        self._target = self._ask_latest(self._partitions)
+
+    def next_end(self, start: Offsets | None = None, *, limited: bool = True) -> Offsets:
+        """Where the next batch ends. It is `start` where there is nothing to read.
+
+        Without `start` the batch goes on where the last one ended, of which `ranges` or this method heard, and a query
+        of which neither did is a new one. Waits up to IDLE_SECONDS where nothing was new the last time, either.
+        """
+        start = start if start is not None else self._reached
+        start = self.initial() if start is None else start
+        latest = self._next_latest(start)
+        capped = self._before_stop_points(latest, start)
+        self._reached = self._within_limits(start, capped) if limited else capped
+        if self._reached != start:
+            self._last_batch = self._now()
+        return dict(self._reached)
+
+    def ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
+        """What a batch reads. Partitions that `start` does not have are read from their first offset on."""
+        self._reached = end
+        if not self._partitions:
+            self._discover()
+        new = [p for p in end if p not in start]
+        first = self._lookup.list_offsets(dict.fromkeys(new, EARLIEST), 0) if new else {}
+        for (topic, partition), offset in first.items():
+            if offset > 0:
+                self._lost(f"topic {topic} partition {partition} is new to the query and begins at {offset}, not 0")
+        gone = [p for p in start if p not in end]
+        if gone:
+            self._lost(f"{_listed(gone)} are gone")
+        found = []
+        for (topic, partition), stop in end.items():
+            begin = start.get((topic, partition), first.get((topic, partition), 0))
+            if stop < begin:
+                self._lost(
+                    f"the end of topic {topic} partition {partition}: its offset was changed from {begin} to {stop}"
+                )
+            found.append(OffsetRange(topic, self._partitions.get((topic, partition)), partition, begin, stop))
+        return found
+
+    # -- the end of the logs
+
+    def _discover(self, *, strict: bool = False) -> None:
+        """Find the partitions; a topic that is not there any more, or is another one, is lost data."""
+        try:
+            found = find_partitions(self._lookup, self._options)
+        except MissingTopicError as error:
+            if strict:
+                raise
+            self._lost(f"a topic is not there: {error}")
+            found = find_partitions(self._lookup, self._options, strict=False)
+        for partition, topic_id in found.items():
+            known = self._partitions.get(partition)
+            if known is not None and topic_id != known:
+                self._lost(f"topic {partition[0]} was deleted and made again: its id was {known} and is {topic_id}")
+        self._partitions = found
+        self._discovered = self._now()
+
+    def _next_latest(self, start: Mapping[TopicPartition, int]) -> Offsets:
+        interval = self._options.discovery_ms / 1000
+        if self._target is None and (
+            not self._partitions or (interval >= 0 and self._now() - self._discovered >= interval)
+        ):
+            self._discover()
+        shorter_since: float | None = None
+        waited = False
+        while True:
+            latest = self._ask_latest(self._partitions)
+            shorter = any(end < start.get(partition, 0) for partition, end in latest.items())
+            if shorter:
+                shorter_since = self._now() if shorter_since is None else shorter_since
+                if self._now() - shorter_since < SETTLE_SECONDS:
+                    self._sleep(IDLE_SECONDS)
+                    continue
+            if not shorter and not waited and not self._target and latest == start:
+                waited = True
+                self._sleep(IDLE_SECONDS)
+                continue
+            self.latest = latest
+            return latest
+
+    def _ask_latest(self, partitions: Partitions) -> Offsets:
+        return self._lookup.list_offsets(dict.fromkeys(partitions, LATEST), self._options.fetch.isolation)
+
+    # -- how far a batch goes
+
+    def _before_stop_points(self, latest: Offsets, start: Mapping[TopicPartition, int]) -> Offsets:
+        if self._target is not None:
+            latest = {p: min(end, self._target[p]) for p, end in latest.items() if p in self._target}
+        if self._options.ending is not None:
+            unresolved = latest.keys() - self._ends.keys()
+            if unresolved:
+                self._ends |= resolve_end(self._lookup, self._options, self._options.ending, latest.keys())
+            latest = {p: max(min(end, self._ends[p]), min(end, start.get(p, 0))) for p, end in latest.items()}
+        return latest
+
+    def _within_limits(self, start: Offsets, end: Offsets) -> Offsets:
+        options = self._options
+        if not options.limited:
+            return end
+        new = [p for p in end if p not in start]
+        begin = start | (self._lookup.list_offsets(dict.fromkeys(new, EARLIEST), 0) if new else {})
+        least = options.min_offsets_per_trigger
+        waited = self._now() - self._last_batch
+        if (
+            least
+            and self._target is None
+            and count_new(begin, end) < least
+            and waited < options.max_trigger_delay_ms / 1000
+        ):
+            return dict(start)
+        most = options.max_offsets_per_trigger
+        return limit(begin, end, most) if most else end
+
+    def _lost(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"set failOnDataLoss to false to go on without them: some data may have been lost, {what}"
+            )
+        log.warning("some data may have been lost, %s: the query goes on, failOnDataLoss is false", what)
+
+
+def _listed(partitions: list[TopicPartition]) -> str:
+    return ", ".join(f"topic {topic} partition {partition}" for topic, partition in sorted(partitions))

@@ -1,0 +1,137 @@
+"""What PySpark calls to read: the reader of a batch, and the readers of a stream for its old and new versions.
+
+Owns: what each call of Spark means, and the one connection of each worker process.
+Must not know: how options are written, how records are decoded.
+
+Spark makes a reader in the driver and pickles it, so it holds its options alone; `read` runs in executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from kop.spark.client import BrokerClient
+from kop.spark.fetching import ReadSettings, lost, read_range
+from kop.spark.offsets import LATEST, Bound, OffsetDict, Offsets, from_dict, to_dict
+from kop.spark.options import ConnectionOptions, ReadOptions
+from kop.spark.planning import OffsetRange, split
+from kop.spark.progress import StreamProgress
+from kop.spark.subscription import find_partitions, resolve_end, resolve_start
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_clients: dict[str, BrokerClient] = {}
+"""Of this process, by settings: Spark reuses a worker for many tasks, which run one after the other."""
+
+
+def client_of_process(connection: ConnectionOptions) -> BrokerClient:
+    """The client of this worker process for these settings, connected."""
+    key = repr(connection)
+    if key not in _clients:
+        _clients[key] = BrokerClient(connection.settings, connection.patience_ms)
+    return _clients[key]
+
+
+@dataclass(frozen=True)
+class RangePartition(InputPartition):
+    """A task: the range that it reads."""
+
+    value: OffsetRange
+
+
+def read_settings(options: ReadOptions) -> ReadSettings:
+    """What a task needs of the options."""
+    return ReadSettings(options.fetch, options.include_headers, options.fail_on_data_loss, options.poll_timeout_ms)
+
+
+def read_task(options: ReadOptions, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    """The rows of a task; Spark gives None where there is no task at all."""
+    if partition is None:
+        return
+    client = client_of_process(options.connection)
+    yield from read_range(client, partition.value, read_settings(options))
+
+
+def as_tasks(options: ReadOptions, ranges: list[OffsetRange]) -> list[RangePartition]:
+    """The tasks of some ranges."""
+    return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
+
+
+class KopBatchReader(DataSourceReader):
+    """A read of what is there when Spark plans it."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[RangePartition]:
+        """The tasks, from the starting offsets to the ending ones as they are now."""
+        options = self._options
+        client = client_of_process(options.connection)
+        found = find_partitions(client, options)
+        starts = resolve_start(client, options, found.keys())
+        ending = options.ending or Bound("endingOffsets", everywhere=LATEST)
+        ends = resolve_end(client, options, ending, found.keys())
+        if ending.each is not None:
+            ends = self._no_later_than_the_log(client, ends)
+        return as_tasks(
+            options, [OffsetRange(t, topic_id, p, starts[t, p], ends[t, p]) for (t, p), topic_id in found.items()]
+        )
+
+    def _no_later_than_the_log(self, client: BrokerClient, ends: Offsets) -> Offsets:
+        latest = client.list_offsets(dict.fromkeys(ends, LATEST), self._options.fetch.isolation)
+        for (topic, partition), end in ends.items():
+            if end > latest[topic, partition]:
+                lost(
+                    read_settings(self._options),
+                    f"endingOffsets has {end} for topic {topic} partition {partition}, which ends at "
+                    f"{latest[topic, partition]}",
+                )
+        return {p: min(end, latest[p]) for p, end in ends.items()}
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        return read_task(self._options, partition)
+
+
+class KopStreamReader(DataSourceStreamReader):
+    """A stream, but for `latestOffset`, which differs between versions of PySpark."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self._progress: StreamProgress | None = None
+
+    @property
+    def stream(self) -> StreamProgress:
+        """The state of the query, in the driver alone."""
+        if self._progress is None:
+            self._progress = StreamProgress(client_of_process(self.options.connection), self.options)
+        return self._progress
+
+    def initialOffset(self) -> OffsetDict:
+        """Where a new query starts."""
+        return to_dict(self.stream.initial())
+
+    def partitions(self, start: OffsetDict, end: OffsetDict) -> list[RangePartition]:
+        """The tasks of a batch."""
+        return as_tasks(self.options, self.stream.ranges(from_dict(start), from_dict(end)))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        return read_task(self.options, partition)
+
+
+class KopPlainStreamReader(KopStreamReader):
+    """A stream for PySpark 4.0 and 4.1, whose `latestOffset` has no arguments.
+
+    For a new query Spark calls `latestOffset` and then `initialOffset` there. For one that goes on from its checkpoint
+    it calls `partitions(committed, committed)` first, which tells where the query stands.
+    """
+
+    def latestOffset(self) -> OffsetDict:
+        """Where the next batch ends."""
+        return to_dict(self.stream.next_end())

@@ -1,0 +1,115 @@
+"""What a read is of: its partitions as they are now, and the offsets where it starts and ends.
+
+Owns: how topics are found by name and pattern, and how options become offsets by asking the servers.
+Must not know: pyspark, how records are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol, TypeAlias
+
+from kop.spark.client import TopicFound
+from kop.spark.offsets import EARLIEST, LATEST, Bound, Offsets, TopicPartition
+from kop.spark.options import OptionError, ReadOptions
+
+Partitions: TypeAlias = dict[TopicPartition, str | None]
+"""Every partition of a read, with the id of its topic where the servers have ids."""
+
+
+class OffsetLookup(Protocol):
+    """What is asked of the servers; `kop.spark.client.BrokerClient` is one."""
+
+    def topics(self, names: Collection[str] | None) -> dict[str, TopicFound]:
+        """The topics of these names that there are, or all."""
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
+        """The offset for each time, EARLIEST or LATEST; -1 where no record is that late."""
+
+
+class MissingTopicError(Exception):
+    """A topic or a partition that was named is not there."""
+
+
+def find_partitions(lookup: OffsetLookup, options: ReadOptions, *, strict: bool = True) -> Partitions:
+    """All partitions of the read, in order.
+
+    MissingTopicError where one that was named is not there; it is left out if `strict` is false.
+    """
+    if options.pattern is not None:
+        matches = re.compile(options.pattern).fullmatch
+        found = {name: t for name, t in lookup.topics(None).items() if matches(name) and not t.internal}
+        wanted = _all_of(found)
+    elif options.assign:
+        found = lookup.topics(dict.fromkeys(topic for topic, _ in options.assign))
+        wanted = list(options.assign)
+    else:
+        found = lookup.topics(options.topics)
+        missing = [topic for topic in options.topics if topic not in found]
+        if missing and strict:
+            raise _missing(missing)
+        wanted = _all_of(found)
+    there = [(t, p) for t, p in wanted if t in found and p in found[t].leaders]
+    if strict and len(there) < len(wanted):
+        raise _missing(f"{t}-{p}" for t, p in wanted if (t, p) not in there)
+    return {(topic, partition): found[topic].topic_id for topic, partition in sorted(there)}
+
+
+def _all_of(found: Mapping[str, TopicFound]) -> list[TopicPartition]:
+    return [(topic, partition) for topic, known in found.items() for partition in known.leaders]
+
+
+def _missing(names: Iterable[str]) -> MissingTopicError:
+    return MissingTopicError(
+        f"create it, or name another one: there is no {', '.join(names)} (UnknownTopicOrPartition)"
+    )
+
+
+def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]) -> Offsets:
+    """The first offset of each partition that is read; OptionError where the option does not fit the partitions."""
+    bound = options.starting
+    found = _resolve(lookup, options, bound, partitions)
+    late = [p for p, offset in found.items() if offset < 0]
+    if late and not options.late_start_is_latest:
+        raise OptionError(
+            f"set startingOffsetsByTimestampStrategy to latest, or {bound.option} to an earlier time: "
+            f"No offset matched in {_listed(late)}, no record is that late"
+        )
+    return found | (lookup.list_offsets(dict.fromkeys(late, LATEST), options.fetch.isolation) if late else {})
+
+
+def resolve_end(
+    lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
+) -> Offsets:
+    """The first offset of each partition that is not read any more; where no record is that late, the log's end."""
+    found = _resolve(lookup, options, bound, partitions)
+    open_end = [p for p, offset in found.items() if offset < 0]
+    return found | (lookup.list_offsets(dict.fromkeys(open_end, LATEST), options.fetch.isolation) if open_end else {})
+
+
+def _resolve(
+    lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
+) -> Offsets:
+    isolation = options.fetch.isolation
+    if bound.everywhere is not None:
+        return lookup.list_offsets(dict.fromkeys(partitions, bound.everywhere), isolation)
+    if bound.time is not None:
+        return lookup.list_offsets(dict.fromkeys(partitions, bound.time), isolation)
+    given = bound.times if bound.times is not None else bound.each
+    assert given is not None
+    if given.keys() != set(partitions):
+        raise OptionError(
+            f"set {bound.option} for each partition that is read, and no other (-1 is latest, -2 earliest): "
+            f"it has {_listed(given)}, and {_listed(partitions)} are read"
+        )
+    if bound.times is not None:
+        return lookup.list_offsets(bound.times, isolation)
+    asked = {p: offset for p, offset in given.items() if offset in {EARLIEST, LATEST}}
+    return dict(given) | (lookup.list_offsets(asked, isolation) if asked else {})
+
+
+def _listed(partitions: Iterable[TopicPartition], most: int = 10) -> str:
+    names = [f"{topic}-{partition}" for topic, partition in sorted(partitions)]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more if names else "none"

@@ -1,0 +1,51 @@
+"""Where PySpark finds the data source `format("kop")`: it looks for `DefaultSource` in top-level modules `pyspark_*`.
+
+Owns: nothing but the name. All of it is in `kop.spark`, which is imported when it is used: one module of this kind that
+fails to import makes PySpark forget the Python data sources of everybody, without a word about why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
+
+
+def _source(options: Any) -> Any:
+    try:
+        from kop.spark.source import KopDataSource  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError(
+            f"install kop with its extra for Spark on the driver and on every executor, pip install 'kop[spark]': "
+            f'format("kop") needs {error.name or "a module"} ({error})'
+        ) from error
+    return KopDataSource(options)
+
+
+class DefaultSource(DataSource):
+    """`format("kop")`: everything is asked of `kop.spark.source.KopDataSource`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What is given to `format`."""
+        return "kop"
+
+    def schema(self) -> Any:
+        """The columns of a read."""
+        return _source(self.options).schema()
+
+    def reader(self, schema: Any) -> Any:
+        """What reads a batch."""
+        return _source(self.options).reader(schema)
+
+    def streamReader(self, schema: Any) -> Any:
+        """What reads a stream."""
+        return _source(self.options).streamReader(schema)
+
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        """What writes a batch."""
+        return _source(self.options).writer(schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        """What writes a stream."""
+        return _source(self.options).streamWriter(schema, overwrite)

@@ -1,0 +1,128 @@
+"""The options of a read: what each means, and what the error for a wrong one tells the user to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kop.spark.offsets import EARLIEST, LATEST
+from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
+
+SERVER = {"kafka.bootstrap.servers": "a:9092, b:9093"}
+
+
+def batch(**options: str) -> ReadOptions:
+    return batch_options(SERVER | {"subscribe": "t"} | {name.replace("__", "."): v for name, v in options.items()})
+
+
+def stream(**options: str) -> ReadOptions:
+    return stream_options(SERVER | {"subscribe": "t"} | {name.replace("__", "."): v for name, v in options.items()})
+
+
+def settings(**options: str) -> dict[str, Any]:
+    return dict(batch(**options).connection.settings)
+
+
+def test_a_read_needs_servers_and_topics_alone() -> None:
+    options = batch()
+    assert options.connection.settings["bootstrap_servers"] == ["a:9092", "b:9093"]
+    assert options.topics == ("t",)
+    assert options.starting.everywhere == EARLIEST
+    assert options.ending is None
+    assert stream().starting.everywhere == LATEST
+
+
+def test_names_have_no_case() -> None:
+    options = batch_options({"KAFKA.BOOTSTRAP.SERVERS": "a:1", "SUBSCRIBEPATTERN": "a.*", "minpartitions": "4"})
+    assert (options.pattern, options.min_partitions) == ("a.*", 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "set kafka.bootstrap.servers"),
+        (SERVER, "set one of subscribe, subscribePattern and assign"),
+        (SERVER | {"subscribe": "a", "assign": '{"a": [0]}'}, "set one of subscribe and assign"),
+        (SERVER | {"assign": "{}"}, "it names none"),
+        (SERVER | {"subscribe": "a,,b"}, "is empty"),
+        (SERVER | {"subscribePattern": "("}, "no regular expression"),
+        (SERVER | {"subscribe": "t", "startingOffset": "earliest"}, "did you mean startingOffsets?"),
+        (SERVER | {"subscribe": "t", "kafka.fetch.max.byte": "1"}, "did you mean kafka.fetch.max.bytes?"),
+        (SERVER | {"subscribe": "t", "zebra": "1"}, "docs/spark.md"),
+        (SERVER | {"subscribe": "t", "kafka.auto.offset.reset": "earliest"}, "set startingOffsets instead"),
+        (SERVER | {"subscribe": "t", "subscriptionName": "s"}, "set kafka.group.id instead"),
+        (SERVER | {"subscribe": "t", "startingOffsets": "latest"}, "set startingOffsets to earliest"),
+        (SERVER | {"subscribe": "t", "startingOffsets": '{"t": {"0": -1}}'}, "set startingOffsets to earliest"),
+        (SERVER | {"subscribe": "t", "endingOffsets": "earliest"}, "set endingOffsets to latest"),
+        (SERVER | {"subscribe": "t", "startingOffsets": '{"t": {"0": -3}}'}, "-2 for earliest"),
+        (SERVER | {"subscribe": "t", "startingOffsets": "soon"}, "neither earliest nor latest"),
+        (SERVER | {"subscribe": "t", "startingTimestamp": "-1"}, "is below 0"),
+        (SERVER | {"subscribe": "t", "startingOffsetsByTimestamp": '{"t": {"0": -1}}'}, "none below 0"),
+        (SERVER | {"subscribe": "t", "minPartitions": "0"}, "is below 1"),
+        (SERVER | {"subscribe": "t", "failOnDataLoss": "no"}, "neither true nor false"),
+        (SERVER | {"subscribe": "t", "maxTriggerDelay": "soon"}, "is no duration, as in 10ms"),
+        (SERVER | {"subscribe": "t", "kafka.isolation.level": "none"}, "read_uncommitted, read_committed"),
+        (SERVER | {"subscribe": "t", "kafka.allow.auto.create.topics": "true"}, "a read makes no topic"),
+    ],
+)
+def test_an_option_that_cannot_be_kept_is_refused_with_what_to_do(given: dict[str, str], says: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        batch_options(given)
+    assert says in str(caught.value).splitlines()[0]
+
+
+def test_limits_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(OptionError, match="no more than maxOffsetsPerTrigger"):
+        stream(minOffsetsPerTrigger="10", maxOffsetsPerTrigger="5")
+    options = stream(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="5", maxTriggerDelay="2m")
+    assert (options.min_offsets_per_trigger, options.max_trigger_delay_ms) == (5, 120_000)
+
+
+def test_of_several_bounds_the_one_counts_that_counts_in_sparks_source() -> None:
+    both = {"startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"t": {"0": 7}}'}
+    assert batch(**both).starting.times == {("t", 0): 7}
+    assert batch(**both, startingTimestamp="9").starting.time == 9
+
+
+def test_a_stream_may_start_at_latest_in_some_partitions() -> None:
+    assert stream(startingOffsets='{"t": {"0": -1, "1": 4}}').starting.each == {("t", 0): -1, ("t", 1): 4}
+
+
+def test_settings_of_the_connection_become_those_of_kafka_python() -> None:
+    found = settings(kafka__client__id="me", kafka__request__timeout__ms="5000", kafka__receive__buffer__bytes="4096")
+    assert (found["client_id"], found["request_timeout_ms"], found["security_protocol"]) == ("me", 5000, "PLAINTEXT")
+    assert any(option[2] == 4096 for option in found["socket_options"])
+
+
+JAAS = 'org.apache.kafka.common.security.{0} required username="alice" password="a\\"b;c";'
+
+
+def test_a_line_of_jaas_gives_the_user() -> None:
+    given = {
+        "kafka__security__protocol": "SASL_PLAINTEXT",
+        "kafka__sasl__mechanism": "PLAIN",
+        "kafka__sasl__jaas__config": JAAS.format("plain.PlainLoginModule"),
+    }
+    found = settings(**given)
+    assert (found["sasl_mechanism"], found["sasl_plain_username"]) == ("PLAIN", "alice")
+    assert found["sasl_plain_password"] == 'a"b;c'
+    given["kafka__sasl__mechanism"] = "SCRAM-SHA-512"
+    with pytest.raises(OptionError, match="a line of ScramLoginModule"):
+        settings(**given)
+    with pytest.raises(OptionError, match=r"kafka\.security\.protocol to SASL_SSL"):
+        settings(kafka__sasl__mechanism="PLAIN")
+
+
+def test_stores_of_java_are_refused_and_pem_files_taken() -> None:
+    with pytest.raises(OptionError, match=r"set kafka\.ssl\.truststore\.type to PEM"):
+        settings(kafka__security__protocol="SSL", kafka__ssl__truststore__location="/trust.jks")
+    with pytest.raises(OptionError, match="export them as PEM files"):
+        settings(kafka__ssl__truststore__type="JKS", kafka__ssl__truststore__location="/trust.jks")
+    found = settings(
+        kafka__security__protocol="SSL",
+        kafka__ssl__truststore__type="PEM",
+        kafka__ssl__truststore__location="/ca.pem",
+        kafka__ssl__endpoint__identification__algorithm="",
+    )
+    assert (found["ssl_cafile"], found["ssl_check_hostname"]) == ("/ca.pem", False)
