@@ -8,13 +8,17 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import org.apache.kafka.clients.admin.AbortTransactionSpec;
+import org.apache.kafka.clients.admin.ListTransactionsOptions;
 import org.apache.kafka.clients.admin.ProducerState;
+import org.apache.kafka.clients.admin.TransactionListing;
+import org.apache.kafka.clients.admin.TransactionState;
 import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -31,6 +35,7 @@ final class ClientsTransactions {
         offsets(s, k);
         fencing(s, k);
         resuming(s, k);
+        listing(s, k);
         copying(s, k);
         streams(s, k);
     }
@@ -412,6 +417,56 @@ final class ClientsTransactions {
                 Suite.fails("ProducerFencedException", p::commitTransaction);
             }
             holds(k, t);
+        });
+    }
+
+    /** The transactional ids that have an open transaction in a topic, as Flink's sink looks for those of its earlier attempts. */
+    static Set<String> open(Kit k, String topic, int partitions) throws Exception {
+        List<TopicPartition> all = new ArrayList<>();
+        for (int i = 0; i < partitions; i++) all.add(new TopicPartition(topic, i));
+        Set<Long> producers = new HashSet<>();
+        for (var of : Kit.get(k.admin.describeProducers(all).all()).values())
+            for (ProducerState state : of.activeProducers())
+                if (state.currentTransactionStartOffset().isPresent()) producers.add(state.producerId());
+        Set<String> ids = new HashSet<>();
+        if (producers.isEmpty()) return ids; // no filter lists all
+        for (TransactionListing each : Kit.get(k.admin.listTransactions(new ListTransactionsOptions().filterProducerIds(producers)).all()))
+            if (each.state() == TransactionState.ONGOING) ids.add(each.transactionalId());
+        return ids;
+    }
+
+    static void listing(Suite s, Kit k) {
+        s.fast("transactions: those that a gone process left open are found by their producers and aborted, others stay", () -> {
+            String t = k.topic("left", 2), prefix = Suite.name("sink");
+            KafkaProducer<String, String> kept = producer(k, prefix + "-kept");
+            kept.initTransactions();
+            kept.beginTransaction();
+            send(kept, t, 1, "kept");
+            kept.flush();
+            Set<String> left = new HashSet<>();
+            for (int i = 0; i < 4; i++) {
+                KafkaProducer<String, String> gone = producer(k, prefix + "-" + i);
+                gone.initTransactions();
+                if (i == 3) committed(gone, t, "committed");
+                gone.beginTransaction();
+                if (i > 0) { // the first has an open transaction of no partition
+                    send(gone, t, i % 2, "left " + i);
+                    gone.flush();
+                    left.add(prefix + "-" + i);
+                }
+                gone.close(Duration.ZERO);
+            }
+            left.add(prefix + "-kept");
+            Suite.same(left, open(k, t, 2), "open");
+            for (String id : left)
+                if (!id.endsWith("kept"))
+                    try (KafkaProducer<String, String> p = producer(k, id)) { p.initTransactions(); }
+            Suite.eventually(15, "they are aborted", () -> open(k, t, 2).equals(Set.of(prefix + "-kept")));
+            kept.commitTransaction();
+            kept.close();
+            Suite.eventually(15, "none is open", () -> open(k, t, 2).isEmpty());
+            holds(k, t, "committed");
+            Suite.same(List.of("kept"), Kit.values(all(k, t, 1, true)), "the other partition");
         });
     }
 
