@@ -2,6 +2,10 @@
 
 Where several brokers serve one log, each remembers the producers that write through it: all of them are asked, and the
 answer names each producer once. A request of another broker asks for this broker's producers alone.
+
+Where logs hold no markers, they do not know which transactions are open; the transactions' coordinators do. So each
+broker tells of those that it coordinates, too. Such a transaction begins at the offset at which readers are held back,
+or behind it: that offset is told as its start.
 """
 
 from __future__ import annotations
@@ -9,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
 from kop.storage.base import ProducerView
+from kop.transactions.machine import Transaction
 from kop.wire.messages import DescribeProducersRequest, DescribeProducersResponse, Message
+from kop.wire.transaction_state import TransactionStatus
 
 _UNKNOWN_PARTITION = "This server does not host this topic-partition."
 
@@ -24,6 +30,11 @@ _log = logging.getLogger(__name__)
 
 _Partition: TypeAlias = tuple[str, int]
 _Producers: TypeAlias = Mapping[_Partition, list[ProducerView]]
+_Transactions: TypeAlias = Mapping[_Partition, list[Transaction]]
+_WITHOUT_END: Final = (TransactionStatus.ONGOING, TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
+_NO_SEQUENCE: Final = -1
+_SLICE: Final = 500
+"""Transactional ids that are looked at before other work of the event loop gets its turn."""
 
 
 async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Message:
@@ -32,6 +43,9 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Mes
     answers = await asyncio.gather(*(_of_broker(gw, broker_id, request) for broker_id in others))
     told = [answer for answer in answers if not isinstance(answer, KopError)]
     silent = next((answer for answer in answers if isinstance(answer, KopError)), None)
+    coordinated = await _coordinated(gw)
+    if isinstance(coordinated, KopError):
+        silent, coordinated = coordinated, {}
     topic_row = DescribeProducersResponse.TopicResponse
     return DescribeProducersResponse(
         version=ctx.version,
@@ -39,11 +53,30 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Mes
             topic_row(
                 version=ctx.version,
                 name=topic.name,
-                partitions=[_row(gw, ctx, (topic.name, index), told, silent) for index in topic.partition_indexes],
+                partitions=[
+                    _row(gw, ctx, (topic.name, index), coordinated, told, silent) for index in topic.partition_indexes
+                ],
             )
             for topic in request.topics
         ],
     )
+
+
+async def _coordinated(gw: Gateway) -> _Transactions | KopError:
+    """The transactions without an end that this broker coordinates, by partition, where logs do not know them."""
+    found: dict[_Partition, list[Transaction]] = {}
+    if gw.engine.promises.writes_markers:
+        return found
+    known, error = gw.transactions.listed()
+    if error:
+        return KopError("transactional ids are still being loaded", error)
+    for index, (_, transaction) in enumerate(known):
+        if index % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
+        if transaction.status in _WITHOUT_END:
+            for partition in transaction.partitions:
+                found.setdefault(partition, []).append(transaction)
+    return found
 
 
 async def _of_broker(gw: Gateway, broker_id: int, request: Message) -> _Producers | KopError:
@@ -76,7 +109,14 @@ async def _of_broker(gw: Gateway, broker_id: int, request: Message) -> _Producer
     }
 
 
-def _row(gw: Gateway, ctx: Context, partition: _Partition, told: Iterable[_Producers], silent: KopError | None) -> Any:
+def _row(
+    gw: Gateway,
+    ctx: Context,
+    partition: _Partition,
+    coordinated: _Transactions,
+    told: Iterable[_Producers],
+    silent: KopError | None,
+) -> Any:
     row = DescribeProducersResponse.TopicResponse.PartitionResponse
     name, index = partition
     code, message = ErrorCode.NONE, None
@@ -94,7 +134,17 @@ def _row(gw: Gateway, ctx: Context, partition: _Partition, told: Iterable[_Produ
     elif silent is not None:
         code, message = ErrorCode.NOT_LEADER_OR_FOLLOWER, silent.message
     else:
-        producers = merged(log.producers(), *(of_broker.get(partition, ()) for of_broker in told))
+        begun = [
+            ProducerView(
+                transaction.producer_id,
+                transaction.producer_epoch,
+                _NO_SEQUENCE,
+                transaction.last_update_timestamp,
+                log.last_stable_offset,
+            )
+            for transaction in coordinated.get((log.topic.name, index), ())
+        ]
+        producers = merged(log.producers(), begun, *(of_broker.get(partition, ()) for of_broker in told))
     return row(
         version=ctx.version,
         partition_index=index,
@@ -118,7 +168,8 @@ def _row(gw: Gateway, ctx: Context, partition: _Partition, told: Iterable[_Produ
 def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
     """Each producer of one partition once, by id, out of what several brokers remember.
 
-    What came last counts: the newest epoch, and in it the last batch. A transaction begins where its first batch lies.
+    What came last counts: the newest epoch, and in it the last batch, where one is known. A transaction begins where
+    its first batch lies.
     """
     found: dict[int, ProducerView] = {}
     for producers in of_brokers:
@@ -127,7 +178,7 @@ def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
             if known is None:
                 found[view.producer_id] = view
                 continue
-            last = max(known, view, key=lambda each: (each.producer_epoch, each.last_timestamp, each.last_sequence))
+            last = max(known, view, key=_age)
             begun = [
                 each.current_txn_start_offset
                 for each in (known, view)
@@ -142,6 +193,10 @@ def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
                 last.coordinator_epoch,
             )
     return [found[producer_id] for producer_id in sorted(found)]
+
+
+def _age(view: ProducerView) -> tuple[int, bool, int, int]:
+    return view.producer_epoch, view.last_sequence != _NO_SEQUENCE, view.last_timestamp, view.last_sequence
 
 
 APIS = (

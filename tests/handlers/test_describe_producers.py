@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,8 +14,11 @@ from kop.cluster.cluster_view import ClusterView
 from kop.coordination.peers import PeerAnswer, Peers
 from kop.errors import ErrorCode, KopError
 from kop.handlers.describe_producers import merged
-from kop.storage.base import ProducerView
+from kop.storage.base import Engine, ProducerView
+from kop.transactions.machine import Transaction
+from kop.transactions.runtime import TransactionCoordinator
 from kop.wire.messages import DescribeProducersRequest, DescribeProducersResponse, Message
+from kop.wire.transaction_state import TransactionStatus
 
 E = ErrorCode
 
@@ -106,6 +110,53 @@ def test_clients_try_again_while_a_broker_is_silent(admin: Admin, caplog: pytest
     assert "start that broker" in caplog.text
 
 
+class Coordinator:
+    """The transaction coordinator of this broker, beside an engine whose logs hold no markers."""
+
+    def __init__(self, admin: Admin, *transactions: Transaction) -> None:
+        self.transactions = transactions
+        self.error = E.NONE
+        promises = replace(admin.engine.promises, writes_markers=False)
+        admin.gw.engine = cast(Engine, SimpleNamespace(promises=promises, close=admin.engine.close))
+        admin.gw.transactions = cast(TransactionCoordinator, self)
+
+    def listed(self) -> tuple[list[tuple[str, Transaction]], ErrorCode]:
+        if self.error:
+            return [], self.error
+        return [(f"id {index}", each) for index, each in enumerate(self.transactions)], E.NONE
+
+
+def transaction(producer_id: int, epoch: int, status: TransactionStatus, *partitions: tuple[str, int]) -> Transaction:
+    return Transaction(producer_id, epoch, 1000, status, frozenset(partitions), last_update_timestamp=5)
+
+
+def test_open_transactions_are_told_where_logs_do_not_know_them(admin: Admin) -> None:
+    admin.create("t")
+    admin.append("t", 3, producer=42)
+    here = ("t", 0)
+    Coordinator(
+        admin,
+        transaction(42, 0, TransactionStatus.ONGOING, here, ("other", 0)),
+        transaction(43, 7, TransactionStatus.PREPARE_ABORT, here),
+        transaction(44, 0, TransactionStatus.ONGOING, ("t", 1)),
+        transaction(45, 0, TransactionStatus.COMPLETE_COMMIT, here),
+        transaction(46, 0, TransactionStatus.EMPTY),
+    )
+    beside(admin, OtherBroker((43, 6, 9), (47, 0, 1)))
+    told = [
+        (each.producer_id, each.producer_epoch, each.last_sequence, each.current_txn_start_offset)
+        for each in asked(admin).active_producers
+    ]
+    assert told == [(42, 0, 2, 3), (43, 7, -1, 3), (47, 0, 1, -1)]
+
+
+def test_clients_try_again_while_transactional_ids_are_loaded(admin: Admin) -> None:
+    admin.create("t")
+    Coordinator(admin).error = E.COORDINATOR_LOAD_IN_PROGRESS
+    answer = asked(admin)
+    assert (answer.error_code, answer.active_producers) == (E.NOT_LEADER_OR_FOLLOWER, [])
+
+
 def view(producer_id: int, epoch: int, sequence: int, timestamp: int = 0, start: int = -1) -> ProducerView:
     return ProducerView(producer_id, epoch, sequence, timestamp, start)
 
@@ -120,8 +171,18 @@ def view(producer_id: int, epoch: int, sequence: int, timestamp: int = 0, start:
         ([[view(1, 0, 9, 9, 70)], [view(1, 0, 12, 10, 80)]], [view(1, 0, 12, 10, 70)]),
         ([[view(1, 0, 9, 9, 70)], [view(1, 0, 12, 10)]], [view(1, 0, 12, 10, 70)]),
         ([[view(1, 0, 9, 9, 70)], [view(1, 1, 0, 10)]], [view(1, 1, 0, 10)]),
+        ([[view(1, 0, 9, 9)], [view(1, 0, -1, 10, 60)]], [view(1, 0, 9, 9, 60)]),
     ],
-    ids=["nobody", "others", "newer epoch", "later batch", "earliest start", "one start", "start of an old epoch"],
+    ids=[
+        "nobody",
+        "others",
+        "newer epoch",
+        "later batch",
+        "earliest start",
+        "one start",
+        "start of an old epoch",
+        "its coordinator",
+    ],
 )
 def test_each_producer_is_told_once(of_brokers: list[list[ProducerView]], expected: list[ProducerView]) -> None:
     assert merged(*of_brokers) == expected

@@ -176,3 +176,26 @@ def test_producers_are_told_by_the_broker_that_did_not_take_their_records(shared
 
     (producer_id,) = asyncio.run(told(shared.gateway))
     assert asyncio.run(told(shared.other)) == [producer_id]
+
+
+def test_every_broker_names_the_producer_of_an_open_transaction(shared: Interop) -> None:
+    topic = shared.create(shared.name())
+    writer = Transactional(shared.gateway, shared.name())
+    writer.producer.begin_transaction()
+    (offset,) = writer.write(topic, "v")
+
+    async def begun(gateway: PulsarGateway) -> list[int]:
+        """The offsets at which transactions are told to begin."""
+        client = await RawClient.open(*gateway.address)
+        rows = [DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[0])]
+        (part,) = (await client.call(61, 0, topics=rows)).topics[0].partitions
+        await client.close()
+        assert part.error_code == 0, part.error_message
+        return [producer.current_txn_start_offset for producer in part.active_producers]
+
+    for gateway in (shared.gateway, shared.other):
+        assert asyncio.run(begun(gateway)) == [0]
+    writer.producer.commit_transaction(SECONDS)
+    assert consumed(shared, topic, 1) == [(offset, "v")]
+    for gateway in (shared.gateway, shared.other):
+        assert asyncio.run(begun(gateway)) == [-1]
