@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 import kop
-from kop.config import Config, ConfigError, default_store
+from kop.config import Config, ConfigError, SettingRow, default_store
 from kop.values import Address, parse_address
 
+Written = Callable[[str], Path]
+"""Writes a file of settings, and gives its path."""
 
-def load(**kwargs) -> Config:
+
+def load(**kwargs: Any) -> Config:
     kwargs.setdefault("environ", {})
     return Config.load(**kwargs)
 
 
-def problems(**kwargs) -> list[str]:
+def problems(**kwargs: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load(**kwargs)
     assert str(caught.value) == "\n".join(caught.value.problems)
@@ -28,7 +33,7 @@ def problems(**kwargs) -> list[str]:
 
 
 @pytest.fixture
-def toml(tmp_path: Path):
+def toml(tmp_path: Path) -> Written:
     def write(text: str) -> Path:
         path = tmp_path / "kop.toml"
         path.write_text(text)
@@ -55,7 +60,9 @@ FILE, VARIABLE, FLAG = "2", "3", "4"
         (FILE, VARIABLE, FLAG, 4, "flag"),
     ],
 )
-def test_flags_win_over_variables_over_the_file_over_defaults(toml, file, variable, flag, value, origin):
+def test_flags_win_over_variables_over_the_file_over_defaults(
+    toml: Written, file: str | None, variable: str | None, flag: str | None, value: int | str, origin: str
+) -> None:
     path = toml(f"num.partitions = {file}") if file else None
     config = load(
         file=path,
@@ -69,7 +76,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(toml, file, variab
     assert row.origin == (str(path) if origin == "file" else origin)
 
 
-def test_sources_mix_setting_by_setting(toml):
+def test_sources_mix_setting_by_setting(toml: Written) -> None:
     config = load(
         file=toml("node.id = 7\nnum.partitions = 2"),
         environ={"KOP_NUM_PARTITIONS": "3", "KOP_CACHE_BYTES": "1"},
@@ -78,7 +85,7 @@ def test_sources_mix_setting_by_setting(toml):
     assert (config.node_id, config.num_partitions, config.kop_cache_bytes, config.message_max_bytes) == (7, 3, 1, 10)
 
 
-def test_surroundings_are_only_read_by_load(monkeypatch):
+def test_surroundings_are_only_read_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOP_NODE_ID", "9")
     assert Config().node_id == 1
     assert Config.load().node_id == 9
@@ -96,7 +103,7 @@ def test_surroundings_are_only_read_by_load(monkeypatch):
     ],
     ids=["dotted", "quoted", "tables"],
 )
-def test_toml_names_may_be_dotted_quoted_or_tables(toml, text):
+def test_toml_names_may_be_dotted_quoted_or_tables(toml: Written, text: str) -> None:
     config = load(file=toml(text))
     assert config.node_id == 5
     assert config.log_retention_ms == 10
@@ -104,26 +111,26 @@ def test_toml_names_may_be_dotted_quoted_or_tables(toml, text):
     assert config.listen == (Address("a", 1), Address("::1", 2))
 
 
-def test_a_name_that_begins_another_goes_in_quotes(toml):
+def test_a_name_that_begins_another_goes_in_quotes(toml: Written) -> None:
     config = load(file=toml('"max.connections" = 10\nmax.connections.per.ip = 5'))
     assert (config.max_connections, config.max_connections_per_ip) == (10, 5)
     (line,) = problems(file=toml("max.connections = 10\nmax.connections.per.ip = 5"))
     assert "write it in quotes" in line
 
 
-def test_a_setting_twice_in_the_file_is_an_error(toml):
+def test_a_setting_twice_in_the_file_is_an_error(toml: Written) -> None:
     path = toml('"node.id" = 5\nnode.id = 6')
     assert problems(file=path) == [f"node.id is set twice in {path}"]
 
 
-def test_file_that_cannot_be_read_or_parsed(toml, tmp_path):
+def test_file_that_cannot_be_read_or_parsed(toml: Written, tmp_path: Path) -> None:
     assert problems(file=tmp_path / "none.toml") == [f"cannot read {tmp_path}/none.toml: No such file or directory"]
     (line,) = problems(file=toml("node.id = \n"))
     assert "is not TOML" in line
     assert "Invalid value (at line 1" in line
 
 
-def test_toml_types_are_not_guessed(toml):
+def test_toml_types_are_not_guessed(toml: Written) -> None:
     path = toml("node.id = true\nnum.partitions = 1.5\nauto.create.topics.enable = false")
     assert problems(file=path) == [
         f"node.id = 'true' ({path}): must be a valid integer",
@@ -146,17 +153,17 @@ def test_toml_types_are_not_guessed(toml):
         ("listeners", "listen"),
     ],
 )
-def test_unknown_setting_names_the_nearest(toml, name, nearest):
+def test_unknown_setting_names_the_nearest(toml: Written, name: str, nearest: str) -> None:
     path = toml(f'"{name}" = 1')
     assert problems(file=path) == [f"unknown setting {name} ({path}); did you mean {nearest}?"]
     assert problems(overrides={name: "1"}) == [f"unknown setting {name} (flag); did you mean {nearest}?"]
 
 
-def test_unknown_setting_without_a_near_one_says_where_to_look():
+def test_unknown_setting_without_a_near_one_says_where_to_look() -> None:
     assert problems(overrides={"zzz": "1"}) == ["unknown setting zzz (flag); `kop config` lists them all"]
 
 
-def test_unknown_variable_names_the_nearest():
+def test_unknown_variable_names_the_nearest() -> None:
     assert problems(environ={"KOP_NODEID": "1"}) == ["unknown variable KOP_NODEID; did you mean KOP_NODE_ID?"]
     assert problems(environ={"KOP_QQQQQQ": "1"}) == ["unknown variable KOP_QQQQQQ; `kop config` lists them all"]
 
@@ -179,11 +186,11 @@ def test_unknown_variable_names_the_nearest():
         "kop_node_id",
     ],
 )
-def test_variables_that_are_no_settings_are_left_alone(variable):
+def test_variables_that_are_no_settings_are_left_alone(variable: str) -> None:
     assert load(environ={variable: "tcp://10.0.0.1:9092"}) == load()
 
 
-def test_every_problem_is_told_at_once(toml):
+def test_every_problem_is_told_at_once(toml: Written) -> None:
     lines = problems(
         file=toml("nod.id = 1\nnum.partitions = 0"),
         environ={"KOP_HTTP": "here", "KOP_NODEID": "1"},
@@ -227,11 +234,11 @@ def test_every_problem_is_told_at_once(toml):
         ("advertise", "a:1,b:2,c:3", "must name one address, or one for each of the 2 in listen"),
     ],
 )
-def test_value_out_of_range_is_one_line_for_people(name, value, message):
+def test_value_out_of_range_is_one_line_for_people(name: str, value: int | str, message: str) -> None:
     assert problems(overrides={name: value}) == [f"{name} = {value!r} (flag): {message}"]
 
 
-def test_session_timeouts_may_not_cross():
+def test_session_timeouts_may_not_cross() -> None:
     assert problems(overrides={"group.min.session.timeout.ms": "10", "group.max.session.timeout.ms": "9"}) == [
         "group.min.session.timeout.ms must not be above group.max.session.timeout.ms"
     ]
@@ -250,11 +257,11 @@ def test_session_timeouts_may_not_cross():
         ({"log.retention.ms": 0, "log.retention.hours": 1}, 0),
     ],
 )
-def test_retention_takes_ms_over_minutes_over_hours(overrides, kept):
+def test_retention_takes_ms_over_minutes_over_hours(overrides: dict[str, int], kept: int) -> None:
     assert load(overrides=overrides).retention_ms == kept
 
 
-def test_lists_and_levels_are_read_as_people_write_them():
+def test_lists_and_levels_are_read_as_people_write_them() -> None:
     config = load(
         overrides={
             "log.cleanup.policy": "compact, delete",
@@ -272,17 +279,17 @@ def test_lists_and_levels_are_read_as_people_write_them():
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:9092", "[::1]:9092", "*:0", "kafka.example:65535"])
-def test_address_reads_back_as_it_prints(text):
+def test_address_reads_back_as_it_prints(text: str) -> None:
     assert str(parse_address(text)) == text
 
 
-def test_config_is_immutable():
+def test_config_is_immutable() -> None:
     config = load()
     with pytest.raises(ValidationError, match="frozen"):
         config.node_id = 2
 
 
-def test_data_goes_to_a_durable_directory():
+def test_data_goes_to_a_durable_directory() -> None:
     assert load(environ={"XDG_DATA_HOME": "/data", "HOME": "/home/a"}).store == "sqlite:/data/kop/kop.db"
     assert load(environ={"HOME": "/home/a"}).store == "sqlite:/home/a/.local/share/kop/kop.db"
     assert default_store({"XDG_DATA_HOME": "relative", "HOME": "/home/a"}) == "sqlite:/home/a/.local/share/kop/kop.db"
@@ -294,14 +301,14 @@ def test_data_goes_to_a_durable_directory():
 ROWS = list(Config().table())
 
 
-def test_table_has_each_setting_once():
+def test_table_has_each_setting_once() -> None:
     for field in ("name", "env"):
         values = [getattr(row, field) for row in ROWS]
         assert len(values) == len(set(values)) == len(Config.model_fields)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_row_is_whole(row):
+def test_row_is_whole(row: SettingRow) -> None:
     assert row.name.replace(".", "_") in Config.model_fields
     assert re.fullmatch(r"[A-Z].{15,140}\.", row.doc), "one sentence with a capital and a full stop"
     assert row.type in {"boolean", "int", "long", "double", "string", "list", "password"}
@@ -317,15 +324,15 @@ SECRET = "token:eyJhbGciOiJIUzI1NiJ9.very.secret"
 
 
 @pytest.mark.parametrize("source", ["flag", "variable", "file"])
-def test_a_secret_is_used_and_not_shown(source, tmp_path):
+def test_a_secret_is_used_and_not_shown(source: str, tmp_path: Path) -> None:
     path = tmp_path / "kop.toml"
     path.write_text(f'"kop.pulsar.auth" = "{SECRET}"\n')
-    given = {
+    sources: dict[str, dict[str, Any]] = {
         "flag": {"overrides": {"kop.pulsar.auth": SECRET}},
         "variable": {"environ": {"KOP_PULSAR_AUTH": SECRET}},
         "file": {"file": path},
-    }[source]
-    config = load(**given)
+    }
+    config = load(**sources[source])
     assert config.kop_pulsar_auth == SECRET
     row = next(row for row in config.table() if row.name == "kop.pulsar.auth")
     assert (row.current, row.type, row.default) == ("[hidden]", "password", "")
@@ -333,7 +340,7 @@ def test_a_secret_is_used_and_not_shown(source, tmp_path):
     assert pickle.loads(pickle.dumps(config)).kop_pulsar_auth == SECRET  # workers get it
 
 
-def test_problems_show_no_secret():
+def test_problems_show_no_secret() -> None:
     wrong = {
         "kop.pulsar.admin.url": "http://me:very-secret@pulsar:8080",
         "kop.workers": "0",
@@ -347,7 +354,7 @@ def test_problems_show_no_secret():
 
 
 @pytest.mark.parametrize("url", ["http://a:8080", "https://a.b-c.example:8443/", "http://[::1]:8080,http://b:1"])
-def test_admin_urls(url):
+def test_admin_urls(url: str) -> None:
     assert load(overrides={"kop.pulsar.admin.url": url}).kop_pulsar_admin_url == url
 
 
@@ -395,11 +402,11 @@ KAFKA_DEFAULTS = {
 """Read from `kafka.server.KafkaConfig.configDef()` of Apache Kafka 4.3.1; node.id has no default there."""
 
 
-def test_settings_with_kafkas_names_have_kafkas_defaults():
+def test_settings_with_kafkas_names_have_kafkas_defaults() -> None:
     assert {row.name: row.default for row in ROWS if row.kafka} == KAFKA_DEFAULTS
 
 
-def test_every_setting_acts():
+def test_every_setting_acts() -> None:
     """A setting that nothing reads is a promise not kept: its attribute or its name stands in the code."""
     root = Path(kop.__file__).parent
     code = "\n".join(path.read_text() for path in root.rglob("*.py") if path != root / "config.py")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from support.child import child
 from support.waiting import SECONDS, wait_until
 
@@ -19,6 +19,11 @@ def test_a_signal_drains_and_exits_with_0_and_nothing_acknowledged_is_lost(
     tmp_path: Path, signum: signal.Signals
 ) -> None:
     acknowledged: list[int] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            acknowledged.append(message.offset())
+
     with child(tmp_path) as server:
         producer = Producer(
             {
@@ -26,7 +31,7 @@ def test_a_signal_drains_and_exits_with_0_and_nothing_acknowledged_is_lost(
                 "acks": "all",
                 "linger.ms": 0,
                 "message.timeout.ms": 60_000,
-                "on_delivery": lambda error, message: error or acknowledged.append(message.offset()),
+                "on_delivery": delivered,
                 "log_level": 0,
             }
         )

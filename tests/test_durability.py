@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Sized
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -221,10 +222,14 @@ def test_transactions_are_whole_after_kill_9_under_load(tmp_path: Path) -> None:
     assert sum(done) > TRANSACTIONS // 4
 
 
+def reached(done: Sized, goal: int) -> bool:
+    return len(done) >= goal
+
+
 def kill_in_transactions(server: Child, rng: random.Random, done: Sized) -> None:
     """At any moment, each time some transactions later."""
     for goal in (3, 9, 16, 24, 32):
-        wait_until(lambda goal=goal: len(done) >= goal, "the next transactions")
+        wait_until(partial(reached, done, goal), "the next transactions")
         time.sleep(rng.uniform(0, 0.05))  # at any moment within a transaction: nothing tells of its steps
         server.kill()
         server.start()

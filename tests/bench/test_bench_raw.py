@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import crc32c
 import pytest
@@ -92,7 +93,7 @@ def test_varints_come_back(value: int) -> None:
     ],
     ids=lambda settings: ",".join(f"{name}={value}" for name, value in settings.items()),
 )
-def test_what_the_raw_client_counts_is_in_the_log(broker: Broker, topic: str, settings: dict[str, int]) -> None:
+def test_what_the_raw_client_counts_is_in_the_log(broker: Broker, topic: str, settings: dict[str, Any]) -> None:
     sent = uvloop.run(raw.produce(broker.bootstrap, topic, requests=20, record_bytes=100, **settings))
     connections, batches = settings.get("connections", 1), settings.get("batches", 1)
     assert sent["requests"] == 20 * connections
@@ -129,7 +130,7 @@ def test_every_group_commits_what_it_was_told(broker: Broker, topic: str) -> Non
     "request_of", [lambda t: ProduceRequest(t, [5], batch(1, 10)), lambda t: FetchRequest(t, 5, 1)]
 )
 def test_an_error_ends_a_load_with_its_code(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, request_of: raw.Request
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, request_of: Callable[[str], raw.Request]
 ) -> None:
     monkeypatch.setattr(raw, "START_SECONDS", 0.3)  # until then the topic might still be made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from conformance.checker.history import (
     Engine,
     History,
     Instance,
+    Isolation,
     Poll,
     Send,
     Transaction,
@@ -48,7 +50,9 @@ def transaction(
     return Transaction(name, writer, instance, ending - 5, ending, ending + 0.5, asked, error, "", ())
 
 
-def poll(session: str, isolation: str, topic: str, partition: int, at: float, start: int, rows: list) -> Poll:
+def poll(
+    session: str, isolation: Isolation, topic: str, partition: int, at: float, start: int, rows: list[Any]
+) -> Poll:
     """Rows of writer and number, from offset `start` on; None for a marker, which is passed."""
     records = [(start + place, *row) for place, row in enumerate(rows) if row is not MARKER]
     return Poll(session, isolation, topic, partition, at, start, start + len(rows), tuple(records))
@@ -170,12 +174,12 @@ def add_at_the_end(history: History, offset: int, writer: str, number: int, topi
         change_poll(history, session, having(offset, writer, number), topic, part)
 
 
-def change_send(history: History, writer: str, number: int, **values: object) -> None:
+def change_send(history: History, writer: str, number: int, **values: Any) -> None:
     place = next(at for at, one in enumerate(history.sends) if one.record == (writer, number))
     history.sends[place] = history.sends[place]._replace(**values)
 
 
-def change_transaction(history: History, name: str, **values: object) -> None:
+def change_transaction(history: History, name: str, **values: Any) -> None:
     place = next(at for at, one in enumerate(history.transactions) if one.name == name)
     history.transactions[place] = history.transactions[place]._replace(**values)
 

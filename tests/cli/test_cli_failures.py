@@ -70,13 +70,13 @@ def test_several_addresses_are_all_named(invoke, closed):
     assert result.stderr.startswith(f"kop: cannot connect to {closed} (connection refused), [::1]:1 (")
 
 
-def test_something_else_listens():
+def test_something_else_listens() -> None:
     """An HTTP server, say: it takes the connection and closes it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()
         listener.settimeout(0.1)
 
-        def close_all():
+        def close_all() -> None:
             while not stop.is_set():
                 try:
                     listener.accept()[0].close()

@@ -118,7 +118,7 @@ def test_wrong_use_is_exit_code_2_with_a_reason(invoke, arguments, text):
     assert "Traceback" not in result.stderr
 
 
-def test_commands_but_serve_load_nothing_of_the_server():
+def test_commands_but_serve_load_nothing_of_the_server() -> None:
     """kafka-python's table of responses is global to a process: the server's classes in it would break clients."""
     code = (
         "import sys, importlib\n"

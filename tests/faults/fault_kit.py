@@ -11,6 +11,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def gateway(directory: Path, pulsar: Pulsar, node_id: int = 1, **settings: str) 
         "kop_pulsar_metadata_namespace": f"{pulsar.namespace}-kop",
         "node_id": str(node_id),
     }
-    return Child(directory, store=store, **named, **settings)
+    return Child(directory, files=None, http="", store=store, **named, **settings)
 
 
 @contextmanager
@@ -312,7 +313,7 @@ def stored(address: str, topic: str) -> dict[int, list[tuple[int, int]]]:
     try:
         for partition in range(PARTITIONS):
             place = TopicPartition(topic, partition, 0)
-            begin, end = until(lambda place=place: consumer.get_watermark_offsets(place, timeout=10))
+            begin, end = until(partial(consumer.get_watermark_offsets, place, timeout=10))
             assert begin == 0
             consumer.assign([place])
             rows = found[partition] = []

@@ -174,9 +174,13 @@ def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
     assert one(served.bootstrap, "throttled") == 0
     admin(space, lambda client: client.set_publish_rate(name, messages=100))
     throttles: list[float] = []
+    settings: dict[str, Any] = {
+        "batch.num.messages": 20,
+        "throttle_cb": lambda event: throttles.append(event.throttle_time),
+    }
     client = Client(
         served.bootstrap,
-        **{"batch.num.messages": 20, "throttle_cb": lambda event: throttles.append(event.throttle_time)},
+        **settings,
     )
 
     def told() -> bool:

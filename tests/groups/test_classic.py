@@ -24,7 +24,7 @@ def group(count=1, **how):
 # -- joining
 
 
-def test_kip_394_new_member_is_told_its_id_first():
+def test_kip_394_new_member_is_told_its_id_first() -> None:
     m = Machine()
     answer = m.joined(m.join(client="app"), E.MEMBER_ID_REQUIRED)
     assert answer.member_id.startswith("app-")
@@ -44,7 +44,7 @@ def test_kip_394_old_versions_join_at_once(version):
     assert m.joined(token).member_id == member_id
 
 
-def test_pending_member_is_forgotten_after_its_session():
+def test_pending_member_is_forgotten_after_its_session() -> None:
     m = Machine()
     member_id = m.joined(m.join(), E.MEMBER_ID_REQUIRED).member_id
     m.advance(SESSION - 1)
@@ -55,7 +55,7 @@ def test_pending_member_is_forgotten_after_its_session():
     assert m.group.next_deadline == NEVER
 
 
-def test_pending_member_delays_the_rebalance_until_it_expires():
+def test_pending_member_delays_the_rebalance_until_it_expires() -> None:
     m, [a] = group()
     pending = m.joined(m.join(session=6000), E.MEMBER_ID_REQUIRED).member_id
     assert m.group.state is State.STABLE
@@ -66,7 +66,7 @@ def test_pending_member_delays_the_rebalance_until_it_expires():
     m.joined(m.join(pending), E.UNKNOWN_MEMBER_ID)
 
 
-def test_pending_member_has_no_generation():
+def test_pending_member_has_no_generation() -> None:
     m = Machine()
     pending = m.joined(m.join(), E.MEMBER_ID_REQUIRED).member_id
     assert m.heartbeat(pending, 0) == E.UNKNOWN_MEMBER_ID
@@ -74,7 +74,7 @@ def test_pending_member_has_no_generation():
     m.joined(m.join(pending, instance="i"), E.UNKNOWN_SERVER_ERROR)
 
 
-def test_initial_delay_collects_members_and_is_extended_up_to_the_rebalance_timeout():
+def test_initial_delay_collects_members_and_is_extended_up_to_the_rebalance_timeout() -> None:
     m = Machine()
     asked = [m.member(rebalance=8000)]
     for _ in range(2):  # members keep coming: 3 s, 6 s, and then 2 s are left
@@ -90,7 +90,7 @@ def test_initial_delay_collects_members_and_is_extended_up_to_the_rebalance_time
     assert {m.joined(token).generation for _, token in asked} == {1}
 
 
-def test_initial_delay_is_not_extended_without_new_members():
+def test_initial_delay_is_not_extended_without_new_members() -> None:
     m = Machine()
     _, token = m.member()
     m.advance(DELAY - 1)
@@ -99,7 +99,7 @@ def test_initial_delay_is_not_extended_without_new_members():
     assert m.joined(token).generation == 1
 
 
-def test_initial_delay_of_zero_completes_on_the_next_tick():
+def test_initial_delay_of_zero_completes_on_the_next_tick() -> None:
     m = Machine(group_initial_rebalance_delay_ms=0)
     _, token = m.member()
     assert token in m.waiting
@@ -107,7 +107,7 @@ def test_initial_delay_of_zero_completes_on_the_next_tick():
     assert m.joined(token).generation == 1
 
 
-def test_leader_alone_sees_the_members():
+def test_leader_alone_sees_the_members() -> None:
     m = Machine()
     a, first = m.member(protocols=(("range", b"a"),))
     b, second = m.member(protocols=(("range", b"b"),))
@@ -138,7 +138,7 @@ def test_inconsistent_group_protocol(protocols, protocol_type):
     assert m.group.state is State.STABLE
 
 
-def test_protocol_is_voted_among_those_that_all_support():
+def test_protocol_is_voted_among_those_that_all_support() -> None:
     m = Machine()
     tokens = [
         m.member(protocols=(("x", b""), ("y", b""), ("z", b"")))[1],
@@ -149,7 +149,7 @@ def test_protocol_is_voted_among_those_that_all_support():
     assert {m.joined(token).protocol for token in tokens} == {"y"}
 
 
-def test_emptied_group_takes_another_protocol_type():
+def test_emptied_group_takes_another_protocol_type() -> None:
     m, [a] = group()
     m.leave(LeavingMember(a))
     m.store()
@@ -158,7 +158,7 @@ def test_emptied_group_takes_another_protocol_type():
     assert m.group.protocol_type == "connect"
 
 
-def test_group_max_size():
+def test_group_max_size() -> None:
     m = Machine(group_max_size=2)
     m.stable(2)
     m.joined(m.join(), E.GROUP_MAX_SIZE_REACHED)
@@ -166,7 +166,7 @@ def test_group_max_size():
     assert len(m.group.roster) == 2
 
 
-def test_group_max_size_counts_those_that_wait_during_a_rebalance():
+def test_group_max_size_counts_those_that_wait_during_a_rebalance() -> None:
     m = Machine(group_max_size=2)
     (_, first), (_, second) = m.member(), m.member()
     late = m.joined(m.join(), E.GROUP_MAX_SIZE_REACHED)
@@ -176,7 +176,7 @@ def test_group_max_size_counts_those_that_wait_during_a_rebalance():
     m.joined(second)
 
 
-def test_group_max_size_throws_out_the_member_that_rejoins_last():
+def test_group_max_size_throws_out_the_member_that_rejoins_last() -> None:
     m = Machine(group_max_size=3)
     a, b, c = m.stable(3)
     m.group.settings = Machine(group_max_size=2).settings
@@ -187,7 +187,7 @@ def test_group_max_size_throws_out_the_member_that_rejoins_last():
     assert m.group.state is State.COMPLETING_REBALANCE, "nobody is missing any more"
 
 
-def test_new_member_without_answer_expires_after_the_join_timeout():
+def test_new_member_without_answer_expires_after_the_join_timeout() -> None:
     m, [a] = group(new_member_join_timeout_ms=20_000)
     _, token = m.member()  # a never rejoins but beats
     for _ in range(4):
@@ -201,7 +201,7 @@ def test_new_member_without_answer_expires_after_the_join_timeout():
 # -- rebalancing
 
 
-def test_new_member_rebalances_and_members_rejoin():
+def test_new_member_rebalances_and_members_rejoin() -> None:
     m, [a] = group()
     _, token = m.member()
     assert m.group.state is State.PREPARING_REBALANCE
@@ -214,7 +214,7 @@ def test_new_member_rebalances_and_members_rejoin():
     m.assign()
 
 
-def test_members_that_do_not_rejoin_are_removed_at_the_rebalance_timeout():
+def test_members_that_do_not_rejoin_are_removed_at_the_rebalance_timeout() -> None:
     m, [a, b] = group(2, session=1_000_000)
     token = m.join(b, session=1_000_000, protocols=(("range", b"new"),))
     m.advance(REBALANCE - 1)
@@ -226,14 +226,14 @@ def test_members_that_do_not_rejoin_are_removed_at_the_rebalance_timeout():
     assert m.heartbeat(a, 1) == E.UNKNOWN_MEMBER_ID
 
 
-def test_rebalance_timeout_is_the_longest_of_the_members():
+def test_rebalance_timeout_is_the_longest_of_the_members() -> None:
     m = Machine()
     m.member(rebalance=100_000)
     m.member(rebalance=7_000)
     assert m.group.roster.rebalance_timeout_ms == 100_000
 
 
-def test_static_members_that_do_not_rejoin_stay_in_the_next_generation():
+def test_static_members_that_do_not_rejoin_stay_in_the_next_generation() -> None:
     m = Machine()
     a, _ = m.member(instance="a", session=90_000)
     b, _ = m.member(instance="b", session=90_000)
@@ -250,7 +250,7 @@ def test_static_members_that_do_not_rejoin_stay_in_the_next_generation():
     assert set(m.group.roster.members) == {b}
 
 
-def test_rebalance_without_any_rejoin_waits_for_static_sessions():
+def test_rebalance_without_any_rejoin_waits_for_static_sessions() -> None:
     m = Machine()
     a, _ = m.member(instance="a", session=100_000, rebalance=10_000)
     m.advance(DELAY)
@@ -274,27 +274,27 @@ def test_rebalance_timeouts_that_make_no_sense_do_not_hang_the_machine(rebalance
     assert m.group.state is State.EMPTY
 
 
-def test_leader_that_rejoins_a_stable_group_rebalances():
+def test_leader_that_rejoins_a_stable_group_rebalances() -> None:
     m, [a, b] = group(2)
     m.join(a)
     assert m.group.state is State.PREPARING_REBALANCE
     assert m.heartbeat(b, 1) == E.REBALANCE_IN_PROGRESS
 
 
-def test_follower_that_rejoins_unchanged_gets_the_present_generation():
+def test_follower_that_rejoins_unchanged_gets_the_present_generation() -> None:
     m, [a, b] = group(2)
     answer = m.joined(m.join(b))
     assert (answer.generation, answer.leader, answer.members) == (1, a, ())
     assert m.group.state is State.STABLE
 
 
-def test_follower_that_rejoins_with_other_metadata_rebalances():
+def test_follower_that_rejoins_with_other_metadata_rebalances() -> None:
     m, [_, b] = group(2)
     m.join(b, protocols=(("range", b"other"),))
     assert m.group.state is State.PREPARING_REBALANCE
 
 
-def test_member_that_lost_its_answer_gets_it_again_while_completing():
+def test_member_that_lost_its_answer_gets_it_again_while_completing() -> None:
     m = Machine()
     a, _ = m.member()
     b, _ = m.member()
@@ -304,7 +304,7 @@ def test_member_that_lost_its_answer_gets_it_again_while_completing():
     assert m.group.state is State.COMPLETING_REBALANCE
 
 
-def test_other_metadata_while_completing_rebalances_and_sends_syncs_away():
+def test_other_metadata_while_completing_rebalances_and_sends_syncs_away() -> None:
     m = Machine()
     a, _ = m.member()
     b, _ = m.member()
@@ -315,7 +315,7 @@ def test_other_metadata_while_completing_rebalances_and_sends_syncs_away():
     assert m.group.state is State.PREPARING_REBALANCE
 
 
-def test_a_second_join_of_a_waiting_member_answers_the_first():
+def test_a_second_join_of_a_waiting_member_answers_the_first() -> None:
     m, [a, _] = group(2)
     first = m.join(a)
     second = m.join(a)
@@ -326,7 +326,7 @@ def test_a_second_join_of_a_waiting_member_answers_the_first():
 # -- SyncGroup
 
 
-def test_assignment_is_answered_only_when_it_is_stored():
+def test_assignment_is_answered_only_when_it_is_stored() -> None:
     m = Machine()
     a, _ = m.member()
     b, _ = m.member()
@@ -342,7 +342,7 @@ def test_assignment_is_answered_only_when_it_is_stored():
     assert m.group.state is State.STABLE
 
 
-def test_members_without_assignment_get_an_empty_one_and_strangers_none():
+def test_members_without_assignment_get_an_empty_one_and_strangers_none() -> None:
     m = Machine()
     a, _ = m.member()
     b, _ = m.member()
@@ -352,7 +352,7 @@ def test_members_without_assignment_get_an_empty_one_and_strangers_none():
     assert m.synced(follower).assignment == b""
 
 
-def test_sync_in_a_stable_group_answers_the_stored_assignment():
+def test_sync_in_a_stable_group_answers_the_stored_assignment() -> None:
     m, [a] = group()
     assert m.synced(m.sync(a, 1)).assignment == a.encode()
     assert m.synced(m.sync(a, 1, protocol=None, protocol_type=None)).assignment == a.encode()
@@ -374,7 +374,7 @@ def test_sync_is_checked(change, error):
     m.synced(m.sync(**{"member_id": a, "generation": 1, **change}), error)
 
 
-def test_sync_during_a_rebalance_and_in_an_empty_group():
+def test_sync_during_a_rebalance_and_in_an_empty_group() -> None:
     m, [a, b] = group(2)
     m.join(b, protocols=(("range", b"new"),))
     m.synced(m.sync(a, 1), E.REBALANCE_IN_PROGRESS)
@@ -408,7 +408,7 @@ def test_failed_write_of_the_assignment_resets_the_group(failure, error):
     assert m.group.roster.members[a].assignment == b""
 
 
-def test_write_that_ends_after_a_new_rebalance_changes_nothing():
+def test_write_that_ends_after_a_new_rebalance_changes_nothing() -> None:
     m = Machine()
     a, _ = m.member()
     m.advance(DELAY)
@@ -423,7 +423,7 @@ def test_write_that_ends_after_a_new_rebalance_changes_nothing():
     assert b in m.group.roster.members
 
 
-def test_members_that_do_not_sync_are_removed():
+def test_members_that_do_not_sync_are_removed() -> None:
     m = Machine()
     m.member(session=200_000)
     b, _ = m.member(session=200_000)
@@ -435,7 +435,7 @@ def test_members_that_do_not_sync_are_removed():
     assert m.group.state is State.PREPARING_REBALANCE
 
 
-def test_member_that_does_not_sync_in_a_stable_group_is_removed():
+def test_member_that_does_not_sync_in_a_stable_group_is_removed() -> None:
     m = Machine()
     a, _ = m.member(session=200_000)
     b, _ = m.member(session=200_000)
@@ -448,7 +448,7 @@ def test_member_that_does_not_sync_in_a_stable_group_is_removed():
     assert m.group.state is State.PREPARING_REBALANCE
 
 
-def test_all_synced_ends_the_sync_timeout():
+def test_all_synced_ends_the_sync_timeout() -> None:
     m, members = group(2, session=1_000_000)
     m.advance(REBALANCE * 2)
     assert m.group.state is State.STABLE
@@ -458,7 +458,7 @@ def test_all_synced_ends_the_sync_timeout():
 # -- heartbeats and sessions
 
 
-def test_heartbeat_errors():
+def test_heartbeat_errors() -> None:
     m, [a] = group()
     assert m.heartbeat(a, 1) == E.NONE
     assert m.heartbeat(a, 2) == E.ILLEGAL_GENERATION
@@ -466,7 +466,7 @@ def test_heartbeat_errors():
     assert m.heartbeat(a, 1, instance="i") == E.UNKNOWN_MEMBER_ID
 
 
-def test_heartbeat_is_good_while_completing():
+def test_heartbeat_is_good_while_completing() -> None:
     m = Machine()
     a, _ = m.member()
     m.advance(DELAY)
@@ -474,7 +474,7 @@ def test_heartbeat_is_good_while_completing():
     assert m.heartbeat(a, 1) == E.NONE
 
 
-def test_session_ends_without_heartbeats():
+def test_session_ends_without_heartbeats() -> None:
     m, [a, b] = group(2)
     m.advance(SESSION - 1)
     m.heartbeat(a, 1)
@@ -484,7 +484,7 @@ def test_session_ends_without_heartbeats():
     assert m.heartbeat(b, 1) == E.UNKNOWN_MEMBER_ID
 
 
-def test_last_session_ends_and_the_group_is_empty():
+def test_last_session_ends_and_the_group_is_empty() -> None:
     m, [_a] = group()
     m.advance(SESSION)
     value = m.store()
@@ -494,7 +494,7 @@ def test_last_session_ends_and_the_group_is_empty():
     assert value.current_state_timestamp == m.now
 
 
-def test_waiting_join_keeps_an_old_member_alive():
+def test_waiting_join_keeps_an_old_member_alive() -> None:
     m, [a, b] = group(2, session=SESSION)
     token = m.join(a)
     for _ in range(5):
@@ -504,7 +504,7 @@ def test_waiting_join_keeps_an_old_member_alive():
     assert set(m.group.roster.members) == {a, b}
 
 
-def test_commit_keeps_the_session_alive():
+def test_commit_keeps_the_session_alive() -> None:
     m, [a] = group()
     for _ in range(5):
         m.advance(SESSION - 1)
@@ -515,21 +515,21 @@ def test_commit_keeps_the_session_alive():
 # -- leaving
 
 
-def test_leave_rebalances():
+def test_leave_rebalances() -> None:
     m, [a, b] = group(2)
     assert m.leave(LeavingMember(b)) == [E.NONE]
     assert m.group.state is State.PREPARING_REBALANCE
     assert m.joined(m.join(a)).generation == 2
 
 
-def test_leave_of_the_last_member_empties_the_group():
+def test_leave_of_the_last_member_empties_the_group() -> None:
     m, [a] = group()
     assert m.leave(LeavingMember(a)) == [E.NONE]
     assert m.group.state is State.EMPTY
     assert m.store().members == ()
 
 
-def test_leave_several_members_by_id_and_instance():
+def test_leave_several_members_by_id_and_instance() -> None:
     m = Machine()
     a, _ = m.member(instance="a")
     b, _ = m.member(instance="b")
@@ -556,21 +556,21 @@ def test_leave_several_members_by_id_and_instance():
     assert list(m.group.roster.members) == [b]
 
 
-def test_leave_of_a_pending_member():
+def test_leave_of_a_pending_member() -> None:
     m = Machine()
     pending = m.joined(m.join(), E.MEMBER_ID_REQUIRED).member_id
     assert m.leave(LeavingMember(pending)) == [E.NONE]
     assert m.leave(LeavingMember(pending)) == [E.UNKNOWN_MEMBER_ID]
 
 
-def test_leave_during_a_rebalance_completes_it():
+def test_leave_during_a_rebalance_completes_it() -> None:
     m, [a, b, c] = group(3)
     tokens = [m.join(a), m.join(b)]
     assert m.leave(LeavingMember(c)) == [E.NONE]
     assert [m.joined(token).generation for token in tokens] == [2, 2]
 
 
-def test_leave_answers_what_the_member_waits_for():
+def test_leave_answers_what_the_member_waits_for() -> None:
     m, [a, b] = group(2)
     join = m.join(a)
     m.leave(LeavingMember(a))
@@ -585,7 +585,7 @@ def test_leave_answers_what_the_member_waits_for():
     m.synced(sync, E.UNKNOWN_MEMBER_ID)
 
 
-def test_leader_leaves_and_another_leads():
+def test_leader_leaves_and_another_leads() -> None:
     m, [a, b] = group(2)
     m.leave(LeavingMember(a))
     assert m.joined(m.join(b)).leader == b
@@ -603,7 +603,7 @@ def static(version=9, **how):
     return m, a, b
 
 
-def test_kip_345_static_member_joins_without_a_second_request():
+def test_kip_345_static_member_joins_without_a_second_request() -> None:
     m = Machine()
     a, token = m.member(instance="a")
     assert a.startswith("a-")
@@ -625,7 +625,7 @@ def test_kip_345_returning_follower_takes_its_place_without_a_rebalance(version)
     assert m.synced(m.sync(answer.member_id, 1, instance="b")).assignment == b.encode()
 
 
-def test_kip_814_returning_leader_is_told_to_skip_the_assignment():
+def test_kip_814_returning_leader_is_told_to_skip_the_assignment() -> None:
     m, a, b = static()
     token = m.join(instance="a")
     m.store()
@@ -635,7 +635,7 @@ def test_kip_814_returning_leader_is_told_to_skip_the_assignment():
     assert [member.member_id for member in answer.members] == [answer.member_id, b]
 
 
-def test_kip_345_returning_leader_before_kip_814_is_told_its_old_id():
+def test_kip_345_returning_leader_before_kip_814_is_told_its_old_id() -> None:
     m, a, _ = static()
     token = m.join(instance="a", version=8)
     m.store()
@@ -644,7 +644,7 @@ def test_kip_345_returning_leader_before_kip_814_is_told_its_old_id():
     assert m.group.roster.leader == answer.member_id
 
 
-def test_kip_345_old_id_is_fenced():
+def test_kip_345_old_id_is_fenced() -> None:
     m, a, _ = static()
     m.join(instance="a")
     m.store()
@@ -656,7 +656,7 @@ def test_kip_345_old_id_is_fenced():
     assert m.leave(LeavingMember(a, "a")) == [E.FENCED_INSTANCE_ID]
 
 
-def test_kip_345_what_the_old_id_waits_for_is_fenced():
+def test_kip_345_what_the_old_id_waits_for_is_fenced() -> None:
     m = Machine()
     a, join = m.member(instance="a")
     m.join(instance="a")
@@ -670,7 +670,7 @@ def test_kip_345_what_the_old_id_waits_for_is_fenced():
     assert a not in m.group.roster
 
 
-def test_kip_345_return_while_completing_rebalances():
+def test_kip_345_return_while_completing_rebalances() -> None:
     m = Machine()
     m.member(instance="a")
     m.advance(DELAY)
@@ -678,7 +678,7 @@ def test_kip_345_return_while_completing_rebalances():
     assert m.group.generation == 2
 
 
-def test_kip_345_return_that_changes_the_protocol_rebalances():
+def test_kip_345_return_that_changes_the_protocol_rebalances() -> None:
     m = Machine()
     for name in "ab":
         m.member(instance=name, protocols=(("x", b""), ("y", b"")))
@@ -689,7 +689,7 @@ def test_kip_345_return_that_changes_the_protocol_rebalances():
     assert m.group.state is State.PREPARING_REBALANCE
 
 
-def test_kip_345_failed_write_brings_the_old_id_back():
+def test_kip_345_failed_write_brings_the_old_id_back() -> None:
     m, a, b = static()
     token = m.join(instance="a", session=70_000, protocols=(("range", b"new"),))
     m.store(E.KAFKA_STORAGE_ERROR)
@@ -702,7 +702,7 @@ def test_kip_345_failed_write_brings_the_old_id_back():
     assert (member.session_timeout_ms, member.metadata("range")) == (SESSION, b"meta")
 
 
-def test_kip_345_rebalance_during_the_write_answers_the_return():
+def test_kip_345_rebalance_during_the_write_answers_the_return() -> None:
     m, _a, b = static()
     token = m.join(instance="a")
     m.member()
@@ -713,7 +713,7 @@ def test_kip_345_rebalance_during_the_write_answers_the_return():
     assert m.joined(token).generation == 2
 
 
-def test_kip_345_return_during_the_write_of_another_return():
+def test_kip_345_return_during_the_write_of_another_return() -> None:
     m, _a, _b = static()
     first = m.join(instance="a")
     second = m.join(instance="a")
@@ -724,7 +724,7 @@ def test_kip_345_return_during_the_write_of_another_return():
     m.joined(second)
 
 
-def test_kip_345_return_into_an_emptied_group_is_a_new_member():
+def test_kip_345_return_into_an_emptied_group_is_a_new_member() -> None:
     m, _, _ = static()
     m.leave(LeavingMember("", "a"), LeavingMember("", "b"))
     m.store()
@@ -736,7 +736,7 @@ def test_kip_345_return_into_an_emptied_group_is_a_new_member():
 # -- commits
 
 
-def test_commit_rules():
+def test_commit_rules() -> None:
     m, [a] = group()
     assert m.commit(a, 1) == E.NONE
     assert m.commit(a, 2) == E.ILLEGAL_GENERATION
@@ -759,7 +759,7 @@ def test_commit_rules():
 # -- descriptions, subscriptions, deletion
 
 
-def test_description_shows_metadata_only_when_stable():
+def test_description_shows_metadata_only_when_stable() -> None:
     m, [a] = group()
     described = m.group.describe()
     assert (described.state, described.protocol_type, described.protocol) == ("Stable", "consumer", "range")
@@ -773,7 +773,7 @@ def test_description_shows_metadata_only_when_stable():
     assert described.members[0].assignment == a.encode()
 
 
-def test_subscriptions_are_read_from_the_metadata():
+def test_subscriptions_are_read_from_the_metadata() -> None:
     m = Machine()
     m.member(protocols=(("range", subscription("t", "u")),))
     m.member(protocols=(("range", subscription("v") + b"later versions"),))
@@ -794,20 +794,20 @@ def test_unreadable_subscriptions_count_as_all_topics(metadata):
     assert m.group.roster.subscribed is None
 
 
-def test_other_protocol_types_subscribe_to_nothing():
+def test_other_protocol_types_subscribe_to_nothing() -> None:
     m = Machine()
     m.member(protocol_type="connect")
     m.advance(DELAY)
     assert not m.group.roster.is_subscribed_to("t")
 
 
-def test_emptied_consumer_group_subscribes_to_nothing():
+def test_emptied_consumer_group_subscribes_to_nothing() -> None:
     m, [a] = group()
     m.leave(LeavingMember(a))
     assert not m.group.roster.is_subscribed_to("t")
 
 
-def test_only_an_empty_group_can_be_killed_and_comes_back_if_that_fails():
+def test_only_an_empty_group_can_be_killed_and_comes_back_if_that_fails() -> None:
     m, [a] = group()
     with pytest.raises(InternalError):
         m.group.kill()
@@ -823,7 +823,7 @@ def test_only_an_empty_group_can_be_killed_and_comes_back_if_that_fails():
     m.joined(m.join(), E.MEMBER_ID_REQUIRED)
 
 
-def test_unload_sends_everybody_away():
+def test_unload_sends_everybody_away() -> None:
     m, [a, b] = group(2)
     join = m.join(a)
     m.apply(m.group.unload())
@@ -846,7 +846,7 @@ def reload(m, **settings):
     return again
 
 
-def test_loaded_group_goes_on():
+def test_loaded_group_goes_on() -> None:
     m, [a, b] = group(2)
     m.advance(SESSION - 1)
     again = reload(m)
@@ -860,7 +860,7 @@ def test_loaded_group_goes_on():
     assert again.group.state is State.EMPTY
 
 
-def test_loaded_empty_group_keeps_its_generation():
+def test_loaded_empty_group_keeps_its_generation() -> None:
     m, [a] = group()
     m.leave(LeavingMember(a))
     m.store()
@@ -870,12 +870,12 @@ def test_loaded_empty_group_keeps_its_generation():
     assert again.group.roster.subscribed == frozenset()
 
 
-def test_loaded_group_above_the_limit_rebalances():
+def test_loaded_group_above_the_limit_rebalances() -> None:
     m, _ = group(2)
     assert reload(m, group_max_size=1).group.state is State.PREPARING_REBALANCE
 
 
-def test_loaded_group_of_old_records():
+def test_loaded_group_of_old_records() -> None:
     value = GroupMetadataValue("", 0, None, None, -1, ())
     loaded = ClassicGroup.load("g", value, Machine().settings, 5)
     assert loaded.protocol_type is None

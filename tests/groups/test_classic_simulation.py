@@ -30,7 +30,7 @@ class Client:
         self.alive = True
         self.result = None
 
-    def act(self):
+    def act(self) -> None:
         m, rng = self.sim.machine, self.sim.rng
         if self.token is not None:
             if self.token in m.waiting:
@@ -111,7 +111,7 @@ class Simulation:
         if assignment and client.generation == self.machine.group.generation:
             assert int(assignment) <= client.generation
 
-    def step(self):
+    def step(self) -> None:
         m, rng = self.machine, self.rng
         dice = rng.random()
         if dice < 0.03 and len(self.clients) < 8:
@@ -133,7 +133,7 @@ class Simulation:
         elif self.clients:
             rng.choice(self.clients).act()
 
-    def restart(self):
+    def restart(self) -> None:
         """The broker comes back with what it had stored."""
         m = self.machine
         before = m.stored.generation
@@ -142,7 +142,7 @@ class Simulation:
         m.last_generation = before
         m.leaders.clear()  # generations that were not stored are counted again
 
-    def settle(self):
+    def settle(self) -> None:
         """Storage heals and everybody behaves: the group becomes stable with all that are there."""
         m = self.machine
         for _ in range(400):

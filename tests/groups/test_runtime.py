@@ -54,7 +54,7 @@ class World:
         await self.groups.start()
         return self
 
-    async def stop(self):
+    async def stop(self) -> None:
         """Stop the coordinator and storage, and open storage again."""
         await self.groups.stop()
         await self.engine.close()
@@ -124,7 +124,7 @@ class World:
         return {decode_key(key): value for key, value in self.log.records()}
 
 
-async def settle():
+async def settle() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -132,7 +132,7 @@ async def settle():
 # -- the topic
 
 
-async def test_topic_is_made_once():
+async def test_topic_is_made_once() -> None:
     world = await World(offsets_topic_num_partitions=7, offsets_topic_segment_bytes=12345).start()
     topic = world.engine.topics.get("__offsets")
     assert (topic.partitions, topic.internal) == (7, True)
@@ -158,7 +158,7 @@ def test_java_hash(text, value):
     assert java_hash(text) == (expected if value is None else value) == expected
 
 
-async def test_groups_are_spread_as_in_kafka():
+async def test_groups_are_spread_as_in_kafka() -> None:
     async with World(offsets_topic_num_partitions=50) as world:
         for group, partition in [("polygenelubricants", 0), ("hello", 99162322 % 50), ("console-consumer-1", None)]:
             await world.commit(1, group=group)
@@ -182,7 +182,7 @@ async def test_while_loading_nothing_is_served_but_heartbeats():
     assert world.groups.delete_offsets("g", []) == (loading, {})
 
 
-async def test_after_stop_nothing_is_served_and_what_waits_is_answered():
+async def test_after_stop_nothing_is_served_and_what_waits_is_answered() -> None:
     world = await World().start()
     waiting = world.join()
     await world.groups.stop()
@@ -194,7 +194,7 @@ async def test_after_stop_nothing_is_served_and_what_waits_is_answered():
 # -- members
 
 
-async def test_requests_are_checked():
+async def test_requests_are_checked() -> None:
     async with World() as world:
         assert world.join(group="").error == E.INVALID_GROUP_ID
         assert world.join(session=5999).error == E.INVALID_SESSION_TIMEOUT
@@ -210,7 +210,7 @@ async def test_requests_are_checked():
         assert (error, left.error, left.member_id, left.instance_id) == (E.NONE, E.UNKNOWN_MEMBER_ID, "m", "i")
 
 
-async def test_assignment_is_answered_when_it_is_durable():
+async def test_assignment_is_answered_when_it_is_durable() -> None:
     async with World() as world:
         answer = world.join()
         world.groups.tick()
@@ -225,7 +225,7 @@ async def test_assignment_is_answered_when_it_is_durable():
         assert world.groups.describe("g").state == "Stable"
 
 
-async def test_failed_write_of_the_assignment():
+async def test_failed_write_of_the_assignment() -> None:
     async with World() as world:
         answer = world.join()
         world.groups.tick()
@@ -236,7 +236,7 @@ async def test_failed_write_of_the_assignment():
         assert world.groups.describe("g").state == "PreparingRebalance"
 
 
-async def test_cancelled_join_leaves_the_member_to_its_timeout():
+async def test_cancelled_join_leaves_the_member_to_its_timeout() -> None:
     async with World(new_member_join_timeout_ms=20_000) as world:
         member_id = await world.stable()
         waiting = world.join()
@@ -249,7 +249,7 @@ async def test_cancelled_join_leaves_the_member_to_its_timeout():
         assert [m.member_id for m in world.groups.describe("g").members] == [member_id]
 
 
-async def test_cancelled_join_may_complete():
+async def test_cancelled_join_may_complete() -> None:
     async with World() as world:
         waiting = world.join()
         waiting.cancel()
@@ -257,7 +257,7 @@ async def test_cancelled_join_may_complete():
         assert world.groups.describe("g").state == "CompletingRebalance"
 
 
-async def test_leave_waits_for_the_record_of_the_emptied_group():
+async def test_leave_waits_for_the_record_of_the_emptied_group() -> None:
     async with World() as world:
         member_id = await world.stable()
         world.log.hold()
@@ -269,14 +269,14 @@ async def test_leave_waits_for_the_record_of_the_emptied_group():
         assert (error, member.error) == (E.NONE, E.NONE)
 
 
-async def test_failed_leave_is_told():
+async def test_failed_leave_is_told() -> None:
     async with World() as world:
         member_id = await world.stable()
         world.log.append_error = E.NOT_ENOUGH_REPLICAS
         assert await world.groups.leave("g", [LeavingMember(member_id)]) == (E.COORDINATOR_NOT_AVAILABLE, ())
 
 
-async def test_heartbeats_make_no_timers():
+async def test_heartbeats_make_no_timers() -> None:
     async with World() as world:
         members = [await world.stable(f"g{n}") for n in range(50)]
         deadlines = len(world.groups.deadlines)
@@ -287,7 +287,7 @@ async def test_heartbeats_make_no_timers():
         assert len(world.groups.deadlines) == deadlines
 
 
-async def test_sessions_end_in_many_groups():
+async def test_sessions_end_in_many_groups() -> None:
     async with World() as world:
         members = [await world.stable(f"g{n}") for n in range(20)]
         world.now += 9000
@@ -328,7 +328,7 @@ async def test_group_that_cannot_be_stored_is_told(caplog):
         assert await world.commit(1, group="h") == E.NONE
 
 
-async def test_commit_that_cannot_be_stored_leaves_nothing_behind():
+async def test_commit_that_cannot_be_stored_leaves_nothing_behind() -> None:
     async with World() as world:
         with pytest.raises(StateRecordError):
             world.commit(1, group="x" * 40_000)
@@ -361,7 +361,7 @@ async def test_a_fault_after_a_write_does_not_keep_the_others_waiting(caplog):
 # -- committed offsets
 
 
-async def test_commit_is_answered_and_seen_when_it_is_durable():
+async def test_commit_is_answered_and_seen_when_it_is_durable() -> None:
     async with World() as world:
         world.log.hold()
         answer = world.commit(5)
@@ -373,7 +373,7 @@ async def test_commit_is_answered_and_seen_when_it_is_durable():
         assert world.offset() == 5
 
 
-async def test_failed_commit_changes_nothing():
+async def test_failed_commit_changes_nothing() -> None:
     async with World() as world:
         await world.commit(5)
         world.log.append_error = E.KAFKA_STORAGE_ERROR
@@ -383,7 +383,7 @@ async def test_failed_commit_changes_nothing():
         assert [group.group_id for group in world.groups.list()] == ["g"]
 
 
-async def test_commits_of_one_turn_share_a_batch():
+async def test_commits_of_one_turn_share_a_batch() -> None:
     async with World() as world:
         answers = [world.commit(n, partition=n % 4) for n in range(100)]
         assert set(await asyncio.gather(*answers)) == {E.NONE}
@@ -391,7 +391,7 @@ async def test_commits_of_one_turn_share_a_batch():
         assert [world.offset(p) for p in range(4)] == [96, 97, 98, 99]
 
 
-async def test_large_turns_are_split():
+async def test_large_turns_are_split() -> None:
     async with World() as world:
         topic = world.engine.topics.get("t")
         commits = [Commit("t", topic.topic_id, p, 1, 0, "x" * 4000) for p in range(100)]
@@ -400,7 +400,7 @@ async def test_large_turns_are_split():
         assert 3 <= world.log.appends <= 5
 
 
-async def test_what_a_commit_holds():
+async def test_what_a_commit_holds() -> None:
     async with World() as world:
         await world.commit(5)
         await world.commit(6, partition=1, retention=1000)
@@ -410,7 +410,7 @@ async def test_what_a_commit_holds():
         assert decode_offset_value(second) == OffsetCommitValue(6, -1, "m6", world.now, world.now + 1000)
 
 
-async def test_commit_checks():
+async def test_commit_checks() -> None:
     async with World() as world:
         check = world.groups.check_commit
         assert check("g", "", None, -1, says_not_found=True) == E.NONE
@@ -421,7 +421,7 @@ async def test_commit_checks():
         assert check("g", "", None, -1, says_not_found=True) == E.UNKNOWN_MEMBER_ID
 
 
-async def test_delete_offsets():
+async def test_delete_offsets() -> None:
     async with World() as world:
         assert world.groups.delete_offsets("g", [("t", 0)]) == (E.GROUP_ID_NOT_FOUND, {})
         await world.engine.topics.create("u", 1, {})
@@ -441,7 +441,7 @@ async def test_delete_offsets():
         assert world.groups.delete_offsets("connect", [("u", 0)]) == (E.NON_EMPTY_GROUP, {})
 
 
-async def test_failed_delete_of_offsets():
+async def test_failed_delete_of_offsets() -> None:
     async with World() as world:
         await world.commit(1)
         world.log.append_error = E.KAFKA_STORAGE_ERROR
@@ -452,7 +452,7 @@ async def test_failed_delete_of_offsets():
 # -- deleting groups and topics
 
 
-async def test_delete_group():
+async def test_delete_group() -> None:
     async with World() as world:
         assert world.groups.delete("g") == E.GROUP_ID_NOT_FOUND
         await world.stable()
@@ -468,7 +468,7 @@ async def test_delete_group():
         assert [group.group_id for group in world.groups.list()] == ["g"]
 
 
-async def test_delete_group_takes_commits_along_that_are_being_written():
+async def test_delete_group_takes_commits_along_that_are_being_written() -> None:
     async with World() as world:
         world.log.hold()
         commit = world.commit(1)
@@ -482,7 +482,7 @@ async def test_delete_group_takes_commits_along_that_are_being_written():
         assert world.groups.list() == []
 
 
-async def test_failed_delete_brings_the_group_back():
+async def test_failed_delete_brings_the_group_back() -> None:
     async with World() as world:
         await world.emptied()
         await world.commit(1)
@@ -494,7 +494,7 @@ async def test_failed_delete_brings_the_group_back():
         assert world.groups.describe("g").state == "Stable"
 
 
-async def test_failed_delete_under_a_new_group_of_that_name():
+async def test_failed_delete_under_a_new_group_of_that_name() -> None:
     async with World(group_initial_rebalance_delay_ms=3000) as world:
         await world.commit(1)
         await world.commit(2, partition=1)
@@ -508,7 +508,7 @@ async def test_failed_delete_under_a_new_group_of_that_name():
         assert world.groups.describe("g").state == "PreparingRebalance"
 
 
-async def test_deleting_a_topic_deletes_its_offsets_in_all_groups():
+async def test_deleting_a_topic_deletes_its_offsets_in_all_groups() -> None:
     async with World() as world:
         await world.engine.topics.create("u", 2, {})
         for group in "gh":
@@ -528,7 +528,7 @@ async def test_deleting_a_topic_deletes_its_offsets_in_all_groups():
         assert world.groups.offsets("g").by_topic.keys() == {"t"}
 
 
-async def test_topics_that_went_while_nobody_watched():
+async def test_topics_that_went_while_nobody_watched() -> None:
     world = await World().start()
     for name in ("u", "v"):
         await world.engine.topics.create(name, 1, {})
@@ -548,7 +548,7 @@ async def test_topics_that_went_while_nobody_watched():
 # -- restarts
 
 
-async def test_restart_rebuilds_groups_and_offsets():
+async def test_restart_rebuilds_groups_and_offsets() -> None:
     async with World(offsets_topic_num_partitions=3) as world:
         members = {name: await world.stable(name) for name in ("a", "b", "c")}
         for n in range(10):
@@ -572,7 +572,7 @@ async def test_restart_rebuilds_groups_and_offsets():
         assert world.groups.describe("a").state == "Empty"
 
 
-async def test_a_deleted_prefix_of_the_log_is_not_read():
+async def test_a_deleted_prefix_of_the_log_is_not_read() -> None:
     world = await World().start()
     await world.commit(1)
     await world.commit(2, partition=1)
@@ -595,7 +595,7 @@ async def test_records_of_unknown_kind_are_left_alone(caplog):
     await world.groups.stop()
 
 
-async def test_damaged_records_keep_their_partition_from_being_served():
+async def test_damaged_records_keep_their_partition_from_being_served() -> None:
     """Kafka's own coordinator does not serve it either: a group that is there must not look like one that is not."""
     world = await World().start()
     world.groups.state_log.write(0, [(encode_key(GroupMetadataKey("g")), b"\0\x03rubbish")], lambda code: None)
@@ -680,7 +680,7 @@ async def test_rebalancing_groups_keep_all(week):
         assert world.offset(topic="old") == 1
 
 
-async def test_groups_that_hold_markers_keep_all(week):
+async def test_groups_that_hold_markers_keep_all(week: int) -> None:
     """An exactly-once sink that is down for longer than that must still know what it wrote."""
     async with World() as world:
         await world.commit(1, group="__kop.spark.orders")
@@ -692,7 +692,7 @@ async def test_groups_that_hold_markers_keep_all(week):
         assert world.offset(group="__kop.spark.bills") == 1
 
 
-async def test_retention_of_the_commit_itself():
+async def test_retention_of_the_commit_itself() -> None:
     async with World() as world:
         await world.commit(1, retention=5 * MINUTE)
         await expire(world, 4)
@@ -709,14 +709,14 @@ async def test_retention_of_the_commit_itself_does_not_end_live_subscriptions(we
         assert world.offset() == 1
 
 
-async def test_group_that_never_had_anything_goes():
+async def test_group_that_never_had_anything_goes() -> None:
     async with World() as world:
         await world.emptied()
         await expire(world, 0)
         assert world.groups.list() == []
 
 
-async def test_group_that_expects_a_member_stays():
+async def test_group_that_expects_a_member_stays() -> None:
     async with World() as world:
         request = JoinRequest("", None, "c", "/", "x", (("p", b""),), 10_000, 5000)
         assert world.groups.join("g", request).error == E.MEMBER_ID_REQUIRED

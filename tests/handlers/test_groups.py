@@ -38,7 +38,7 @@ async def stable(s: Talk, group: str) -> tuple[str, int]:
     return member_id, joined.generation_id
 
 
-def test_versions_are_those_of_kafka_4_3():
+def test_versions_are_those_of_kafka_4_3() -> None:
     served = {api.key: (api.min_version, api.max_version) for api in (*groups.APIS, *group_offsets.APIS)}
     assert served == {
         8: (2, 10),
@@ -104,7 +104,7 @@ def test_group_and_offsets_outlive_a_restart(tmp_path):
 
 
 def test_the_offsets_topic_can_be_seen_as_kafkas(tmp_path):
-    async def main():
+    async def main() -> None:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
             await s.commit("", "g", {0: 7})
@@ -120,7 +120,7 @@ def test_the_offsets_topic_can_be_seen_as_kafkas(tmp_path):
 
 @pytest.mark.parametrize("refusal", [E.COORDINATOR_LOAD_IN_PROGRESS, E.COORDINATOR_NOT_AVAILABLE])
 def test_every_api_says_that_groups_are_not_there_yet(tmp_path, refusal):
-    async def main():
+    async def main() -> None:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
             serving.gateway.groups = GroupCoordinator(serving.gateway.engine)
@@ -161,7 +161,7 @@ def test_commits_that_cannot_be_written_are_told_so(tmp_path, monkeypatch):
     store = FaultyStore()
     monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
 
-    async def main():
+    async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
             s = await talk(serving)
             await s.commit("", "g", {0: 1})
@@ -177,7 +177,7 @@ def test_commits_that_cannot_be_written_are_told_so(tmp_path, monkeypatch):
 
 
 def test_many_commits_at_once_are_all_answered(tmp_path):
-    async def main():
+    async def main() -> None:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
             clients = [await RawClient.connect(serving) for _ in range(20)]

@@ -6,12 +6,20 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 T = TypeVar("T")
 
 SECONDS = 100.0
 """How long anything may take on a slow machine that others share; below pytest's limit, to tell what did not come."""
+
+
+@overload
+async def until(condition: Callable[[], Awaitable[T]], what: str = "", seconds: float = SECONDS) -> T: ...
+
+
+@overload
+async def until(condition: Callable[[], T], what: str = "", seconds: float = SECONDS) -> T: ...
 
 
 async def until(condition: Callable[[], T | Awaitable[T]], what: str = "", seconds: float = SECONDS) -> T:

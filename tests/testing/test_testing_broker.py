@@ -166,7 +166,7 @@ def test_topics_are_made_as_asked() -> None:
             (("t", 1, {"retention.ms": "soon"}), ErrorCode.INVALID_CONFIG),
         ):
             with pytest.raises(KopError) as failure:
-                broker.create_topic(*arguments)  # type: ignore[arg-type]
+                broker.create_topic(*arguments)
             assert failure.value.code is code
 
 

@@ -38,7 +38,9 @@ ID, EPOCH, NOW = 4000, 5, 1_000_000
 def at(status: TransactionStatus, **values: Any) -> Transaction:
     """The transactional id in a state, at epoch 5 of producer 4000; what is being ended is pending, as it always is."""
     begun = status in (ONGOING, PREPARE_COMMIT, PREPARE_ABORT)
-    values = {
+    fields: dict[str, Any] = {
+        "producer_id": ID,
+        "producer_epoch": EPOCH,
         "partitions": frozenset({ORDERS}) if begun else frozenset(),
         "start_timestamp": NOW - 10 if begun else -1,
         "last_update_timestamp": NOW - 5,
@@ -46,7 +48,7 @@ def at(status: TransactionStatus, **values: Any) -> Transaction:
         "client_version": 2,
         "pending": status in (PREPARE_COMMIT, PREPARE_ABORT),
     } | values
-    return Transaction(values.pop("producer_id", ID), values.pop("producer_epoch", EPOCH), status=status, **values)
+    return Transaction(status=status, **fields)
 
 
 def ended(transaction: Transaction, *, commit: bool, version: int = 2, **request: Any) -> Decision:

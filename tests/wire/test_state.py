@@ -81,17 +81,17 @@ def test_group_value_is_kafkas(vector):
     assert encode_group_value(value, vector["version"]) == raw
 
 
-def test_versions_are_those_that_kafka_writes():
+def test_versions_are_those_that_kafka_writes() -> None:
     assert encode_offset_value(OffsetCommitValue(1))[:2] == b"\0\4"
     assert encode_offset_value(OffsetCommitValue(1, expire_timestamp=5))[:2] == b"\0\1"
     assert encode_group_value(GroupMetadataValue("consumer", 1, None, None))[:2] == b"\0\3"
 
 
-def test_unknown_kinds_of_keys_are_named():
+def test_unknown_kinds_of_keys_are_named() -> None:
     assert decode_key(b"\0\3\0\1g") == UnknownKey(3)
 
 
-def test_unknown_tags_are_stepped_over():
+def test_unknown_tags_are_stepped_over() -> None:
     raw = encode_offset_value(OffsetCommitValue(7, metadata="m", commit_timestamp=9))
     assert decode_offset_value(raw[:-1] + b"\1\5\2xy") == OffsetCommitValue(7, metadata="m", commit_timestamp=9)
 
@@ -140,7 +140,7 @@ def test_offset_values_round_trip(offset, epoch, metadata, stamp, topic_id):
     assert decode_offset_value(encode_offset_value(value)) == value
 
 
-def test_bytes_of_pending_offsets():
+def test_bytes_of_pending_offsets() -> None:
     """They are in logs: they stay as they are."""
     key = PendingOffsetKey("g", "t", 3, 4001)
     assert encode_key(key).hex() == "03e8000167000174000000030000000000000fa1"
@@ -164,7 +164,7 @@ def test_pending_offsets_round_trip(group, topic, partition, producer_id, epoch,
     assert decode_pending_value(memoryview(encode_pending_value(value))) == value
 
 
-def test_every_truncation_of_a_pending_offset_is_an_error():
+def test_every_truncation_of_a_pending_offset_is_an_error() -> None:
     raw_key = encode_key(PendingOffsetKey("g", "t", 3, 4001))
     raw = encode_pending_value(PendingOffsetValue(5, OffsetCommitValue(7)))
     for size in range(2, len(raw_key)):

@@ -20,7 +20,7 @@ from prometheus_client.core import Metric
 
 from kop.background import repeat
 from kop.errors import BackendError
-from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo
+from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
 from kop.storage.marked_transactions import MarkedTransactions
 from kop.storage.memory.log import MemoryLog
 from kop.storage.memory.space import Space
@@ -88,7 +88,9 @@ class MemoryEngine:
             topic.topic_id: [log.reopened(self._space, policy(topic)) for log in memory.logs[topic.topic_id]]
             for topic in memory.topics
         }
-        self.transactions = MarkedTransactions(self.topics, self.log, lambda: time.time_ns() // 1_000_000)
+        self.transactions: TransactionStorage = MarkedTransactions(
+            self.topics, self.log, lambda: time.time_ns() // 1_000_000
+        )
         if settings.maintain:
             self._upkeep = asyncio.get_running_loop().create_task(
                 repeat("retention or compaction", self._keep_up, every=self._settings.upkeep_interval_ms / 1000)
