@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from sink_kit import POINTS, GivenUpError, Sink
+from spark.sink_kit import POINTS, GivenUpError, Sink
 
 from kop.spark.cluster import FencedError
 from kop.spark.columns import schema
