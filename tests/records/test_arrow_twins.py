@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from records.arrow_kit import TWINS, batch_at, decode, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.damage import damaged
+from records.arrow_kit import TWINS, batch_at, decode, rows_of
 from records.transcode_kit import INT64_MAX, INT64_MIN
+from support.damage import damaged
 
 from kop.errors import KopError
 from kop.records import _pure_arrow, arrow, columns
