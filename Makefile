@@ -22,7 +22,7 @@ $(VENV)/.test: $(BIN)/kop
 run: $(BIN)/kop ## serve Kafka clients on port 9092 (ARGS="--listen ..." for more)
 	@exec $(BIN)/kop serve $(ARGS)
 
-test: $(VENV)/.test ## lint, types and the tests that need nothing else: two minutes
+test: $(VENV)/.test ## lint, types and the tests that need nothing else: six minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
