@@ -2,6 +2,9 @@
 
 python -m conformance.bench.client produce BOOTSTRAP TOPIC SECONDS BATCH_BYTES
 python -m conformance.bench.client latency BOOTSTRAP TOPIC SECONDS RATE
+python -m conformance.bench.client transactions BOOTSTRAP TOPIC SECONDS RECORDS [MOST]
+python -m conformance.bench.client flushes BOOTSTRAP TOPIC SECONDS RECORDS
+python -m conformance.bench.client read BOOTSTRAP TOPIC RECORDS ISOLATION TIMES
 """
 
 from __future__ import annotations
@@ -137,11 +140,103 @@ def latency(bootstrap: str, topic: str, seconds: float, rate: int) -> dict[str, 
     }
 
 
+def transactions(
+    bootstrap: str, topic: str, seconds: float, records: int, most: int = 2**62, *, plain: bool = False
+) -> dict[str, float]:
+    """Transactions of `records`, one after another, for `seconds` or `most` of them; the latencies are of commits.
+
+    `plain`: the same by an idempotent producer that flushes where the other one commits. The first one does not count:
+    with it a server makes its topic of transactions.
+    """
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "batch.num.messages": 100_000,
+            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.kbytes": 65_536,
+            "delivery.report.only.error": True,
+        }
+        | ({} if plain else {"transactional.id": topic})
+    )
+    value = os.urandom(RECORD_BYTES)
+
+    def one() -> float:
+        if not plain:
+            producer.begin_transaction()
+        for _ in range(records):
+            while True:
+                try:
+                    producer.produce(topic, value)
+                    break
+                except BufferError:
+                    producer.poll(0.005)
+        began = time.perf_counter()
+        if not plain:
+            producer.commit_transaction(60)
+        elif left := producer.flush(60):
+            raise SystemExit(f"{left} records were not acknowledged")
+        return (time.perf_counter() - began) * 1000
+
+    if not plain:
+        producer.init_transactions(60)
+    one()
+    began = time.perf_counter()
+    taken: list[float] = []
+    while len(taken) < most and time.perf_counter() < began + seconds:
+        taken.append(one())
+    whole = time.perf_counter() - began
+    sent = len(taken) * records
+    taken.sort()
+    return {
+        "seconds": whole,
+        "records": sent,
+        "requests": len(taken),
+        "bytes": sent * RECORD_BYTES,
+        "p50_ms": taken[len(taken) // 2],
+        "p99_ms": taken[len(taken) * 99 // 100],
+    }
+
+
+def read(bootstrap: str, topic: str, records: int, isolation: str, times: int) -> dict[str, float]:
+    """Read a topic of one partition from its start, so many times, each with a new consumer."""
+    began = time.perf_counter()
+    for _ in range(times):
+        consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"read-{os.getpid()}",
+                "enable.auto.commit": False,
+                "isolation.level": isolation,
+            }
+        )
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        seen = 0
+        while seen < records:
+            found = consumer.consume(min(1000, records - seen), 30)
+            if not found or any(message.error() for message in found):
+                raise SystemExit(f"{seen} of {records} records were read, then: {[each.error() for each in found][:1]}")
+            seen += len(found)
+        consumer.close()
+    taken = time.perf_counter() - began
+    return {
+        "seconds": taken,
+        "records": records * times,
+        "requests": 0,
+        "bytes": records * times * RECORD_BYTES,
+    }
+
+
 def main() -> None:
     """Run one load."""
     what, bootstrap, topic, *rest = sys.argv[1:]
     if what == "produce":
         result = produce(bootstrap, topic, float(rest[0]), int(rest[1]))
+    elif what in ("transactions", "flushes"):
+        result = transactions(bootstrap, topic, float(rest[0]), *map(int, rest[1:]), plain=what == "flushes")
+    elif what == "read":
+        result = read(bootstrap, topic, int(rest[0]), rest[1], int(rest[2]))
     else:
         result = latency(bootstrap, topic, float(rest[0]), int(rest[1]))
     print(json.dumps(result))

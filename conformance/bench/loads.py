@@ -141,6 +141,26 @@ def latency(server: Server, row: Row, sizes: Sizes) -> Run:
     return run
 
 
+def transactions(server: Server, row: Row, sizes: Sizes) -> Run:
+    """librdkafka's transactions, one after another, or the same records with a flush in the place of each commit."""
+    topic = server.topic(row)
+    run = server.timed("client", row.load, server.address, topic, sizes.seconds, row.transaction_records)
+    server.forget(topic)
+    return run
+
+
+def isolation(server: Server, row: Row, sizes: Sizes) -> Run:
+    """A topic of committed transactions, read from memory by librdkafka."""
+    topic = server.topic(row)
+    count = MEMORY_RECORDS // row.transaction_records
+    load("client", "transactions", server.address, topic, 3600, row.transaction_records, count - 1)  # and the first one
+    records = count * row.transaction_records
+    times = max(1, round(MEMORY_TIMES * sizes.seconds / USUAL.seconds))
+    run = server.timed("client", "read", server.address, topic, records, row.isolation, times)
+    server.forget(topic)
+    return run
+
+
 def fetch(server: Server, topic: str, records: int, times: int) -> Run:
     """The raw client from the start of a topic, so many times."""
     spec = {"address": server.address, "topic": topic, "records": records, "record_bytes": RECORD_BYTES, "times": times}
@@ -159,6 +179,9 @@ SIMPLE: dict[str, Callable[[Server, Row, Sizes], Run]] = {
     "librdkafka": produce,
     "commit": commit,
     "latency": latency,
+    "transactions": transactions,
+    "flushes": transactions,
+    "isolation": isolation,
 }
 """Loads that ask nothing but a server that speaks Kafka's protocol."""
 

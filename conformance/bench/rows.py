@@ -17,7 +17,10 @@ RECORD_HEAD = 12
 IN_FLIGHT_BYTES = 4 * 2**20
 
 Engine = Literal["pulsar", "embedded"]
-Load = Literal["produce", "librdkafka", "bare-in", "fetch", "bare-out", "commit", "latency"]
+Load = Literal[
+    "produce", "librdkafka", "bare-in", "fetch", "bare-out", "commit", "latency", "transactions", "flushes", "isolation"
+]
+Isolation = Literal["read_committed", "read_uncommitted"]
 Source = Literal["memory", "gateway-cold", "broker-cold"]
 
 
@@ -40,6 +43,9 @@ class Row:
     """Requests of a connection."""
     source: Source = "memory"
     groups: int = 100
+    transaction_records: int = 1000
+    """Records of a transaction, or between two flushes."""
+    isolation: Isolation = "read_committed"
     longer: int = 1
     """So many times as long as others: what happens once, at the start, would be most of it."""
 
@@ -56,19 +62,23 @@ class Row:
     @property
     def beside_kafka(self) -> bool:
         """Whether its peer is an Apache Kafka, and not what goes to Pulsar without a gateway."""
-        return self.engine == "embedded" or self.load == "commit"
+        return self.engine == "embedded" or self.load in ("commit", *_TRANSACTIONAL)
 
     @property
     def client(self) -> str:
         """What drives it."""
         if self.load.startswith("bare"):
             return "bare client"
-        return "librdkafka" if self.load in ("librdkafka", "latency") else "raw"
+        return "librdkafka" if self.load in ("librdkafka", "latency", *_TRANSACTIONAL) else "raw"
+
+
+_TRANSACTIONAL = ("transactions", "flushes", "isolation")
 
 
 SIZES = {"1k": 1024, "4k": 4096, "16k": 16_384, "64k": 65_536, "1m": 1_048_576}
 COMPRESSED = {name: SIZES[name] for name in ("16k", "64k")}
 
+_WITH_AND_WITHOUT: tuple[tuple[str, Load], ...] = ("", "transactions"), ("-plain", "flushes")
 _BOTH = [
     *(Row(f"in-{name}", "produce", batch_bytes=size) for name, size in SIZES.items()),
     *(Row(f"in-{name}-idempotent", "produce", batch_bytes=size, idempotent=True) for name, size in SIZES.items()),
@@ -95,6 +105,13 @@ _BOTH = [
     Row("out-gateway-cold", "fetch", source="gateway-cold"),
     Row("commit", "commit"),
     Row("latency", "latency"),
+    *(
+        Row(f"tx-{size}{suffix}", load, transaction_records=size)
+        for size in (1, 100, 10_000)
+        for suffix, load in _WITH_AND_WITHOUT
+    ),
+    Row("out-tx-committed", "isolation", isolation="read_committed"),
+    Row("out-tx-uncommitted", "isolation", isolation="read_uncommitted"),
 ]
 _PULSAR = [
     Row("out-broker-cold", "fetch", source="broker-cold"),

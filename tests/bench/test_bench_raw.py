@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from conformance.bench import raw
-from conformance.bench.client import create, delete
+from conformance.bench.client import create, delete, read, transactions
 from conformance.bench.kafka_frames import CommitRequest, FetchRequest, ProduceRequest, batch, read_uvarint, uvarint
 from kop.records.batch import check_produced, iter_records, read_header
 from kop.testing import Broker
@@ -124,6 +124,20 @@ def test_every_group_commits_what_it_was_told(broker: Broker, topic: str) -> Non
         committed += consumer.committed([TopicPartition(topic, 0)], 30)[0].offset
         consumer.close()
     assert committed == done["requests"] >= 3
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_transactions_and_flushes_count_all_but_the_first_and_are_read_by_both_kinds_of_consumers(
+    broker: Broker, plain: bool
+) -> None:
+    name = f"bench-{next(numbers)}"
+    create(broker.bootstrap, name, 1)
+    sent = transactions(broker.bootstrap, name, 60, 10, 3, plain=plain)
+    assert (sent["requests"], sent["records"], sent["bytes"]) == (3, 30, 30 * 1024)
+    assert 0 < sent["p50_ms"] <= sent["p99_ms"]
+    assert end_of(broker, name) == (40 if plain else 44)
+    for isolation in ("read_committed", "read_uncommitted"):
+        assert read(broker.bootstrap, name, 40, isolation, 2)["records"] == 80
 
 
 @pytest.mark.parametrize(
