@@ -6,7 +6,6 @@ Must not know: what the coordinator decides, what follows from its answer.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 from uuid import UUID
@@ -19,8 +18,6 @@ from kop.wire.messages import AddPartitionsToTxnRequest
 from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 _VERSION: Final = 5
-_AGAIN_SECONDS: Final = 0.02
-"""Kafka's pause before a broker asks another one again."""
 
 
 class LeaderOfPartition(Protocol):
@@ -88,13 +85,6 @@ class TransactionCoordinators:
         return VerifiedPartitions(
             errors=errors, storage_transaction=answer.tags.get(STORAGE_TRANSACTION, b""), passes=True
         )
-
-    async def settled(self, transactional_id: str, seconds: float) -> None:
-        """See `TransactionCoordinator.settled`. Another broker is asked again after a moment."""
-        if self._elsewhere(transactional_id) is None:
-            await self._own.settled(transactional_id, seconds)
-        else:
-            await asyncio.sleep(min(seconds, _AGAIN_SECONDS))
 
     async def _ask(
         self,

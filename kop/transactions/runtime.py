@@ -8,7 +8,7 @@ Must not know: the wire, versions of requests, sockets, how the machine decides,
 - An end that was decided is carried through: markers are tried until they are written, by whichever broker coordinates
   the transactional id then.
 - Steps of one transactional id come one after another. Partitions that are added while others are being added wait for
-  those; any other request is CONCURRENT_TRANSACTIONS meanwhile.
+  those, and a short time for the end of the transaction before; any other request is CONCURRENT_TRANSACTIONS meanwhile.
 - Deadlines go by a clock that never goes back; what is written goes by the wall clock.
 """
 
@@ -55,6 +55,9 @@ _EXPIRY_SLICE: Final = 200
 """Transactional ids that are looked at before other work of the event loop gets its turn."""
 _READY_SECONDS: Final = 5.0
 """How long the first request that needs the topic waits for it."""
+CONCURRENT_SECONDS: Final = 0.1
+"""How long a request that begins a transaction waits for the end of the one before: librdkafka asks again after 20 ms,
+and that end often takes less."""
 _MOST_NAMED: Final = 10
 """Partitions that a line in the log names."""
 _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
@@ -283,21 +286,26 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         client_version: int,
     ) -> ErrorCode:
         """Add partitions to the transaction, which begins with the first; see `machine.add_partitions`."""
+        waited = False
         while True:
             entry, error = self._find(transactional_id)
             if entry is None:
                 return error
-            if entry.adding is None:
+            if entry.adding is not None:
+                await asyncio.wait({entry.adding})
+                continue
+            decision = machine.add_partitions(
+                entry.transaction,
+                self._wall(),
+                producer_id=producer_id,
+                epoch=epoch,
+                partitions=partitions,
+                client_version=client_version,
+            )
+            if decision.error is not ErrorCode.CONCURRENT_TRANSACTIONS or entry.ending is None or waited:
                 break
-            await asyncio.wait({entry.adding})
-        decision = machine.add_partitions(
-            entry.transaction,
-            self._wall(),
-            producer_id=producer_id,
-            epoch=epoch,
-            partitions=partitions,
-            client_version=client_version,
-        )
+            waited = True
+            await asyncio.wait({entry.ending}, timeout=CONCURRENT_SECONDS)
         if decision.error or (decision.next is None and self._is_prepared(entry, partitions)):
             return decision.error
         entry.adding = asyncio.get_running_loop().create_task(self._add_partitions(entry, decision, partitions))
@@ -328,13 +336,6 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                 transactional_id, producer_id, epoch, inside, entry.transaction.client_version
             ):
                 return VerifiedPartitions(error)
-
-    async def settled(self, transactional_id: str, seconds: float) -> None:
-        """Wait until nothing of a transactional id is being written any more, or for so many seconds."""
-        entry = self._entries.get(transactional_id)
-        waiting = {task for task in (entry.ending, entry.adding) if task is not None} if entry is not None else None
-        if waiting:
-            await asyncio.wait(waiting, timeout=seconds)
 
     async def end(
         self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, client_version: int

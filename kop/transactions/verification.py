@@ -30,8 +30,6 @@ StoredPartition: TypeAlias = tuple[UUID, int]
 LEASE_SECONDS: Final = 5.0
 """How long it is good what another broker said. It waits so long before it ends a transaction without having reached
 this one, which may write into the transaction until then."""
-CONCURRENT_SECONDS: Final = 0.1
-"""How long a request that begins a transaction waits for the end of the one before."""
 
 
 class Coordinators(Protocol):
@@ -51,9 +49,6 @@ class Coordinators(Protocol):
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]
     ) -> VerifiedPartitions:
         """See `TransactionCoordinator.verify_partitions`."""
-
-    async def settled(self, transactional_id: str, seconds: float) -> None:
-        """See `TransactionCoordinator.settled`."""
 
 
 class TransactionalProducer(NamedTuple):
@@ -163,12 +158,7 @@ class TransactionVerifier:
         return answer.error or answer.errors[partition]
 
     async def _add(self, producer: TransactionalProducer, partitions: Collection[Partition]) -> ErrorCode:
-        for last in (False, True):
-            error = await self._coordinators.add_partitions(*producer, partitions, EPOCH_BUMPED_AT_END)
-            if error is not ErrorCode.CONCURRENT_TRANSACTIONS or last:
-                break
-            await self._coordinators.settled(producer.transactional_id, CONCURRENT_SECONDS)
-        return error
+        return await self._coordinators.add_partitions(*producer, partitions, EPOCH_BUMPED_AT_END)
 
     def forget(self, producer_id: int) -> None:
         """The producer's transaction ends: it has to be verified again before anything more is taken for it."""

@@ -186,6 +186,19 @@ async def test_an_end_is_answered_before_its_markers_and_nothing_passes_it() -> 
         assert await w.add(after, ORDERS) == E.NONE
 
 
+async def test_the_next_transaction_waits_for_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kop.transactions.runtime.CONCURRENT_SECONDS", 60.0)
+    async with world() as w:
+        who = await w.begun(version=1)
+        w.markers.open.clear()
+        assert await w.end(who, version=1) == who
+        adding = [asyncio.ensure_future(w.add(who, topics, version=1)) for topics in (ORDERS, BILLS)]
+        await asyncio.sleep(0)
+        w.markers.open.set()
+        assert await asyncio.gather(*adding) == [E.NONE, E.NONE]
+        assert w.markers.written[0].partitions
+
+
 async def test_markers_are_tried_until_they_are_written() -> None:
     async with world() as w:
         who = await w.begun()
