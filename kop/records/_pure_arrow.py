@@ -194,6 +194,18 @@ class RowBuilder:
             headers.offsets.append(len(headers.names.offsets) - 1)
         return full
 
+    def add_small(
+        self, data: Buffer, pos: int, done: int, end: int, max_inflated: int
+    ) -> tuple[list[ChunkParts], int, int]:
+        """Take batches from `pos` of a response on, as many as need nothing but their records to be taken.
+
+        The compiled twin takes batches of a few records that are not compressed, no control batches, and right: it
+        does for them what `kop.records.columns` does for each batch, and stops before the first other one, or one that
+        begins at `end`. This one leaves all to that. Returns the chunks that got full, the position of the next
+        batch, and the first offset from `done` on that was not reached.
+        """
+        return [], pos, done
+
     def finish(self) -> ChunkParts | None:
         """The chunk of the rows that are left, None for none; the next row begins another one."""
         rows = self._rows

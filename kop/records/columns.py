@@ -135,7 +135,13 @@ class FetchedColumns(Iterator[Chunk]):
     ) -> Iterator[Chunk]:
         transactions = None if aborted is None else _Transactions(aborted)
         pos, done = 0, start
-        while done < end and len(data) - pos >= LOG_OVERHEAD:
+        while done < end:
+            if transactions is None or transactions.are_over:
+                full, pos, done = self._builder.add_small(data, pos, done, end, self._max_inflated)
+                for parts in full:
+                    yield self._given(parts)
+            if done >= end or len(data) - pos < LOG_OVERHEAD:
+                break
             base_offset, length = _PLACE.unpack_from(data, pos)
             if base_offset >= end:
                 done = end
@@ -226,6 +232,11 @@ class _Transactions:
     def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
         self._to_come = sorted(aborted, key=lambda one: one[1], reverse=True)
         self._open: set[int] = set()
+
+    @property
+    def are_over(self) -> bool:
+        """Whether no batch to come is of an aborted transaction."""
+        return not (self._to_come or self._open)
 
     def is_aborted(self, batch: memoryview, header: BatchHeader) -> bool:
         producer_id = header.producer_id

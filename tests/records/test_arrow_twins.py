@@ -126,6 +126,32 @@ def test_any_bytes(data: bytes, count: int, last: int, limits: tuple[bool, int, 
     assert chunks(native, limits, calls) == chunks(_pure_arrow, limits, calls)
 
 
+@only_with_two
+def test_small_batches_are_taken_together() -> None:
+    good = [Record(at, 5, b"k", b"v", ((b"h", None),)) for at in range(16)]
+    data = batch_at(3, good) + batch_at(19, good[:1], log_append_time=True) + batch_at(25, good[:2], last_offset=8)
+    for other in (
+        batch_at(34, good, codec=Codec.LZ4),
+        batch_at(34, [*good, good[0]._replace(offset=16)]),
+        batch_at(34, good)[:-1],
+        batch_at(34, good)[:-1] + b"x",
+        batch_at(34, [Record(0, 2**62, None, None)]),
+        bytes(build_marker(1, 0, commit=True, coordinator_epoch=0, timestamp=1, offset=34)),
+        b"",
+        bytes(61),
+    ):
+        builder = native.RowBuilder(True, 10, 1000)
+        full, pos, done = builder.add_small(data + other, 0, 5, 100, 1 << 20)
+        assert (pos, done, len(full)) == (len(data), 34, 1)
+        ((rows, next_offset, *_),) = full
+        assert (rows, next_offset) == (10, 15)
+        assert builder.finish()[:2] == (7, 27)
+    builder = native.RowBuilder(True, 10, 1000)
+    assert builder.add_small(data, 0, 5, 19, 1 << 20)[2] == 19
+    assert builder.add_small(data, len(data), 19, 30, 1 << 20) == ([], len(data), 19)
+    assert builder.add_small(data, 0, 5, 30, 10) == ([], 0, 5)
+
+
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 

@@ -1,10 +1,13 @@
 //! Kafka records <-> the buffers of Arrow arrays, as kop/records/_pure_arrow.py lays them out.
 
 use crate::kafka::{nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Records};
+use crate::produce::{BatchHeader, CODEC_MASK, CONTROL_BIT, CRC_FROM, HEADER_SIZE, LOG_APPEND_TIME_BIT, LOG_OVERHEAD};
 use crate::{record_fault, Fault, Result};
 
 /// No byte of a record's headers takes more bytes than these in a chunk.
 const SECTION_WEIGHT: usize = 4;
+/// A batch of more records is worth a call of its own.
+const SMALL: i32 = 16;
 
 // Kafka -> Arrow
 
@@ -130,6 +133,57 @@ pub struct Batch<'a> {
     pub until_offset: i64,
 }
 
+impl<'a> Batch<'a> {
+    /// The batch at the start of `data`, and its size, where it is small, and nothing is wrong with it or its records.
+    fn small(data: &'a [u8], from_offset: i64, until_offset: i64, max_inflated: usize) -> Option<(Self, usize)> {
+        let header = BatchHeader::read(data)?;
+        let size = usize::try_from(header.batch_length).ok()?.checked_add(LOG_OVERHEAD)?;
+        let body = data.get(HEADER_SIZE..size)?;
+        let last = header.base_offset.checked_add(header.last_offset_delta.into())?;
+        let right = header.magic == 2
+            && header.attributes & (CODEC_MASK | CONTROL_BIT) == 0
+            && (1..=SMALL).contains(&header.record_count)
+            && header.base_offset >= 0
+            && header.base_offset < until_offset
+            && header.last_offset_delta >= 0
+            && last < i64::MAX
+            && body.len() <= max_inflated
+            && crc32c::crc32c(&data[CRC_FROM..size]) == header.crc;
+        let batch = Batch {
+            body,
+            count: header.record_count.into(),
+            base_offset: header.base_offset,
+            last_offset_delta: header.last_offset_delta.into(),
+            base_timestamp: header.base_timestamp,
+            append_time: (header.attributes & LOG_APPEND_TIME_BIT != 0).then_some(header.max_timestamp),
+            from_offset,
+            until_offset,
+        };
+        (right && batch.is_right()).then_some((batch, size))
+    }
+
+    fn records(&self) -> Records<'a> {
+        Records::with_gaps(self.body, self.count, self.last_offset_delta, self.base_timestamp, self.append_time)
+    }
+
+    /// Whether the records can be taken, all of them.
+    fn is_right(&self) -> bool {
+        let mut records = self.records();
+        loop {
+            match records.next() {
+                Err(_) => return false,
+                Ok(None) => return true,
+                Ok(Some(record)) => {
+                    let headers = record.section == [0] || walk_headers(record.section, |_| ()).is_some();
+                    if !headers || record.timestamp.checked_mul(1000).is_none() {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Records in, chunks out.
 pub struct Builder {
     with_headers: bool,
@@ -146,13 +200,7 @@ impl Builder {
     pub fn add(&mut self, batch: &Batch<'_>) -> Result<Vec<Rows>> {
         let mut full = Vec::new();
         let kind = i32::from(batch.append_time.is_some()).to_ne_bytes();
-        let mut records = Records::with_gaps(
-            batch.body,
-            batch.count,
-            batch.last_offset_delta,
-            batch.base_timestamp,
-            batch.append_time,
-        );
+        let mut records = batch.records();
         while let Some(record) = records.next()? {
             let Some(offset) = batch.base_offset.checked_add(record.delta) else {
                 return record_fault(format!("a record at {} + {}", batch.base_offset, record.delta));
@@ -193,6 +241,27 @@ impl Builder {
             }
         }
         Ok(full)
+    }
+
+    /// Takes small batches from `pos` on, to before the first that is something else or not right. Returns the chunks
+    /// that got full, where that one begins, and the first offset that was not reached.
+    pub fn add_small(
+        &mut self,
+        data: &[u8],
+        mut pos: usize,
+        mut done: i64,
+        end: i64,
+        max_inflated: usize,
+    ) -> Result<(Vec<Rows>, usize, i64)> {
+        let mut full = Vec::new();
+        while done < end {
+            let rest = data.get(pos..).unwrap_or_default();
+            let Some((batch, size)) = Batch::small(rest, done, end, max_inflated) else { break };
+            full.append(&mut self.add(&batch)?);
+            pos += size;
+            done = done.max(batch.base_offset + batch.last_offset_delta + 1).min(end);
+        }
+        Ok((full, pos, done))
     }
 
     pub fn finish(&mut self) -> Option<Rows> {

@@ -81,7 +81,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 9;
+    const FORMAT: u32 = 10;
 
     #[pyfunction]
     fn read_frames<'py>(
@@ -459,6 +459,22 @@ mod _native {
             };
             let full = self.0.add(&batch).map_err(|fault| fault.raise(py))?;
             full.iter().map(|rows| chunk(py, rows)).collect()
+        }
+
+        fn add_small<'py>(
+            &mut self,
+            py: Python<'py>,
+            data: PyBuffer<u8>,
+            pos: usize,
+            done: i64,
+            end: i64,
+            max_inflated: usize,
+        ) -> PyResult<(Vec<Bound<'py, PyTuple>>, usize, i64)> {
+            let data = crate::lent(py, &data)?;
+            let (full, pos, done) =
+                self.0.add_small(data, pos, done, end, max_inflated).map_err(|fault| fault.raise(py))?;
+            let chunks = full.iter().map(|rows| chunk(py, rows)).collect::<PyResult<_>>()?;
+            Ok((chunks, pos, done))
         }
 
         fn finish<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {

@@ -131,36 +131,43 @@ pub struct BatchHeader {
     pub record_count: i32,
 }
 
-const HEADER_SIZE: usize = 61;
-const LOG_OVERHEAD: usize = 12;
-const CRC_FROM: usize = 21;
+pub const HEADER_SIZE: usize = 61;
+pub const LOG_OVERHEAD: usize = 12;
+pub const CRC_FROM: usize = 21;
 const MIN_RECORD_SIZE: i64 = 7;
-const CODEC_MASK: i16 = 0x07;
-const LOG_APPEND_TIME_BIT: i16 = 0x08;
+pub const CODEC_MASK: i16 = 0x07;
+pub const LOG_APPEND_TIME_BIT: i16 = 0x08;
 const TRANSACTIONAL_BIT: i16 = 0x10;
-const CONTROL_BIT: i16 = 0x20;
+pub const CONTROL_BIT: i16 = 0x20;
 const ZSTD: i16 = 4;
 /// Elements that the arrays of one message may have, all together.
 const MOST_ELEMENTS: usize = 1 << 18;
 
+impl BatchHeader {
+    /// What stands at the start of `data`, not looked at; None where it is too short.
+    pub fn read(data: &[u8]) -> Option<BatchHeader> {
+        let mut fields = Fields { data, pos: 0 };
+        Some(BatchHeader {
+            base_offset: fields.int64()?,
+            batch_length: fields.int32()?,
+            leader_epoch: fields.int32()?,
+            magic: fields.array().map(i8::from_be_bytes)?,
+            crc: fields.array().map(u32::from_be_bytes)?,
+            attributes: fields.int16()?,
+            last_offset_delta: fields.int32()?,
+            base_timestamp: fields.int64()?,
+            max_timestamp: fields.int64()?,
+            producer_id: fields.int64()?,
+            producer_epoch: fields.int16()?,
+            base_sequence: fields.int32()?,
+            record_count: fields.int32()?,
+        })
+    }
+}
+
 /// The header of a batch with which nothing is wrong, its records not looked at.
 fn checked(data: &[u8], zstd_allowed: bool) -> Option<BatchHeader> {
-    let mut fields = Fields { data, pos: 0 };
-    let header = BatchHeader {
-        base_offset: fields.int64()?,
-        batch_length: fields.int32()?,
-        leader_epoch: fields.int32()?,
-        magic: fields.array().map(i8::from_be_bytes)?,
-        crc: fields.array().map(u32::from_be_bytes)?,
-        attributes: fields.int16()?,
-        last_offset_delta: fields.int32()?,
-        base_timestamp: fields.int64()?,
-        max_timestamp: fields.int64()?,
-        producer_id: fields.int64()?,
-        producer_epoch: fields.int16()?,
-        base_sequence: fields.int32()?,
-        record_count: fields.int32()?,
-    };
+    let header = BatchHeader::read(data)?;
     let codec = header.attributes & CODEC_MASK;
     let count = i64::from(header.record_count);
     let right = header.batch_length as i64 + LOG_OVERHEAD as i64 == data.len() as i64
