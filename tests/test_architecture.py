@@ -128,10 +128,6 @@ def test_only_one_module_of_records_knows_pyarrow_and_loads_it_when_called() -> 
             assert "pyarrow" not in " ".join(map(ast.unparse, at_once)), f"{path} imports pyarrow when it is imported"
 
 
-STILL_TIED: set[str] = set()
-"""Packages inside which modules still import each other in a circle. A package that is untied has to leave this set."""
-
-
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
@@ -157,18 +153,8 @@ def circles() -> list[list[str]]:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports for types alone count: they show that a part knows its parent."""
-    found = circles()
-    tied = {
-        package: [c for c in found if all(f"{name}.".startswith(f"{package}.") for name in c)] for package in STILL_TIED
-    }
-    for circle in found:
-        assert any(circle in known for known in tied.values()), f"a circle of imports: {', '.join(circle)}"
-    for package, known in tied.items():
-        assert known, f"{package} has no circle of imports any more: take it out of STILL_TIED"
+    assert circles() == []
 
-
-STILL_REACHES: set[str] = set()
-"""Modules in which one class still uses a private member of another. A module that is mended has to leave this set."""
 
 KNOWS_INTERNALS_OF_KAFKA_PYTHON = {"kop/wire/codec.py", "kop/cli/common.py", "tests/support/random_messages.py"}
 """kafka-python has no public name for the fields of a message and for the brokers that a client knows."""
@@ -223,34 +209,19 @@ def test_nobody_uses_a_private_member_of_another_object(path: Path) -> None:
     found = private_members_reached(path)
     if name in KNOWS_INTERNALS_OF_KAFKA_PYTHON:
         return
-    if name in STILL_REACHES:
-        assert found, f"{name} uses no private member any more: take it out of STILL_REACHES"
-        return
     assert not found, "a private member of another object is used: " + "; ".join(found)
-
-
-STILL_SETS = {
-    "tests/handlers/test_list_offsets.py",
-    "tests/storage/test_sqlite.py",
-    "tests/storage/test_sqlite_failures.py",
-    "tests/storage/test_sqlite_transactions.py",
-}
-"""Tests that still set a private name of a module. One that is mended has to leave this set."""
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_test_sets_a_private_name(path: Path) -> None:
     """What a test sets is a part of a module's interface, and has a public name."""
     private = re.findall(r"setattr\(\s*(?:[\w.()]+,\s*)?\"(?:[\w.]+\.)?_(?!_)\w+\"", path.read_text())
-    if str(path.relative_to(ROOT)) in STILL_SETS:
-        assert private, f"{path} sets no private name any more: take it out of STILL_SETS"
-        return
     assert not private, f"{path} sets {'; '.join(private)}"
 
 
-def test_modules_that_are_still_excepted_exist() -> None:
+def test_modules_that_are_excepted_exist() -> None:
     names = {str(path.relative_to(ROOT)) for path in [*modules(), *TESTS]}
-    assert names >= STILL_REACHES | STILL_SETS | KNOWS_INTERNALS_OF_KAFKA_PYTHON
+    assert names >= KNOWS_INTERNALS_OF_KAFKA_PYTHON
 
 
 ENGINES = sorted(path.name for path in (PACKAGE / "storage").iterdir() if (path / "engine.py").exists())

@@ -39,7 +39,7 @@ _OLDEST_VERSION_OF = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, 
 _AT_ONCE = 64
 SEARCHES_OF_ONE = 8
 """Look-ups by time that one request has side by side; all requests together have `gateway.SEARCHES_AT_ONCE`."""
-_ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 20.0
 """Less than clients wait for an answer (30 s), however many partitions have to be attached first."""
 _Answer: TypeAlias = tuple[ErrorCode, int, int]
 """Error code, timestamp in milliseconds, offset."""
@@ -85,8 +85,8 @@ async def _look_all_up(
     """Look offsets up side by side: a storage that has to attach a partition first takes some milliseconds for each."""
     parts = {(topic.name, part.partition_index): part for topic in request.topics for part in topic.partitions}
     committed = reads_committed(request.isolation_level)
-    turns, searches = Turns(_AT_ONCE), Turns(SEARCHES_OF_ONE, _ANSWER_SECONDS)
-    end = asyncio.get_running_loop().time() + _ANSWER_SECONDS
+    turns, searches = Turns(_AT_ONCE), Turns(SEARCHES_OF_ONE, ANSWER_SECONDS)
+    end = asyncio.get_running_loop().time() + ANSWER_SECONDS
     late = 0
 
     async def look_up(key: tuple[str, int]) -> _Answer:
@@ -105,7 +105,7 @@ async def _look_all_up(
             "Where it happens often, the storage is slow to open partitions",
             late,
             len(wanted),
-            _ANSWER_SECONDS,
+            ANSWER_SECONDS,
         )
     return dict(zip(wanted, answers, strict=True))
 

@@ -115,7 +115,7 @@ def test_an_empty_log_answers_its_ends_and_nothing_else(tmp_path: Path) -> None:
 def test_who_asks_for_many_gets_what_is_there_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: int, late: int
 ) -> None:
-    monkeypatch.setattr("kop.handlers.list_offsets._ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("kop.handlers.list_offsets.ANSWER_SECONDS", 0.1)
 
     async def attach(self: PartitionLog) -> None:
         if self is slow:
@@ -202,7 +202,7 @@ def test_look_ups_by_time_are_bounded_for_a_request_and_for_all(
 
 
 def test_a_look_up_of_one_partition_has_its_time_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(list_offsets, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(list_offsets, "ANSWER_SECONDS", 0.1)
 
     async def main() -> None:
         searches = Searches(monkeypatch)

@@ -71,7 +71,7 @@ async def test_no_acknowledgement_before_the_commit_returns(sqlite: InterceptedS
 
 
 async def test_one_insert_a_commit(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_IDLE_SECONDS", SECONDS)  # an idle writer runs statements of its own
+    monkeypatch.setattr(writer, "IDLE_SECONDS", SECONDS)  # an idle writer runs statements of its own
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=8)
         statements: list[str] = []
@@ -110,7 +110,7 @@ async def test_close_waits_for_a_step_of_the_background_work(sqlite: Intercepted
 async def test_an_idle_writer_lets_go_of_what_it_wrote(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(writer, "IDLE_SECONDS", 0.05)
     async with sqlite.opened() as engine:
         log = await make(engine)
         changes = await engine.writer.run(lambda conn: conn.total_changes, transaction=False)
@@ -227,7 +227,7 @@ async def test_the_write_ahead_log_stays_small(sqlite: InterceptedStore) -> None
 
 
 async def test_the_file_shrinks(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "_VACUUM_FROM_PAGES", 8)
+    monkeypatch.setattr(maintenance, "VACUUM_FROM_PAGES", 8)
     async with sqlite.opened() as engine:
         log = await make(engine)
         await asyncio.gather(*[append(log, batch(["x" * 1_000_000])) for _ in range(20)])

@@ -220,7 +220,7 @@ async def test_queued_bytes_are_bounded(sqlite: InterceptedStore) -> None:
 
 
 async def test_a_crash_in_compaction(sqlite: InterceptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "_STEP_BYTES", 2000)
+    monkeypatch.setattr(compaction, "STEP_BYTES", 2000)
     async with sqlite.opened() as engine:
         log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0", delete_retention_ms="0")
         expected: dict[bytes, tuple[int, bytes | None]] = {}
@@ -244,7 +244,7 @@ async def test_a_crash_in_compaction(sqlite: InterceptedStore, tmp_path: Path, m
 
 
 async def test_a_crash_in_retention(sqlite: InterceptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "_REMOVE_ROWS", 4)
+    monkeypatch.setattr(maintenance, "REMOVE_ROWS", 4)
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=2, retention_ms="1000")
         gone = await make(engine, "gone", 3)
@@ -297,7 +297,7 @@ async def test_rows_still_to_be_removed_do_not_count_for_retention(sqlite: Inter
 async def test_deleted_topics_do_not_keep_retention_waiting(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("_DEAD_STEPS", 1), ("_REMOVE_ROWS", 2), ("_REMOVE_LOGS", 2), ("TICK_SECONDS", 0.01)):
+    for name, value in (("DEAD_STEPS", 1), ("REMOVE_ROWS", 2), ("REMOVE_LOGS", 2), ("TICK_SECONDS", 0.01)):
         monkeypatch.setattr(maintenance, name, value)
     sqlite.settings.update(maintain=True, retention_check_interval_ms=10)
     async with sqlite.opened() as engine:

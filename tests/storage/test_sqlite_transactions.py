@@ -236,7 +236,7 @@ async def newest(log: Any) -> dict[bytes | None, int]:
 async def test_a_crash_in_compaction_loses_no_transaction(
     sqlite: InterceptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "_STEP_BYTES", 600)
+    monkeypatch.setattr(compaction, "STEP_BYTES", 600)
     configs = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0"}
     async with sqlite.opened() as engine:
         await fill_with_transactions(engine, **configs)
@@ -267,7 +267,7 @@ async def test_a_crash_in_compaction_loses_no_transaction(
 async def test_a_crash_in_retention_loses_no_transaction(
     sqlite: InterceptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_REMOVE_ROWS", 4)
+    monkeypatch.setattr(maintenance, "REMOVE_ROWS", 4)
     async with sqlite.opened() as engine:
         seen = await fill_with_transactions(engine, retention_bytes="1500")
         log = first(engine)
@@ -351,8 +351,8 @@ def test_kill_9_under_load_tears_no_transaction(tmp_path: Path, seed: int) -> No
 
 async def test_many_small_transactions_leave_little(sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a compacted topic neither markers nor aborted transactions stay, on disk and in memory."""
-    monkeypatch.setattr(sqlite_log, "_ABORTED_KEPT_SECONDS", 0.0)
-    monkeypatch.setattr(compaction, "_STEP_BYTES", 20_000)
+    monkeypatch.setattr(sqlite_log, "ABORTED_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(compaction, "STEP_BYTES", 20_000)
     async with sqlite.opened() as engine:
         log = await make(engine, cleanup_policy="compact", min_cleanable_dirty_ratio="0")
         producer = TransactionalProducer(log, 1)
@@ -437,7 +437,7 @@ async def test_producers_of_open_transactions_are_remembered(sqlite: Intercepted
 async def test_deleted_records_take_their_aborted_transactions(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_log, "_ABORTED_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(sqlite_log, "ABORTED_KEPT_SECONDS", 0.0)
     async with sqlite.opened() as engine:
         log = await make(engine)
         producer = TransactionalProducer(log, 1)
@@ -461,7 +461,7 @@ async def test_deleted_records_take_their_aborted_transactions(
 async def test_one_insert_a_commit_of_batches_and_markers(
     sqlite: InterceptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_IDLE_SECONDS", SECONDS)  # an idle writer runs statements of its own
+    monkeypatch.setattr(writer, "IDLE_SECONDS", SECONDS)  # an idle writer runs statements of its own
     async with sqlite.opened() as engine:
         log = await make(engine)
         producer = TransactionalProducer(log, 1)

@@ -31,7 +31,8 @@ from kop.storage.tail_cache import TailCache
 
 _log = logging.getLogger(__name__)
 
-_STEP_BYTES = 4 << 20
+STEP_BYTES = 4 << 20
+"""Bytes of batches that one step of compaction reads: it holds no more of a partition in memory."""
 _UPDATE_ROWS = 128
 _UPDATE_BYTES = 256 << 10
 _ROW = "(?,?,?,?,?,?)"
@@ -173,7 +174,7 @@ def find(
 
 
 def _batches(conn: sqlite3.Connection, log_id: int, offset: int, end: int) -> list[tuple[BatchRow, bytes, BatchHeader]]:
-    rows = reader.read_rows(conn, log_id, offset, end, _STEP_BYTES)
+    rows = reader.read_rows(conn, log_id, offset, end, STEP_BYTES)
     return [(row, data, read_header(data)) for row, data in rows]
 
 

@@ -33,7 +33,7 @@ from kop.storage.sqlite.writer import QueuedAppend, QueuedMarker, Writer
 from kop.storage.tail_cache import Tail, TailCache
 from kop.storage.transaction_index import AbortedTransaction
 
-_ABORTED_KEPT_SECONDS = 300.0
+ABORTED_KEPT_SECONDS = 300.0
 """How long the aborted transactions are told whose records are gone from the log. Somebody may have read some before,
 and not looked yet which of them were aborted.
 """
@@ -228,7 +228,7 @@ class SqliteLog(Partition):
         aborted = self.aborted
         if self.producer_states is not None and aborted and aborted[0].last_offset < before:
             transactions = self.producer_states.transactions
-            self._context.loop.call_later(_ABORTED_KEPT_SECONDS, transactions.drop_before, before)
+            self._context.loop.call_later(ABORTED_KEPT_SECONDS, transactions.drop_before, before)
 
     def committed(self, entry: QueuedAppend) -> None:
         """Make a batch readable that is on disk, and tell its waiter."""

@@ -39,13 +39,15 @@ SNAPSHOT_BATCHES = 20_000
 """Batches after which producers are stored again. A start after a crash has to read about that many at most."""
 _SNAPSHOT_LOGS = 50
 _REMOVE_BYTES = 32 << 20
-_REMOVE_ROWS = 500
-_REMOVE_LOGS = 100
-_DEAD_STEPS = 20
+REMOVE_ROWS = 500
+REMOVE_LOGS = 100
+"""Batches, and partitions, that one step of removing takes at most: writes wait for no more than one step."""
+DEAD_STEPS = 20
 """Steps of removing rows of deleted topics before other work has its turn again."""
 _VACUUM_PAGES = 256
 _VACUUM_STEPS = 64
-_VACUUM_FROM_PAGES = (64 << 20) // PAGE_SIZE
+VACUUM_FROM_PAGES = (64 << 20) // PAGE_SIZE
+"""Free pages, or a quarter of all where that is more, from which on the file is made smaller."""
 _COMMIT_PAGES = 4
 """Pages that a commit writes beside its batches, about."""
 
@@ -283,7 +285,7 @@ class Maintenance:
     async def _remove_dead(self) -> bool:
         """Delete batches of partitions whose topic is gone, then the partitions; False where some are left to do."""
         todo = [(log_id, _NO_END) for log_id in await self._threads.run(_dead)]
-        for _ in range(_DEAD_STEPS):
+        for _ in range(DEAD_STEPS):
             step, todo = await self._threads.run(_next_removals, todo)
             if step is None or self.closing:
                 break
@@ -371,7 +373,7 @@ class Maintenance:
         """Give free pages back to the file system where there are many; the rest is used again by appends."""
         free, pages = await self._threads.run(_page_counts)
         for _ in range(_VACUUM_STEPS):
-            if free < (at_least or max(_VACUUM_FROM_PAGES, pages // 4)) or self.closing:
+            if free < (at_least or max(VACUUM_FROM_PAGES, pages // 4)) or self.closing:
                 return
             await self._writer.run(_vacuum, _VACUUM_PAGES, transaction=False)
             self._count_wal(_VACUUM_PAGES * PAGE_SIZE)
@@ -397,7 +399,7 @@ def _expired_of(conn: sqlite3.Connection, limit: Limits) -> int | None:
         "SELECT coalesce(sum(size), 0) FROM batch INDEXED BY batch_of_log WHERE log = ? AND last < ?",
         (limit.log_id, start),
     ).fetchone()[0]
-    while rows := reader.scan(conn, limit.log_id, start, limit.end, 1 if new_start is None else _REMOVE_ROWS):
+    while rows := reader.scan(conn, limit.log_id, start, limit.end, 1 if new_start is None else REMOVE_ROWS):
         for row in rows:
             old = limit.older_than is not None and abs(row.timestamp) < limit.older_than
             if not old and (limit.max_size is None or size - row.size < limit.max_size):
@@ -415,9 +417,9 @@ def _next_removals(
     sizes: dict[int, int] = {}
     room = _REMOVE_BYTES
     for i, (log_id, before) in enumerate(todo):
-        if room <= 0 or len(ids) >= _REMOVE_ROWS or len(sizes) >= _REMOVE_LOGS:
+        if room <= 0 or len(ids) >= REMOVE_ROWS or len(sizes) >= REMOVE_LOGS:
             return Removal(ids, sizes), list(todo[max(i - 1, 0) :])
-        for row in reader.scan(conn, log_id, 0, before, _REMOVE_ROWS - len(ids)):
+        for row in reader.scan(conn, log_id, 0, before, REMOVE_ROWS - len(ids)):
             ids.append(row.id)
             sizes[log_id] = sizes.get(log_id, 0) + row.size
             room -= row.size

@@ -42,7 +42,8 @@ _ROW = "(?,?,?,?,?,?,?)"
 _COLUMNS = _ROW.count("?")
 _SPACE_CHECK_BYTES = 32 << 20
 SPACE_CHECK_SECONDS = 0.5
-_IDLE_SECONDS = 1.0
+IDLE_SECONDS = 1.0
+"""How long the writer waits without work before it lets go of the bytes that prepared INSERTs hold."""
 
 
 class Destination(Protocol):
@@ -286,7 +287,7 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            if not self._wake.acquire(timeout=_IDLE_SECONDS if self._bound else -1):
+            if not self._wake.acquire(timeout=IDLE_SECONDS if self._bound else -1):
                 self._unbind()
                 continue
             while self._appends or self._ops:
