@@ -6,7 +6,15 @@ protocol through kafka-python, and knows of kop only how record batches are laid
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kop.spark.group_progress import print_lag
+    from kop.spark.listener import track_progress
+    from kop.spark.streams import write_stream
+
+__all__ = ["print_lag", "register", "track_progress", "write_stream"]
 
 
 def register(spark: Any) -> None:
@@ -19,3 +27,17 @@ def register(spark: Any) -> None:
     from kop.spark.source import KopDataSource  # noqa: PLC0415 (the rest of the room needs pyspark)
 
     spark.dataSource.register(KopDataSource)
+
+
+_HOMES = {
+    "print_lag": "kop.spark.group_progress",
+    "track_progress": "kop.spark.listener",
+    "write_stream": "kop.spark.streams",
+}
+"""Where the names of this package are. Each is imported when it is asked for: a task loads no more than it needs."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

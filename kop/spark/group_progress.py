@@ -1,0 +1,146 @@
+"""The progress of streaming queries as offsets of a consumer group, so that Kafka's and Pulsar's tools show their lag.
+
+Owns: what a query's progress says of partitions, and when it is committed.
+Must not know: how requests are sent (`kop.spark.cluster`), how a query reads.
+
+Spark keeps its offsets in the checkpoint and never asks a group for them: what is committed here is for people and
+alarms. It serves the sources `kafka` and `kop` alike, whose offsets are the same JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from typing import IO, Any, Final, NamedTuple
+
+from kop.spark.cluster import Cluster, Place
+
+_log = logging.getLogger(__name__)
+PATIENCE_SECONDS: Final = 10.0
+
+
+class PartitionProgress(NamedTuple):
+    """How far a query has read a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    """The next one to be read."""
+    end: int | None
+    """The end of the partition, where the source said it."""
+
+    @property
+    def lag(self) -> int | None:
+        """Records that are left to be read."""
+        return None if self.end is None else max(self.end - self.offset, 0)
+
+
+def partitions_of(sources: Iterable[Any]) -> list[PartitionProgress]:
+    """The partitions that the sources of a query's progress name; sources other than `kafka` and `kop` are left out.
+
+    `sources`: those of a StreamingQueryProgress, or of its JSON.
+    """
+    found = []
+    for source in sources:
+        ends = _offsets(_field(source, "latestOffset"))
+        for (topic, partition), offset in _offsets(_field(source, "endOffset")).items():
+            found.append(PartitionProgress(topic, partition, offset, ends.get((topic, partition))))
+    return sorted(found)
+
+
+def _field(source: Any, name: str) -> Any:
+    return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
+
+
+def _offsets(value: Any) -> dict[Place, int]:
+    """Offsets by partition; nothing where it is not JSON of the form `{"topic": {"0": 7}}`."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+        return {
+            (str(topic), int(partition)): offset
+            for topic, partitions in (parsed or {}).items()
+            for partition, offset in partitions.items()
+            if type(offset) is int and offset >= 0
+        }
+    except (ValueError, AttributeError, TypeError):
+        return {}
+
+
+def lag_table(partitions: Iterable[PartitionProgress]) -> str:
+    """The partitions and their lag as text for a terminal."""
+    rows = [("TOPIC", "PARTITION", "OFFSET", "END", "LAG")]
+    for row in partitions:
+        end, lag = ("-" if number is None else f"{number}" for number in (row.end, row.lag))
+        rows.append((row.topic, f"{row.partition}", f"{row.offset}", end, lag))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    numbers = ["  ".join(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)) for row in rows]
+    return "\n".join(f"{row[0].ljust(widths[0])}  {rest}" for row, rest in zip(rows, numbers, strict=True))
+
+
+def print_lag(query: Any, file: IO[str] | None = None) -> None:
+    """Print how far a running query has read, as of its last batch."""
+    progress = query.lastProgress
+    if progress is None:
+        print("the query has not finished a batch yet", file=file or sys.stdout)
+        return
+    print(lag_table(partitions_of(_field(progress, "sources") or [])), file=file or sys.stdout)
+
+
+class GroupProgress:
+    """Commits offsets to a group, as a consumer without membership does; failures are logged and never raised.
+
+    One commit is under way at a time. What comes meanwhile waits, and the newest offset of a partition wins.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], group: str, patience: float = PATIENCE_SECONDS) -> None:
+        """`settings`: kafka-python's; `patience`: seconds for which a commit is tried again."""
+        self._patience = patience
+        self._settings = settings
+        self._group = group
+        self._waiting: dict[Place, int] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"kop-progress-{group}", daemon=True)
+        self._thread.start()
+
+    def commit(self, partitions: Iterable[PartitionProgress]) -> None:
+        """Commit these offsets soon; returns at once."""
+        with self._changed:
+            self._waiting |= {(row.topic, row.partition): row.offset for row in partitions}
+            self._changed.notify()
+
+    def close(self, seconds: float = PATIENCE_SECONDS * 2) -> None:
+        """Commit what waits, and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        cluster: Cluster | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                due, self._waiting = self._waiting, {}
+                if not due:
+                    break
+            try:
+                cluster = cluster or Cluster(self._settings, self._patience)
+                for (topic, partition), error in cluster.commit(self._group, due).items():
+                    _log.warning(
+                        "the offset of %s-%d was not committed to %s: %s", topic, partition, self._group, error
+                    )
+            except Exception as error:  # whatever it is, the query must not end of it
+                _log.warning(
+                    "the progress of the query was not committed to group %s: %s. The next batch commits it again.",
+                    self._group,
+                    error,
+                )
+                if cluster is not None:
+                    cluster.close()
+                    cluster = None
+        if cluster is not None:
+            cluster.close()

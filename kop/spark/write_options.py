@@ -1,0 +1,167 @@
+"""The options of a write, under the names that Spark's Kafka sink gives them where it has them.
+
+Owns: every option's name and values, and what `kafka.*` of a producer means here.
+Must not know: pyspark, sockets, columns.
+
+Names are matched without regard to case, as Spark does. An option that is not known, or that cannot be kept, is an
+error that says what to do: a write never runs with less than it was asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kop.records.batch import LOG_OVERHEAD, Codec
+from kop.spark.options import (
+    CONNECTION_OPTIONS,
+    Given,
+    OptionError,
+    connection_options,
+    one_of,
+    refuse_unknown,
+    text,
+    whole,
+)
+from kop.spark.producing import ProduceSettings
+
+AT_LEAST_ONCE: Final = "at-least-once"
+EXACTLY_ONCE: Final = "exactly-once"
+_BATCH_ROOM: Final = 1024
+"""Bytes that a Produce request takes beside the batch of one partition."""
+
+OPTIONS: Final = (
+    "topic",
+    "deliveryGuarantee",
+    "exactlyOnceTasks",
+    "exactlyOnceId",
+    "exactlyOnceFrom",
+    "exactlyOnceBatch",
+    "checkpointLocation",
+    "path",
+)
+PRODUCER_OPTIONS: Final = (
+    "kafka.compression.type",
+    "kafka.acks",
+    "kafka.max.request.size",
+    "kafka.batch.size",
+    "kafka.transaction.timeout.ms",
+    "kafka.delivery.timeout.ms",
+    "kafka.enable.idempotence",
+    "kafka.linger.ms",
+    "kafka.retries",
+    "kafka.retry.backoff.ms",
+    "kafka.max.in.flight.requests.per.connection",
+    "kafka.buffer.memory",
+    "kafka.max.block.ms",
+)
+REFUSED_HERE: Final = {
+    "kafka.key.serializer": "leave it out: the column key is written as it is",
+    "kafka.value.serializer": "leave it out: the column value is written as it is",
+    "kafka.partitioner.class": "leave it out: no Java class runs in this sink; give rows a column partition",
+    "kafka.interceptor.classes": "leave it out: no Java class runs in this sink",
+    "kafka.transactional.id": "set deliveryGuarantee=exactly-once, and exactlyOnceId for the name",
+    "outputMode": "set it by .outputMode(...)",
+    "includeHeaders": "leave it out: headers are written where the DataFrame has the column",
+}
+_IGNORED: Final[Mapping[str, Callable[[str], Any]]] = {
+    "kafka.linger.ms": whole(0),
+    "kafka.retries": whole(0),
+    "kafka.retry.backoff.ms": whole(0),
+    "kafka.max.in.flight.requests.per.connection": whole(1),
+    "kafka.buffer.memory": whole(1),
+    "kafka.max.block.ms": whole(0),
+    "checkpointLocation": str,
+    "path": str,
+}
+"""Taken so that a user of Spark's Kafka sink need not remove them: each batch of rows is sent when it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactlyOnce:
+    """What an exactly-once sink was told."""
+
+    tasks: int
+    sink_id: str | None = None
+    """None: the id of the streaming query."""
+    first_batch: int = 0
+    batch: int | None = None
+    """None: the batch of the streaming query."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Everything that a write was told."""
+
+    settings: Mapping[str, Any]
+    """kafka-python's."""
+    patience: float
+    """Seconds for which what fails for a time is tried again."""
+    produce: ProduceSettings
+    topic: str | None
+    exactly_once: ExactlyOnce | None
+    """None: at least once."""
+
+
+def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+    """The options of `df.write` or of `df.writeStream`; OptionError."""
+    given = Given(options)
+    connection = connection_options(given)
+    topic = given.take("topic", text, "") or None
+    guarantee = given.take("deliveryGuarantee", one_of(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE)
+    acks = given.take("kafka.acks", one_of("all", "-1", "1", "0"), "all")
+    if acks not in ("all", "-1"):
+        raise OptionError(f"leave kafka.acks out: with {acks} a record that is lost would not be written again")
+    if given.take("kafka.enable.idempotence", one_of("true", "false"), "true") == "false":
+        raise OptionError("leave kafka.enable.idempotence out: records are written by an idempotent producer")
+    # A batch has a request of its own where it is this large; max.request.size of Java bounds the request.
+    most = given.take("kafka.max.request.size", whole(LOG_OVERHEAD + _BATCH_ROOM), 1 << 20) - _BATCH_ROOM
+    produce = ProduceSettings(
+        codec=Codec[given.take("kafka.compression.type", one_of(*_CODECS), "none").upper()],
+        max_batch_bytes=min(most, max(given.take("kafka.batch.size", whole(1), most), 16_384)),
+        transaction_timeout_ms=given.take("kafka.transaction.timeout.ms", whole(1), 300_000),
+    )
+    patience = given.take("kafka.delivery.timeout.ms", whole(1), 120_000) / 1000
+    for name, parse in _IGNORED.items():
+        given.take(name, parse, None)
+    exactly_once = _exactly_once(given, streaming) if guarantee == EXACTLY_ONCE else None
+    if exactly_once is None:
+        for name in ("exactlyOnceTasks", "exactlyOnceId", "exactlyOnceFrom", "exactlyOnceBatch"):
+            if given.has(name):
+                raise OptionError(f"set deliveryGuarantee to exactly-once, or leave {name} out")
+    lowered = {name.lower(): advice for name, advice in REFUSED_HERE.items()}
+    for name in given.left():
+        if name.lower() in lowered:
+            raise OptionError(f'option {name} of format("kop"): {lowered[name.lower()]}')
+    refuse_unknown(given, (*OPTIONS, *PRODUCER_OPTIONS, *CONNECTION_OPTIONS), "the options of a write")
+    return WriteOptions(connection.settings, patience, produce, topic, exactly_once)
+
+
+_CODECS: Final = tuple(codec.name.lower() for codec in Codec)
+
+
+def _exactly_once(given: Given, streaming: bool) -> ExactlyOnce:
+    if not given.has("exactlyOnceTasks"):
+        raise OptionError(
+            "set exactlyOnceTasks to the number of tasks that write each batch, and give the DataFrame as many by "
+            "df.repartition(N, column): a batch that is repeated has to have its rows in the same tasks"
+        )
+    if not streaming and not given.has("exactlyOnceId"):
+        raise OptionError(
+            "set exactlyOnceId to a name of this write: the same write under the same name is done once, however "
+            "often the job runs"
+        )
+    return ExactlyOnce(
+        tasks=given.take("exactlyOnceTasks", whole(1), 1),
+        sink_id=given.take("exactlyOnceId", _name, "") or None,
+        first_batch=given.take("exactlyOnceFrom", whole(0), 0),
+        batch=given.take("exactlyOnceBatch", whole(0), 0) if not streaming else None,
+    )
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._:/-]{1,200}", value.strip()):
+        raise ValueError("is not 1 to 200 letters, digits, and . _ : / -")
+    return value.strip()

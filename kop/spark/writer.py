@@ -1,0 +1,216 @@
+"""The writers of `format("kop")` as PySpark calls them, batch and stream, with Arrow where the version has it.
+
+Owns: what crosses from the driver to the tasks, the connections that a worker process keeps, what a task is called.
+Must not know: how rows are written (`kop.spark.producing`), the steps of an exactly-once task.
+
+A writer is made on the driver, pickled, and run in the tasks. Nothing is to be done at commit and abort: a task's
+records are durable, or its transaction has ended, when `write` returns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyspark.sql.datasource as api
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+
+from kop.spark.cluster import Cluster
+from kop.spark.columns import Columns
+from kop.spark.exactly_once import SinkError, SinkTask, write_task
+from kop.spark.producing import ClusterTransactions, RowProducer
+from kop.spark.write_options import ExactlyOnce, WriteOptions, write_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+QUERY_PROPERTY: Final = "sql.streaming.queryId"
+BATCH_PROPERTY: Final = "streaming.sql.batchId"
+"""How Spark tells a task which query and batch it belongs to. The names are not documented; a test holds them."""
+
+HAS_ARROW_STREAMS: Final = hasattr(api, "DataSourceStreamArrowWriter")
+"""Whether this PySpark has Arrow writers of streams: from 4.1 on."""
+_ArrowStreamBase: Any = getattr(api, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    rows: int
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What a task needs to write its rows; it is pickled."""
+
+    options: WriteOptions
+    columns: Columns
+
+    def batch(self, rows: Iterable[pa.RecordBatch]) -> Written:
+        """Write the rows of a task of a batch query."""
+        return self._write(rows, None, None)
+
+    def stream(self, rows: Iterable[pa.RecordBatch]) -> Written:
+        """Write the rows of a task of a streaming query."""
+        context = _context()
+        query, batch = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(BATCH_PROPERTY)
+        return self._write(rows, query, None if batch is None else int(batch))
+
+    def _write(self, rows: Iterable[pa.RecordBatch], query: str | None, batch: int | None) -> Written:
+        wanted = self.options.exactly_once
+        if wanted is None:
+            return Written(_at_least_once(self.options, rows))
+        task = _task(wanted, query, batch)
+        with _Connected(self.options) as connected:
+            outcome = write_task(task, rows, ClusterTransactions(connected.cluster, task, self.options.produce))
+        return Written(outcome.rows, outcome.repeated)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "a writer runs in a task"
+    return context
+
+
+def _task(wanted: ExactlyOnce, query: str | None, batch: int | None) -> SinkTask:
+    sink_id = wanted.sink_id or query
+    number = batch if wanted.batch is None else wanted.batch
+    if sink_id is None or number is None:
+        raise SinkError(
+            "this Spark does not tell a task its query and batch: write with kop.spark.write_stream(...) instead of "
+            'format("kop")'
+        )
+    return SinkTask(sink_id, number, _context().partitionId(), wanted.tasks, wanted.first_batch)
+
+
+# -- what a worker process keeps from task to task
+
+
+class _Kept:
+    """The connections of this process to one cluster, and the producer of records that need no transaction."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.cluster = Cluster(options.settings, options.patience)
+        self.producer: RowProducer | None = None
+
+
+_kept: dict[tuple[int, str], _Kept] = {}
+"""By process and options: Spark forks its worker processes, and each runs one task at a time."""
+
+
+class _Connected:
+    """Kept connections for the time of a task. They are given up where it fails: what they know may be wrong."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._key = os.getpid(), repr((options.settings, options.patience, options.produce))
+        self._options = options
+
+    def __enter__(self) -> _Kept:
+        found = _kept.get(self._key)
+        if found is None:
+            found = _kept[self._key] = _Kept(self._options)
+        return found
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            _kept.pop(self._key).cluster.close()
+
+
+def _at_least_once(options: WriteOptions, rows: Iterable[pa.RecordBatch]) -> int:
+    """Write rows as an idempotent producer. The process keeps its id: brokers need not know one for each task."""
+    count = 0
+    with _Connected(options) as connected:
+        for batch in rows:
+            if connected.producer is None:
+                identity = connected.cluster.init_producer(None, options.produce.transaction_timeout_ms)
+                connected.producer = RowProducer(connected.cluster, identity, options.produce)
+            connected.producer.write(batch)
+            count += batch.num_rows
+    return count
+
+
+# -- PySpark's classes
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write.format("kop")`."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of a task."""
+        return self._write.batch(map(self._write.columns.batch, iterator))
+
+    def commit(self, messages: list[Any]) -> None:
+        """See `_check_tasks`."""
+        _check_tasks(self._write.options, messages)
+
+
+class _StreamEnd:
+    """What a stream's writer does when all tasks have ended."""
+
+    _write: Write
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        """See `_check_tasks`."""
+        _check_tasks(self._write.options, messages)
+
+    def abort(self, messages: list[Any], batchId: int) -> None:
+        """Nothing is left to be done: a transaction that did not end is aborted by the next attempt, or in time."""
+
+
+class ArrowStreamWriter(_StreamEnd, _ArrowStreamBase):
+    """`df.writeStream.format("kop")` from PySpark 4.1 on."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of a task."""
+        return self._write.stream(map(self._write.columns.batch, iterator))
+
+
+class RowStreamWriter(_StreamEnd, DataSourceStreamWriter):
+    """`df.writeStream.format("kop")` with PySpark 4.0, whose writers of streams get one row after the other."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """Write the rows of a task."""
+        return self._write.stream(self._write.columns.batches(iterator))
+
+
+def _check_tasks(options: WriteOptions, messages: list[Any]) -> None:
+    """Refuse a batch that had fewer tasks than were promised: the next one might have more, in other places."""
+    wanted = options.exactly_once
+    if wanted is not None and len(messages) != wanted.tasks:
+        raise SinkError(
+            f"the batch was written by {len(messages)} tasks, and exactlyOnceTasks says {wanted.tasks}: write "
+            f"df.repartition({wanted.tasks}, column), and set spark.sql.adaptive.enabled to false if it still has fewer"
+        )
+
+
+def _write_of(options: Mapping[str, str], schema: Any, *, streaming: bool) -> Write:
+    made = write_options(options, streaming=streaming)
+    fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    return Write(made, Columns.of(fields, made.topic))
+
+
+def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchWriter:
+    """What writes a batch; OptionError, SinkError."""
+    if overwrite:
+        raise SinkError('write with .mode("append"): a topic cannot be overwritten')
+    return BatchWriter(_write_of(options, schema, streaming=False))
+
+
+def make_stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
+    """What writes a stream; OptionError, SinkError. In complete mode each batch is written whole."""
+    write = _write_of(options, schema, streaming=True)
+    return ArrowStreamWriter(write) if HAS_ARROW_STREAMS else RowStreamWriter(write)

@@ -1,0 +1,77 @@
+"""How far queries have read, as offsets of a group and as text."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient
+
+from kop.spark.group_progress import GroupProgress, PartitionProgress, lag_table, partitions_of, print_lag
+from kop.testing import Broker
+
+SOURCE = {
+    "description": "KafkaV2[Subscribe[orders]]",
+    "endOffset": {"orders": {"0": 7, "1": 3}},
+    "latestOffset": {"orders": {"0": 9}},
+}
+
+
+def test_partitions_of_the_progress_of_a_query() -> None:
+    wanted = [PartitionProgress("orders", 0, 7, 9), PartitionProgress("orders", 1, 3, None)]
+    as_object = SimpleNamespace(endOffset=json.dumps(SOURCE["endOffset"]), latestOffset='{"orders": {"0": 9}}')
+    assert partitions_of([SOURCE]) == wanted
+    assert partitions_of([as_object]) == wanted
+    assert [row.lag for row in wanted] == [2, None]
+
+
+@pytest.mark.parametrize(
+    "offset", [None, "", "12", 12, "not JSON", '{"a": 1}', '{"t": {"0": "7"}}', '{"t": {"0": -1}}']
+)
+def test_sources_of_other_kinds_are_left_out(offset: Any) -> None:
+    assert partitions_of([{"endOffset": offset}]) == []
+
+
+def test_the_lag_as_a_table() -> None:
+    assert lag_table(partitions_of([SOURCE])).splitlines() == [
+        "TOPIC   PARTITION  OFFSET  END  LAG",
+        "orders          0       7    9    2",
+        "orders          1       3    -    -",
+    ]
+    out = io.StringIO()
+    print_lag(SimpleNamespace(lastProgress=None), out)
+    print_lag(SimpleNamespace(lastProgress={"sources": [SOURCE]}), out)
+    assert out.getvalue().startswith("the query has not finished a batch yet\nTOPIC ")
+
+
+def test_offsets_are_committed_to_a_group(kop_shared_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    kop_shared_broker.create_topic("read-by-spark", 2)
+    progress = GroupProgress({"bootstrap_servers": [kop_shared_broker.bootstrap], "client_id": "t"}, "spark-group")
+    with caplog.at_level(logging.WARNING, "kop.spark"):
+        progress.commit([PartitionProgress("read-by-spark", 0, 5, None), PartitionProgress("deleted", 0, 5, None)])
+        progress.commit(
+            [PartitionProgress("read-by-spark", 0, 7, None), PartitionProgress("read-by-spark", 1, 6, None)]
+        )
+        progress.close()
+    admin = KafkaAdminClient(bootstrap_servers=kop_shared_broker.bootstrap)
+    found = admin.list_group_offsets({"spark-group": None})["spark-group"]
+    admin.close()
+    assert {tuple(place): value.offset for place, value in found.items()} == {
+        ("read-by-spark", 0): 7,
+        ("read-by-spark", 1): 6,
+    }
+    assert "the offset of deleted-0 was not committed to spark-group" in caplog.text
+
+
+def test_a_server_that_says_nothing_is_told_of_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING, "kop.spark"):
+        settings = {"bootstrap_servers": [f"127.0.0.1:{silent.getsockname()[1]}"], "client_id": "t"}
+        progress = GroupProgress(settings, "g", patience=0.2)
+        progress.commit([PartitionProgress("t", 0, 5, None)])
+        progress.close()
+    assert "was not committed to group g" in caplog.text
