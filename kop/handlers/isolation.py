@@ -10,7 +10,7 @@ from bisect import bisect_left
 from typing import Final
 
 from kop.errors import PeerError
-from kop.records.batch import base_offset_of, next_offset_of
+from kop.records.batch import base_offset_of, next_offset_of, transactional_producer_of
 from kop.storage.base import PartitionLog, ReadResult
 
 _READ_UNCOMMITTED: Final = 0
@@ -39,9 +39,25 @@ def stable_part(result: ReadResult, last_stable_offset: int) -> ReadResult:
 
 
 def aborted_in(partition_log: PartitionLog, result: ReadResult) -> list[tuple[int, int]]:
-    """Producer ids and first offsets of the aborted transactions that overlap the batches of a read."""
+    """Producer ids and first offsets of the aborted transactions of which a read has batches: records, or the marker.
+
+    Of a transaction that compaction has taken nothing may be told. Readers would look for its marker, which is gone,
+    too, and take all that follows of its producer for aborted.
+    """
     if not result.size:
         return []
     buffers = result.buffers
     aborted = partition_log.aborted_between(base_offset_of(buffers[0]), next_offset_of(buffers[-1]))
-    return [(transaction.producer_id, transaction.first_offset) for transaction in aborted]
+    if not aborted:
+        return []
+    offsets: dict[int, list[int]] = {}
+    for batch in buffers:
+        offsets.setdefault(transactional_producer_of(batch), []).append(base_offset_of(batch))
+
+    told = []
+    for transaction in aborted:
+        of_producer = offsets.get(transaction.producer_id, [])
+        index = bisect_left(of_producer, transaction.first_offset)
+        if index < len(of_producer) and of_producer[index] <= transaction.last_offset:
+            told.append((transaction.producer_id, transaction.first_offset))
+    return told

@@ -88,6 +88,7 @@ _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 _OFFSETS: Final = struct.Struct(">q15xi")
+_PRODUCER: Final = struct.Struct(">h20xq")
 _unpack_header = _HEADER.unpack_from
 
 _LENGTH_AT: Final = 8
@@ -207,6 +208,14 @@ def next_offset_of(batch: Buffer) -> int:
     last_offset_delta: int
     base_offset, last_offset_delta = _OFFSETS.unpack_from(batch)
     return base_offset + last_offset_delta + 1
+
+
+def transactional_producer_of(batch: Buffer) -> int:
+    """The producer id of a stored batch of a transaction, markers among them; -1 of every other batch."""
+    attributes: int
+    producer_id: int
+    attributes, producer_id = _PRODUCER.unpack_from(batch, _ATTRIBUTES_AT)
+    return producer_id if attributes & TRANSACTIONAL_BIT else -1
 
 
 def iter_batches(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:

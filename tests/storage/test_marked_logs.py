@@ -14,6 +14,7 @@ from storage.engines import EngineStore, MemoryStore, SqliteStore
 from storage.marked_producer import TransactionalProducer, committed_values, keyed, kinds
 
 from kop.errors import ErrorCode, KopError
+from kop.handlers.isolation import aborted_in
 from kop.records.batch import build, read_header
 from kop.records.markers import EndMarker, read_marker
 from kop.storage.base import Engine, MarkedLog
@@ -192,3 +193,22 @@ async def test_readers_of_committed_records_see_the_same_after_compaction(marked
             assert await committed_values(log) == before
     async with opened(marked_store) as (engine, log):
         assert (log.last_stable_offset, await committed_values(log)) == (stable, before)
+
+
+async def test_nothing_is_told_of_an_aborted_transaction_that_compaction_took(marked_store: MarkedStore) -> None:
+    """Readers would look for its marker, and take the later records of its producer for aborted ones."""
+    configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "0"}
+    async with opened(marked_store, **configs) as (engine, log):
+        writer = TransactionalProducer(log, 1)
+        await append(log, build(keyed("first")))
+        await writer.put("aborted")
+        await writer.end(commit=False)
+        await writer.put("committed")
+        await writer.end(commit=True)
+        assert aborted_in(log, await log.read(0, LIMIT, min_one=True)) == [(1, 1)]
+        # The first pass takes the aborted record, a later one its marker: a pass after its horizon was set.
+        for now_ms in (NOW + 1, NOW + 2, NOW + 3):
+            await append(log, build(keyed("last")))
+            await engine.maintain(now_ms)
+        read = await log.read(0, LIMIT, min_one=True)
+        assert (kinds(read), aborted_in(log, read)) == (["data", "data", "commit", "data"], [])
