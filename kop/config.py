@@ -294,7 +294,7 @@ class Config(BaseModel):
 
     # -- storage engine
     kop_cache_bytes: Long = _own(
-        "kop.cache.bytes", 67_108_864, "Bytes of the newest batches kept in memory for consumers at the tail.", ge=0
+        "kop.cache.bytes", 67_108_864, "Bytes of the newest batches kept in memory for consumers that read them.", ge=0
     )
     kop_wal_bytes: Long = _own(
         "kop.wal.bytes",

@@ -239,7 +239,10 @@ class _Fetch:
             self._note(response, wanted, self._unknown(wanted))
             return
         if error.code != ErrorCode.NOT_LEADER_OR_FOLLOWER:
-            log.warning("cannot read %s-%d: %s", partition_log.topic.name, partition_log.index, error)
+            log.warning(
+                "cannot read %s-%d: %s; consumers try again. If this goes on, see what docs/operations.md says of it",
+                *(partition_log.topic.name, partition_log.index, error),
+            )
         self._note(response, wanted, error.code if error.code in _KNOWN_TO_CONSUMERS else ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _add(

@@ -169,7 +169,7 @@ class BrokerAttachment(ABC):
                         "%s: Pulsar has not taken it back after %d attempts: %s; trying again", self._what, tries, error
                     )
             except Exception as error:  # an error of `before_attach` ends the attachment, whatever it is
-                log.info("%s: not attached again, because the check before that failed: %r", self._what, error)
+                log.info("%s: not opened again at Pulsar, because the check before that failed: %r", self._what, error)
                 self._give_up(PulsarError("GuardFailed", repr(error)))
                 return
             else:

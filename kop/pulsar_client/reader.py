@@ -264,7 +264,7 @@ class Reader(BrokerAttachment):
                     self._ready.clear()
                     await self._ready.wait()
         except TimeoutError:
-            raise PulsarError("Timeout", f"{self._what} is not attached within {self._timeout:g} s") from None
+            raise PulsarError("Timeout", f"Pulsar did not take {self._what} within {self._timeout:g} s") from None
         return self._connection
 
     async def _last(self, connection: Connection | None = None) -> pb.CommandGetLastMessageIdResponse:

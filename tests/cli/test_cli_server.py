@@ -199,7 +199,7 @@ def test_ctrl_c_is_a_clean_end(kop, topic, signum):
     try:
         assert process.stdout.readline() == b"a\n"
         assert process.stdout.readline() == b"b\n"
-        time.sleep(0.3)  # a signal between printing and noting a record would have it read again
+        # A line comes out of the process behind a flush, which is done when its record is noted as printed.
         process.send_signal(signum)
         out, err = process.communicate(timeout=SECONDS)
     finally:

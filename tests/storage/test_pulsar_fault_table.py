@@ -98,13 +98,13 @@ def test_of_thousands_that_are_alike_a_few_are_named(caplog: pytest.LogCaptureFi
     faults = Faults(lambda: now)
     with caplog.at_level(logging.WARNING):
         for number in range(5000):
-            faults.refused(PulsarError("Timeout", "x"), Refused.READS, f"cannot attach t-{number}")
-        faults.refused(PulsarError("ServiceNotReady", "x"), Refused.READS, "cannot attach t-0")
+            faults.refused(PulsarError("Timeout", "x"), Refused.READS, f"cannot open t-{number}")
+        faults.refused(PulsarError("ServiceNotReady", "x"), Refused.READS, "cannot open t-0")
         lines = [record.getMessage() for record in caplog.records]
         assert len(lines) == 11, "ten of the one kind, one of the other"
         assert ["kop_pulsar_faults_total" in line for line in lines] == [False] * 9 + [True, False]
         now = 61.0
-        faults.refused(PulsarError("Timeout", "x"), Refused.READS, "cannot attach t-7777")
+        faults.refused(PulsarError("Timeout", "x"), Refused.READS, "cannot open t-7777")
         assert "t-7777" in caplog.records[-1].getMessage()
     assert faults.counts["reads_refused_timeout"] == 5001
 

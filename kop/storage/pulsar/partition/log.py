@@ -170,7 +170,7 @@ class PulsarLog(Partition):
 
     def _late(self) -> KopError:
         error = PulsarError("Timeout", f"its end is not known after {WAIT_SECONDS:.0f} s, the search goes on")
-        return self.refused(error, f"cannot attach {self.title}")
+        return self.refused(error, f"cannot open {self.title}")
 
     def _end_waiting(self, error: KopError) -> None:
         """Fail the appends that wait for the log to attach: none of them was sent."""
@@ -197,7 +197,7 @@ class PulsarLog(Partition):
             error = BackendError("the storage engine is closed")
         elif task.exception() is not None:
             failed = task.exception()
-            error = failed if isinstance(failed, KopError) else BackendError(f"cannot attach {self.title}: {failed!r}")
+            error = failed if isinstance(failed, KopError) else BackendError(f"cannot open {self.title}: {failed!r}")
         if error is not None:
             self._end_waiting(error)
         waiting, self._waiting = self._waiting, deque()
@@ -216,7 +216,7 @@ class PulsarLog(Partition):
             if isinstance(error, TimeoutError):
                 error = PulsarError("Timeout", f"its end is not known after {ATTACH_SECONDS:.0f} s")
             if isinstance(error, PulsarError):
-                raise self.gone() if self.deleted else self.refused(error, f"cannot attach {self.title}") from error
+                raise self.gone() if self.deleted else self.refused(error, f"cannot open {self.title}") from error
             raise
         self.attached = self._was_attached = True
         if self.high_watermark:
@@ -243,7 +243,7 @@ class PulsarLog(Partition):
         if self.deleted:
             raise self.gone()
         if not self.tail.following:
-            raise BackendError(f"the tail of {self.title} ended while it began")
+            raise BackendError(f"the gateway's reader of the end of {self.title} failed while it was opened")
 
     def _tell_of_older_entries(self) -> None:
         self.context.count(Fault.PARTITIONS_WITH_ENTRIES_OLDER_THAN_INDEX)
@@ -269,10 +269,13 @@ class PulsarLog(Partition):
         if self.deleted:
             self.detach(self.gone())
             return
-        text = f"the tail of {self.title} ended: {error}; attaching again"
+        text = (
+            f"the gateway's reader of the end of {self.title} failed: {error}; the next request for it opens "
+            "another one. Look at the Pulsar broker, if this goes on"
+        )
         self.context.faults.tell(("tail", self.title), text, "tail")
         self.context.count(Fault.TAILS_LOST)
-        self.detach(BackendError(f"the tail of {self.title} ended: {error}"))
+        self.detach(BackendError(f"the gateway's reader of the end of {self.title} failed: {error}"))
 
     def detach(self, error: KopError) -> None:
         """Stop following the tail. The log attaches again when somebody asks for it the next time.
@@ -355,7 +358,7 @@ class PulsarLog(Partition):
         """Wait until the log ends behind the entry that is the last one now; see `PartitionLog.refresh`."""
         await self.attach()
         if not self.tail.following:
-            raise BackendError(f"the tail of {self.title} has ended")
+            raise BackendError(f"the gateway's reader of the end of {self.title} has failed")
         held = await self.tail.until_end()
         if held is not None:
             await self._end_behind(held)

@@ -298,7 +298,8 @@ class LogTail:
         self._asking = None
         if not task.cancelled() and task.exception() is not None:
             _log.error(
-                "Pulsar cannot be asked why offsets of %s are missing: the tail reads them again",
+                "Pulsar cannot be asked why offsets of %s are missing: they are read again; please report this with "
+                "its traceback",
                 self._source.title,
                 exc_info=task.exception(),
             )
