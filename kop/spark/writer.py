@@ -197,7 +197,8 @@ def _check_tasks(options: WriteOptions, messages: list[Any]) -> None:
         )
 
 
-def _write_of(options: Mapping[str, str], schema: Any, *, streaming: bool) -> Write:
+def make_write(options: Mapping[str, str], schema: Any, *, streaming: bool) -> Write:
+    """What the tasks need; OptionError, SinkError."""
     made = write_options(options, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     return Write(made, Columns.of(fields, made.topic))
@@ -207,10 +208,10 @@ def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Bat
     """What writes a batch; OptionError, SinkError."""
     if overwrite:
         raise SinkError('write with .mode("append"): a topic cannot be overwritten')
-    return BatchWriter(_write_of(options, schema, streaming=False))
+    return BatchWriter(make_write(options, schema, streaming=False))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> Any:
     """What writes a stream; OptionError, SinkError. In complete mode each batch is written whole."""
-    write = _write_of(options, schema, streaming=True)
+    write = make_write(options, schema, streaming=True)
     return ArrowStreamWriter(write) if HAS_ARROW_STREAMS else RowStreamWriter(write)

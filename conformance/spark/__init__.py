@@ -1,0 +1,1 @@
+"""Crash tests of kop's own PySpark sink: `make conformance-spark-crashes`."""
