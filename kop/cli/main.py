@@ -26,6 +26,7 @@ COMMANDS = {
     "produce": "Send lines of stdin or a file as records.",
     "consume": "Print records.",
     "offsets": "Turn Pulsar's message ids into offsets and back.",
+    "spark": 'Run PySpark with format("kop").',
     "check": "Run a round trip against a server and say what works.",
 }
 

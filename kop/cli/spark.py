@@ -1,0 +1,59 @@
+"""`kop spark`: PySpark with everything that `format("kop")` needs: a script, or the shell."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from kop.cli.common import DEFAULT_BOOTSTRAP, bootstrap_option, fail, note
+
+BOOTSTRAP_VARIABLE = "KOP_BOOTSTRAP"
+EPILOG = """\b
+Examples:
+  kop spark                          # the shell, with the session as `spark`
+  kop spark orders.py --day monday
+  kop spark --bootstrap broker.example:9092 orders.py
+
+\b
+A script finds the address in os.environ["KOP_BOOTSTRAP"]."""
+
+
+@click.command("spark", epilog=EPILOG, context_settings={"ignore_unknown_options": True})
+@bootstrap_option
+@click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(bootstrap: str, script: str | None, arguments: tuple[str, ...]) -> None:
+    """Run a PySpark script, or the PySpark shell, with format("kop").
+
+    Spark's workers get this Python, which has kop. Needs Java 17 or 21.
+    """
+    pyspark = importlib.util.find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        fail(f"there is no PySpark in this Python: {sys.executable} -m pip install 'kop[spark]'")
+    home = os.environ.get("JAVA_HOME")
+    if not shutil.which("java", path=f"{home}/bin" if home else None):
+        fail(f"there is no java {f'in JAVA_HOME ({home})' if home else 'on PATH'}: Spark needs Java 17 or 21")
+    environment = os.environ | {
+        BOOTSTRAP_VARIABLE: bootstrap or DEFAULT_BOOTSTRAP,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    source = importlib.util.find_spec("pyspark_kop")
+    if source is None or source.origin is None:
+        fail("there is no module pyspark_kop, which is a part of kop: install kop again")
+    folder = str(Path(source.origin).parent)
+    if folder not in sys.path:  # an editable install: PySpark looks through the folders of the path alone
+        paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    if script is not None:
+        run = [sys.executable, script, *arguments]
+    else:
+        run = [str(Path(pyspark.origin).parent / "bin" / "pyspark"), *arguments]
+        note(f"the server's address is in the environment as {BOOTSTRAP_VARIABLE}: {environment[BOOTSTRAP_VARIABLE]}")
+    sys.stdout.flush()
+    os.execve(run[0], run, environment)
