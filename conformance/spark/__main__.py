@@ -34,7 +34,7 @@ TASKS = 2
 ROWS = 60
 PLAN = ("batch driver", "produced gateway", "ended driver", "marked gateway", "produced driver", "marked driver")
 """Point and victim, in the order of the batches."""
-SECONDS = 240
+SECONDS = 420
 """How long a driver may take to come to its next point: to start a session and write some batches."""
 
 
@@ -43,7 +43,7 @@ class Driver:
 
     def __init__(self, python: str, arguments: list[str], log: Path) -> None:
         here = Path(__file__).resolve().parent
-        environment = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{HERE.parent}"}
+        environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
         self._command = [python, str(here / "driver.py"), *arguments]
         self._environment = environment
         self._log = log

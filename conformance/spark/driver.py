@@ -13,8 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from faulty_source import FaultySource
 from pyspark.sql import SparkSession
+
+from conformance.spark.faulty_source import FaultySource
 
 
 def main(bootstrap: str, topic: str, folder: str, tasks: str, *flags: str) -> None:

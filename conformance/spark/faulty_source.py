@@ -16,8 +16,10 @@ With `faults.ignoreMarkers` tasks are blind to their markers: the crash test has
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +55,10 @@ class Faults:
 class FaultyTransactions(ClusterTransactions):
     """Transactions of a task that stop at the points of task 0."""
 
-    faults: Faults
-
-    def __init__(self, cluster: Cluster, task: SinkTask, settings: ProduceSettings) -> None:
+    def __init__(self, cluster: Cluster, task: SinkTask, settings: ProduceSettings, *, faults: Faults) -> None:
         super().__init__(cluster, task, settings)
         self.task = task
+        self.faults = faults
 
     def _reach(self, point: str) -> None:
         if self.task.task == 0:
@@ -90,13 +91,8 @@ class FaultyWriter(Base):
     """kop's writer with these transactions."""
 
     def __init__(self, write: writer.Write, faults: Faults) -> None:
-        super().__init__(write)
+        super().__init__(dataclasses.replace(write, transactions=functools.partial(FaultyTransactions, faults=faults)))
         self.faults = faults
-
-    def write(self, iterator: Iterator[Any]) -> Any:
-        FaultyTransactions.faults = self.faults
-        writer.ClusterTransactions = FaultyTransactions  # of this worker process
-        return super().write(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         self.faults.reach("batch", batchId)

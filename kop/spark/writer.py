@@ -10,7 +10,7 @@ records are durable, or its transaction has ended, when `write` returns.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +20,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
 from kop.spark.cluster import Cluster
 from kop.spark.columns import Columns
-from kop.spark.exactly_once import SinkError, SinkTask, write_task
-from kop.spark.producing import ClusterTransactions, RowProducer
+from kop.spark.exactly_once import SinkError, SinkTask, TaskTransactions, write_task
+from kop.spark.producing import ClusterTransactions, ProduceSettings, RowProducer
 from kop.spark.write_options import ExactlyOnce, WriteOptions, write_options
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class Write:
 
     options: WriteOptions
     columns: Columns
+    transactions: Callable[[Cluster, SinkTask, ProduceSettings], TaskTransactions] = ClusterTransactions
+    """What an exactly-once task writes through."""
 
     def batch(self, rows: Iterable[pa.RecordBatch]) -> Written:
         """Write the rows of a task of a batch query."""
@@ -67,7 +69,7 @@ class Write:
             return Written(_at_least_once(self.options, rows))
         task = _task(wanted, query, batch)
         with _Connected(self.options) as connected:
-            outcome = write_task(task, rows, ClusterTransactions(connected.cluster, task, self.options.produce))
+            outcome = write_task(task, rows, self.transactions(connected.cluster, task, self.options.produce))
         return Written(outcome.rows, outcome.repeated)
 
 
