@@ -48,6 +48,7 @@ _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 _RANGE: Final = Struct("=2i")
 _LONG: Final = Struct("=q")
+_WORD: Final = Struct("<I")
 
 
 def _invalid(text: str) -> PeerError:
@@ -253,6 +254,35 @@ def encode_rows(
         latest = max(latest, timestamp)
         taken += 1
     return (bytes(out), taken, base, latest) if taken else (b"", 0, -1, -1)
+
+
+def partitions_of(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | None, bytes]:
+    """The partition, of `count`, that Kafka's default partitioner chooses for each key: null count, validity, int32.
+
+    It is the lower 31 bits of the key's murmur2, modulo the count. A null key has none.
+    """
+    nulls = _Nulls()
+    found = array("i")
+    for row in range(rows):
+        item = _item(key, row)
+        if item is None:
+            nulls.rows.append(row)
+        found.append(0 if item is None else (_murmur2(item) & 0x7FFFFFFF) % count)
+    return *nulls.validity(rows), found.tobytes()
+
+
+def _murmur2(data: bytes) -> int:
+    """The hash that Kafka's `Utils.murmur2` gives, of 32 bits without a sign."""
+    mask, factor = 0xFFFFFFFF, 0x5BD1E995
+    found = 0x9747B28C ^ len(data)
+    whole = len(data) & ~3
+    for (part,) in _WORD.iter_unpack(data[:whole]):
+        word = part * factor & mask
+        found = (found * factor ^ (word ^ word >> 24) * factor) & mask
+    if whole < len(data):
+        found = (found ^ int.from_bytes(data[whole:], "little")) * factor & mask
+    found = (found ^ found >> 13) * factor & mask
+    return found ^ found >> 15
 
 
 def _is_null(validity: Buffer | None, place: int) -> bool:

@@ -4,6 +4,7 @@
            max_rows=16_384, max_bytes=16 MiB, max_inflated=256 MiB) -> Decoded, an iterator of pyarrow.RecordBatch
     encode(rows: pyarrow.RecordBatch, *, max_bytes, now, codec=0, producer_id=-1, producer_epoch=-1,
            base_sequence=-1, transactional=False) -> an iterator of Encoded(batch, records, max_timestamp)
+    partitions(keys: pyarrow.Array, count) -> pyarrow.Array of int32: where Kafka's default partitioner puts each key
     schema(headers=False) -> pyarrow.Schema of what `decode` gives
 
 How a reader uses `decode`: it fetches from an offset, takes all batches, and fetches next from `next_offset`, until
@@ -37,6 +38,7 @@ from kop.records.columns import (
     RowsIn,
     UnreadableRecordsError,
     encode_columns,
+    key_partitions,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ __all__ = [
     "UnreadableRecordsError",
     "decode",
     "encode",
+    "partitions",
     "schema",
 ]
 
@@ -214,6 +217,19 @@ def encode(
         base_sequence=base_sequence,
         transactional=transactional,
     )
+
+
+def partitions(keys: pa.Array, count: int) -> pa.Array:
+    """The partition of a topic of `count` that Kafka's default partitioner chooses for each key, int32; null for null.
+
+    `keys` is binary or string, TypeError else.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    column = _bytes_in(keys, "key")
+    if column is None:
+        return pa.nulls(len(keys), pa.int32())
+    return _array(pa.int32(), len(keys), key_partitions(len(keys), column, count))
 
 
 def _view(buffer: pa.Buffer | None) -> Buffer:

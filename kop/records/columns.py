@@ -47,6 +47,7 @@ __all__ = [
     "RowsIn",
     "UnreadableRecordsError",
     "encode_columns",
+    "key_partitions",
 ]
 
 twin = compiled(_pure_arrow)
@@ -311,3 +312,14 @@ def encode_columns(
         row += taken
         if base_sequence >= 0:
             base_sequence = add_sequence(base_sequence, taken)
+
+
+def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | None, bytes]:
+    """The partition, of `count`, that Kafka's default partitioner chooses for each key: null count, validity, int32.
+
+    A null key has none.
+    """
+    if not 0 < count < 2**31:
+        raise InternalError(f"a topic of {count} partitions")
+    found: tuple[int, bytes | None, bytes] = twin.partitions_of(rows, key, count)
+    return found

@@ -5,18 +5,20 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 
 import cramjam
 import pyarrow as pa
 import pytest
+from kafka.partitioner.default import murmur2
 from kafka.record import MemoryRecordsBuilder
 from records.arrow_kit import batch_at, decode, numbered, offsets_of, rows_of, twin
 from support.damaged_batches import RECORDS, around, bomb, record, sealed
 
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.records import arrow
-from kop.records.batch import HEADER_SIZE, Codec, Record, build, read_header
+from kop.records.batch import HEADER_SIZE, Codec, Record, build, read_header, stamp
 from kop.records.markers import build_marker
 
 __all__ = ["twin"]
@@ -125,6 +127,24 @@ def test_large_records(codec: Codec) -> None:
     batches = list(decode(data, max_bytes=1000))
     assert [batch.num_rows for batch in batches] == [1, 1, 1]
     assert batches[1].column("value")[0].as_py() == value
+
+
+def test_memory_is_bounded_by_one_batch_of_each_kind() -> None:
+    """A response that inflates to 64 MiB is not all in memory."""
+    mib = 1 << 20
+    made = batch_at(0, [Record(at, 1, None, bytes(mib // 16)) for at in range(16)], codec=Codec.ZSTD)
+    data = bytearray()
+    for first in range(0, 64 * 16, 16):
+        stamp(made_now := bytearray(made), first)
+        data += made_now
+    tracemalloc.start()
+    try:
+        rows = sum(batch.num_rows for batch in decode(bytes(data), max_bytes=2 * mib))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rows == 1024
+    assert peak < 16 * mib
 
 
 # What is asked for
@@ -569,3 +589,36 @@ def test_what_was_read_can_be_written() -> None:
 def test_a_codec_that_is_unknown() -> None:
     with pytest.raises(PeerError, match="compression type 5"):
         encoded(ROWS, codec=5)
+
+
+# Partitions
+
+
+def test_partitions_of_keys_as_kafkas_own_code_hashes_them() -> None:
+    """The hashes are those of Kafka's UtilsTest."""
+    hashes = {
+        b"21": -973932308,
+        b"foobar": -790332482,
+        b"a-little-bit-long-string": -985981536,
+        b"a-little-bit-longer-string": -1486304829,
+        b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+        b"abc": 479470107,
+    }
+    found = arrow.partitions(pa.array(list(hashes), pa.binary()), 2**31 - 1)
+    assert found.to_pylist() == [(number & 0x7FFFFFFF) % (2**31 - 1) for number in hashes.values()]
+
+
+def test_partitions_of_every_length_of_key() -> None:
+    keys = [bytes(range(200, 200 + size)) for size in range(40)]
+    found = arrow.partitions(pa.array([None, None, *keys, None], pa.binary()).slice(1), 7)
+    found.validate(full=True)
+    assert found.type == pa.int32()
+    assert found.to_pylist() == [None, *((murmur2(key) & 0x7FFFFFFF) % 7 for key in keys), None]
+    assert arrow.partitions(pa.nulls(2), 7).to_pylist() == [None, None]
+    assert arrow.partitions(pa.array(["a"]), 7).to_pylist() == [(murmur2(b"a") & 0x7FFFFFFF) % 7]
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**31])
+def test_counts_of_partitions_that_cannot_be(count: int) -> None:
+    with pytest.raises(InternalError):
+        arrow.partitions(pa.array([b"a"]), count)

@@ -251,6 +251,18 @@ def test_buffers_of_rows_that_do_not_fit(rows: pa.RecordBatch, seed: int, room: 
         assert outcome(native.encode_rows, *args) == outcome(_pure_arrow.encode_rows, *args)
 
 
+@only_with_two
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.none() | st.binary(max_size=20), max_size=20), st.integers(1, 2**31 - 1), st.none() | seeds)
+def test_partitions_of_keys(keys: list[bytes | None], count: int, seed: int | None) -> None:
+    _, offsets, data = pa.array(keys, pa.binary()).buffers()
+    column = (0, None, bytes(offsets or b""), bytes(data or b""))
+    if seed is not None:
+        column = (0, damaged(column[2], seed), damaged(column[2], seed), column[3])
+    rows = len(keys)
+    assert outcome(native.partitions_of, rows, column, count) == outcome(_pure_arrow.partitions_of, rows, column, count)
+
+
 # Whole responses
 
 

@@ -419,3 +419,33 @@ pub fn encode(rows: &RowsIn<'_>, first: usize, end: usize, now: i64, room: usize
     }
     Ok(if taken > 0 { (out, taken, base, latest) } else { (Vec::new(), 0, -1, -1) })
 }
+
+/// The partition, of `count`, that Kafka's default partitioner chooses for each key; int32 in bytes.
+pub fn partitions(key: &ColumnIn<'_>, rows: usize, count: u32) -> Result<(Validity, Vec<u8>)> {
+    let mut validity = Validity::default();
+    let mut found = Vec::new();
+    for row in 0..rows {
+        let item = key.item(row)?;
+        validity.push(item.is_some());
+        let partition = item.map_or(0, |item| (murmur2(item) & 0x7fff_ffff) % count);
+        found.extend_from_slice(&partition.to_ne_bytes());
+    }
+    Ok((validity, found))
+}
+
+/// As Kafka's `Utils.murmur2`, without a sign.
+fn murmur2(data: &[u8]) -> u32 {
+    const FACTOR: u32 = 0x5bd1_e995;
+    let mut found = 0x9747_b28c ^ data.len() as u32;
+    let mut words = data.chunks_exact(4);
+    for word in &mut words {
+        let word = word.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte)).wrapping_mul(FACTOR);
+        found = found.wrapping_mul(FACTOR) ^ (word ^ word >> 24).wrapping_mul(FACTOR);
+    }
+    if !words.remainder().is_empty() {
+        found ^= words.remainder().iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+        found = found.wrapping_mul(FACTOR);
+    }
+    found = (found ^ found >> 13).wrapping_mul(FACTOR);
+    found ^ found >> 15
+}

@@ -81,7 +81,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 10;
+    const FORMAT: u32 = 11;
 
     #[pyfunction]
     fn read_frames<'py>(
@@ -543,5 +543,17 @@ mod _native {
         let (records, taken, base_timestamp, max_timestamp) =
             crate::arrow::encode(&lent, first_row, rows, now, room).map_err(|fault| fault.raise(py))?;
         Ok((PyBytes::new(py, &records), taken, base_timestamp, max_timestamp))
+    }
+
+    #[pyfunction]
+    fn partitions_of<'py>(
+        py: Python<'py>,
+        rows: usize,
+        key: LentColumn,
+        count: u32,
+    ) -> PyResult<(usize, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>)> {
+        let (validity, found) =
+            crate::arrow::partitions(&column_in(py, &key)?, rows, count).map_err(|fault| fault.raise(py))?;
+        Ok((validity.nulls, validity.bits().map(|bits| PyBytes::new(py, bits)), PyBytes::new(py, &found)))
     }
 }
