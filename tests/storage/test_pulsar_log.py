@@ -16,9 +16,11 @@ from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import Position, PulsarError
+from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import AppendResult
 from kop.storage.pulsar.faults import Refused, refusal_name
+from kop.storage.pulsar.layout import transaction_name
 from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays, throttle
 from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as producer_module
@@ -180,6 +182,26 @@ async def test_log_append_time_comes_with_the_tail(producer: int) -> None:
     cached = play.log.read_cached(3, 1 << 20, min_one=True)
     assert cached is not None
     assert read_header(cached.buffers[0]).max_timestamp == STAMP
+    await play.log.close()
+
+
+async def test_the_offsets_behind_a_fence_follow_from_the_fences_own() -> None:
+    play = Play(41)
+    await play.log.attach()
+    play.log.join_transaction(41, 0, transaction_name(transcode.EntryTransaction(1, 2)))
+    play.broker.gap(1)  # the marker of the transaction before
+    play.broker.foreign(1, name="fences")
+    fence = play.broker.position
+    play.log.fenced(fence)
+    await until(lambda: play.broker.asked == [fence])
+    await settle()
+    play.broker.ask_error = PulsarError("NotFound", "so says the test")
+    play.append(transactional=True)
+    play.append(transactional=True)
+    await settle()
+    await play.run("SSRR")
+    assert play.outcomes == [5, 7]
+    assert play.log.high_watermark == 3
     await play.log.close()
 
 

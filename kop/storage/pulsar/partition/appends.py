@@ -13,7 +13,8 @@ A receipt tells an entry's position (ledger, entry) and not its offset. The firs
    placed: the log ends where readers may read. The chain goes on behind it, so that one question answers many entries.
 
 An entry of a transaction is answered as one of which the tail is late, and never placed: readers may get it when the
-transaction is committed, and that is when the tail brings it. An aborted one the tail never brings.
+transaction is committed, and that is when the tail brings it. An aborted one the tail never brings. Pulsar is asked for
+the offset of the fence before it as soon as that is stored: mostly the chain goes on from there.
 
 A receipt that says "duplicate" tells no position: an earlier copy is stored somewhere. The tail brings it, or the last
 entries of the log are searched for it (`reading/stored_batches.py`).
@@ -285,6 +286,7 @@ class Appends:
         """The loop's next turn looks whether something lies between the log's end and an entry of ours."""
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._asking_fences: dict[Position, asyncio.Task[None]] = {}
         self._searching: asyncio.Task[None] | None = None
         self._held_until = float("-inf")
 
@@ -360,7 +362,7 @@ class Appends:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for task in (self._asking, self._searching):
+        for task in (self._asking, self._searching, *self._asking_fences.values()):
             if task is not None:
                 task.cancel()
         self.fail_all(BackendError("the storage engine is closed"))
@@ -605,7 +607,8 @@ class Appends:
         due: list[tuple[Position, InFlightEntry]] = []
         soonest = LATE_TAIL_SECONDS
         for position, entry in sorted(self._stored.items(), key=lambda item: item[0]):
-            if chained and Position(position.ledger, position.entry - 1) in self._stored:
+            before = Position(position.ledger, position.entry - 1)
+            if chained and (before in self._stored or before in self._asking_fences):
                 continue  # the chain goes on from there
             left = entry.since + self._patience(position, now) - now
             if left <= 0:
@@ -613,6 +616,24 @@ class Appends:
             else:
                 soonest = min(soonest, left)
         return due[:_ASK_AT_ONCE] or soonest
+
+    def fenced(self, position: Position) -> None:
+        """A fence of this broker is stored: ask for its offset, from which those of the batches behind it follow."""
+        log = self._log
+        if log.attached and not log.policy.log_append_time and len(self._asking_fences) < _ASK_AT_ONCE:
+            self._asking_fences[position] = self._loop.create_task(self._ask_fence(position))
+
+    async def _ask_fence(self, position: Position) -> None:
+        try:
+            async with asyncio.timeout(QUESTION_SECONDS):
+                place = await self._ask_place(position, 1)
+        except (PulsarError, KopError, TimeoutError):
+            return  # then it is asked for the first batch behind it
+        finally:
+            del self._asking_fences[position]
+        if self._anchor is None or self._anchor[0] < position:
+            self._anchor = position, place.base + 1
+        self.follow()
 
     async def _ask_one(self, position: Position, entry: InFlightEntry) -> bool:
         try:

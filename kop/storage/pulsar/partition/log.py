@@ -333,6 +333,10 @@ class PulsarLog(Partition):
         if txn is not None:
             self._producers.join(producer_id, producer_epoch, txn)
 
+    def fenced(self, position: Position) -> None:
+        """A fence of this broker is stored at this position, and batches of its transaction come behind it."""
+        self.appends.fenced(position)
+
     async def lead(self, lost: Callable[[], None]) -> None:
         """Become the only writer; see `PartitionLog.lead`."""
         await self._lease.begin(lost)

@@ -38,6 +38,9 @@ class FencedPartition(Protocol):
     async def confirm(self, producer: Producer) -> None:
         """Raise a KopError where the producer, which was attached just now, brought back a topic that is gone."""
 
+    def fenced(self, position: Position) -> None:
+        """A fence is stored at this position, and batches come behind it."""
+
 
 class _FenceProducer:
     """The producer of one partition."""
@@ -72,8 +75,10 @@ class Fences:
         if fences is None:
             fences = await self._opened(partition)
             await still_open()
-        if await fences.put(txn, now()) == DUPLICATE:
+        position = await fences.put(txn, now())
+        if position == DUPLICATE:
             raise PulsarError("ProducerBusy", f"a fence of {partition.title} was dropped as a duplicate")
+        partition.fenced(position)
 
     async def _opened(self, partition: FencedPartition) -> _FenceProducer:
         name = partition.partition_name
