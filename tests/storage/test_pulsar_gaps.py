@@ -115,6 +115,25 @@ async def test_offsets_without_any_entry_need_no_question() -> None:
     await tail.log.close()
 
 
+async def test_a_gap_that_is_met_just_after_the_answer_about_another_one_is_asked_about_too() -> None:
+    tail = Tail(3)
+
+    def known() -> None:
+        if tail.cached(3) and tail.broker.mark_delete_asked == 1 and not again:
+            again.append(tail.log.high_watermark)
+            tail.broker.gap(3)
+            tail.broker.foreign()
+            tail.broker.tail.deliver()
+
+    again: list[int] = []
+    await tail.bring()
+    tail.log.on_advance(known)
+    async with asyncio.timeout(20):
+        await until(lambda: again)
+        assert (await tail.log.read(again[0], 1 << 20, min_one=True)).size
+    await tail.log.close()
+
+
 async def test_a_read_waits_until_it_is_known_whether_the_tail_was_moved() -> None:
     tail = Tail(1)
     await tail.bring()

@@ -265,8 +265,11 @@ class LogTail:
             return
         self._asked_gaps.append(gap)
         if self._asking is None:
-            self._asking = self._source.context.loop.create_task(self._ask_about_gaps())
-            self._asking.add_done_callback(self._gaps_are_known)
+            self._begin_to_ask()
+
+    def _begin_to_ask(self) -> None:
+        self._asking = self._source.context.loop.create_task(self._ask_about_gaps())
+        self._asking.add_done_callback(self._gaps_are_known)
 
     async def gap_is_known(self, offset: int) -> None:
         """Wait while Pulsar is asked about a gap that `offset` lies in."""
@@ -305,3 +308,5 @@ class LogTail:
             )
             self.drop_all()
             self._log.tell_soon()
+        elif self._asked_gaps and not task.cancelled():  # it was met between the last answer and this call
+            self._begin_to_ask()
