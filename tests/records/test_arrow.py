@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 
 import cramjam
 import pyarrow as pa
@@ -77,6 +79,24 @@ def test_every_kind_of_record_in_every_codec(codec: Codec, headers: bool) -> Non
     if headers:
         assert batches[0].column("headers").null_count == 6
     assert (decoded.next_offset, decoded.cut_off) == (20, 0)
+
+
+def test_batches_that_kafkas_own_classes_built() -> None:
+    vectors = json.loads((Path(__file__).parent / "vectors.json").read_text())
+    records = [
+        (
+            offset,
+            timestamp,
+            None if key is None else bytes.fromhex(key),
+            None if value is None else bytes.fromhex(value),
+            tuple((bytes.fromhex(name), None if data is None else bytes.fromhex(data)) for name, data in headers),
+        )
+        for offset, timestamp, key, value, headers in vectors["records"]
+    ]
+    for built in vectors["built_by_kafka"]:
+        data = bytes.fromhex(built["hex"])
+        expected = [(offset - 10 + built["base_offset"], *rest) for offset, *rest in records]
+        assert rows_of(list(decode(data))) == expected, built["codec"]
 
 
 def test_snappy_without_the_stream_of_java() -> None:
