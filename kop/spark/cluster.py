@@ -46,7 +46,7 @@ Place = tuple[str, int]
 
 
 class FencedError(Exception):
-    """A newer attempt of the same task has taken the transactional id over."""
+    """The transaction was aborted: a newer attempt of the same task has begun, or its time was over."""
 
 
 class Identity(NamedTuple):
@@ -485,7 +485,10 @@ def _raise(code: int, doing: str) -> None:
 
 def _error(code: int, doing: str) -> Exception:
     if code in _FENCED:
-        return FencedError(f"{doing}: a newer attempt of this task has begun; this one ends here")
+        return FencedError(
+            f"{doing}: a newer attempt of this task has begun, and this one ends; or the transaction was open for "
+            "longer than kafka.transaction.timeout.ms: raise that if a task takes so long"
+        )
     if code == errors.TransactionalIdAuthorizationFailedError.errno:
         return SinkError(
             f"{doing}: this cluster refuses transactions. Over Pulsar they have to be switched on "

@@ -57,16 +57,20 @@ class Digest:
     def add(self, batch: pa.RecordBatch) -> None:
         """Count the rows of a batch of `kop.spark.columns` in."""
         total = 0
-        lists = [batch.column(name).to_pylist() for name in ("key", "value", "topic", "partition", "headers")]
-        times = batch.column("timestamp").cast("int64").to_pylist()
-        for key, value, topic, partition, headers, time in zip(*lists, times, strict=True):
-            fields = [key, value]
+        columns = [batch.column(name) for name in ("key", "value", "topic", "partition", "headers")]
+        columns.append(batch.column("timestamp").cast("int64"))
+        lists = [[None] * len(c) if c.null_count == len(c) else c.to_pylist() for c in columns]
+        for key, value, topic, partition, headers, time in zip(*lists, strict=True):
+            # The sizes tell the fields apart, and a null from no bytes.
+            sizes = f"{-1 if key is None else len(key)},{-1 if value is None else len(value)}"
+            fields = [key or b"", value or b""]
             for header in headers or ():
-                fields += (header["key"].encode(), header["value"])
-            sizes = [-1 if field is None else len(field) for field in fields]
-            start = f"{topic},{partition},{time},{sizes}".encode()
-            data = b"".join((start, *(field for field in fields if field)))
-            total += int.from_bytes(hashlib.blake2b(data, digest_size=_DIGEST_BITS // 8).digest(), "big")
+                name, content = header["key"].encode(), header["value"]
+                sizes += f",{len(name)},{-1 if content is None else len(content)}"
+                fields += (name, content or b"")
+            start = f"{topic},{partition},{time},{sizes}:".encode()
+            hashed = hashlib.blake2b(b"".join((start, *fields)), digest_size=_DIGEST_BITS // 8)
+            total += int.from_bytes(hashed.digest(), "big")
         self._sum = (self._sum + total) % (1 << _DIGEST_BITS)
         self.rows += batch.num_rows
 

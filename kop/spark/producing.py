@@ -12,9 +12,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kafka.partitioner.default import murmur2
 
@@ -120,13 +120,17 @@ class RowProducer:
         import pyarrow as pa  # noqa: PLC0415
 
         indices: dict[Place, list[int]] = {}
-        topics = batch.column("topic").to_pylist()
-        names = list(dict.fromkeys(topics))
-        keys, given = batch.column("key").to_pylist(), batch.column("partition").to_pylist()
+        names = batch.column("topic").unique().to_pylist()
+        topics = batch.column("topic").to_pylist() if len(names) > 1 else None
+        keys, given = _column(batch, "key"), _column(batch, "partition")
         for name in names:
-            rows = range(batch.num_rows) if len(names) == 1 else [i for i, topic in enumerate(topics) if topic == name]
             count = len(self._cluster.leaders(name))
-            chosen = self._partitioner.partitions([keys[i] for i in rows], [given[i] for i in rows], count)
+            if topics is None:
+                rows: Sequence[int] = range(batch.num_rows)
+                chosen = self._partitioner.partitions(keys, given, count)
+            else:
+                rows = [row for row, topic in enumerate(topics) if topic == name]
+                chosen = self._partitioner.partitions([keys[row] for row in rows], [given[row] for row in rows], count)
             for row, partition in zip(rows, chosen, strict=True):
                 indices.setdefault((name, partition), []).append(row)
             if wrong := [partition for partition in set(chosen) if not 0 <= partition < count]:
@@ -137,6 +141,11 @@ class RowProducer:
         if len(indices) == 1:
             return dict.fromkeys(indices, batch)
         return {place: batch.take(pa.array(rows, pa.int64())) for place, rows in indices.items()}
+
+
+def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
+    column = batch.column(name)
+    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()
 
 
 class ClusterTransactions:
