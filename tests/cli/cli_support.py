@@ -14,8 +14,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a fresh user: none of our variables, 80 columns."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KOP_")}
+    """The environment of a fresh user: no variable of ours or of Python, 80 columns."""
+    ours = ("KOP_", "PYTHON")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept | {"COLUMNS": "80", "PYTHONPATH": str(REPOSITORY)} | extra
 
 
