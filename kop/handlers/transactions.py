@@ -22,7 +22,8 @@ from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
-from kop.transactions.machine import EPOCH_BUMPED_AT_END, Partition
+from kop.storage.base import EPOCH_BUMPED_AT_END
+from kop.transactions.machine import Partition
 from kop.wire.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse
 from kop.wire.primitives import encode_tags
 from kop.wire.transaction_state import STORAGE_TRANSACTION

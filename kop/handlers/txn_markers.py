@@ -17,8 +17,7 @@ from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
-from kop.storage.base import MarkedLog
-from kop.transactions.machine import EPOCH_BUMPED_AT_END
+from kop.storage.base import EPOCH_BUMPED_AT_END, MarkedLog
 from kop.wire.messages import WriteTxnMarkersResponse
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from prometheus_client.core import Metric
@@ -325,6 +325,10 @@ class MarkedLog(PartitionLog, Protocol):
         """
 
 
+EPOCH_BUMPED_AT_END: Final = 2
+"""The version of transactions from which on each end bumps the epoch (KIP-890, part 2)."""
+
+
 class EndedTransaction(NamedTuple):
     """A transaction whose end was decided and is durable: storage has to carry it out."""
 
@@ -336,7 +340,7 @@ class EndedTransaction(NamedTuple):
     """Topics, by the names of `Topics`, and partitions."""
     commit: bool
     client_version: int
-    """The version of transactions that the client goes by (KIP-890). From 2 on each end bumps the epoch."""
+    """The version of transactions that the client goes by (KIP-890). See `EPOCH_BUMPED_AT_END`."""
     storage_transaction: bytes = b""
     """What `TransactionStorage.begin` gave."""
 

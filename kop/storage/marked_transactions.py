@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection
 from uuid import UUID
 
 from kop.errors import ErrorCode, KopError, PeerError
-from kop.storage.base import EndedTransaction, MarkedLog, Topics
+from kop.storage.base import EPOCH_BUMPED_AT_END, EndedTransaction, MarkedLog, Topics
 
 _COORDINATOR_EPOCH = 0
 """Of the markers. One process writes the logs: no older coordinator can come after a younger one."""
-_BUMPS_EPOCH = 2
 _NOTHING_TO_END = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_PRODUCER_EPOCH}
 """The topic was deleted meanwhile, or the log has a marker of a later end."""
 
@@ -51,7 +50,7 @@ class MarkedTransactions:
                 ended.producer_epoch,
                 commit=ended.commit,
                 coordinator_epoch=_COORDINATOR_EPOCH,
-                bumps_epoch=ended.client_version >= _BUMPS_EPOCH,
+                bumps_epoch=ended.client_version >= EPOCH_BUMPED_AT_END,
                 now_ms=self._wall_ms(),
             )
             for name, partition in sorted(ended.partitions)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from kop.errors import ErrorCode, InternalError
+from kop.storage.base import EPOCH_BUMPED_AT_END
 from kop.wire.transaction_state import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -37,8 +38,6 @@ Partition = tuple[str, int]
 
 LAST_EPOCH: Final = 32_767
 """The largest epoch. It fences, and no client is given it."""
-EPOCH_BUMPED_AT_END: Final = 2
-"""The version of transactions from which on each end bumps the epoch (KIP-890, part 2)."""
 _LONG_OPEN_MS: Final = 60_000
 """No transaction that is open for less is worth a line in the log."""
 

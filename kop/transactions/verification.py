@@ -21,7 +21,8 @@ from uuid import UUID
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode
-from kop.transactions.machine import EPOCH_BUMPED_AT_END, Partition
+from kop.storage.base import EPOCH_BUMPED_AT_END
+from kop.transactions.machine import Partition
 from kop.transactions.runtime import VerifiedPartitions
 
 StoredPartition: TypeAlias = tuple[UUID, int]
