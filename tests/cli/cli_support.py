@@ -7,7 +7,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
+from click.testing import Result
 from support.waiting import SECONDS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -18,6 +20,18 @@ def environment(**extra: str) -> dict[str, str]:
     ours = ("KOP_", "PYTHON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept | {"COLUMNS": "80", "PYTHONPATH": str(REPOSITORY)} | extra
+
+
+class Invoke(Protocol):
+    """Runs a command that talks to no server, in this process."""
+
+    def __call__(self, *arguments: str, **settings: Any) -> Result: ...
+
+
+class Reset(Protocol):
+    """Runs `kop groups reset-offsets` of one group: committed and new offset by partition."""
+
+    def __call__(self, *arguments: str) -> dict[int, tuple[int, int]]: ...
 
 
 @dataclass
@@ -33,7 +47,7 @@ class Kop:
 
     bootstrap: str
 
-    def start(self, *arguments: str, **settings) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "kop.cli.main", *arguments],
             env=environment(KOP_BOOTSTRAP=self.bootstrap),

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cli.cli_support import Kop, environment
+from cli.cli_support import Invoke, Kop, environment
 from click.testing import CliRunner, Result
 from support.child import free_port
 from support.waiting import SECONDS
@@ -20,7 +22,7 @@ from kop.cli.main import cli
 
 
 @pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invoke:
     """Run a command that talks to no server, in this process."""
     for name in list(os.environ):
         if name.startswith("KOP_"):
@@ -28,14 +30,14 @@ def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
 
-    def run(*arguments: str, **settings) -> Result:
+    def run(*arguments: str, **settings: Any) -> Result:
         return CliRunner().invoke(cli, arguments, prog_name="kop", **settings)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory):
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a `kop serve` whose groups do not wait for more members."""
     directory = tmp_path_factory.mktemp("serve")
     port = free_port()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+from cli.cli_support import Invoke
 
 from kop.config import Config
 
 
-def test_every_setting_is_shown_with_its_meaning(invoke):
+def test_every_setting_is_shown_with_its_meaning(invoke: Invoke) -> None:
     result = invoke("config", terminal_width=80)
     assert result.exit_code == 0
     text = " ".join(result.output.split())
@@ -18,7 +21,7 @@ def test_every_setting_is_shown_with_its_meaning(invoke):
     assert not any(line.startswith("*") for line in result.output.splitlines())
 
 
-def test_changed_settings_are_marked_with_their_source(invoke, tmp_path):
+def test_changed_settings_are_marked_with_their_source(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "kop.toml"
     path.write_text("num.partitions = 3\nnode.id = 1\n")
     result = invoke(
@@ -34,13 +37,13 @@ def test_changed_settings_are_marked_with_their_source(invoke, tmp_path):
     ]
 
 
-def test_file_comes_from_the_environment(invoke, tmp_path):
+def test_file_comes_from_the_environment(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "kop.toml"
     path.write_text("node.id = 4\n")
     assert "node.id = 4" in invoke("config", "node.id", env={"KOP_CONFIG": str(path)}).output
 
 
-def test_a_secret_is_hidden(invoke):
+def test_a_secret_is_hidden(invoke: Invoke) -> None:
     for flags in (["--changed"], ["--json"], ["kop.pulsar.auth"]):
         result = invoke("config", "--set", "kop.pulsar.auth=token:very-secret", *flags)
         assert result.exit_code == 0
@@ -51,7 +54,7 @@ def test_a_secret_is_hidden(invoke):
     assert "very-secret" not in misspelt.output
 
 
-def test_named_flags_are_settings(invoke):
+def test_named_flags_are_settings(invoke: Invoke) -> None:
     flags = ["--listen", "a:1", "--listen", "b:2", "--advertise", "c:3", "--store", "sqlite:/d", "--http", ""]
     rows = json.loads(invoke("config", "--json", *flags).output)
     current = {row["name"]: row["current"] for row in rows}
@@ -61,7 +64,7 @@ def test_named_flags_are_settings(invoke):
     assert current["http"] == ""
 
 
-def test_json_has_the_whole_table(invoke):
+def test_json_has_the_whole_table(invoke: Invoke) -> None:
     rows = json.loads(invoke("config", "--json").output)
     assert [row["name"] for row in rows] == [row.name for row in Config().table()]
     assert next(row for row in rows if row["name"] == "node.id") == {
@@ -76,7 +79,7 @@ def test_json_has_the_whole_table(invoke):
     }
 
 
-def test_one_setting(invoke):
+def test_one_setting(invoke: Invoke) -> None:
     assert invoke("config", "fetch.max.bytes").output.splitlines() == [
         "  fetch.max.bytes = 57671680",
         "      Most bytes of records in one Fetch response, a first larger batch aside.",
@@ -84,13 +87,13 @@ def test_one_setting(invoke):
     ]
 
 
-def test_unknown_name_names_the_nearest(invoke):
+def test_unknown_name_names_the_nearest(invoke: Invoke) -> None:
     result = invoke("config", "fetch.maxbytes")
     assert result.exit_code == 2
     assert result.stderr == "kop: unknown setting fetch.maxbytes; did you mean fetch.max.bytes?\n"
 
 
-def test_problems_of_settings_are_exit_code_2(invoke):
+def test_problems_of_settings_are_exit_code_2(invoke: Invoke) -> None:
     result = invoke("config", "--set", "num.partitions=many", "--set", "nod.id=1")
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [

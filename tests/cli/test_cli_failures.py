@@ -6,9 +6,10 @@ import socket
 import subprocess
 import sys
 import threading
+from typing import NoReturn
 
 import pytest
-from cli.cli_support import environment
+from cli.cli_support import Invoke, environment
 
 from kop.cli import common
 
@@ -37,27 +38,27 @@ def closed() -> str:
 
 
 @pytest.mark.parametrize("arguments", EVERY, ids=" ".join)
-def test_nobody_listens(invoke, closed, arguments):
+def test_nobody_listens(invoke: Invoke, closed: str, arguments: list[str]) -> None:
     result = invoke(*arguments, "--bootstrap", closed)
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == f"kop: cannot connect to {closed} (connection refused); start a server with: kop serve\n"
 
 
-def test_check_stops_at_the_first_step(invoke, closed):
+def test_check_stops_at_the_first_step(invoke: Invoke, closed: str) -> None:
     result = invoke("check", "--bootstrap", closed)
     assert result.exit_code == 1
     assert "FAIL  connect" in result.stdout
     assert result.stderr == "kop: 1 of 14 steps failed: connect; 13 not tried\n"
 
 
-def test_bootstrap_comes_from_the_environment(invoke, closed):
+def test_bootstrap_comes_from_the_environment(invoke: Invoke, closed: str) -> None:
     result = invoke("topics", "list", env={"KOP_BOOTSTRAP": closed})
     assert f"cannot connect to {closed}" in result.stderr
 
 
-def test_unknown_host_has_no_hint_about_a_server_here(invoke, monkeypatch):
-    def fails(*_, **__):
+def test_unknown_host_has_no_hint_about_a_server_here(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> NoReturn:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "create_connection", fails)
@@ -65,7 +66,7 @@ def test_unknown_host_has_no_hint_about_a_server_here(invoke, monkeypatch):
     assert result.stderr == "kop: cannot connect to broker.invalid:9092 (no such host)\n"
 
 
-def test_several_addresses_are_all_named(invoke, closed):
+def test_several_addresses_are_all_named(invoke: Invoke, closed: str) -> None:
     result = invoke("topics", "list", "--bootstrap", f"{closed},[::1]:1")
     assert result.stderr.startswith(f"kop: cannot connect to {closed} (connection refused), [::1]:1 (")
 
@@ -102,7 +103,7 @@ def test_something_else_listens() -> None:
     assert outcome.stderr == f"kop: {address} accepts connections but does not answer as a Kafka server (1 s)\n"
 
 
-def test_our_own_mistake_is_called_one(invoke, monkeypatch):
+def test_our_own_mistake_is_called_one(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: str) -> None:
         raise ZeroDivisionError("oh")
 

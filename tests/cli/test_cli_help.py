@@ -7,7 +7,7 @@ import sys
 
 import click
 import pytest
-from cli.cli_support import environment
+from cli.cli_support import Invoke, environment
 
 import kop
 from kop.cli.main import COMMANDS, cli
@@ -26,7 +26,7 @@ def commands() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_fits_80_columns(invoke, command, flag):
+def test_help_fits_80_columns(invoke: Invoke, command: tuple[str, ...], flag: str) -> None:
     result = invoke(*command, flag, terminal_width=80)
     assert result.exit_code == 0
     assert result.output.startswith(" ".join(["Usage: kop", *command]))
@@ -36,7 +36,7 @@ def test_help_fits_80_columns(invoke, command, flag):
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if len(c) < 2], ids=" ".join)
-def test_help_has_examples_that_name_real_commands(invoke, command):
+def test_help_has_examples_that_name_real_commands(invoke: Invoke, command: tuple[str, ...]) -> None:
     lines = invoke(*command, "--help", terminal_width=80).output.splitlines()
     examples = [line.split() for line in lines[lines.index("  Examples:") + 1 :] if " kop " in line]
     assert examples
@@ -45,14 +45,14 @@ def test_help_has_examples_that_name_real_commands(invoke, command):
         assert after[0] in COMMANDS
 
 
-def test_help_lists_every_command_aligned(invoke):
+def test_help_lists_every_command_aligned(invoke: Invoke) -> None:
     lines = invoke("--help", terminal_width=80).output.splitlines()
     listed = lines[lines.index("Commands:") + 1 :][: len(COMMANDS)]
     assert [line.split()[0] for line in listed] == list(COMMANDS)
     assert len({line.index(COMMANDS[line.split()[0]]) for line in listed}) == 1
 
 
-def test_version(invoke):
+def test_version(invoke: Invoke) -> None:
     result = invoke("--version")
     assert (result.exit_code, result.output) == (0, f"kop {kop.__version__}\n")
 
@@ -110,7 +110,7 @@ def test_version(invoke):
         (["serve", "--config", "/no/such"], "kop: cannot read /no/such: No such file or directory"),
     ],
 )
-def test_wrong_use_is_exit_code_2_with_a_reason(invoke, arguments, text):
+def test_wrong_use_is_exit_code_2_with_a_reason(invoke: Invoke, arguments: list[str], text: str) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""

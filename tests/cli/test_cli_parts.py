@@ -31,7 +31,7 @@ payloads = st.one_of(
 
 
 @given(payloads)
-def test_lz4_is_a_frame_of_independent_blocks(payload):
+def test_lz4_is_a_frame_of_independent_blocks(payload: bytes) -> None:
     """Kafka's Java client refuses linked blocks."""
     encoded = codecs.lz4_encode(payload)
     assert lz4.frame.decompress(encoded) == payload
@@ -41,13 +41,13 @@ def test_lz4_is_a_frame_of_independent_blocks(payload):
 
 
 @given(payloads)
-def test_zstd_agrees_with_zstandard(payload):
+def test_zstd_agrees_with_zstandard(payload: bytes) -> None:
     assert zstandard.ZstdDecompressor().decompress(codecs.zstd_encode(payload), max_output_size=1 << 20) == payload
     assert codecs.zstd_decode(zstandard.ZstdCompressor().compress(payload)) == payload
 
 
 @given(payloads)
-def test_snappy_given_to_kafka_python_agrees_with_python_snappy(payload):
+def test_snappy_given_to_kafka_python_agrees_with_python_snappy(payload: bytes) -> None:
     before = codec.snappy, codec.lz4, codec.zstd
     try:
         codecs.install()
@@ -72,12 +72,12 @@ def test_snappy_given_to_kafka_python_agrees_with_python_snappy(payload):
         (" 1970-01-01T00:00:00.001 ", datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=UTC)),
     ],
 )
-def test_datetime_is_utc_where_it_names_no_zone(text, moment):
+def test_datetime_is_utc_where_it_names_no_zone(text: str, moment: datetime) -> None:
     assert parse_datetime(text) == round(moment.timestamp() * 1000)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "12:30"])
-def test_datetime_that_is_none(text):
+def test_datetime_that_is_none(text: str) -> None:
     with pytest.raises(ValueError, match="is no time such as 2026-01-31T12:00:00Z"):
         parse_datetime(text)
 
@@ -94,17 +94,17 @@ def test_datetime_that_is_none(text):
         ("pt5m", 300),
     ],
 )
-def test_duration_counts_back_from_now(text, seconds):
+def test_duration_counts_back_from_now(text: str, seconds: float) -> None:
     assert parse_duration(text, now_ms=10**12) == 10**12 - seconds * 1000
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1H", "PT1", "P1H", "PT1D", "-PT1S", "PT1H "[:-1] + "x", "P1DT"])
-def test_duration_that_is_none(text):
+def test_duration_that_is_none(text: str) -> None:
     with pytest.raises(ValueError, match="is no duration such as PT1H30M or P7D"):
         parse_duration(text)
 
 
-def test_table_in_a_pipe_is_plain_and_aligned(capsys):
+def test_table_in_a_pipe_is_plain_and_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     common.print_table(["NAME", ">COUNT", "NOTE"], [("a", 1, "x"), ("longer name " * 10, 1234, None)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "NAME".ljust(120) + "  COUNT  NOTE"
@@ -112,7 +112,9 @@ def test_table_in_a_pipe_is_plain_and_aligned(capsys):
     assert lines[2].endswith("   1234  -")
 
 
-def test_table_on_a_terminal_keeps_to_its_width(capsys, monkeypatch):
+def test_table_on_a_terminal_keeps_to_its_width(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(common, "is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
     common.print_table(["NAME", ">COUNT"], [("[bold]" + "x" * 60, 123456)])
@@ -134,7 +136,7 @@ def test_table_on_a_terminal_keeps_to_its_width(capsys, monkeypatch):
         (5 << 40, "5.0 TiB"),
     ],
 )
-def test_size(count, text):
+def test_size(count: int, text: str) -> None:
     assert common.size(count) == text
 
 
@@ -147,7 +149,7 @@ def test_size(count, text):
         ("words", "words"),
     ],
 )
-def test_admin_errors_get_kafkas_names(text, line):
+def test_admin_errors_get_kafkas_names(text: str, line: str) -> None:
     assert common.named(text).startswith(line.removesuffix("Unexpected error."))
 
 

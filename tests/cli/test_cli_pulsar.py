@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from cli.cli_support import Invoke
 from support.pulsar import Pulsar
 from support.pulsar_gateway import PulsarGateway
 
@@ -93,7 +94,9 @@ def served(pulsar: Pulsar) -> Iterator[PulsarGateway]:
     gateway.stop()
 
 
-def test_check_looks_at_pulsar_where_its_address_is_given(served: PulsarGateway, pulsar: Pulsar, invoke) -> None:
+def test_check_looks_at_pulsar_where_its_address_is_given(
+    served: PulsarGateway, pulsar: Pulsar, invoke: Invoke
+) -> None:
     result = invoke("check", "--bootstrap", served.bootstrap, "--admin-url", pulsar.admin_url)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -103,7 +106,7 @@ def test_check_looks_at_pulsar_where_its_address_is_given(served: PulsarGateway,
     assert lines[-1].startswith(f"Everything works: all {14 + 1 + len(LOOKS)} steps")
 
 
-def test_check_takes_the_address_from_the_environment_and_tells_of_a_wrong_one(invoke) -> None:
+def test_check_takes_the_address_from_the_environment_and_tells_of_a_wrong_one(invoke: Invoke) -> None:
     environ = {"KOP_PULSAR_ADMIN_URL": "http://127.0.0.1:1", "KOP_PULSAR_AUTH": "token:very-secret"}
     result = invoke("check", "--bootstrap", "127.0.0.1:1", env=environ)
     assert result.exit_code == 1
@@ -117,7 +120,7 @@ def test_check_takes_the_address_from_the_environment_and_tells_of_a_wrong_one(i
     assert "very-secret" not in wrong.output
 
 
-def test_offsets_of_a_topic_by_its_full_name(pulsar: Pulsar, invoke) -> None:
+def test_offsets_of_a_topic_by_its_full_name(pulsar: Pulsar, invoke: Invoke) -> None:
     from kop.pulsar_client import Client
     from kop.pulsar_client.proto import pulsar_pb2 as pb
 

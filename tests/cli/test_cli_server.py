@@ -6,9 +6,10 @@ import json
 import signal
 import time
 import uuid
+from pathlib import Path
 
 import pytest
-from cli.cli_support import Kop
+from cli.cli_support import Kop, Reset
 from support.child import free_port
 from support.waiting import SECONDS
 
@@ -26,7 +27,7 @@ def rows(output: str) -> list[list[str]]:
     return [line.split() for line in output.splitlines()[1:]]
 
 
-def test_check_passes_against_our_own_server(kop):
+def test_check_passes_against_our_own_server(kop: Kop) -> None:
     output = kop.ok("check")
     lines = output.splitlines()
     assert lines[-1] == f"Everything works: all 14 steps against {kop.bootstrap}."
@@ -37,7 +38,7 @@ def test_check_passes_against_our_own_server(kop):
     assert "kop-check-" not in kop.ok("groups", "list"), "its group is gone"
 
 
-def test_topics_list_create_describe_alter_delete(kop):
+def test_topics_list_create_describe_alter_delete(kop: Kop) -> None:
     name = f"life-{uuid.uuid4().hex[:8]}"
     created = kop("topics", "create", name, "-p", "3", "-c", "cleanup.policy=compact", "--validate-only")
     assert (created.code, created.out) == (0, f"{name}: could be created\n")
@@ -82,20 +83,20 @@ def test_topics_list_create_describe_alter_delete(kop):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_topics_refusals_have_kafkas_names(kop, arguments, error):
+def test_topics_refusals_have_kafkas_names(kop: Kop, arguments: list[str], error: str) -> None:
     outcome = kop("topics", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith(f"kop: {error}")
     assert len(outcome.err.splitlines()) == 1
 
 
-def test_partitions_cannot_shrink(kop, topic):
+def test_partitions_cannot_shrink(kop: Kop, topic: str) -> None:
     outcome = kop("topics", "alter", topic, "-p", "1")
     assert outcome.code == 1
     assert outcome.err.startswith(f"kop: {topic}: INVALID_PARTITIONS")
 
 
-def test_produced_lines_come_out_again(kop, topic):
+def test_produced_lines_come_out_again(kop: Kop, topic: str) -> None:
     given = b"one\ntwo words\n\nlast without newline"
     sent = kop("produce", topic, "-p", "1", given=given)
     assert (sent.code, sent.out) == (0, "")
@@ -108,7 +109,7 @@ def test_produced_lines_come_out_again(kop, topic):
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_each_codec_round_trips(kop, topic, codec, tmp_path):
+def test_each_codec_round_trips(kop: Kop, topic: str, codec: str, tmp_path: Path) -> None:
     lines = "".join(f"{codec} {number}\n" for number in range(2000))
     path = tmp_path / "lines"
     path.write_text(lines)
@@ -122,12 +123,12 @@ def test_each_codec_round_trips(kop, topic, codec, tmp_path):
 
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
-def test_acks(kop, topic, acks):
+def test_acks(kop: Kop, topic: str, acks: str) -> None:
     assert kop("produce", topic, "-p", "0", "--acks", acks, given=b"a\nb\n").err.startswith("2 records")
     assert kop.ok("consume", topic, "-B", "-n", "2", "-t", "10") == "a\nb\n"
 
 
-def test_keys_and_headers(kop, topic):
+def test_keys_and_headers(kop: Kop, topic: str) -> None:
     kop.ok("produce", topic, "-p", "0", "-K", ": ", "-H", "from=me", "-H", "empty=", given=b"k1: v1\nk: with: two\n")
     shown = kop.ok("consume", topic, "-B", "-n", "2", "--print-key", "--print-headers")
     assert shown == "from=me,empty=\tk1\tv1\nfrom=me,empty=\tk\twith: two\n"
@@ -143,20 +144,20 @@ def test_keys_and_headers(kop, topic):
     }
 
 
-def test_bytes_that_are_no_text_survive(kop, topic):
+def test_bytes_that_are_no_text_survive(kop: Kop, topic: str) -> None:
     kop.ok("produce", topic, "-p", "0", given=b"\xff\xfe\n")
     record = json.loads(kop.ok("consume", topic, "-B", "-n", "1", "--json"))
     assert (record["key"], record["value_base64"]) == (None, "//4=")
 
 
-def test_a_line_without_the_separator_ends_with_its_number(kop, topic):
+def test_a_line_without_the_separator_ends_with_its_number(kop: Kop, topic: str) -> None:
     outcome = kop("produce", topic, "-p", "0", "-K", ":", given=b"a:1\nb2\nc:3\n")
     assert outcome.code == 1
     assert outcome.err == "kop: line 2 has no ':'; 1 records were sent\n"
     assert kop.ok("consume", topic, "-B", "-t", "2") == "1\n"
 
 
-def test_a_refused_record_is_exit_code_1_with_the_servers_reason(kop):
+def test_a_refused_record_is_exit_code_1_with_the_servers_reason(kop: Kop) -> None:
     name = f"compact-{uuid.uuid4().hex[:8]}"
     kop.ok("topics", "create", name, "-c", "cleanup.policy=compact")
     outcome = kop("produce", name, given=b"no key\n")
@@ -172,18 +173,18 @@ def test_a_refused_record_is_exit_code_1_with_the_servers_reason(kop):
         (["consume", "no-such-topic"], "no-such-topic: UNKNOWN_TOPIC_OR_PARTITION"),
     ],
 )
-def test_topics_that_cannot_be(kop, arguments, error):
+def test_topics_that_cannot_be(kop: Kop, arguments: list[str], error: str) -> None:
     outcome = kop(*arguments, given=b"x\n")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith(f"kop: {error}")
 
 
-def test_partition_that_is_not_there(kop, topic):
+def test_partition_that_is_not_there(kop: Kop, topic: str) -> None:
     assert kop("produce", topic, "-p", "5", given=b"x\n").err == f"kop: {topic} has no partition 5; it has 2\n"
     assert kop("consume", topic, "-p", "5").err == f"kop: {topic} has no partition 5; it has 2\n"
 
 
-def test_consume_from_an_offset_and_from_the_end(kop, topic):
+def test_consume_from_an_offset_and_from_the_end(kop: Kop, topic: str) -> None:
     kop.ok("produce", topic, "-p", "0", given=b"0\n1\n2\n3\n")
     assert kop.ok("consume", topic, "-p", "0", "-o", "2", "-t", "1") == "2\n3\n"
     assert kop.ok("consume", topic, "-o", "-1", "-t", "1") == "3\n"
@@ -193,9 +194,11 @@ def test_consume_from_an_offset_and_from_the_end(kop, topic):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_is_a_clean_end(kop, topic, signum):
+def test_ctrl_c_is_a_clean_end(kop: Kop, topic: str, signum: int) -> None:
     kop.ok("produce", topic, "-p", "0", given=b"a\nb\n")
     process = kop.start("consume", topic, "-B", "-g", f"g-{topic}")
+    assert process.stdout is not None
+    assert process.stderr is not None
     try:
         assert process.stdout.readline() == b"a\n"
         assert process.stdout.readline() == b"b\n"
@@ -209,9 +212,11 @@ def test_ctrl_c_is_a_clean_end(kop, topic, signum):
     assert committed["0"] == "2", "what was printed is committed"
 
 
-def test_a_reader_that_goes_ends_consume(kop, topic):
+def test_a_reader_that_goes_ends_consume(kop: Kop, topic: str) -> None:
     kop.ok("produce", topic, "-p", "0", given=b"".join(b"%d\n" % number for number in range(50_000)))
     process = kop.start("consume", topic, "-B")
+    assert process.stdout is not None
+    assert process.stderr is not None
     try:
         assert process.stdout.readline() == b"0\n"
         process.stdout.close()
@@ -222,7 +227,7 @@ def test_a_reader_that_goes_ends_consume(kop, topic):
         process.stderr.close()
 
 
-def test_a_group_goes_on_where_it_left_and_commits_only_what_was_printed(kop, topic):
+def test_a_group_goes_on_where_it_left_and_commits_only_what_was_printed(kop: Kop, topic: str) -> None:
     group = f"go-{topic}"
     kop.ok("produce", topic, "-p", "0", given=b"0\n1\n2\n3\n4\n")
     assert kop.ok("consume", topic, "-g", group, "-B", "-n", "2") == "0\n1\n"
@@ -234,10 +239,12 @@ def test_a_group_goes_on_where_it_left_and_commits_only_what_was_printed(kop, to
     assert [group, "Empty", "classic", "consumer"] in rows(kop.ok("groups", "list"))
 
 
-def test_describe_shows_members_and_reset_waits_for_them_to_stop(kop, topic):
+def test_describe_shows_members_and_reset_waits_for_them_to_stop(kop: Kop, topic: str) -> None:
     group = f"live-{topic}"
     kop.ok("produce", topic, "-p", "0", given=b"a\n")
     process = kop.start("consume", topic, "-g", group, "-B")
+    assert process.stdout is not None
+    assert process.stderr is not None
     try:
         assert process.stdout.readline() == b"a\n"
         shown = kop.ok("groups", "describe", group).splitlines()
@@ -257,7 +264,7 @@ def test_describe_shows_members_and_reset_waits_for_them_to_stop(kop, topic):
 
 
 @pytest.fixture
-def read(kop, topic):
+def read(kop: Kop, topic: str) -> Reset:
     """A group that has read 10 records of partition 0, and a function that resets it."""
     kop.ok("produce", topic, "-p", "0", given=b"".join(b"%d\n" % number for number in range(10)))
     kop.ok("produce", topic, "-p", "1", given=b"x\ny\n")
@@ -272,7 +279,7 @@ def read(kop, topic):
     return reset
 
 
-def test_reset_offsets_in_every_way(kop, topic, read):
+def test_reset_offsets_in_every_way(kop: Kop, topic: str, read: Reset) -> None:
     everything = "--all-topics"
     assert read(everything, "--to-earliest") == {0: (10, 0), 1: (2, 0)}
     assert read(everything, "--to-latest") == {0: (10, 10), 1: (2, 2)}
@@ -286,7 +293,7 @@ def test_reset_offsets_in_every_way(kop, topic, read):
     assert read("--topic", topic, "--to-offset", "1") == {0: (10, 1), 1: (2, 1)}
 
 
-def test_reset_offsets_changes_nothing_without_execute(kop, topic, read):
+def test_reset_offsets_changes_nothing_without_execute(kop: Kop, topic: str, read: Reset) -> None:
     dry = kop("groups", "reset-offsets", f"read-{topic}", "--all-topics", "--to-earliest")
     assert dry.err == "nothing has changed yet; add --execute to do it\n"
     assert [row[2] for row in rows("\n".join(kop.ok("groups", "describe", f"read-{topic}").splitlines()[1:]))] == [
@@ -308,13 +315,13 @@ def test_reset_offsets_changes_nothing_without_execute(kop, topic, read):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_groups_refusals(kop, arguments, error):
+def test_groups_refusals(kop: Kop, arguments: list[str], error: str) -> None:
     outcome = kop("groups", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith(f"kop: {error}")
 
 
-def test_reset_of_partitions_that_are_not_there(kop, topic):
+def test_reset_of_partitions_that_are_not_there(kop: Kop, topic: str) -> None:
     outcome = kop("groups", "reset-offsets", "g", "--topic", f"{topic}:0,7", "--to-latest")
     assert (outcome.code, outcome.err) == (1, f"kop: {topic} has no partition 7\n")
     outcome = kop("groups", "reset-offsets", "g", "--topic", f"{topic}:x", "--to-latest")
@@ -324,13 +331,13 @@ def test_reset_of_partitions_that_are_not_there(kop, topic):
     )
 
 
-def test_deleting_a_group_takes_its_offsets(kop, topic, read):
+def test_deleting_a_group_takes_its_offsets(kop: Kop, topic: str, read: Reset) -> None:
     group = f"read-{topic}"
     assert kop.ok("groups", "delete", group) == f"{group}: deleted\n"
     assert kop("groups", "describe", group).code == 1
 
 
-def test_serve_says_which_address_is_taken(kop, tmp_path):
+def test_serve_says_which_address_is_taken(kop: Kop, tmp_path: Path) -> None:
     outcome = kop("serve", "--listen", kop.bootstrap, "--http", "", "--store", f"sqlite:{tmp_path}/kop.db")
     assert outcome.code == 1
     assert outcome.err.splitlines()[-1] == (
@@ -338,7 +345,7 @@ def test_serve_says_which_address_is_taken(kop, tmp_path):
     )
 
 
-def test_a_broker_that_advertises_what_cannot_be_reached(tmp_path):
+def test_a_broker_that_advertises_what_cannot_be_reached(tmp_path: Path) -> None:
     """The classic of Kafka in containers: bootstrap works, then nothing does."""
     port, nowhere = free_port(), free_port()
     kop = Kop(f"127.0.0.1:{port}")
@@ -346,6 +353,7 @@ def test_a_broker_that_advertises_what_cannot_be_reached(tmp_path):
         *("serve", "--listen", kop.bootstrap, "--advertise", f"127.0.0.1:{nowhere}", "--http", ""),
         *("--store", f"sqlite:{tmp_path}/kop.db"),
     )
+    assert process.stderr is not None
     line = (
         f"broker 1 tells clients to connect to 127.0.0.1:{nowhere}, which does not work from here "
         "(connection refused); it has to advertise another address"
@@ -364,7 +372,7 @@ def test_a_broker_that_advertises_what_cannot_be_reached(tmp_path):
     assert checked.err == "kop: 1 of 14 steps failed: addresses; 12 not tried\n"
 
 
-def test_unreadable_store_is_one_line(kop, tmp_path):
+def test_unreadable_store_is_one_line(kop: Kop, tmp_path: Path) -> None:
     path = tmp_path / "not-a-database"
     path.write_bytes(b"this is not SQLite" * 1000)
     outcome = kop("serve", "--listen", "127.0.0.1:0", "--http", "", "--store", f"sqlite:{path}")
@@ -373,6 +381,6 @@ def test_unreadable_store_is_one_line(kop, tmp_path):
     assert str(path) in outcome.err
 
 
-def test_log_of_the_client_only_with_debug(kop):
+def test_log_of_the_client_only_with_debug(kop: Kop) -> None:
     assert kop("topics", "list").err in {"", "there are no topics; make one with: kop topics create NAME\n"}
     assert "INFO kafka" in kop("topics", "list", "--debug").err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 
 import pytest
 from cli.cli_support import Kop
@@ -10,9 +11,11 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from support.waiting import SECONDS
 
+Opened = tuple[KafkaProducer, str, str]
+
 
 @pytest.fixture
-def opened(kop: Kop):
+def opened(kop: Kop) -> Iterator[Opened]:
     """A producer with an open transaction over two partitions, its transactional id and topic."""
     name = f"tx-{uuid.uuid4().hex[:8]}"
     topic = f"t-{name}"
@@ -37,7 +40,7 @@ def rows(output: str) -> list[list[str]]:
     return [line.split() for line in output.splitlines()[1:]]
 
 
-def test_list_describe_abort(kop: Kop, opened) -> None:
+def test_list_describe_abort(kop: Kop, opened: Opened) -> None:
     producer, name, topic = opened
     listed = kop.ok("transactions", "list")
     assert listed.splitlines()[0].split() == ["TRANSACTIONAL-ID", "STATE", "PRODUCER", "COORDINATOR"]
