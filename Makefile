@@ -58,8 +58,8 @@ conformance-librdkafka: $(VENV)/.test ## librdkafka's own test-runner: a build, 
 conformance-spark-crashes: $(VENV)/.test ## kop's own sink for PySpark while driver and gateway are killed: exactly once (Java 17)
 	$(BIN)/python -m conformance.spark $(ARGS)
 
-conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), batch and streams: two minutes (Java 17, Maven Central)
-	$(BIN)/python -m conformance --start-kop --client spark $(ARGS)
+conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), and format("kop") in its oldest and newest PySpark (Java 17, Maven Central)
+	$(BIN)/python -m conformance --start-kop --client spark --client spark-kop --client spark-kop-4.0 $(ARGS)
 
 bench: $(VENV)/.test ## rates, CPU, latency beside pulsar-perf and Kafka: half an hour (ARGS=--help; Java, Maven)
 	$(BIN)/python -m conformance.bench $(ARGS)

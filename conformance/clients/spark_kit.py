@@ -1,7 +1,8 @@
-"""What the cases of PySpark share: the session, reads and writes of `format("kafka")`, and a stream that collects.
+"""What the cases of PySpark share: the session, reads and writes of one format, and a stream that collects.
 
-Owns: which Spark and which connector, and how small they run. kafka-python fills the topics and looks at what Spark
-wrote, so no case has Spark alone vouch for Spark.
+Owns: which Spark and which format, and how small they run. KOP_SPARK_FORMAT names the format: `kafka`, Spark's own, or
+`kop`, for which the same cases have to give the same rows. kafka-python fills the topics and looks at what Spark wrote,
+so no case has Spark alone vouch for Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyspark
-from kafka_python_kit import clean, fill, make_topic
+from kafka_python_kit import clean, fill, make_topic, producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from suite import Run, Suite, eventually, same
@@ -28,10 +29,32 @@ CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 JARS = Path(__file__).resolve().parents[1] / ".cache" / "ivy"
 ROW = "array<struct<key:string,value:binary>>"
 
-suite = Suite("spark", f"{pyspark.__version__}, connector {CONNECTOR.rpartition(':')[2]}", workers=2)
+FORMAT = os.environ.get("KOP_SPARK_FORMAT", "kafka")
+KOP = FORMAT == "kop"
+LIMITS = not KOP or pyspark.__version__ >= "4.2"
+"""Whether batches are limited with every trigger: before PySpark 4.2 a Python source is not told of AvailableNow."""
+BOUNDED = {} if LIMITS else {"neverAvailableNow": "true"}
+"""What a stream with limits has to say as well, and a trigger of processing time then."""
+
+PATIENCE = float(os.environ.get("KOP_SPARK_PATIENCE", "1"))
+"""How many times longer everything may take: on a machine that does other work a Python worker may start for 10 s."""
+
+_version = f"{pyspark.__version__}, " + ('format("kop")' if KOP else f"connector {CONNECTOR.rpartition(':')[2]}")
+suite = Suite(os.environ.get("KOP_SPARK_SUITE", "spark"), _version, workers=2)
 suite.cleanup = clean
-case = functools.partial(suite.case, slow=True, limit=90)
-quick = functools.partial(suite.case, limit=90)
+
+
+def case(
+    *, kop: bool = False, slow: bool = True, **declared: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a case; those that say `kop` are cases of format("kop"), too."""
+    if KOP and not kop:
+        return lambda body: body
+    declared["limit"] = declared.get("limit", 90) * PATIENCE
+    return suite.case(slow=slow, **declared)
+
+
+quick = functools.partial(case, slow=False)
 """The few cases that --fast keeps: one of each kind."""
 _lock = threading.Lock()
 
@@ -72,9 +95,8 @@ def session() -> SparkSession:
 def _session() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("conformance")
-    for name, value in {
-        "spark.jars.packages": CONNECTOR,
-        "spark.jars.ivy": str(JARS),
+    connector = {"spark.jars.packages": CONNECTOR, "spark.jars.ivy": str(JARS)}
+    for name, value in ({} if KOP else connector).items() | {
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -94,7 +116,7 @@ def _session() -> SparkSession:
 def read(run: Run, topic: str | None = None, spark: SparkSession | None = None, **options: Any) -> DataFrame:
     """A batch read; options with a dot in the name go in as `**{"kafka.x": 1}`."""
     named: dict[str, Any] = {"kafka.bootstrap.servers": run.bootstrap} | ({"subscribe": topic} if topic else {})
-    return (spark or session()).read.format("kafka").options(**named | options).load()
+    return (spark or session()).read.format(FORMAT).options(**named | options).load()
 
 
 def records(frame: DataFrame) -> list[Record]:
@@ -119,7 +141,13 @@ def places(found: list[Record]) -> dict[int, list[int]]:
 
 
 def write(run: Run, frame: DataFrame, topic: str | None = None, **options: Any) -> None:
-    """A batch write; without `topic` the frame has a topic column."""
+    """A batch write; without `topic` the frame has a topic column. kafka-python writes where it is the reads' turn."""
+    if KOP:
+        with producer(run) as p:
+            for row in frame.collect():
+                key, value = (None if field is None else bytes(field) for field in (row.key, row.value))
+                p.send(topic or row.topic, value, key)
+        return
     named: dict[str, Any] = {"kafka.bootstrap.servers": run.bootstrap} | ({"topic": topic} if topic else {})
     frame.write.format("kafka").options(**named | options).save()
 
@@ -166,7 +194,7 @@ class Stream:
 
     def start(self, spark: SparkSession | None = None, **trigger: Any) -> Stream:
         """Begin or resume; without a trigger every 200 ms."""
-        source = (spark or session()).readStream.format("kafka").options(**self.options).load()
+        source = (spark or session()).readStream.format(FORMAT).options(**self.options).load()
         writer = source.writeStream.foreachBatch(self._keep).option("checkpointLocation", f"{self.path}/collect")
         self.query = writer.trigger(**trigger or {"processingTime": "200 milliseconds"}).start()
         return self
@@ -197,7 +225,7 @@ class Stream:
             return len(self.records) >= count
 
         try:
-            eventually(enough, seconds)
+            eventually(enough, seconds * PATIENCE)
         except AssertionError:
             same(len(self.records), count, "records that came")
         same(len(self.records), count, "records that came")
@@ -221,7 +249,7 @@ class Died(BaseException):
 def finish(query: StreamingQuery | None, seconds: int = 60) -> None:
     """Wait for a query that ends by itself; stop it and complain if it does not."""
     assert query is not None
-    if not query.awaitTermination(seconds):
+    if not query.awaitTermination(int(seconds * PATIENCE)):
         status = query.status
         query.stop()
         raise AssertionError(f"no end of the query after {seconds} s: {status}")

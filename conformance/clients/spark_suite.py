@@ -1,4 +1,4 @@
-"""PySpark's own `format("kafka")`: batch reads and writes.
+"""PySpark and its `format("kafka")`, or `format("kop")`: batch reads and writes.
 
 Streams are in spark_streams.py, transactions in spark_transactions.py.
 """
@@ -20,6 +20,7 @@ from pyspark.sql import Row
 from spark_kit import (
     CONNECTOR,
     JARS,
+    KOP,
     ROW,
     case,
     numbers,
@@ -42,7 +43,7 @@ NOW = int(time.time() * 1000)
 # Batch source
 
 
-@quick()
+@quick(kop=True)
 def batch_read_keeps_keys_values_headers_and_times(run: Run) -> None:
     topic = make_topic(run, retention_ms="-1")
     # kafka-python itself refuses a record with neither key nor value, and a null as header value.
@@ -62,7 +63,7 @@ def batch_read_keeps_keys_values_headers_and_times(run: Run) -> None:
     same("headers" in read(run, topic).columns, False, "a headers column nobody asked for")
 
 
-@case()
+@case(kop=True)
 def log_append_time_is_the_servers(run: Run) -> None:
     topic = make_topic(run, message_timestamp_type="LogAppendTime")
     before = int(time.time() * 1000) - 1000
@@ -72,7 +73,7 @@ def log_append_time_is_the_servers(run: Run) -> None:
     assert all(before < r.ms < before + 30_000 for r in found), f"times {[r.ms for r in found]}, now {before}"
 
 
-@quick()
+@quick(kop=True)
 def starting_and_ending_offsets(run: Run) -> None:
     topic = spread(run, [10, 10, 10])
     asked = {"startingOffsets": "earliest", "endingOffsets": "latest"}
@@ -83,7 +84,7 @@ def starting_and_ending_offsets(run: Run) -> None:
     same(places(records(read(run, topic, **asked))), {2: [0]}, "empty ranges")
 
 
-@case()
+@case(kop=True)
 def starting_and_ending_timestamps(run: Run) -> None:
     topic = make_topic(run, partitions=2)
     base = NOW - 100_000
@@ -104,7 +105,7 @@ def starting_and_ending_timestamps(run: Run) -> None:
     same(records(read(run, topic, **late)), [], "from a time after all, strategy latest")
 
 
-@quick()
+@quick(kop=True)
 def subscribe_pattern_and_assign(run: Run) -> None:
     one, two, other = spread(run, [2, 2], "sub-a"), spread(run, [3], "sub-b"), spread(run, [1], "other")
     end = one.rsplit("-", 1)[1]
@@ -119,7 +120,7 @@ def subscribe_pattern_and_assign(run: Run) -> None:
     same(found(assign=json.dumps({one: [1], other: [0]})), {(one, 1, 0), (one, 1, 1), (other, 0, 0)}, "assign")
 
 
-@case()
+@case(kop=True)
 def more_tasks_than_partitions(run: Run) -> None:
     topic = spread(run, [100, 50])
     for how in ({"minPartitions": 8}, {"minPartitions": 3, "maxRecordsPerPartition": 20}):
@@ -129,7 +130,7 @@ def more_tasks_than_partitions(run: Run) -> None:
         same(places(records(frame)), {0: list(range(100)), 1: list(range(50))}, str(how))
 
 
-@case(codec=[c for c in CODECS if c != "none"])
+@case(kop=True, codec=[c for c in CODECS if c != "none"])
 def compressed_batches_are_read_from_within(run: Run, codec: str) -> None:
     topic = make_topic(run)
     wanted = values(200)
@@ -142,7 +143,7 @@ def compressed_batches_are_read_from_within(run: Run, codec: str) -> None:
     same([(r.offset, r.value) for r in found], list(enumerate(wanted))[50:150])
 
 
-@case()
+@case(kop=True)
 def twenty_thousand_records_each_once(run: Run) -> None:
     topic = make_topic(run, partitions=4)
     write(run, numbers(20_000, 2, "concat(id, repeat('x', 100))"), topic)
@@ -153,14 +154,14 @@ def twenty_thousand_records_each_once(run: Run) -> None:
     same(tuple(got), (20_000, 20_000, 199_990_000, 0, 19_999, 101))
 
 
-@case()
+@case(kop=True)
 def record_of_900_kb_round_trips(run: Run) -> None:
     topic = make_topic(run)
     write(run, numbers(1, 1, "repeat('0123456789', 90000)"), topic)
     same(records(read(run, topic))[0].value == b"0123456789" * 90_000, True, "the value is unchanged")
 
 
-@case()
+@case(kop=True)
 def fifty_partitions_and_empty_ones(run: Run) -> None:
     topic = make_topic(run, partitions=50)
     same(records(read(run, topic)), [], "an empty topic")
@@ -169,7 +170,7 @@ def fifty_partitions_and_empty_ones(run: Run) -> None:
     same(places(records(read(run, topic))), {0: [0, 1], 17: [0, 1], 49: [0, 1]})
 
 
-@case()
+@case(kop=True)
 def missing_topic_is_an_error_and_is_not_made(run: Run) -> None:
     topic = run.name()
     refused("UnknownTopicOrPartition", lambda: records(read(run, topic)))
@@ -177,7 +178,7 @@ def missing_topic_is_an_error_and_is_not_made(run: Run) -> None:
         assert topic not in a.list_topics(), "reading it made it"
 
 
-@case()
+@case(kop=True)
 def deleted_records_are_left_out(run: Run) -> None:
     topic = spread(run, [10])
     with admin(run) as a:
@@ -189,7 +190,7 @@ def deleted_records_are_left_out(run: Run) -> None:
     same(places(found), {0: [6, 7, 8, 9]}, "failOnDataLoss=false goes on at the log start")
 
 
-@case()
+@case(kop=True)
 def compacted_topic_with_holes(run: Run) -> None:
     topic = make_topic(run, cleanup_policy="compact", segment_ms="200", min_cleanable_dirty_ratio="0.001")
     with producer(run) as p:
@@ -209,7 +210,7 @@ def compacted_topic_with_holes(run: Run) -> None:
     same([(r.offset, r.key, r.value) for r in found], [(57, b"a", b"19"), (58, b"b", b"19"), (59, b"c", b"19")])
 
 
-@case()
+@case(kop=True)
 def read_committed_hides_aborted_records(run: Run) -> None:
     topic = make_topic(run)
     with producer(run, transactional_id=run.group("tx"), max_block_ms=5000) as p:
@@ -224,7 +225,7 @@ def read_committed_hides_aborted_records(run: Run) -> None:
     same(found in ([b"kept", b"dropped"], [b"kept"]), True, f"read_uncommitted sees both, over Pulsar one: {found}")
 
 
-@case()
+@case(kop=True)
 def group_ids_leave_no_group_behind(run: Run) -> None:
     topic, prefix = spread(run, [5]), run.group("prefix")
     for how in ({"groupIdPrefix": prefix}, {"kafka.group.id": prefix}, {"kafka.client.id": "spark-here"}):
@@ -335,8 +336,10 @@ if __name__ == "__main__":
         try:
             session()
         except Exception as error:  # nothing was said about the server yet
-            fetched = any(JARS.glob("jars/*kafka*"))
+            fetched = KOP or any(JARS.glob("jars/*kafka*"))
             why = f"{error}" if fetched else f"{CONNECTOR} was not fetched: is Maven Central in reach? {error}"
-            emit(json.dumps({"client": "spark", "missing": f"Spark does not start: {' '.join(why.split())[:400]}"}))
+            emit(
+                json.dumps({"client": suite.client, "missing": f"Spark does not start: {' '.join(why.split())[:400]}"})
+            )
             os._exit(0)
     suite.main()

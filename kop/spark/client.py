@@ -112,7 +112,7 @@ class BrokerClient:
             found: dict[str, TopicFound] = {}
             for topic in answer.topics:
                 error = errors.for_code(topic.error_code)
-                if error is errors.UnknownTopicOrPartitionError:
+                if error in {errors.UnknownTopicOrPartitionError, errors.InvalidTopicError}:
                     continue
                 if error is not errors.NoError:
                     raise error(f"topic {topic.name}")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from kop.spark.client import TopicFound
 from kop.spark.offsets import EARLIEST, LATEST, Bound, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions
+
+PARTITION: Final = re.compile(r"(.+)-partition-(\d+)")
+"""What Pulsar calls a partition of a topic; no topic of a gateway over Pulsar has such a name."""
 
 Partitions: TypeAlias = dict[TopicPartition, str | None]
 """Every partition of a read, with the id of its topic where the servers have ids."""
@@ -46,10 +49,15 @@ def find_partitions(lookup: OffsetLookup, options: ReadOptions, *, strict: bool 
         wanted = list(options.assign)
     else:
         found = lookup.topics(options.topics)
+        wanted = _all_of(found)
         missing = [topic for topic in options.topics if topic not in found]
+        partitions = [(m[1], int(m[2])) for m in map(PARTITION.fullmatch, missing) if m is not None]
+        if partitions:
+            found |= lookup.topics({topic for topic, _ in partitions})
+            wanted += [p for p in partitions if p not in wanted]
+            missing = [topic for topic in missing if not PARTITION.fullmatch(topic)]
         if missing and strict:
             raise _missing(missing)
-        wanted = _all_of(found)
     there = [(t, p) for t, p in wanted if t in found and p in found[t].leaders]
     if strict and len(there) < len(wanted):
         raise _missing(f"{t}-{p}" for t, p in wanted if (t, p) not in there)

@@ -51,6 +51,8 @@ def test_names_have_no_case() -> None:
         (SERVER | {"subscribe": "t", "kafka.fetch.max.byte": "1"}, "did you mean kafka.fetch.max.bytes?"),
         (SERVER | {"subscribe": "t", "zebra": "1"}, "docs/spark.md"),
         (SERVER | {"subscribe": "t", "kafka.auto.offset.reset": "earliest"}, "set startingOffsets instead"),
+        (SERVER | {"subscribe": "t", "startingmessageid": "1:2"}, "set startingOffsets instead"),
+        (SERVER | {"subscribe": "t", "topic": "t"}, "an option of writes"),
         (SERVER | {"subscribe": "t", "subscriptionName": "s"}, "set kafka.group.id instead"),
         (SERVER | {"subscribe": "t", "startingOffsets": "latest"}, "set startingOffsets to earliest"),
         (SERVER | {"subscribe": "t", "startingOffsets": '{"t": {"0": -1}}'}, "set startingOffsets to earliest"),

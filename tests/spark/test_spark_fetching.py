@@ -1,0 +1,169 @@
+"""A task reads its range to the end, whatever lies at the end, and says when records of it are gone."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+
+from kop.spark.client import BrokerClient, UnreachableError
+from kop.spark.fetching import ReadSettings, read_range
+from kop.spark.offsets import EARLIEST, LATEST
+from kop.spark.options import batch_options
+from kop.spark.planning import DataLossError, OffsetRange
+from kop.spark.subscription import find_partitions
+from kop.testing.broker import Broker
+
+_numbers = itertools.count()
+
+
+class Topic:
+    """A topic of one partition, and what a reader of it needs."""
+
+    def __init__(self, broker: Broker, client: BrokerClient) -> None:
+        self.name = f"fetched-{next(_numbers)}"
+        self.bootstrap = broker.bootstrap
+        self.client = client
+        broker.create_topic(self.name)
+
+    def send(self, *values: bytes, **config: Any) -> None:
+        producer = KafkaProducer(bootstrap_servers=self.bootstrap, linger_ms=20, **config)
+        try:
+            for value in values:
+                producer.send(self.name, value, b"k", partition=0)
+            producer.flush()
+        finally:
+            producer.close()
+
+    def in_a_transaction(self, *values: bytes, commit: bool) -> None:
+        producer = KafkaProducer(bootstrap_servers=self.bootstrap, transactional_id=f"tx-{self.name}-{next(_numbers)}")
+        try:
+            producer.init_transactions()
+            producer.begin_transaction()
+            for value in values:
+                producer.send(self.name, value, partition=0)
+            producer.flush()
+            (producer.commit_transaction if commit else producer.abort_transaction)()
+        finally:
+            producer.close()
+
+    def admin(self) -> KafkaAdminClient:
+        return KafkaAdminClient(bootstrap_servers=self.bootstrap)
+
+    def end(self, isolation: int = 0) -> int:
+        return self.client.list_offsets({(self.name, 0): LATEST}, isolation)[self.name, 0]
+
+    def topic_id(self) -> str | None:
+        return self.client.topics({self.name})[self.name].topic_id
+
+    def read(
+        self, start: int = 0, end: int | None = None, fail: bool = True, **options: str
+    ) -> list[tuple[int, bytes]]:
+        said = {f"kafka.{name.replace('_', '.')}": value for name, value in options.items()}
+        made = batch_options({"kafka.bootstrap.servers": self.bootstrap, "subscribe": self.name} | said)
+        settings = ReadSettings(made.fetch, headers=False, fail_on_data_loss=fail, poll_timeout_ms=1000)
+        stop = self.end(made.fetch.isolation) if end is None else end
+        batches = read_range(self.client, OffsetRange(self.name, self.topic_id(), 0, start, stop), settings)
+        return [(row["offset"], row["value"]) for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def client(kop_shared_broker: Broker) -> Iterator[BrokerClient]:
+    made = BrokerClient({"bootstrap_servers": [kop_shared_broker.bootstrap]}, 20_000)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def topic(kop_shared_broker: Broker, client: BrokerClient) -> Topic:
+    return Topic(kop_shared_broker, client)
+
+
+def test_a_range_is_read_from_within_batches(topic: Topic) -> None:
+    topic.send(*(b"%d" % i for i in range(100)), compression_type="gzip", batch_size=1 << 20)
+    assert topic.read() == [(i, b"%d" % i) for i in range(100)]
+    assert topic.read(13, 57) == [(i, b"%d" % i) for i in range(13, 57)]
+    assert topic.read(5, 5) == []
+
+
+def test_a_range_is_read_in_pieces_that_are_smaller_than_a_batch(topic: Topic) -> None:
+    for part in range(0, 50, 10):
+        topic.send(*(b"x" * 1000 + b"%d" % i for i in range(part, part + 10)), batch_size=1 << 20)
+    found = topic.read(max_partition_fetch_bytes="100", fetch_max_bytes="100")
+    assert [offset for offset, _ in found] == list(range(50))
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_log_that_ends_in_a_transaction_is_read_to_its_end(topic: Topic, commit: bool) -> None:
+    """The last offset is the marker of the transaction: no record comes, and the range is over."""
+    topic.send(b"before")
+    topic.in_a_transaction(b"a", b"b", commit=commit)
+    end = topic.end()
+    assert end == 4
+    assert [value for _, value in topic.read()] == [b"before", b"a", b"b"]
+    expected = [b"before", b"a", b"b"] if commit else [b"before"]
+    assert [value for _, value in topic.read(isolation_level="read_committed")] == expected
+    assert topic.read(1, 4, isolation_level="read_committed") == ([(1, b"a"), (2, b"b")] if commit else [])
+    assert topic.read(3, 4) == []
+
+
+def test_records_that_were_deleted_are_lost(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
+    topic.send(*(b"%d" % i for i in range(10)))
+    with topic.admin() as admin:
+        admin.delete_records({TopicPartition(topic.name, 0): 6})
+    with pytest.raises(DataLossError, match=r"set failOnDataLoss to false.*begins at offset 6 now, 2 is out of range"):
+        topic.read(2)
+    with caplog.at_level(logging.WARNING):
+        assert [offset for offset, _ in topic.read(2, fail=False)] == [6, 7, 8, 9]
+        assert topic.read(2, 5, fail=False) == []
+    assert "some data may have been lost" in caplog.text
+
+
+def test_a_range_beyond_the_end_is_lost(topic: Topic) -> None:
+    topic.send(b"1", b"2")
+    with pytest.raises(DataLossError, match="gave nothing at offset 2 for 1000 ms"):
+        topic.read(0, 5)
+    with pytest.raises(DataLossError, match="ends before offset 4, 5 was its end"):
+        topic.read(4, 5)
+    assert topic.read(0, 5, fail=False) == [(0, b"1"), (1, b"2")]
+
+
+def test_a_topic_that_was_made_again_is_not_read_in_the_place_of_the_old_one(topic: Topic) -> None:
+    topic.send(b"old")
+    old = OffsetRange(topic.name, topic.topic_id(), 0, 0, 1)
+    with topic.admin() as admin:
+        admin.delete_topics([topic.name])
+        admin.create_topics({topic.name: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True)
+    topic.send(b"new")
+    made = batch_options({"kafka.bootstrap.servers": topic.bootstrap, "subscribe": topic.name})
+    with pytest.raises(DataLossError, match="was deleted, or made again"):
+        list(read_range(topic.client, old, ReadSettings(made.fetch, False, True, 1000)))
+    assert list(read_range(topic.client, old, ReadSettings(made.fetch, False, False, 1000))) == []
+    assert topic.read() == [(0, b"new")]
+
+
+def test_times_are_found(topic: Topic) -> None:
+    topic.send(b"1")
+    place = (topic.name, 0)
+    assert topic.client.list_offsets({place: 1}, 0) == {place: 0}
+    assert topic.client.list_offsets({place: 2**62}, 0) == {place: -1}
+    assert topic.client.list_offsets({place: EARLIEST}, 1) == {place: 0}
+
+
+def test_asking_for_a_topic_makes_none(topic: Topic) -> None:
+    assert topic.client.topics({"not-there"}) == {}
+    assert "not-there" not in topic.client.topics(None)
+    said = batch_options({"kafka.bootstrap.servers": topic.bootstrap, "subscribe": f"{topic.name}-partition-0"})
+    assert list(find_partitions(topic.client, said)) == [(topic.name, 0)]
+
+
+def test_servers_that_do_not_answer_are_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(UnreachableError, match=rf"set kafka\.bootstrap\.servers.*127\.0\.0\.1:{port}"):
+            BrokerClient({"bootstrap_servers": [f"127.0.0.1:{port}"]}, 300)

@@ -1,0 +1,300 @@
+"""How far a stream goes: limits, stop points, partitions that come, topics that go or are made again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from kop.spark.client import TopicFound
+from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
+from kop.spark.options import OptionError, ReadOptions, stream_options
+from kop.spark.planning import DataLossError
+from kop.spark.progress import IDLE_SECONDS, SETTLE_SECONDS, StreamProgress
+from kop.spark.subscription import MissingTopicError, find_partitions, resolve_end, resolve_start
+
+
+@dataclass
+class FakeLog:
+    """A partition: its first offset, and the time of each record from there on."""
+
+    start: int = 0
+    times: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.times)
+
+
+class FakeServers:
+    """Topics in memory, a clock, and the sleeps that a reader asks for: each moves the clock and may be answered."""
+
+    def __init__(self, **topics: int) -> None:
+        self.time = 100.0
+        self.ids = {topic: f"id-{topic}" for topic in topics}
+        self.logs = {(topic, p): FakeLog() for topic, count in topics.items() for p in range(count)}
+        self.asked = 0
+        self.while_it_sleeps: list[tuple[str, int, int]] = []
+
+    def write(self, topic: str, partition: int, count: int, time: int = 0) -> None:
+        self.logs[topic, partition].times += [time] * count
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        for topic, partition, count in self.while_it_sleeps:
+            self.write(topic, partition, count)
+        self.while_it_sleeps.clear()
+
+    def topics(self, names: Collection[str] | None) -> dict[str, TopicFound]:
+        wanted = self.ids if names is None else [name for name in names if name in self.ids]
+        return {
+            name: TopicFound(self.ids[name], {p: 0 for t, p in self.logs if t == name}, name.startswith("__"))
+            for name in wanted
+        }
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
+        self.asked += 1
+        found: Offsets = {}
+        for partition, time in wanted.items():
+            log = self.logs[partition]
+            late = [log.start + i for i, at in enumerate(log.times) if at >= time]
+            found[partition] = {EARLIEST: log.start, LATEST: log.end}.get(time, late[0] if late else -1)
+        return found
+
+
+def options(**given: str) -> ReadOptions:
+    said = {"subscribe": "t", "startingOffsets": "earliest"} | given
+    if {"assign", "subscribePattern"} & given.keys():
+        del said["subscribe"]
+    return stream_options({"kafka.bootstrap.servers": "a:1"} | said)
+
+
+def progress(servers: FakeServers, **given: str) -> StreamProgress:
+    return StreamProgress(servers, options(**given), servers.now, servers.sleep)
+
+
+# Topics
+
+
+def test_topics_are_found_by_name_by_pattern_and_by_partition() -> None:
+    servers = FakeServers(ta=2, tb=1, other=1, __t=1)
+    assert list(find_partitions(servers, options(subscribe="tb,ta"))) == [("ta", 0), ("ta", 1), ("tb", 0)]
+    assert list(find_partitions(servers, options(subscribePattern=".*t.*"))) == [
+        ("other", 0),
+        ("ta", 0),
+        ("ta", 1),
+        ("tb", 0),
+    ]
+    assert find_partitions(servers, options(assign='{"ta": [1]}')) == {("ta", 1): "id-ta"}
+    assert find_partitions(servers, options(subscribePattern="t")) == {}
+
+
+@pytest.mark.parametrize("given", [{"subscribe": "t,gone"}, {"assign": '{"t": [0, 7]}'}, {"assign": '{"gone": [0]}'}])
+def test_a_topic_that_is_named_and_not_there_is_an_error(given: dict[str, str]) -> None:
+    servers = FakeServers(t=1)
+    with pytest.raises(MissingTopicError, match=r"create it.*(gone|t-7).*UnknownTopicOrPartition"):
+        find_partitions(servers, options(**given))
+
+
+def test_starts_and_ends_become_offsets() -> None:
+    servers = FakeServers(t=2)
+    for time in (10, 20, 30):
+        servers.write("t", 0, 1, time)
+    servers.logs["t", 1].start = 5
+    found = find_partitions(servers, options())
+    said = options(startingOffsets='{"t": {"0": 1, "1": -2}}', endingOffsets='{"t": {"0": -1, "1": 5}}')
+    assert said.ending is not None
+    assert resolve_start(servers, said, found) == {("t", 0): 1, ("t", 1): 5}
+    assert resolve_end(servers, said, said.ending, found) == {("t", 0): 3, ("t", 1): 5}
+    said = options(startingTimestamp="15", startingOffsetsByTimestampStrategy="latest", endingTimestamp="25")
+    assert said.ending is not None
+    assert resolve_start(servers, said, found) == {("t", 0): 1, ("t", 1): 5}
+    assert resolve_end(servers, said, said.ending, found) == {("t", 0): 2, ("t", 1): 5}
+
+
+def test_a_start_that_does_not_fit_is_an_error() -> None:
+    servers = FakeServers(t=2)
+    found = find_partitions(servers, options())
+    with pytest.raises(
+        OptionError, match=r"set startingOffsets for each partition.* it has t-0, and t-0, t-1 are read"
+    ):
+        resolve_start(servers, options(startingOffsets='{"t": {"0": 1}}'), found)
+    with pytest.raises(OptionError, match="No offset matched in t-0, t-1"):
+        resolve_start(servers, options(startingTimestamp="1"), found)
+
+
+# Batches
+
+
+def test_a_stream_reads_what_is_new() -> None:
+    servers = FakeServers(t=2)
+    servers.write("t", 0, 3)
+    query = progress(servers)
+    start = query.initial()
+    assert start == {("t", 0): 0, ("t", 1): 0}
+    end = query.next_end(start)
+    assert end == {("t", 0): 3, ("t", 1): 0}
+    assert [(r.partition, r.start, r.end, r.topic_id) for r in query.ranges(start, end)] == [
+        (0, 0, 3, "id-t"),
+        (1, 0, 0, "id-t"),
+    ]
+
+
+def test_an_idle_stream_waits_a_moment_and_asks_once_more() -> None:
+    servers = FakeServers(t=1)
+    query = progress(servers)
+    start = query.initial()
+    before, asked = servers.time, servers.asked
+    assert query.next_end(start) == start
+    assert (servers.time - before, servers.asked - asked) == (pytest.approx(IDLE_SECONDS), 2)
+    servers.while_it_sleeps.append(("t", 0, 4))
+    assert query.next_end(start) == {("t", 0): 4}
+
+
+def test_without_a_start_a_query_goes_on_where_its_last_batch_ended() -> None:
+    """PySpark 4.0 and 4.1: a new query is asked for its end first, one from a checkpoint plans its last batch first."""
+    servers = FakeServers(t=1)
+    servers.write("t", 0, 100)
+    new = progress(servers, maxOffsetsPerTrigger="40")
+    assert [new.next_end()["t", 0] for _ in range(4)] == [40, 80, 100, 100]
+    resumed = progress(servers, maxOffsetsPerTrigger="40")
+    assert resumed.ranges({("t", 0): 30}, {("t", 0): 30})[0].size == 0
+    assert resumed.next_end() == {("t", 0): 70}
+
+
+def test_limits_do_not_count_where_spark_wants_all_there_is() -> None:
+    servers = FakeServers(t=1)
+    servers.write("t", 0, 100)
+    query = progress(servers, maxOffsetsPerTrigger="40")
+    assert query.next_end({("t", 0): 0}, limited=False) == {("t", 0): 100}
+    assert query.latest == {("t", 0): 100}
+
+
+def test_a_batch_waits_for_the_least_that_it_takes_but_not_for_ever() -> None:
+    servers = FakeServers(t=1)
+    servers.write("t", 0, 3)
+    query = progress(servers, minOffsetsPerTrigger="5", maxTriggerDelay="10s")
+    first = query.next_end({("t", 0): 0})
+    assert first == {("t", 0): 3}, "the first batch waits for nothing"
+    servers.write("t", 0, 3)
+    assert query.next_end(first) == first
+    servers.write("t", 0, 2)
+    assert query.next_end(first) == {("t", 0): 8}
+    servers.write("t", 0, 1)
+    servers.time += 10
+    assert query.next_end({("t", 0): 8}) == {("t", 0): 9}
+
+
+def test_available_now_ends_where_the_logs_ended_and_waits_for_no_least() -> None:
+    servers = FakeServers(t=1)
+    servers.write("t", 0, 100)
+    query = progress(servers, minOffsetsPerTrigger="50", maxOffsetsPerTrigger="70")
+    query.stop_at_latest()
+    servers.write("t", 0, 100)
+    ends = [{("t", 0): 0}]
+    for _ in range(3):
+        ends.append(query.next_end(ends[-1]))
+    assert [end["t", 0] for end in ends] == [0, 70, 100, 100]
+
+
+def test_a_stream_stops_at_its_end() -> None:
+    servers = FakeServers(t=1)
+    query = progress(servers, endingOffsets='{"t": {"0": 50}}')
+    servers.write("t", 0, 30)
+    end = query.next_end({("t", 0): 0})
+    assert end == {("t", 0): 30}
+    servers.write("t", 0, 70)
+    end = query.next_end(end)
+    assert end == {("t", 0): 50}
+    assert query.next_end(end) == end
+
+
+# What comes and goes
+
+
+def test_partitions_that_come_are_read_from_their_first_record() -> None:
+    servers = FakeServers(t=1)
+    query = progress(servers, partitionDiscoveryInterval="30s")
+    start = query.initial()
+    servers.logs["t", 1] = FakeLog()
+    servers.write("t", 1, 6)
+    assert query.next_end(start) == start, "not looked for yet"
+    servers.time += 30
+    end = query.next_end(start)
+    assert end == {("t", 0): 0, ("t", 1): 6}
+    assert [(r.partition, r.start, r.end) for r in query.ranges(start, end)] == [(0, 0, 0), (1, 0, 6)]
+
+
+def test_no_partitions_are_looked_for_where_that_is_off() -> None:
+    servers = FakeServers(t=1)
+    query = progress(servers, partitionDiscoveryInterval="-1")
+    start = query.initial()
+    servers.logs["t", 1] = FakeLog()
+    servers.time += 100_000
+    assert query.next_end(start) == start
+
+
+def test_a_partition_that_comes_and_has_lost_records_already_is_lost_data() -> None:
+    servers = FakeServers(t=2)
+    servers.logs["t", 1].start = 4
+    with pytest.raises(DataLossError, match="begins at 4, not 0"):
+        progress(servers).ranges({("t", 0): 0}, {("t", 0): 0, ("t", 1): 9})
+
+
+def test_a_topic_that_was_made_again_is_lost_data(caplog: pytest.LogCaptureFixture) -> None:
+    servers = FakeServers(t=1)
+    servers.write("t", 0, 5)
+    strict, lenient = progress(servers), progress(servers, failOnDataLoss="false")
+    for query in (strict, lenient):
+        query.next_end({("t", 0): 0})
+    servers.ids["t"] = "another"
+    servers.write("t", 0, 5)
+    servers.time += 30
+    with pytest.raises(DataLossError, match=r"set failOnDataLoss to false.*made again: its id was id-t and is another"):
+        strict.next_end({("t", 0): 5})
+    with caplog.at_level(logging.WARNING):
+        assert lenient.next_end({("t", 0): 5}) == {("t", 0): 10}
+    assert "made again" in caplog.text
+
+
+def test_a_topic_that_is_gone_is_lost_data() -> None:
+    servers = FakeServers(t=1, u=1)
+    strict, lenient = (progress(servers, subscribe="t,u", failOnDataLoss=fail) for fail in ("true", "false"))
+    start = {("t", 0): 0, ("u", 0): 0}
+    for query in (strict, lenient):
+        query.next_end(start)
+    del servers.ids["u"], servers.logs["u", 0]
+    servers.time += 30
+    with pytest.raises(DataLossError, match="there is no u"):
+        strict.next_end(start)
+    assert lenient.next_end(start) == {("t", 0): 0}
+    assert [r.topic for r in lenient.ranges(start, {("t", 0): 0})] == ["t"]
+
+
+def test_a_log_that_is_shorter_for_a_moment_is_not_lost() -> None:
+    """A server that takes a partition over may not know its end at once."""
+    servers = FakeServers(t=1)
+    servers.write("t", 0, 4)
+    servers.while_it_sleeps.append(("t", 0, 8))
+    assert progress(servers).next_end({("t", 0): 10}) == {("t", 0): 12}
+
+
+def test_a_log_that_stays_shorter_is_lost_data(caplog: pytest.LogCaptureFixture) -> None:
+    servers = FakeServers(t=1)
+    servers.write("t", 0, 4)
+    begun = servers.time
+    query = progress(servers)
+    end = query.next_end({("t", 0): 10})
+    assert end == {("t", 0): 4}
+    assert servers.time - begun >= SETTLE_SECONDS
+    with pytest.raises(DataLossError, match="offset was changed from 10 to 4"):
+        query.ranges({("t", 0): 10}, end)
+    with caplog.at_level(logging.WARNING):
+        (found,) = progress(servers, failOnDataLoss="false").ranges({("t", 0): 10}, end)
+    assert found.size == 0
+    assert "offset was changed" in caplog.text
