@@ -61,7 +61,7 @@ conformance-spark-crashes: $(VENV)/.test ## kop's own sink for PySpark while dri
 conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), and format("kop") in its oldest and newest PySpark (Java 17, Maven Central)
 	$(BIN)/python -m conformance --start-kop --client spark --client spark-kop --client spark-kop-4.0 $(ARGS)
 
-bench: $(VENV)/.test ## rates, CPU, latency beside pulsar-perf and Kafka: half an hour (ARGS=--help; Java, Maven)
+bench: $(VENV)/.test ## rates, CPU, latency beside pulsar-perf and Kafka: forty minutes (ARGS=--help; Java, Maven)
 	$(BIN)/python -m conformance.bench $(ARGS)
 
 bench-pulsar: $(VENV)/.test ## the part of it that is about Pulsar (Java, Maven)

@@ -31,7 +31,7 @@ from conformance.servers import StartFailed
 
 EPILOG = """\
 examples:
-  make bench                                        all rows, half an hour
+  make bench                                        all rows, forty minutes
   make bench ARGS="embedded --quick"                one engine, one short round of each row
   make bench ARGS="--rows 'pulsar-in-1k' --quick --compare ../other"
                                                     one row of two checkouts: under half a minute, with KOP_TEST_PULSAR
