@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import pytest
 from pulsar_client.pulsar_kit import T, client, send
@@ -106,16 +107,17 @@ async def test_partitions_and_topics() -> None:
 
 
 @pytest.mark.parametrize("kind", [Command.PARTITIONED_METADATA, Command.GET_TOPICS_OF_NAMESPACE, Command.LOOKUP])
-async def test_every_request_has_a_time_limit(kind: int) -> None:
+async def test_every_request_has_a_time_limit(kind: Command.Type) -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
         async with client(broker.url, request_timeout=1.0) as made:
             broker.silent.add(kind)
-            ask = {
+            questions: dict[Command.Type, Callable[[], Coroutine[Any, Any, object]]] = {
                 Command.PARTITIONED_METADATA: lambda: made.partitions(T),
                 Command.GET_TOPICS_OF_NAMESPACE: lambda: made.topics("public/default"),
                 Command.LOOKUP: lambda: made.open_producer(T),
-            }[kind]
+            }
+            ask = questions[kind]
             assert await fails(ask()) == "Timeout"
             broker.silent.clear()
             await ask()
@@ -297,7 +299,7 @@ async def test_after_close_nothing_is_asked() -> None:
 Seen = list[tuple[list[str] | None, list[str], list[str]]]
 
 
-def note(seen: Seen):
+def note(seen: Seen) -> Callable[[Sequence[str] | None, Sequence[str], Sequence[str]], None]:
     def on_change(snapshot: Sequence[str] | None, added: Sequence[str], removed: Sequence[str]) -> None:
         seen.append((None if snapshot is None else sorted(snapshot), list(added), list(removed)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -350,11 +351,15 @@ async def test_no_receipt_in_time_fails_all_in_order() -> None:
             producer = await made.open_producer(T, send_timeout=1.0)
             broker.hold_receipts = True
             failed: list[int] = []
+
+            def fail(number: int, _: object) -> None:
+                failed.append(number)
+
             sent = [send(producer, number) for number in range(3)]
             await asyncio.sleep(0.1)  # its own time limit ends later
             sent.append(send(producer, 3))  # behind an expired one nothing may be stored
             for number, future in enumerate(sent):
-                future.add_done_callback(lambda _, number=number: failed.append(number))
+                future.add_done_callback(partial(fail, number))
             assert [await fails(future) for future in sent] == ["Timeout"] * 4
             await asyncio.sleep(0)
             assert failed == [0, 1, 2, 3]

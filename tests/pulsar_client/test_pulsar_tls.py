@@ -273,8 +273,8 @@ KNOWN = "/.well-known/openid-configuration"
 
 async def test_an_issuer_with_tls_is_not_followed_to_an_endpoint_without_it(folder: Path) -> None:
     tls = TlsOptions(ca_file=str(folder / "here.pem"))
-    tokens = {"/token": {"access_token": "T", "expires_in": 100}}
-    async with issuer(folder, {KNOWN: {"token_endpoint": "HERE/token"}} | tokens) as (url, posted):
+    tokens: dict[str, dict[str, object]] = {"/token": {"access_token": "T", "expires_in": 100}}
+    async with issuer(folder, {KNOWN: {"token_endpoint": "HERE/token"}, **tokens}) as (url, posted):
         assert await OAuth2(url, "id", "secret", tls=tls).data() == b"T"
         assert posted == ["/token"]
     async with issuer(folder, {KNOWN: {"token_endpoint": "http://127.0.0.1:1/token"}}) as (url, posted):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from types import ModuleType
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -34,7 +35,9 @@ def without_size(frame: bytes) -> memoryview:
     payload=st.binary(max_size=300),
     metadata=st.binary(max_size=300),
 )
-def test_a_send_is_what_protobuf_reads(producer, sequence, highest, count, payload, metadata) -> None:
+def test_a_send_is_what_protobuf_reads(
+    producer: int, sequence: int, highest: int | None, count: int, payload: bytes, metadata: bytes
+) -> None:
     head = wire.send_head(producer, sequence, highest, count, metadata, payload)
     frame = without_size(head + metadata + payload)
     size = struct.unpack_from(">I", frame)[0]
@@ -93,7 +96,9 @@ def test_fields_of_later_versions_are_no_harm(twin: ModuleType) -> None:
     properties=st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3),
     key=st.none() | st.text(max_size=200),
 )
-def test_messages_are_counted_by_the_metadata(twin, messages, properties, key) -> None:
+def test_messages_are_counted_by_the_metadata(
+    twin: ModuleType, messages: int | None, properties: dict[str, str], key: str | None
+) -> None:
     metadata = meta(
         num_messages_in_batch=messages,
         properties=[pb.KeyValue(key=k, value=v) for k, v in properties.items()],
@@ -103,7 +108,7 @@ def test_messages_are_counted_by_the_metadata(twin, messages, properties, key) -
     assert read(twin, entry_bytes(metadata, b""))[5] == (messages or 1)
 
 
-def meta(**fields) -> pb.MessageMetadata:
+def meta(**fields: Any) -> pb.MessageMetadata:
     return pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2, **fields)
 
 

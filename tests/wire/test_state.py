@@ -1,6 +1,10 @@
+from __future__ import annotations
+
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -31,18 +35,18 @@ from kop.wire.state import (
 VECTORS = json.loads(Path(__file__).with_name("state_vectors.json").read_text())
 
 
-def of(kind):
+def of(kind: str) -> list[Any]:
     found = [v for v in VECTORS if v["kind"] == kind]
     assert found
     return [pytest.param(v, id=f"{kind}-v{v['version']}-{i}") for i, v in enumerate(found)]
 
 
-def offset_value(fields):
+def offset_value(fields: dict[str, Any]) -> OffsetCommitValue:
     topic_id = fields["topic_id"]
     return OffsetCommitValue(**{**fields, "topic_id": topic_id and UUID(topic_id)})
 
 
-def group_value(fields):
+def group_value(fields: dict[str, Any]) -> GroupMetadataValue:
     members = tuple(
         MemberMetadata(
             **{**m, "subscription": bytes.fromhex(m["subscription"]), "assignment": bytes.fromhex(m["assignment"])}
@@ -53,7 +57,7 @@ def group_value(fields):
 
 
 @pytest.mark.parametrize("vector", of("offset_key"))
-def test_offset_key_is_kafkas(vector):
+def test_offset_key_is_kafkas(vector: dict[str, Any]) -> None:
     key, raw = OffsetCommitKey(**vector["fields"]), bytes.fromhex(vector["hex"])
     assert decode_key(raw) == key
     if vector["version"] == 1:
@@ -61,21 +65,21 @@ def test_offset_key_is_kafkas(vector):
 
 
 @pytest.mark.parametrize("vector", of("group_key"))
-def test_group_key_is_kafkas(vector):
+def test_group_key_is_kafkas(vector: dict[str, Any]) -> None:
     key, raw = GroupMetadataKey(**vector["fields"]), bytes.fromhex(vector["hex"])
     assert decode_key(memoryview(raw)) == key
     assert encode_key(key) == raw
 
 
 @pytest.mark.parametrize("vector", of("offset_value"))
-def test_offset_value_is_kafkas(vector):
+def test_offset_value_is_kafkas(vector: dict[str, Any]) -> None:
     value, raw = offset_value(vector["fields"]), bytes.fromhex(vector["hex"])
     assert decode_offset_value(raw) == value
     assert encode_offset_value(value, vector["version"]) == raw
 
 
 @pytest.mark.parametrize("vector", of("group_value"))
-def test_group_value_is_kafkas(vector):
+def test_group_value_is_kafkas(vector: dict[str, Any]) -> None:
     value, raw = group_value(vector["fields"]), bytes.fromhex(vector["hex"])
     assert decode_group_value(raw) == value
     assert encode_group_value(value, vector["version"]) == raw
@@ -97,21 +101,22 @@ def test_unknown_tags_are_stepped_over() -> None:
 
 
 @pytest.mark.parametrize("vector", [pytest.param(v, id=str(i)) for i, v in enumerate(VECTORS)])
-def test_every_truncation_is_an_error_or_a_shorter_key(vector):
+def test_every_truncation_is_an_error_or_a_shorter_key(vector: dict[str, Any]) -> None:
     raw = bytes.fromhex(vector["hex"])
-    decode = {
+    decoders: dict[str, Callable[[bytes], object]] = {
         "offset_key": decode_key,
         "group_key": decode_key,
         "offset_value": decode_offset_value,
         "group_value": decode_group_value,
-    }[vector["kind"]]
+    }
+    decode = decoders[vector["kind"]]
     for size in range(len(raw)):
         with pytest.raises(StateRecordError):
             decode(raw[:size])
 
 
 @pytest.mark.parametrize("version", [-1, 5, 32767])
-def test_unknown_versions_are_refused(version):
+def test_unknown_versions_are_refused(version: int) -> None:
     raw = version.to_bytes(2, "big", signed=True) + bytes(40)
     with pytest.raises(StateRecordError, match="version"):
         decode_offset_value(raw)
@@ -122,7 +127,7 @@ def test_unknown_versions_are_refused(version):
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_decode_or_are_refused(raw):
+def test_any_bytes_decode_or_are_refused(raw: bytes) -> None:
     for decode in (decode_key, decode_offset_value, decode_group_value, decode_pending_value):
         with contextlib.suppress(StateRecordError):
             assert decode(raw) is not None
@@ -135,7 +140,7 @@ def test_any_bytes_decode_or_are_refused(raw):
     st.integers(-1, 2**63 - 1),
     st.none() | st.uuids(),
 )
-def test_offset_values_round_trip(offset, epoch, metadata, stamp, topic_id):
+def test_offset_values_round_trip(offset: int, epoch: int, metadata: str, stamp: int, topic_id: UUID | None) -> None:
     value = OffsetCommitValue(offset, epoch, metadata, stamp, -1, topic_id)
     assert decode_offset_value(encode_offset_value(value)) == value
 
@@ -157,7 +162,9 @@ def test_bytes_of_pending_offsets() -> None:
     st.integers(0, 2**63 - 1),
     st.none() | st.uuids(),
 )
-def test_pending_offsets_round_trip(group, topic, partition, producer_id, epoch, offset, topic_id):
+def test_pending_offsets_round_trip(
+    group: str, topic: str, partition: int, producer_id: int, epoch: int, offset: int, topic_id: UUID | None
+) -> None:
     key = PendingOffsetKey(group, topic, partition, producer_id)
     assert decode_key(encode_key(key)) == key
     value = PendingOffsetValue(epoch, OffsetCommitValue(offset, 1, "m", 2, -1, topic_id))
