@@ -360,7 +360,8 @@ final class ClientsTransactions {
     }
 
     /** Have a producer that never called initTransactions take over an open transaction. */
-    static void resume(KafkaProducer<?, ?> p, Object[] identity) throws Exception {
+    static void resume(KafkaProducer<?, ?> p, Object[] identity, String topic) throws Exception {
+        p.partitionsFor(topic); // it knows then that the server has version 2 of transactions; else it ends this one by version 1
         Object manager = field(p, "transactionManager");
         synchronized (manager) {
             to(manager, "INITIALIZING");
@@ -392,7 +393,7 @@ final class ClientsTransactions {
                 gone.close(Duration.ZERO);
                 for (int i = 0; i < 2; i++) // the second finds it ended: its checkpoint did not get that far
                     try (KafkaProducer<String, String> p = producer(k, id, "max.block.ms", "10000")) {
-                        resume(p, identity);
+                        resume(p, identity, t);
                         if (commit) p.commitTransaction(); else p.abortTransaction();
                     }
                 holds(k, t, commit ? new String[] {"first", "open"} : new String[] {"first"});
@@ -413,7 +414,7 @@ final class ClientsTransactions {
             gone.close(Duration.ZERO);
             try (KafkaProducer<String, String> p = producer(k, id)) { p.initTransactions(); }
             try (KafkaProducer<String, String> p = producer(k, id, "max.block.ms", "10000")) {
-                resume(p, identity);
+                resume(p, identity, t);
                 Suite.fails("ProducerFencedException", p::commitTransaction);
             }
             holds(k, t);
