@@ -307,7 +307,14 @@ def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through(
         let_go(log)
         log.read_error = BackendError("so says the test")
         told: list[KopError] = []
-        undo = reads.on_news(lambda: told.append(reads.find(log, 0).error))
+
+        def tell() -> None:
+            found = reads.find(log, 0)
+            assert found is not None
+            assert found.error is not None
+            told.append(found.error)
+
+        undo = reads.on_news(tell)
         reads.ask(log, 0, 100)
         await turns()
         assert [error.message for error in told] == ["so says the test"]

@@ -255,7 +255,9 @@ def test_a_session_by_id_tells_a_deleted_topic_from_a_recreated_one(tmp_path: Pa
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 1)
             topics = serving.gateway.engine.topics
-            old = serving.gateway.topics.get("t").topic_id
+            topic = serving.gateway.topics.get("t")
+            assert topic is not None
+            old = topic.topic_id
 
             async def code(session_id: int, epoch: int, *, ask: bool) -> tuple[int, int]:
                 fields = fetch_fields(old, 0, version=18, session_id=session_id, session_epoch=epoch)

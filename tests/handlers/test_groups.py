@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,8 +56,8 @@ def test_versions_are_those_of_kafka_4_3() -> None:
     }
 
 
-def test_connection_that_goes_while_its_join_waits(tmp_path):
-    async def main():
+def test_connection_that_goes_while_its_join_waits(tmp_path: Path) -> None:
+    async def main() -> None:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
             g = s.name("g")
@@ -64,8 +65,8 @@ def test_connection_that_goes_while_its_join_waits(tmp_path):
             two = await member(s, g, s.b)
             s.b.send(11, 9, **s.join_fields(g, member=two))
 
-            async def rebalances():
-                return (await s.beat("", g, n, one)).error_code == E.REBALANCE_IN_PROGRESS
+            async def rebalances() -> bool:
+                return bool((await s.beat("", g, n, one)).error_code == E.REBALANCE_IN_PROGRESS)
 
             await until(rebalances)
             before = serving.server.connections
@@ -83,15 +84,15 @@ def test_connection_that_goes_while_its_join_waits(tmp_path):
     run(main())
 
 
-def test_group_and_offsets_outlive_a_restart(tmp_path):
-    async def first():
+def test_group_and_offsets_outlive_a_restart(tmp_path: Path) -> None:
+    async def first() -> tuple[str, str, int]:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
             member_id, n = await stable(s, "g")
             await s.commit("", "g", {0: 7, 1: 8}, n, member_id)
             return s.t, member_id, n
 
-    async def second(topic, member_id, n):
+    async def second(topic: str, member_id: str, n: int) -> None:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
             s.t = topic
@@ -103,7 +104,7 @@ def test_group_and_offsets_outlive_a_restart(tmp_path):
     run(second(*run(first())))
 
 
-def test_the_offsets_topic_can_be_seen_as_kafkas(tmp_path):
+def test_the_offsets_topic_can_be_seen_as_kafkas(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
@@ -119,7 +120,7 @@ def test_the_offsets_topic_can_be_seen_as_kafkas(tmp_path):
 
 
 @pytest.mark.parametrize("refusal", [E.COORDINATOR_LOAD_IN_PROGRESS, E.COORDINATOR_NOT_AVAILABLE])
-def test_every_api_says_that_groups_are_not_there_yet(tmp_path, refusal):
+def test_every_api_says_that_groups_are_not_there_yet(tmp_path: Path, refusal: ErrorCode) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
@@ -157,7 +158,7 @@ def test_every_api_says_that_groups_are_not_there_yet(tmp_path, refusal):
     run(main())
 
 
-def test_commits_that_cannot_be_written_are_told_so(tmp_path, monkeypatch):
+def test_commits_that_cannot_be_written_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore()
     monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
 
@@ -165,7 +166,9 @@ def test_commits_that_cannot_be_written_are_told_so(tmp_path, monkeypatch):
         async with gateway(tmp_path, store="memory:") as serving:
             s = await talk(serving)
             await s.commit("", "g", {0: 1})
-            for index in range(store.engine.topics.get("__offsets").partitions):
+            topic = store.engine.topics.get("__offsets")
+            assert topic is not None
+            for index in range(topic.partitions):
                 store.log("__offsets", index).append_error = E.KAFKA_STORAGE_ERROR
             [row] = (await s.commit("", "g", {0: 2, 9: 2})).topics
             codes = {p.partition_index: p.error_code for p in row.partitions}
@@ -176,7 +179,7 @@ def test_commits_that_cannot_be_written_are_told_so(tmp_path, monkeypatch):
     run(main())
 
 
-def test_many_commits_at_once_are_all_answered(tmp_path):
+def test_many_commits_at_once_are_all_answered(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)

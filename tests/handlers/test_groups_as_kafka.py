@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from handlers.group_scenario import play
 from support.gateway import RawClient, gateway, run
@@ -9,8 +10,8 @@ from support.gateway import RawClient, gateway, run
 KAFKAS = json.loads(Path(__file__).with_name("group_answers.json").read_text())
 
 
-def test_every_answer_is_kafkas(tmp_path):
-    async def main():
+def test_every_answer_is_kafkas(tmp_path: Path) -> None:
+    async def main() -> list[list[Any]]:
         async with gateway(tmp_path) as serving:
             return await play(lambda: RawClient.connect(serving), 0.03)
 

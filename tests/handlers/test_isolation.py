@@ -140,7 +140,11 @@ def test_no_aborted_transaction_is_told_once_compaction_took_its_marker(tmp_path
     """Its producer's later records would be taken for aborted ones: no marker follows."""
 
     async def main() -> None:
-        configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "0"}
+        configs: dict[str, Any] = {
+            "cleanup.policy": "compact",
+            "min.cleanable.dirty.ratio": "0",
+            "delete.retention.ms": "0",
+        }
         async with served(tmp_path, store, **configs) as (serving, log, client):
             one = TransactionalWriter(log, 1)
             await append(log, batch([b"kept"], keys=[b"kept"]))

@@ -259,7 +259,10 @@ def test_timestamps_are_judged_by_the_records_and_not_by_what_the_header_says(tm
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             now = int(time.time() * 1000)
-            bounds = {"message_timestamp_before_max_ms": "60000", "message_timestamp_after_max_ms": "60000"}
+            bounds: dict[str, Any] = {
+                "message_timestamp_before_max_ms": "60000",
+                "message_timestamp_after_max_ms": "60000",
+            }
             await topic(serving, **bounds)
             client = await RawClient.connect(serving)
             for delta in (-120_000, 120_000):

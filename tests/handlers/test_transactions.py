@@ -81,7 +81,7 @@ class Talk:
             self.sequences = [0, 0]
         return E(answer.error_code)
 
-    def who(self, **who: int) -> dict[str, int]:
+    def who(self, **who: int) -> dict[str, Any]:
         return {"producer_id": self.producer_id, "producer_epoch": self.epoch} | who
 
     def transaction(self) -> Transaction:

@@ -220,7 +220,7 @@ async def test_errors_of_the_group(version: int) -> None:
             ("another", None, 1, E.UNKNOWN_MEMBER_ID),
             ("another", "i", 1, E.FENCED_INSTANCE_ID),
         ]:
-            fields = {"member_id": member, "group_instance_id": instance, "generation_id": generation}
+            fields: dict[str, Any] = {"member_id": member, "group_instance_id": instance, "generation_id": generation}
             assert await world.commit(version, **fields) == [code]
         fields = {"member_id": "m", "group_instance_id": None, "generation_id": 1}
         assert await world.commit(version, group_id="unknown", **fields) == [E.ILLEGAL_GENERATION]
