@@ -228,9 +228,9 @@ class BrokerClient:
         return self._manager.run(exchange)
 
     def _by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Who leads each; the topics are asked for first where they are not known."""
+        """Who leads each; topics are asked for first where they, or partitions of them, are not known."""
         partitions = list(partitions)
-        unknown = {topic for topic, _ in partitions} - self._topics.keys()
+        unknown = {t for t, p in partitions if t not in self._topics or p not in self._topics[t].leaders}
         if unknown:
             self.topics(unknown)
         found: dict[int, list[TopicPartition]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 
 from kop.spark.client import BrokerClient, UnreachableError
 from kop.spark.fetching import ReadSettings, read_range
@@ -145,6 +145,17 @@ def test_a_topic_that_was_made_again_is_not_read_in_the_place_of_the_old_one(top
         list(read_range(topic.client, old, ReadSettings(made.fetch, False, True, 1000)))
     assert list(read_range(topic.client, old, ReadSettings(made.fetch, False, False, 1000))) == []
     assert topic.read() == [(0, b"new")]
+
+
+def test_a_partition_that_a_client_does_not_know_yet_is_looked_for(topic: Topic) -> None:
+    """A worker keeps its client from batch to batch, and the driver alone looks for new partitions."""
+    assert list(topic.client.topics({topic.name})[topic.name].leaders) == [0]
+    with topic.admin() as admin:
+        admin.create_partitions({topic.name: 2})
+    place = (topic.name, 1)
+    assert topic.client.list_offsets({place: LATEST}, 0) == {place: 0}
+    with pytest.raises(errors.UnknownTopicOrPartitionError):
+        topic.client.list_offsets({(topic.name, 2): LATEST}, 0)
 
 
 def test_times_are_found(topic: Topic) -> None:
