@@ -56,6 +56,7 @@ class StreamProgress:
         self._partitions: Partitions = {}
         self._discovered = -float("inf")
         self._asked = -float("inf")
+        self._idle = False
         self._reached: Offsets | None = None
         self._last_batch = -float("inf")
         self._ends: Offsets = {}
@@ -85,7 +86,8 @@ class StreamProgress:
         latest = self._next_latest(start)
         capped = self._before_stop_points(latest, start)
         self._reached = self._within_limits(start, capped) if limited else capped
-        if self._reached != start:
+        self._idle = self._reached == start
+        if not self._idle:
             self._last_batch = self._now()
         return dict(self._reached)
 
@@ -136,8 +138,10 @@ class StreamProgress:
             not self._partitions or (interval >= 0 and self._now() - self._discovered >= interval)
         ):
             self._discover()
+        early = self._asked + IDLE_SECONDS - self._now()
+        if self._idle and early > 0 and self._target is None:
+            self._sleep(early)
         shorter_since: float | None = None
-        waited = False
         while True:
             latest = self._ask_latest(self._partitions)
             shorter = any(end < start.get(partition, 0) for partition, end in latest.items())
@@ -146,11 +150,7 @@ class StreamProgress:
                 if self._now() - shorter_since < SETTLE_SECONDS:
                     self._sleep(IDLE_SECONDS)
                     continue
-            if not shorter and not waited and not self._target and latest == start:
-                waited = True
-                self._sleep(IDLE_SECONDS)
-                continue
-            self.latest = latest
+            self.latest, self._asked = latest, self._now()
             return latest
 
     def _ask_latest(self, partitions: Partitions) -> Offsets:

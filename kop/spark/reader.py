@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from kop.spark.client import BrokerClient
@@ -54,7 +55,11 @@ def read_task(options: ReadOptions, partition: InputPartition | None) -> Iterato
     if partition is None:
         return
     client = client_of_process(options.connection)
-    yield from read_range(client, partition.value, read_settings(options))
+    try:
+        yield from read_range(client, partition.value, read_settings(options))
+    except errors.KafkaError:
+        _clients.pop(repr(options.connection)).close()  # the task's next attempt connects anew
+        raise
 
 
 def as_tasks(options: ReadOptions, ranges: list[OffsetRange]) -> list[RangePartition]:

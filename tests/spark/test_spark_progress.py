@@ -145,15 +145,21 @@ def test_a_stream_reads_what_is_new() -> None:
     ]
 
 
-def test_an_idle_stream_waits_a_moment_and_asks_once_more() -> None:
+def test_an_idle_stream_asks_no_more_often_than_it_may_and_a_busy_one_at_once() -> None:
     servers = FakeServers(t=1)
     query = progress(servers)
     start = query.initial()
-    before, asked = servers.time, servers.asked
-    assert query.next_end(start) == start
-    assert (servers.time - before, servers.asked - asked) == (pytest.approx(IDLE_SECONDS), 2)
+    begun, asked = servers.time, servers.asked
+    for _ in range(11):
+        assert query.next_end(start) == start
+    assert servers.time - begun == pytest.approx(10 * IDLE_SECONDS)
+    assert servers.asked - asked == 11
     servers.while_it_sleeps.append(("t", 0, 4))
-    assert query.next_end(start) == {("t", 0): 4}
+    end = query.next_end(start)
+    assert end == {("t", 0): 4}
+    begun = servers.time
+    query.next_end(end)
+    assert servers.time == begun
 
 
 def test_without_a_start_a_query_goes_on_where_its_last_batch_ended() -> None:
