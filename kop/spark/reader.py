@@ -51,8 +51,8 @@ def read_settings(options: ReadOptions) -> ReadSettings:
 
 
 def read_task(options: ReadOptions, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    """The rows of a task; Spark gives None where there is no task at all."""
-    if partition is None:
+    """The rows of a task. Where there is none at all, Spark gives None, from 4.3 on a partition without a value."""
+    if partition is None or partition.value is None:
         return
     client = client_of_process(options.connection)
     try:
