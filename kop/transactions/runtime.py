@@ -308,7 +308,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             await asyncio.wait({entry.ending}, timeout=CONCURRENT_SECONDS)
         if decision.error or (decision.next is None and self._is_prepared(entry, partitions)):
             return decision.error
-        entry.adding = asyncio.get_running_loop().create_task(self._add_partitions(entry, decision, partitions))
+        entry.adding = asyncio.get_running_loop().create_task(
+            self._add_partitions(entry, entry.transaction, decision, partitions)
+        )
         entry.adding.add_done_callback(lambda _: setattr(entry, "adding", None))
         return await asyncio.shield(entry.adding)
 
@@ -440,10 +442,17 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         """Whether storage has prepared these partitions. Those of groups' offsets need nothing."""
         return entry.prepared.issuperset(partition for partition in partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
 
-    async def _add_partitions(self, entry: _Entry, decision: Decision, partitions: Collection[Partition]) -> ErrorCode:
-        """Make durable that partitions are in the transaction, then have storage prepare them."""
+    async def _add_partitions(
+        self, entry: _Entry, before: Transaction, decision: Decision, partitions: Collection[Partition]
+    ) -> ErrorCode:
+        """Make durable that partitions are in the transaction, then have storage prepare them.
+
+        `before` is what was decided about. Where another request came first it is over: a record of an open transaction
+        would follow that of its end.
+        """
+        if entry.transaction is not before:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
         if decision.next is not None:
-            before = entry.transaction
             if before.status is not TransactionStatus.ONGOING:
                 entry.transaction = replace(before, pending=True)
                 try:
@@ -529,7 +538,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         if transaction.status in _PREPARED:
             self.deadlines.disarm(entry)
             if entry.ending is None:
-                entry.ending = asyncio.get_running_loop().create_task(self._end(entry))
+                entry.ending = asyncio.get_running_loop().create_task(self._end(entry, transaction))
             return
         self._arm(entry)
 
@@ -543,10 +552,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             at = machine.is_long_open_at(entry.transaction) or at
         self.deadlines.arm(entry, at)
 
-    async def _end(self, entry: _Entry) -> None:
+    async def _end(self, entry: _Entry, transaction: Transaction) -> None:
         """Write the markers of a decided end, then that it is complete. It is tried until it succeeds."""
         began = time.perf_counter()
-        transaction = entry.transaction
         ended = EndedTransaction(
             entry.transactional_id,
             transaction.producer_id,

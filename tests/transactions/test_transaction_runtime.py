@@ -199,6 +199,15 @@ async def test_the_next_transaction_waits_for_the_end_of_the_one_before(monkeypa
         assert w.markers.written[0].partitions
 
 
+async def test_an_end_that_comes_in_the_same_turn_as_partitions_is_not_written_over() -> None:
+    async with world() as w:
+        who = await w.begun(version=1)
+        added, ended = await asyncio.gather(w.add(who, BILLS, version=1), w.end(who, version=1))
+        assert (added, ended) == (E.CONCURRENT_TRANSACTIONS, who)
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert w.markers.written[0].commit
+
+
 async def test_markers_are_tried_until_they_are_written() -> None:
     async with world() as w:
         who = await w.begun()
