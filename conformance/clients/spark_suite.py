@@ -5,6 +5,7 @@ Streams are in spark_streams.py, transactions in spark_transactions.py.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from kafka_python_kit import admin, consumer, fill, make_topic, producer, take
 from pyspark.sql import Row
 from spark_kit import (
     CONNECTOR,
+    FORMAT,
     JARS,
     KOP,
     ROW,
@@ -103,6 +105,19 @@ def starting_and_ending_timestamps(run: Run) -> None:
     refused(("No offset matched", "no offset"), lambda: records(read(run, topic, **late)))
     late["startingOffsetsByTimestampStrategy"] = "latest"
     same(records(read(run, topic, **late)), [], "from a time after all, strategy latest")
+
+
+@case(kop=True)
+def view_of_sql(run: Run) -> None:
+    topic, spark = spread(run, [3]), session()
+    if KOP:
+        importlib.import_module("kop.spark").register(spark)  # PySpark has found it by itself already
+    view = topic.replace("-", "_")
+    options = f"`kafka.bootstrap.servers` '{run.bootstrap}', subscribe '{topic}'"
+    spark.sql(f"CREATE TEMPORARY VIEW {view} USING {FORMAT} OPTIONS ({options})")
+    found = spark.sql(f"SELECT offset FROM {view} WHERE offset > 0 ORDER BY offset").collect()
+    same([row.offset for row in found], [1, 2])
+    spark.catalog.dropTempView(view)
 
 
 @quick(kop=True)

@@ -24,9 +24,16 @@ def register(spark: Any) -> None:
     another way (an archive, an editable install that hides its modules), or where another `pyspark_*` module does not
     import: PySpark then finds no Python data source at all.
     """
-    from kop.spark.source import KopDataSource  # noqa: PLC0415 (the rest of the room needs pyspark)
+    from pyspark.errors import PySparkException  # noqa: PLC0415 (the rest of the room needs pyspark)
 
-    spark.dataSource.register(KopDataSource)
+    from kop.spark.source import KopDataSource  # noqa: PLC0415
+
+    try:
+        spark.dataSource.register(KopDataSource)
+    except PySparkException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        # PySpark 4.0 has found `pyspark_kop` itself; newer versions take the same source again.
 
 
 _HOMES = {
