@@ -30,7 +30,7 @@ WAITING_RECORDS = 50_000
 """Records that a client holds at most; during an outage it makes no more."""
 
 
-def gateway(directory: Path, pulsar: Pulsar, node_id: int = 1, **settings: str) -> Child:
+def gateway(directory: Path, pulsar: Pulsar, node_id: int = 1, http: str = "", **settings: str) -> Child:
     """A gateway that is not started yet. Those of one namespace work on the same data."""
     directory.mkdir(parents=True, exist_ok=True)
     store = ["--store", pulsar.service_url, "--admin-url", pulsar.admin_url]
@@ -39,7 +39,7 @@ def gateway(directory: Path, pulsar: Pulsar, node_id: int = 1, **settings: str) 
         "kop_pulsar_metadata_namespace": f"{pulsar.namespace}-kop",
         "node_id": str(node_id),
     }
-    return Child(directory, files=None, http="", store=store, **named, **settings)
+    return Child(directory, files=None, http=http, store=store, **named, **settings)
 
 
 @contextmanager
