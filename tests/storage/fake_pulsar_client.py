@@ -141,6 +141,12 @@ class FakeReader:
             self.on_entry(self.broker.entries[self.next - 1])
             asyncio.get_running_loop().call_later(0.02, self.deliver_slowly)
 
+    def deliver_one_and_lose(self) -> None:
+        if not self.closed:
+            self.on_entry(self.broker.entries[self.next])
+            self.closed = True
+            self.on_lost(PulsarError("ConnectionLost", "so says the test"))
+
     def flow(self, messages: int) -> None:
         self.asked += messages
 
@@ -193,6 +199,8 @@ class Broker:
         self.holds_readers = False
         self.slow_readers = False
         """A reader of a search gets an entry every 20 ms."""
+        self.loses_search_readers = False
+        """The connection of a search's reader is lost after its first entry."""
         self.stats: dict[str, Any] = {}
         self.has_publish_rate = False
         self.lanes: list[str] = []
@@ -235,6 +243,8 @@ class Broker:
             reader.closed = True
         if reader.probe and self.slow_readers:
             asyncio.get_running_loop().call_later(0.02, reader.deliver_slowly)
+        elif reader.probe and search and self.loses_search_readers:
+            asyncio.get_running_loop().call_soon(reader.deliver_one_and_lose)
         elif reader.probe:
             asyncio.get_running_loop().call_soon(reader.deliver)
         else:

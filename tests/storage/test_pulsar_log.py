@@ -1112,6 +1112,53 @@ async def test_a_search_that_does_not_end_is_an_error_that_clients_retry(monkeyp
     await play.log.close()
 
 
+@pytest.mark.parametrize("trouble", ["entry", "reader"])
+async def test_a_search_that_did_not_see_every_entry_is_an_error_that_clients_retry(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DUPLICATE_SEQUENCE_NUMBER is the end of a batch for its client: it is told where all was looked at."""
+    monkeypatch.setattr(stored_batches, "STANDS_SECONDS", 0.05)
+    play = Play(41)
+    broker = play.broker
+    broker.foreign(1)
+    broker.foreign(2, "pid-41", 0)
+    broker.sequences["pid-41"] = 1
+    await play.log.attach()
+    if trouble == "entry":
+        broker.holds_readers = True
+    else:
+        broker.loses_search_readers = True
+    broker.ask_error = PulsarError("ServerFailure", "so says the test")
+    play.append(0)
+    await settle()
+    await play.run("D")
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT]
+    broker.ask_error = None
+    play.append(0)
+    await settle()
+    await play.run("D")
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes[1] == 4
+    await play.log.close()
+
+
+async def test_a_retry_is_found_where_the_newest_ledger_has_no_entry_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play(41)
+    play.broker.foreign(2, "pid-41", 0)
+    play.broker.new_ledger()
+    play.broker.sequences["pid-41"] = 1
+    await play.log.attach()
+    play.broker.asked.clear()
+    play.append(0)
+    await settle()
+    await play.run("D")
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [3]
+    assert not play.broker.asked, "the reader saw the last entry"
+    await play.log.close()
+
+
 class Fails:
     """An `AppendWaiter` with a defect."""
 

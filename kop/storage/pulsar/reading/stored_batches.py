@@ -140,7 +140,7 @@ class Stretch:
 
 def all_known(answers: Sequence[Stored]) -> bool:
     """Whether nothing is left to look for."""
-    return all(each.outcome is not Outcome.UNKNOWN for each in answers)
+    return all(each.outcome not in {Outcome.UNKNOWN, Outcome.UNFINISHED} for each in answers)
 
 
 class StoredBatches:
@@ -171,6 +171,7 @@ class StoredBatches:
                 last = ledgers.place(end)
                 if last is None or last < 0:
                     return answers
+                end = ledgers.position(last)  # a ledger that has no entry yet is not the end
                 average = max(int(stats["totalSize"]) // max(int(stats["numberOfEntries"]), 1), 1)
                 most = max(_MOST_BYTES // average, 1)
                 hidden = any(each.hidden for each in wanted)
@@ -187,16 +188,16 @@ class StoredBatches:
                     if all_known(answers) or count < step:
                         break
         except TimeoutError:  # the answer is then what is known so far
-            unfinished = Stored(Outcome.UNFINISHED)
-            return [unfinished if answer.outcome is Outcome.UNKNOWN else answer for answer in answers]
+            return _unfinished(answers)
         return answers
 
     async def _read(self, start: Position, end: Position, *, whole: bool) -> Stretch | None:
-        """The entries from `start` to `end`; None where the Pulsar broker holds them back."""
+        """The entries from `start` to `end`; None where the Pulsar broker holds them back, or the reader is lost."""
         mapping = self._mapping
         stretch: Stretch | None = None
         expected = -1
         came = 0
+        lost = False
         ended = asyncio.Event()
 
         def on_entry(stored: EntryWithOffsets) -> None:
@@ -220,8 +221,8 @@ class StoredBatches:
                 stream.pause()
 
         def on_lost(error: Any) -> None:
-            if stretch is not None:
-                stretch.cut_off()
+            nonlocal lost
+            lost = True
             ended.set()
 
         stream = Stream(on_entry, on_lost, mapping.place)
@@ -237,15 +238,21 @@ class StoredBatches:
                         return None
         finally:
             await stream.close()
-        return stretch
+        return None if lost else stretch
 
     async def _ask(self, ledgers: Ledgers, end: int, wanted: Sequence[Wanted]) -> AsyncIterator[list[Stored]]:
-        """Look over REST, backwards from the entry before the place `end`; yields what is known after each step."""
+        """Look over REST, backwards from the entry before the place `end`; yields what is known after each step.
+
+        Where Pulsar did not answer for an entry that is there, what is not found has the outcome UNFINISHED.
+        """
         heads: deque[tuple[Position, EntryHead | None]] = deque()
+        unanswered = False
         looked_at = 0
         for last in range(end, max(end - _MOST_ASKED, 0), -_ASK_AT_ONCE):
             positions = [ledgers.position(place) for place in range(max(last - _ASK_AT_ONCE, 0), last)]
-            heads.extendleft(reversed(await asyncio.gather(*map(self._head, positions))))
+            for position, head, answered in reversed(await asyncio.gather(*map(self._head, positions))):
+                unanswered = unanswered or not answered
+                heads.appendleft((position, head))
             if len(heads) < 2 * looked_at and last > _ASK_AT_ONCE and len(heads) < _MOST_ASKED:
                 continue
             looked_at = len(heads)
@@ -265,10 +272,18 @@ class StoredBatches:
                 gap = False
             if gap:
                 stretch.cut_off()
-            yield [stretch.find(each) for each in wanted]
+            answers = [stretch.find(each) for each in wanted]
+            yield _unfinished(answers) if unanswered else answers
 
-    async def _head(self, position: Position) -> tuple[Position, EntryHead | None]:
+    async def _head(self, position: Position) -> tuple[Position, EntryHead | None, bool]:
+        """The entry at a position, None where it is not known, and whether Pulsar answered for it."""
         try:
-            return position, await self._admin.entry_head(self._partition, *position)
-        except PulsarError:
-            return position, None  # retention took it, or it cannot be read
+            return position, await self._admin.entry_head(self._partition, *position), True
+        except PulsarError as error:
+            return position, None, error.code == "NotFound"
+
+
+def _unfinished(answers: Sequence[Stored]) -> list[Stored]:
+    """The answers of a search that did not see all entries within its bounds."""
+    unfinished = Stored(Outcome.UNFINISHED)
+    return [unfinished if answer.outcome is Outcome.UNKNOWN else answer for answer in answers]
