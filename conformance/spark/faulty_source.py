@@ -26,9 +26,9 @@ from typing import Any
 from pyspark.sql.datasource import DataSource
 
 from kop.spark import writer
-from kop.spark.cluster import Cluster
 from kop.spark.exactly_once import Marker, SinkTask
-from kop.spark.producing import ClusterTransactions, ProduceSettings
+from kop.spark.producing import ClientTransactions, ProduceSettings
+from kop.spark.write_client import WriteClient
 
 
 class Faults:
@@ -52,11 +52,11 @@ class Faults:
             time.sleep(0.02)  # a file does not say that it is gone
 
 
-class FaultyTransactions(ClusterTransactions):
+class FaultyTransactions(ClientTransactions):
     """Transactions of a task that stop at the points of task 0."""
 
-    def __init__(self, cluster: Cluster, task: SinkTask, settings: ProduceSettings, *, faults: Faults) -> None:
-        super().__init__(cluster, task, settings)
+    def __init__(self, client: WriteClient, task: SinkTask, settings: ProduceSettings, *, faults: Faults) -> None:
+        super().__init__(client, task, settings)
         self.task = task
         self.faults = faults
 

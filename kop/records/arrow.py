@@ -2,8 +2,9 @@
 
     decode(records, *, topic, partition, start, end=None, aborted=None, headers=False,
            max_rows=16_384, max_bytes=16 MiB, max_inflated=256 MiB) -> Decoded, an iterator of pyarrow.RecordBatch
-    encode(rows: pyarrow.RecordBatch, *, max_bytes, now, codec=0, producer_id=-1, producer_epoch=-1,
-           base_sequence=-1, transactional=False) -> an iterator of Encoded(batch, records, max_timestamp)
+    encode(rows: pyarrow.RecordBatch, EncodeSettings(max_bytes, now, ...)) -> an iterator of Encoded(batch, records,
+           max_timestamp)
+    digest(rows: pyarrow.RecordBatch) -> int: the same for the same rows in any order
     partitions(keys: pyarrow.Array, count) -> pyarrow.Array of int32: where Kafka's default partitioner puts each key
     schema(headers=False) -> pyarrow.Schema of what `decode` gives
 
@@ -27,18 +28,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kop.records._pure_arrow import Column, ColumnIn, EntriesIn, HeadersIn, Lists, TimestampsIn
-from kop.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Buffer, Codec
+from kop.records._pure_arrow import Column, ColumnIn, EntriesIn, HeadersIn, Lists, NumbersIn, TimestampsIn
+from kop.records.batch import Buffer
 from kop.records.columns import (
     MAX_BYTES,
     MAX_INFLATED,
     Chunk,
     Encoded,
+    EncodeSettings,
     FetchedColumns,
     RowsIn,
     UnreadableRecordsError,
     encode_columns,
     key_partitions,
+    rows_digest,
 )
 
 if TYPE_CHECKING:
@@ -48,9 +51,11 @@ __all__ = [
     "MAX_BYTES",
     "MAX_INFLATED",
     "Decoded",
+    "EncodeSettings",
     "Encoded",
     "UnreadableRecordsError",
     "decode",
+    "digest",
     "encode",
     "partitions",
     "schema",
@@ -183,39 +188,44 @@ def decode(
     return Decoded(columns, topic, partition, headers)
 
 
-def encode(
-    rows: pa.RecordBatch,
-    *,
-    max_bytes: int,
-    now: int,
-    codec: int = Codec.NONE,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
-    transactional: bool = False,
-) -> Iterator[Encoded]:
+def encode(rows: pa.RecordBatch, settings: EncodeSettings) -> Iterator[Encoded]:
     """The rows of one partition as record batches to produce; see `kop.records.columns.encode_columns`.
 
     Of the columns `key`, `value` (binary or string), `headers` (a list of structs of `key`, a string, and `value`,
-    binary; null is none) and `timestamp` (any unit; null is `now`, in milliseconds) each may be missing; others are not
+    binary; null is none) and `timestamp` (any unit; null is `settings.now`) each may be missing; others are not
     looked at. TypeError where a column has another type.
     """
-    found = {name: rows.column(index) for index, name in enumerate(rows.schema.names)}
-    return encode_columns(
-        RowsIn(
-            rows.num_rows,
-            _bytes_in(found.get("key"), "key"),
-            _bytes_in(found.get("value"), "value"),
-            _headers_in(found.get("headers")),
-            _timestamps_in(found.get("timestamp")),
-        ),
-        max_bytes=max_bytes,
-        now=now,
-        codec=codec,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        transactional=transactional,
+    return encode_columns(_rows_in(rows), settings)
+
+
+def digest(rows: pa.RecordBatch) -> int:
+    """A number below 2**128 that the same rows give in any order; the sum of those of two batches is that of both.
+
+    The columns are those of `encode`, and `topic` (string) and `partition` (int32). TypeError as there.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    found = _columns(rows)
+    return rows_digest(
+        _rows_in(rows),
+        _bytes_in(found.get("topic"), "topic"),
+        _numbers_in(found.get("partition"), pa.int32()),
+        _numbers_in(found.get("timestamp"), pa.int64()),
+    )
+
+
+def _columns(rows: pa.RecordBatch) -> dict[str, pa.Array]:
+    return {name: rows.column(index) for index, name in enumerate(rows.schema.names)}
+
+
+def _rows_in(rows: pa.RecordBatch) -> RowsIn:
+    found = _columns(rows)
+    return RowsIn(
+        rows.num_rows,
+        _bytes_in(found.get("key"), "key"),
+        _bytes_in(found.get("value"), "value"),
+        _headers_in(found.get("headers")),
+        _timestamps_in(found.get("timestamp")),
     )
 
 
@@ -256,6 +266,13 @@ def _bytes_in(array: pa.Array | None, name: str) -> ColumnIn | None:
         raise TypeError(f"the column {name} is {array.type}, not binary or string: cast it")
     _, offsets, data = array.buffers()
     return array.offset, _validity(array), _view(offsets), _view(data)
+
+
+def _numbers_in(array: pa.Array | None, kind: pa.DataType) -> NumbersIn | None:
+    if array is None or array.null_count == len(array):
+        return None
+    array = array.cast(kind)
+    return array.offset, _validity(array), _view(array.buffers()[1])
 
 
 def _headers_in(array: pa.Array | None) -> HeadersIn | None:

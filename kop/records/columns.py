@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -17,7 +18,7 @@ from crc32c import crc32c
 from kop.compiled import compiled
 from kop.errors import BackendError, ErrorCode, InternalError, PeerError
 from kop.records import _pure_arrow
-from kop.records._pure_arrow import ChunkParts, Column, ColumnIn, HeadersIn, Lists, TimestampsIn
+from kop.records._pure_arrow import ChunkParts, Column, ColumnIn, HeadersIn, Lists, NumbersIn, TimestampsIn
 from kop.records.batch import (
     CODEC_MASK,
     HEADER_SIZE,
@@ -42,12 +43,14 @@ __all__ = [
     "MAX_BYTES",
     "MAX_INFLATED",
     "Chunk",
+    "EncodeSettings",
     "Encoded",
     "FetchedColumns",
     "RowsIn",
     "UnreadableRecordsError",
     "encode_columns",
     "key_partitions",
+    "rows_digest",
 ]
 
 twin = compiled(_pure_arrow)
@@ -273,45 +276,53 @@ class Encoded(NamedTuple):
     """Milliseconds since the epoch."""
 
 
-def encode_columns(
-    rows: RowsIn,
-    *,
-    max_bytes: int,
-    now: int,
-    codec: int = Codec.NONE,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
-    transactional: bool = False,
-) -> Iterator[Encoded]:
-    """The rows as record batches (magic 2), each of at most `max_bytes` bytes before compression and after it.
+@dataclass(frozen=True, slots=True)
+class EncodeSettings:
+    """How rows become record batches."""
 
-    `now` (ms) is the time of rows that have none. `base_sequence` is the first batch's; each next batch's follows. A
-    batch that `codec` does not make smaller is not compressed. PeerError: MESSAGE_TOO_LARGE names the row that does
-    not fit into a batch of its own, INVALID_RECORD a header without a name; batches before it were given by then.
+    max_bytes: int
+    """Of each batch, before compression and after it."""
+    now: int
+    """The time of rows that have none; milliseconds since the epoch."""
+    codec: int = Codec.NONE
+    """A batch that it does not make smaller is not compressed."""
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    base_sequence: int = NO_SEQUENCE
+    """The first batch's; each next batch's follows."""
+    transactional: bool = False
+
+
+def encode_columns(rows: RowsIn, settings: EncodeSettings) -> Iterator[Encoded]:
+    """The rows as record batches (magic 2).
+
+    PeerError: MESSAGE_TOO_LARGE names the row that does not fit into a batch of its own, INVALID_RECORD a header
+    without a name; batches before it were given by then.
     """
+    max_bytes, codec, sequence = settings.max_bytes, settings.codec, settings.base_sequence
+    attributes = codec | (TRANSACTIONAL_BIT if settings.transactional else 0)
     if not HEADER_SIZE < max_bytes <= MAX_BYTES:
         raise InternalError(f"batches of at most {max_bytes} bytes")
     row = 0
     while row < rows.rows:
         records, taken, base_timestamp, max_timestamp = twin.encode_rows(
-            row, rows.rows, rows.key, rows.value, rows.headers, rows.timestamps, now, max_bytes - HEADER_SIZE
+            row, rows.rows, rows.key, rows.value, rows.headers, rows.timestamps, settings.now, max_bytes - HEADER_SIZE
         )
         if not taken:
             raise PeerError(
                 f"row {row} takes more than the {max_bytes} bytes that a batch may have", ErrorCode.MESSAGE_TOO_LARGE
             )
         header = BatchHeader(
-            0, 0, NO_LEADER_EPOCH, MAGIC, 0, codec | (TRANSACTIONAL_BIT if transactional else 0), taken - 1,
-            base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, taken,
+            0, 0, NO_LEADER_EPOCH, MAGIC, 0, attributes, taken - 1, base_timestamp, max_timestamp,
+            settings.producer_id, settings.producer_epoch, sequence, taken,
         )  # fmt: skip
         batch = seal(header, records)
         if codec and len(batch) >= HEADER_SIZE + len(records):
             batch = seal(header._replace(attributes=header.attributes & ~CODEC_MASK), records)
         yield Encoded(batch, taken, max_timestamp)
         row += taken
-        if base_sequence >= 0:
-            base_sequence = add_sequence(base_sequence, taken)
+        if sequence >= 0:
+            sequence = add_sequence(sequence, taken)
 
 
 def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | None, bytes]:
@@ -323,3 +334,12 @@ def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | N
         raise InternalError(f"a topic of {count} partitions")
     found: tuple[int, bytes | None, bytes] = twin.partitions_of(rows, key, count)
     return found
+
+
+def rows_digest(rows: RowsIn, topic: ColumnIn | None, partition: NumbersIn | None, time: NumbersIn | None) -> int:
+    """A number of 128 bits that equal rows have, whatever their order; see `kop.records._pure_arrow.digest_of`.
+
+    `time` stands in the place of the rows' timestamps. The sum of the digests of two batches, modulo 2**128, is the
+    digest of both.
+    """
+    return int.from_bytes(twin.digest_of(rows.rows, topic, partition, rows.key, rows.value, rows.headers, time), "big")

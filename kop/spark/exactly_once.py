@@ -22,11 +22,12 @@ out by its marker what is left to do.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from kop.records.arrow import digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,23 +56,8 @@ class Digest:
         self._sum = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count the rows of a batch of `kop.spark.columns` in."""
-        total = 0
-        columns = [batch.column(name) for name in ("key", "value", "topic", "partition", "headers")]
-        columns.append(batch.column("timestamp").cast("int64"))
-        lists = [[None] * len(c) if c.null_count == len(c) else c.to_pylist() for c in columns]
-        for key, value, topic, partition, headers, time in zip(*lists, strict=True):
-            # The sizes tell the fields apart, and a null from no bytes.
-            sizes = f"{-1 if key is None else len(key)},{-1 if value is None else len(value)}"
-            fields = [key or b"", value or b""]
-            for header in headers or ():
-                name, content = header["key"].encode(), header["value"]
-                sizes += f",{len(name)},{-1 if content is None else len(content)}"
-                fields += (name, content or b"")
-            start = f"{topic},{partition},{time},{sizes}:".encode()
-            hashed = hashlib.blake2b(b"".join((start, *fields)), digest_size=_DIGEST_BITS // 8)
-            total += int.from_bytes(hashed.digest(), "big")
-        self._sum = (self._sum + total) % (1 << _DIGEST_BITS)
+        """Count the rows of a batch of `kop.spark.sink_columns` in."""
+        self._sum = (self._sum + digest(batch)) % (1 << _DIGEST_BITS)
         self.rows += batch.num_rows
 
     def counted(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -188,24 +174,24 @@ def write_task(task: SinkTask, rows: Iterable[pa.RecordBatch], transactions: Tas
     found = {number: Marker.read(*marker) for number, marker in transactions.read_markers().items()}
     _check(task, found)
     marker = found.get(task.task)
-    digest = Digest()
+    seen = Digest()
     if marker is not None and marker.next_batch > task.batch:
         for batch in rows:
-            digest.add(batch)
-        if (digest.rows, digest.text()) != (marker.rows, marker.digest):
+            seen.add(batch)
+        if (seen.rows, seen.text()) != (marker.rows, marker.digest):
             raise SinkError(
-                f"batch {task.batch} is not deterministic and was partly committed: {task.name} has {digest.rows} rows "
+                f"batch {task.batch} is not deterministic and was partly committed: {task.name} has {seen.rows} rows "
                 f"now, and other rows, {marker.rows} of them, were committed before. Make the query give the same rows "
                 "for the same input: no rand(), uuid() or limit without an order, and df.repartition(N, column) with "
                 "a column whose values do not change. To give up the guarantee for this batch alone, give the sink "
                 f"another exactlyOnceId and exactlyOnceFrom={task.batch}: the whole batch is then written again."
             )
-        return TaskOutcome(digest.rows, repeated=True)
-    transactions.produce(digest.counted(rows))
-    written = Marker(task.batch + 1, task.tasks, digest.rows, digest.text())
+        return TaskOutcome(seen.rows, repeated=True)
+    transactions.produce(seen.counted(rows))
+    written = Marker(task.batch + 1, task.tasks, seen.rows, seen.text())
     transactions.commit_marker(written.next_batch, written.metadata())
     transactions.end()
-    return TaskOutcome(digest.rows, repeated=False)
+    return TaskOutcome(seen.rows, repeated=False)
 
 
 def _check(task: SinkTask, markers: Mapping[int, Marker]) -> None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from kafka import errors
 
 from kop.records.arrow import decode
-from kop.spark.client import GONE, BrokerClient, FetchSettings
 from kop.spark.offsets import EARLIEST
 from kop.spark.planning import DataLossError, OffsetRange
+from kop.spark.read_client import GONE, FetchSettings, ReadClient
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,7 @@ class ReadSettings:
     max_bytes: int = 8 << 20
 
 
-def read_range(client: BrokerClient, wanted: OffsetRange, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     """The rows of a range. At the end every offset of it was passed, those without a record too.
 
     What is in memory at a time: the answer to one Fetch, and one batch of rows. DataLossError where offsets of it are

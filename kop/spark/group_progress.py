@@ -1,7 +1,7 @@
 """The progress of streaming queries as offsets of a consumer group, so that Kafka's and Pulsar's tools show their lag.
 
 Owns: what a query's progress says of partitions, and when it is committed.
-Must not know: how requests are sent (`kop.spark.cluster`), how a query reads.
+Must not know: how requests are sent (`kop.spark.write_client`), how a query reads.
 
 Spark keeps its offsets in the checkpoint and never asks a group for them: what is committed here is for people and
 alarms. It serves the sources `kafka` and `kop` alike, whose offsets are the same JSON.
@@ -16,7 +16,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import IO, Any, Final, NamedTuple
 
-from kop.spark.cluster import Cluster, Place
+from kop.spark.offsets import TopicPartition
+from kop.spark.write_client import WriteClient
 
 _log = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 10.0
@@ -55,7 +56,7 @@ def _field(source: Any, name: str) -> Any:
     return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
 
 
-def _offsets(value: Any) -> dict[Place, int]:
+def _offsets(value: Any) -> dict[TopicPartition, int]:
     """Offsets by partition; nothing where it is not JSON of the form `{"topic": {"0": 7}}`."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
@@ -100,7 +101,7 @@ class GroupProgress:
         self._patience = patience
         self._settings = settings
         self._group = group
-        self._waiting: dict[Place, int] = {}
+        self._waiting: dict[TopicPartition, int] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"kop-progress-{group}", daemon=True)
@@ -120,7 +121,7 @@ class GroupProgress:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        cluster: Cluster | None = None
+        client: WriteClient | None = None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -128,8 +129,8 @@ class GroupProgress:
                 if not due:
                     break
             try:
-                cluster = cluster or Cluster(self._settings, self._patience)
-                for (topic, partition), error in cluster.commit(self._group, due).items():
+                client = client or WriteClient(self._settings, self._patience)
+                for (topic, partition), error in client.commit(self._group, due).items():
                     _log.warning(
                         "the offset of %s-%d was not committed to %s: %s", topic, partition, self._group, error
                     )
@@ -139,8 +140,8 @@ class GroupProgress:
                     self._group,
                     error,
                 )
-                if cluster is not None:
-                    cluster.close()
-                    cluster = None
-        if cluster is not None:
-            cluster.close()
+                if client is not None:
+                    client.close()
+                    client = None
+        if client is not None:
+            client.close()

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
-from kop.spark.client import FetchSettings
 from kop.spark.offsets import EARLIEST, LATEST, Bound, TopicPartition, parse_assignment, parse_offsets
+from kop.spark.read_client import FetchSettings
 
 T = TypeVar("T")
 

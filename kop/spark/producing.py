@@ -3,7 +3,7 @@
 Owns: the choice of partitions, the sequences of a producer, how much is sent at once.
 Must not know: pyspark, batches of a query, how requests are sent again.
 
-Rows come as batches of `kop.spark.columns`. Each is written before the next is taken, so a slow cluster slows the
+Rows come as batches of `kop.spark.sink_columns`. Each is written before the next is taken, so a slow cluster slows the
 query down and no rows pile up here.
 """
 
@@ -12,23 +12,21 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-from kafka.partitioner.default import murmur2
+from typing import TYPE_CHECKING, Final
 
 from kop.errors import PeerError
-from kop.records.arrow import encode
+from kop.records.arrow import EncodeSettings, encode, partitions
 from kop.records.batch import Codec, add_sequence
-from kop.spark.cluster import Cluster, Identity, Place
 from kop.spark.exactly_once import MARKER_TOPIC, SinkError, SinkTask
+from kop.spark.offsets import TopicPartition
+from kop.spark.write_client import Identity, WriteClient
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 CODECS: Final = {codec.name.lower(): codec for codec in Codec}
-_KNOWN_KEYS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,51 +44,38 @@ class Partitioner:
     """Chooses partitions as Kafka's Java client does: by murmur2 of the key; rows without one in turns of a batch."""
 
     def __init__(self) -> None:
-        self._hashes: dict[bytes, int] = {}
         self._turn = itertools.count()
 
-    def partitions(self, keys: list[bytes | None], given: list[int | None], count: int) -> list[int]:
-        """The partition of each row of a topic that has `count` partitions."""
-        turn = next(self._turn) % count
-        hashes = self._hashes
-        found = []
-        for key, chosen in zip(keys, given, strict=True):
-            if chosen is not None:
-                found.append(chosen)
-            elif key is None:
-                found.append(turn)
-            else:
-                hashed = hashes.get(key)
-                if hashed is None:
-                    if len(hashes) >= _KNOWN_KEYS:
-                        hashes.clear()
-                    hashed = hashes[key] = murmur2(key) & 0x7FFFFFFF
-                found.append(hashed % count)
-        return found
+    def partitions(self, keys: pa.Array, given: pa.Array, count: int) -> pa.Array:
+        """The partition of each row of a topic that has `count` partitions, int32; `given` ones are not changed."""
+        import pyarrow as pa  # noqa: PLC0415
+        from pyarrow import compute  # noqa: PLC0415
+
+        turn = pa.scalar(next(self._turn) % count, pa.int32())
+        return compute.coalesce(given, partitions(keys, count), turn)
 
 
 class RowProducer:
     """Writes rows as one idempotent producer (KIP-98): each record once in its partition however often it is sent."""
 
-    def __init__(self, cluster: Cluster, identity: Identity, settings: ProduceSettings) -> None:
+    def __init__(self, client: WriteClient, identity: Identity, settings: ProduceSettings) -> None:
         self.identity = identity
-        self._cluster = cluster
+        self._client = client
         self._settings = settings
-        self._sequences: dict[Place, int] = {}
-        self._added: set[Place] = set()
+        self._sequences: dict[TopicPartition, int] = {}
+        self._added: set[TopicPartition] = set()
         self._partitioner = Partitioner()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch; returns when they are durable."""
-        waiting: dict[Place, deque[bytearray]] = {}
+        waiting: dict[TopicPartition, deque[bytearray]] = {}
         now = time.time_ns() // 1_000_000
         transactional = self.identity.transactional_id is not None
         for place, rows in self._placed(batch).items():
             sequence = self._sequences.get(place, 0)
             of_place = waiting[place] = deque()
             try:
-                for encoded in encode(
-                    rows,
+                settings = EncodeSettings(
                     max_bytes=self._settings.max_batch_bytes,
                     now=now,
                     codec=self._settings.codec,
@@ -98,7 +83,8 @@ class RowProducer:
                     producer_epoch=self.identity.epoch,
                     base_sequence=sequence,
                     transactional=transactional,
-                ):
+                )
+                for encoded in encode(rows, settings):
                     of_place.append(encoded.batch)
                     sequence = add_sequence(sequence, encoded.records)
             except PeerError as error:
@@ -108,65 +94,60 @@ class RowProducer:
                 ) from error
             self._sequences[place] = sequence
         if transactional and (new := waiting.keys() - self._added):
-            self._cluster.add_partitions(self.identity, new)
+            self._client.add_partitions(self.identity, new)
             self._added |= new
         while waiting:
             now_due = {place: ready.popleft() for place, ready in waiting.items()}
-            self._cluster.produce(self.identity, now_due, self._settings.acks)
+            self._client.produce(self.identity, now_due, self._settings.acks)
             waiting = {place: ready for place, ready in waiting.items() if ready}
 
-    def _placed(self, batch: pa.RecordBatch) -> Mapping[Place, pa.RecordBatch]:
+    def _placed(self, batch: pa.RecordBatch) -> Mapping[TopicPartition, pa.RecordBatch]:
         """The rows of each partition, in their order."""
-        import pyarrow as pa  # noqa: PLC0415
+        from pyarrow import compute  # noqa: PLC0415
 
-        indices: dict[Place, list[int]] = {}
-        names = batch.column("topic").unique().to_pylist()
-        topics = batch.column("topic").to_pylist() if len(names) > 1 else None
-        keys, given = _column(batch, "key"), _column(batch, "partition")
+        placed: dict[TopicPartition, pa.RecordBatch] = {}
+        topics = batch.column("topic")
+        names = topics.unique().to_pylist()
         for name in names:
-            count = len(self._cluster.leaders(name))
-            if topics is None:
-                rows: Sequence[int] = range(batch.num_rows)
-                chosen = self._partitioner.partitions(keys, given, count)
-            else:
-                rows = [row for row, topic in enumerate(topics) if topic == name]
-                chosen = self._partitioner.partitions([keys[row] for row in rows], [given[row] for row in rows], count)
-            for row, partition in zip(rows, chosen, strict=True):
-                indices.setdefault((name, partition), []).append(row)
-            if wrong := [partition for partition in set(chosen) if not 0 <= partition < count]:
-                raise SinkError(
-                    f"the column partition says {wrong[0]}, and the topic {name} has {count} partitions: choose a "
-                    "smaller one, leave the column out, or give the topic more partitions"
-                )
-        if len(indices) == 1:
-            return dict.fromkeys(indices, batch)
-        return {place: batch.take(pa.array(rows, pa.int64())) for place, rows in indices.items()}
+            rows = batch if len(names) == 1 else batch.filter(compute.equal(topics, name))
+            count = len(self._client.leaders(name))
+            chosen = self._partitioner.partitions(rows.column("key"), rows.column("partition"), count)
+            bounds = compute.min_max(chosen).as_py()
+            for wrong in (bounds["min"], bounds["max"]):
+                if not 0 <= wrong < count:
+                    raise SinkError(
+                        f"the column partition says {wrong}, and the topic {name} has {count} partitions: choose a "
+                        "smaller one, leave the column out, or give the topic more partitions"
+                    )
+            if bounds["min"] < bounds["max"]:
+                order = compute.array_sort_indices(chosen)  # it is stable
+                rows, chosen = rows.take(order), chosen.take(order)
+            start = 0
+            for run in compute.value_counts(chosen).to_pylist():
+                placed[name, run["values"]] = rows.slice(start, run["counts"])
+                start += run["counts"]
+        return placed
 
 
-def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
-    column = batch.column(name)
-    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()
-
-
-class ClusterTransactions:
+class ClientTransactions:
     """The transactions of one task of an exactly-once sink; see `kop.spark.exactly_once.TaskTransactions`."""
 
-    def __init__(self, cluster: Cluster, task: SinkTask, settings: ProduceSettings) -> None:
-        self._cluster = cluster
+    def __init__(self, client: WriteClient, task: SinkTask, settings: ProduceSettings) -> None:
+        self._client = client
         self._task = task
         self._settings = settings
         self._producer: RowProducer | None = None
 
     def fence(self) -> None:
         """FindCoordinator and InitProducerId."""
-        self._cluster.partitions_at_least(MARKER_TOPIC, self._task.tasks)
-        made = self._cluster.init_producer(self._task.transactional_id, self._settings.transaction_timeout_ms)
-        self._producer = RowProducer(self._cluster, made, self._settings)
+        self._client.partitions_at_least(MARKER_TOPIC, self._task.tasks)
+        made = self._client.init_producer(self._task.transactional_id, self._settings.transaction_timeout_ms)
+        self._producer = RowProducer(self._client, made, self._settings)
 
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
         """OffsetFetch with require_stable."""
         task = self._task
-        return self._cluster.committed(task.group, MARKER_TOPIC, range(task.tasks), stable=task.task)
+        return self._client.committed(task.group, MARKER_TOPIC, range(task.tasks), stable=task.task)
 
     def produce(self, rows: Iterable[pa.RecordBatch]) -> None:
         """AddPartitionsToTxn for each new partition, and Produce."""
@@ -176,11 +157,11 @@ class ClusterTransactions:
     def commit_marker(self, offset: int, metadata: str) -> None:
         """AddOffsetsToTxn and TxnOffsetCommit."""
         place = MARKER_TOPIC, self._task.task
-        self._cluster.commit_in_transaction(self._fenced.identity, self._task.group, place, offset, metadata)
+        self._client.commit_in_transaction(self._fenced.identity, self._task.group, place, offset, metadata)
 
     def end(self) -> None:
         """EndTxn with commit."""
-        self._cluster.end_transaction(self._fenced.identity)
+        self._client.end_transaction(self._fenced.identity)
 
     @property
     def _fenced(self) -> RowProducer:

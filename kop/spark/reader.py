@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING
 from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from kop.spark.client import BrokerClient
 from kop.spark.fetching import ReadSettings, lost, read_range
 from kop.spark.offsets import LATEST, Bound, OffsetDict, Offsets, from_dict, to_dict
 from kop.spark.options import ConnectionOptions, ReadOptions
 from kop.spark.planning import OffsetRange, split
-from kop.spark.progress import StreamProgress
+from kop.spark.read_client import ReadClient
+from kop.spark.stream_state import StreamState
 from kop.spark.subscription import find_partitions, resolve_end, resolve_start
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_clients: dict[str, BrokerClient] = {}
+_clients: dict[str, ReadClient] = {}
 """Of this process, by settings: Spark reuses a worker for many tasks, which run one after the other."""
 
 
-def client_of_process(connection: ConnectionOptions) -> BrokerClient:
+def client_of_process(connection: ConnectionOptions) -> ReadClient:
     """The client of this worker process for these settings, connected."""
     key = repr(connection)
     if key not in _clients:
-        _clients[key] = BrokerClient(connection.settings, connection.patience_ms)
+        _clients[key] = ReadClient(connection.settings, connection.patience_ms)
     return _clients[key]
 
 
@@ -87,7 +87,7 @@ class KopBatchReader(DataSourceReader):
             options, [OffsetRange(t, topic_id, p, starts[t, p], ends[t, p]) for (t, p), topic_id in found.items()]
         )
 
-    def _no_later_than_the_log(self, client: BrokerClient, ends: Offsets) -> Offsets:
+    def _no_later_than_the_log(self, client: ReadClient, ends: Offsets) -> Offsets:
         latest = client.list_offsets(dict.fromkeys(ends, LATEST), self._options.fetch.isolation)
         for (topic, partition), end in ends.items():
             if end > latest[topic, partition]:
@@ -108,13 +108,13 @@ class KopStreamReader(DataSourceStreamReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self._progress: StreamProgress | None = None
+        self._progress: StreamState | None = None
 
     @property
-    def stream(self) -> StreamProgress:
+    def stream(self) -> StreamState:
         """The state of the query, in the driver alone."""
         if self._progress is None:
-            self._progress = StreamProgress(client_of_process(self.options.connection), self.options)
+            self._progress = StreamState(client_of_process(self.options.connection), self.options)
         return self._progress
 
     def initialOffset(self) -> OffsetDict:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Protocol, TypeAlias
 
-from kop.spark.client import TopicFound
 from kop.spark.offsets import EARLIEST, LATEST, Bound, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions
+from kop.spark.read_client import TopicFound
 
 PARTITION: Final = re.compile(r"(.+)-partition-(\d+)")
 """What Pulsar calls a partition of a topic; no topic of a gateway over Pulsar has such a name."""
@@ -22,7 +22,7 @@ Partitions: TypeAlias = dict[TopicPartition, str | None]
 
 
 class OffsetLookup(Protocol):
-    """What is asked of the servers; `kop.spark.client.BrokerClient` is one."""
+    """What is asked of the servers; `kop.spark.read_client.ReadClient` is one."""
 
     def topics(self, names: Collection[str] | None) -> dict[str, TopicFound]:
         """The topics of these names that there are, or all."""

@@ -18,10 +18,10 @@ import pyspark.sql.datasource as api
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from kop.spark.cluster import Cluster
-from kop.spark.columns import Columns
 from kop.spark.exactly_once import SinkError, SinkTask, TaskTransactions, write_task
-from kop.spark.producing import ClusterTransactions, ProduceSettings, RowProducer
+from kop.spark.producing import ClientTransactions, ProduceSettings, RowProducer
+from kop.spark.sink_columns import SinkColumns
+from kop.spark.write_client import WriteClient
 from kop.spark.write_options import ExactlyOnce, WriteOptions, write_options
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Write:
     """What a task needs to write its rows; it is pickled."""
 
     options: WriteOptions
-    columns: Columns
-    transactions: Callable[[Cluster, SinkTask, ProduceSettings], TaskTransactions] = ClusterTransactions
+    columns: SinkColumns
+    transactions: Callable[[WriteClient, SinkTask, ProduceSettings], TaskTransactions] = ClientTransactions
     """What an exactly-once task writes through."""
 
     def batch(self, rows: Iterable[pa.RecordBatch]) -> Written:
@@ -69,7 +69,7 @@ class Write:
             return Written(_at_least_once(self.options, rows))
         task = _task(wanted, query, batch)
         with _Connected(self.options) as connected:
-            outcome = write_task(task, rows, self.transactions(connected.cluster, task, self.options.produce))
+            outcome = write_task(task, rows, self.transactions(connected.client, task, self.options.produce))
         return Written(outcome.rows, outcome.repeated)
 
 
@@ -97,7 +97,7 @@ class _Kept:
     """The connections of this process to one cluster, and the producer of records that need no transaction."""
 
     def __init__(self, options: WriteOptions) -> None:
-        self.cluster = Cluster(options.settings, options.patience)
+        self.client = WriteClient(options.settings, options.patience)
         self.producer: RowProducer | None = None
 
 
@@ -120,7 +120,7 @@ class _Connected:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
-            _kept.pop(self._key).cluster.close()
+            _kept.pop(self._key).client.close()
 
 
 def _at_least_once(options: WriteOptions, rows: Iterable[pa.RecordBatch]) -> int:
@@ -129,8 +129,8 @@ def _at_least_once(options: WriteOptions, rows: Iterable[pa.RecordBatch]) -> int
     with _Connected(options) as connected:
         for batch in rows:
             if connected.producer is None:
-                identity = connected.cluster.init_producer(None, options.produce.transaction_timeout_ms)
-                connected.producer = RowProducer(connected.cluster, identity, options.produce)
+                identity = connected.client.init_producer(None, options.produce.transaction_timeout_ms)
+                connected.producer = RowProducer(connected.client, identity, options.produce)
             connected.producer.write(batch)
             count += batch.num_rows
     return count
@@ -203,7 +203,7 @@ def make_write(options: Mapping[str, str], schema: Any, *, streaming: bool) -> W
     """What the tasks need; OptionError, SinkError."""
     made = write_options(options, streaming=streaming)
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    return Write(made, Columns.of(fields, made.topic))
+    return Write(made, SinkColumns.of(fields, made.topic))
 
 
 def make_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> BatchWriter:

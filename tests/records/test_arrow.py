@@ -9,6 +9,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cramjam
 import pyarrow as pa
@@ -425,7 +426,8 @@ def table(**columns: pa.Array) -> pa.RecordBatch:
 
 
 def encoded(rows: pa.RecordBatch, **more: object) -> list[arrow.Encoded]:
-    return list(arrow.encode(rows, **{"max_bytes": 1_000_000, "now": 99} | more))
+    given: dict[str, Any] = {"max_bytes": 1_000_000, "now": 99} | more
+    return list(arrow.encode(rows, arrow.EncodeSettings(**given)))
 
 
 def written(made: list[arrow.Encoded]) -> Iterator[tuple[object, ...]]:
@@ -569,7 +571,7 @@ def test_what_a_codec_makes_larger_is_not_compressed() -> None:
 
 def test_a_row_that_is_too_large_is_named() -> None:
     rows = table(value=pa.array([b"a", b"b" * 400, b"c"], pa.binary()))
-    made = arrow.encode(rows, max_bytes=400, now=1)
+    made = arrow.encode(rows, arrow.EncodeSettings(max_bytes=400, now=1))
     assert next(made).records == 1
     with pytest.raises(PeerError, match="row 1 ") as caught:
         next(made)

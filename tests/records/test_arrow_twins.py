@@ -186,7 +186,9 @@ def some_rows(names_may_miss: bool = False) -> st.SearchStrategy[pa.RecordBatch]
 
 
 def pieces(rows: pa.RecordBatch, **how: Any) -> list[tuple[bytes, int, int]]:
-    return [(bytes(one.batch), one.records, one.max_timestamp) for one in arrow.encode(rows, **how)]
+    return [
+        (bytes(one.batch), one.records, one.max_timestamp) for one in arrow.encode(rows, arrow.EncodeSettings(**how))
+    ]
 
 
 @settings(deadline=None, max_examples=300)
@@ -261,6 +263,64 @@ def test_partitions_of_keys(keys: list[bytes | None], count: int, seed: int | No
         column = (0, damaged(column[2], seed), damaged(column[2], seed), column[3])
     rows = len(keys)
     assert outcome(native.partitions_of, rows, column, count) == outcome(_pure_arrow.partitions_of, rows, column, count)
+
+
+def some_digests(rows: pa.RecordBatch) -> set[Any]:
+    found = set()
+    for param in TWINS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(columns, "twin", param.values[0])
+            found.add(str(outcome(lambda: arrow.digest(rows))))
+    return found
+
+
+@settings(deadline=None, max_examples=300)
+@given(some_rows(names_may_miss=True), seeds)
+def test_digests_of_rows(rows: pa.RecordBatch, seed: int) -> None:
+    rng = random.Random(seed)
+    count = rows.num_rows
+    topics = pa.array([rng.choice([None, "", "t", "ü" * 70]) for _ in range(count)], pa.string())
+    partitions = pa.array([rng.choice([None, -1, 0, 2**31 - 1]) for _ in range(count)], pa.int32())
+    placed = rows.append_column("topic", topics).append_column("partition", partitions)
+    found = some_digests(placed)
+    assert len(found) == 1
+    order = rng.sample(range(count), count)
+    assert some_digests(placed.take(pa.array(order, pa.int64()))) == found
+
+
+@only_with_two
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=600))
+def test_digest_of_long_values(value: bytes) -> None:
+    """A value that fills blocks of the hash wholly, or not."""
+    assert len(some_digests(pa.record_batch({"value": [value, value[1:]]}))) == 1
+
+
+@only_with_two
+@settings(deadline=None, max_examples=300)
+@given(some_rows(), seeds)
+def test_buffers_of_digests_that_do_not_fit(rows: pa.RecordBatch, seed: int) -> None:
+    def broken(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(map(broken, part))
+        if isinstance(part, bytes | memoryview) and len(part) < 10_000:
+            return damaged(bytes(part), seed)
+        return part
+
+    taken: list[Any] = []
+
+    class Recorder:
+        @staticmethod
+        def digest_of(*args: Any) -> bytes:
+            taken.append(args)
+            return b""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "twin", Recorder)
+        arrow.digest(rows)
+    ((count, *parts),) = taken
+    bad = broken(tuple(parts))
+    assert outcome(native.digest_of, count, *bad) == outcome(_pure_arrow.digest_of, count, *bad)
 
 
 # Whole responses

@@ -9,10 +9,10 @@ from typing import Any, Self
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
-from kop.spark.cluster import Cluster
-from kop.spark.columns import Columns
 from kop.spark.exactly_once import SinkTask, TaskOutcome, write_task
-from kop.spark.producing import ClusterTransactions, ProduceSettings
+from kop.spark.producing import ClientTransactions, ProduceSettings
+from kop.spark.sink_columns import SinkColumns
+from kop.spark.write_client import WriteClient
 
 
 class GivenUpError(Exception):
@@ -22,7 +22,7 @@ class GivenUpError(Exception):
 class GivenUp:
     """Transactions of an attempt that dies before or after one of its steps, or in the middle of its rows."""
 
-    def __init__(self, transactions: ClusterTransactions, point: str) -> None:
+    def __init__(self, transactions: ClientTransactions, point: str) -> None:
         self._of = transactions
         self._point = point
 
@@ -68,8 +68,8 @@ class Sink:
         self.bootstrap, self.name, self.topic, self.tasks = bootstrap, name, topic, tasks
         self._stack = ExitStack()
 
-    def cluster(self) -> Cluster:
-        made = Cluster({"bootstrap_servers": [self.bootstrap], "client_id": "test"}, 20.0)
+    def client(self) -> WriteClient:
+        made = WriteClient({"bootstrap_servers": [self.bootstrap], "client_id": "test"}, 20.0)
         self._stack.callback(made.close)
         return made
 
@@ -80,17 +80,17 @@ class Sink:
         rows: Iterable[pa.RecordBatch],
         *,
         give_up: str = "",
-        cluster: Cluster | None = None,
+        client: WriteClient | None = None,
         **more: Any,
     ) -> TaskOutcome:
         """One attempt of a task; GivenUpError where it dies."""
         described = SinkTask(self.name, batch, task, more.pop("tasks", self.tasks), **more)
-        made = ClusterTransactions(cluster or self.cluster(), described, ProduceSettings())
+        made = ClientTransactions(client or self.client(), described, ProduceSettings())
         return write_task(described, rows, GivenUp(made, give_up) if give_up else made)
 
     def rows(self, values: Sequence[str], size: int = 3) -> list[pa.RecordBatch]:
         """Rows with these values, also their keys, in batches of `size`."""
-        columns = Columns.of([("key", "string"), ("value", "string")], self.topic)
+        columns = SinkColumns.of([("key", "string"), ("value", "string")], self.topic)
         parts = [list(values[start : start + size]) for start in range(0, len(values), size)]
         return [columns.batch(pa.record_batch({"key": part, "value": part})) for part in parts]
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from spark.sink_kit import POINTS, GivenUpError, Sink
 
-from kop.spark.cluster import FencedError
-from kop.spark.columns import schema
 from kop.spark.exactly_once import GROUP_PREFIX, MARKER_TOPIC, Digest, Marker, SinkError
+from kop.spark.sink_columns import schema
+from kop.spark.write_client import FencedError
 from kop.testing import Broker
 
 
@@ -166,9 +166,9 @@ def test_a_checkpoint_from_the_past_is_refused(sink: Sink) -> None:
 
 
 def test_a_marker_of_somebody_else_is_refused(sink: Sink) -> None:
-    cluster = sink.cluster()
-    cluster.partitions_at_least(MARKER_TOPIC, 2)
-    assert cluster.commit(GROUP_PREFIX + sink.name, {(MARKER_TOPIC, 1): 1}) == {}
+    client = sink.client()
+    client.partitions_at_least(MARKER_TOPIC, 2)
+    assert client.commit(GROUP_PREFIX + sink.name, {(MARKER_TOPIC, 1): 1}) == {}
     with pytest.raises(SinkError, match="another exactlyOnceId"):
         sink.write(0, 0, sink.rows(["x"]))
 
@@ -182,22 +182,22 @@ def test_tasks_without_rows_leave_a_marker(sink: Sink) -> None:
 
 def test_one_client_writes_one_batch_after_the_other(sink: Sink) -> None:
     """A worker process keeps its connections, and what it knows of the cluster."""
-    cluster = sink.cluster()
+    client = sink.client()
     wanted: list[str] = []
     for batch in range(4):
         for task in (1, 0):
-            sink.write(batch, task, sink.rows(values(batch, task)), cluster=cluster)
+            sink.write(batch, task, sink.rows(values(batch, task)), client=client)
             wanted += values(batch, task)
     assert sink.committed() == sorted(wanted)
 
 
 def test_the_marker_topic_gets_as_many_partitions_as_there_are_tasks(sink: Sink) -> None:
-    cluster = sink.cluster()
+    client = sink.client()
     for tasks in (2, 7, 3):
         name = f"{sink.name}-{tasks}"
         with Sink(sink.bootstrap, name, sink.topic, tasks) as other:
             assert other.write(0, tasks - 1, other.rows([f"of {tasks}"])) == (1, False)
-    assert len(cluster.leaders(MARKER_TOPIC, make=False)) >= 7
+    assert len(client.leaders(MARKER_TOPIC, make=False)) >= 7
     assert sink.committed() == ["of 2", "of 3", "of 7"]
 
 

@@ -11,10 +11,11 @@ import pytest
 from kafka.partitioner.default import DefaultPartitioner
 from spark.sink_kit import read
 
-from kop.spark.cluster import Cluster
-from kop.spark.columns import Columns, schema
+from kop.spark.connection import UnreachableError
 from kop.spark.exactly_once import SinkError
 from kop.spark.producing import Partitioner, ProduceSettings, RowProducer
+from kop.spark.sink_columns import SinkColumns, schema
+from kop.spark.write_client import WriteClient
 from kop.testing import Broker
 
 HEADERS = "array<struct<key:string,value:binary>>"
@@ -36,17 +37,20 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 )
 def test_columns_that_cannot_be_written(fields: list[tuple[str, str]], words: str) -> None:
     with pytest.raises(SinkError, match=words):
-        Columns.of(fields, "t")
+        SinkColumns.of(fields, "t")
 
 
 def test_a_topic_has_to_come_from_somewhere() -> None:
     with pytest.raises(SinkError, match="set the option topic, or give each row its own in the column topic"):
-        Columns.of([("value", "string")], None)
-    columns = Columns.of([("value", "string"), ("topic", "string")], None)
+        SinkColumns.of([("value", "string")], None)
+    columns = SinkColumns.of([("value", "string"), ("topic", "string")], None)
     rows = pa.record_batch({"value": ["a", "b"], "topic": ["t", None]})
     with pytest.raises(SinkError, match="a row has no topic"):
         columns.batch(rows)
-    assert Columns.of([("value", "string"), ("topic", "string")], "own").batch(rows)["topic"].to_pylist() == ["own"] * 2
+    assert (
+        SinkColumns.of([("value", "string"), ("topic", "string")], "own").batch(rows)["topic"].to_pylist()
+        == ["own"] * 2
+    )
 
 
 def test_batches_and_rows_take_the_same_form() -> None:
@@ -57,7 +61,7 @@ def test_batches_and_rows_take_the_same_form() -> None:
         ("value", "string"),
         ("partition", "int"),
     ]
-    columns = Columns.of(fields, "t")
+    columns = SinkColumns.of(fields, "t")
     rows: list[tuple[Any, ...]] = [
         (NOON, [("h", b"x"), ("empty", None)], b"k", "v", 1),
         (None, None, None, None, None),
@@ -80,13 +84,13 @@ def test_batches_and_rows_take_the_same_form() -> None:
 
 
 def test_a_row_of_spark_has_the_local_time_of_the_process() -> None:
-    columns = Columns.of([("value", "string"), ("timestamp", "timestamp")], "t")
+    columns = SinkColumns.of([("value", "string"), ("timestamp", "timestamp")], "t")
     (batch,) = columns.batches([("v", NOON.astimezone().replace(tzinfo=None))])
     assert batch["timestamp"].to_pylist() == [NOON]
 
 
 def test_headers_need_names() -> None:
-    columns = Columns.of([("value", "string"), ("headers", HEADERS)], "t")
+    columns = SinkColumns.of([("value", "string"), ("headers", HEADERS)], "t")
     for headers in ([(None, b"x")], [None]):
         with pytest.raises(SinkError, match="a header has no key"):
             list(columns.batches([("v", headers)]))
@@ -97,7 +101,8 @@ def test_partitions_are_those_of_kafkas_clients() -> None:
     keys = [f"key-{number}".encode() for number in range(200)]
     for count in (1, 3, 16):
         wanted = [kafkas.partition("t", key, key, None, None, _Metadata(count)) for key in keys]
-        assert Partitioner().partitions(list(keys), [None] * len(keys), count) == wanted
+        found = Partitioner().partitions(pa.array(keys), pa.nulls(len(keys), pa.int32()), count)
+        assert found.to_pylist() == wanted
 
 
 class _Metadata:
@@ -118,7 +123,8 @@ class _Metadata:
 
 def test_rows_without_a_key_go_to_one_partition_of_a_batch_and_then_to_the_next() -> None:
     partitioner = Partitioner()
-    found = [partitioner.partitions([None] * 4, [None, None, 2, None], 3) for _ in range(4)]
+    keys, given = pa.nulls(4, pa.binary()), pa.array([None, None, 2, None], pa.int32())
+    found = [partitioner.partitions(keys, given, 3).to_pylist() for _ in range(4)]
     assert found == [[0, 0, 2, 0], [1, 1, 2, 1], [2, 2, 2, 2], [0, 0, 2, 0]]
 
 
@@ -128,22 +134,22 @@ def test_rows_without_a_key_go_to_one_partition_of_a_batch_and_then_to_the_next(
 def rows(constant: str | None = None, /, **columns: Any) -> pa.RecordBatch:
     fields = {"key": "string", "value": "string", "partition": "int", "topic": "string", "timestamp": "timestamp"}
     kinds = [(name, HEADERS if name == "headers" else fields[name]) for name in columns]
-    (batch,) = Columns.of(kinds, constant).batches(list(zip(*columns.values(), strict=True)))
+    (batch,) = SinkColumns.of(kinds, constant).batches(list(zip(*columns.values(), strict=True)))
     return batch
 
 
-def producer(cluster: Cluster, **settings: Any) -> RowProducer:
-    return RowProducer(cluster, cluster.init_producer(None, 60_000), ProduceSettings(**settings))
+def producer(client: WriteClient, **settings: Any) -> RowProducer:
+    return RowProducer(client, client.init_producer(None, 60_000), ProduceSettings(**settings))
 
 
 @pytest.fixture
-def cluster(kop_shared_broker: Broker) -> Any:
-    made = Cluster({"bootstrap_servers": [kop_shared_broker.bootstrap], "client_id": "test"}, 20.0)
+def client(kop_shared_broker: Broker) -> Any:
+    made = WriteClient({"bootstrap_servers": [kop_shared_broker.bootstrap], "client_id": "test"}, 20.0)
     yield made
     made.close()
 
 
-def test_every_field_of_a_record_arrives(kop_shared_broker: Broker, cluster: Cluster) -> None:
+def test_every_field_of_a_record_arrives(kop_shared_broker: Broker, client: WriteClient) -> None:
     kop_shared_broker.create_topic("fields", 2)
     written = rows(
         "fields",
@@ -153,7 +159,7 @@ def test_every_field_of_a_record_arrives(kop_shared_broker: Broker, cluster: Clu
         partition=[1, 1, 1],
         timestamp=[NOON, NOON, None],
     )
-    producer(cluster).write(written)
+    producer(client).write(written)
     found = [record for _, record in read(kop_shared_broker.bootstrap, "fields")]
     assert [(r.partition, r.key, r.value, r.headers) for r in found] == [
         (1, b"k", b"v", [("h", b"x"), ("h", None)]),
@@ -166,13 +172,13 @@ def test_every_field_of_a_record_arrives(kop_shared_broker: Broker, cluster: Clu
 
 @pytest.mark.parametrize("codec", range(5))
 def test_many_batches_to_many_partitions_keep_their_order(
-    kop_shared_broker: Broker, cluster: Cluster, codec: int
+    kop_shared_broker: Broker, client: WriteClient, codec: int
 ) -> None:
     topics = [f"many-{codec}-{number}" for number in range(2)]
     for topic in topics:
         kop_shared_broker.create_topic(topic, 3)
     wanted = [f"{number:05}" for number in range(3000)]
-    own = producer(cluster, codec=codec, max_batch_bytes=2_000)
+    own = producer(client, codec=codec, max_batch_bytes=2_000)
     for start in (0, 1500):
         part = wanted[start : start + 1500]
         names = [topics[int(value) % 2] for value in part]
@@ -186,26 +192,26 @@ def test_many_batches_to_many_partitions_keep_their_order(
             assert of_key == sorted(of_key)
 
 
-def test_a_partition_that_there_is_not(kop_shared_broker: Broker, cluster: Cluster) -> None:
+def test_a_partition_that_there_is_not(kop_shared_broker: Broker, client: WriteClient) -> None:
     kop_shared_broker.create_topic("narrow", 2)
     for partition in (2, -1):
         with pytest.raises(SinkError, match=f"the column partition says {partition}, and the topic narrow has 2"):
-            producer(cluster).write(rows("narrow", value=["v"], partition=[partition]))
+            producer(client).write(rows("narrow", value=["v"], partition=[partition]))
 
 
-def test_a_row_that_is_too_large(kop_shared_broker: Broker, cluster: Cluster) -> None:
+def test_a_row_that_is_too_large(kop_shared_broker: Broker, client: WriteClient) -> None:
     kop_shared_broker.create_topic("small", 1)
     with pytest.raises(SinkError, match=r"a row for small-0 cannot be written.*kafka\.max\.request\.size"):
-        producer(cluster, max_batch_bytes=1000).write(rows("small", value=["v" * 2000]))
+        producer(client, max_batch_bytes=1000).write(rows("small", value=["v" * 2000]))
 
 
-def test_a_topic_is_made_by_its_first_row(kop_shared_broker: Broker, cluster: Cluster) -> None:
-    producer(cluster).write(rows("made-by-use", value=["v"]))
+def test_a_topic_is_made_by_its_first_row(kop_shared_broker: Broker, client: WriteClient) -> None:
+    producer(client).write(rows("made-by-use", value=["v"]))
     assert [value for value, _ in read(kop_shared_broker.bootstrap, "made-by-use")] == ["v"]
 
 
 def test_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings = {"bootstrap_servers": [f"127.0.0.1:{silent.getsockname()[1]}"], "client_id": "test"}
-        with pytest.raises(SinkError, match=r"set kafka\.bootstrap\.servers to servers that answer"):
-            Cluster(settings, 0.3)
+        with pytest.raises(UnreachableError, match=r"set kafka\.bootstrap\.servers to servers that answer"):
+            WriteClient(settings, 0.3)

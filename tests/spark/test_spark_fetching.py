@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 
-from kop.spark.client import BrokerClient, UnreachableError
+from kop.spark.connection import UnreachableError
 from kop.spark.fetching import ReadSettings, read_range
 from kop.spark.offsets import EARLIEST, LATEST
 from kop.spark.options import batch_options
 from kop.spark.planning import DataLossError, OffsetRange
+from kop.spark.read_client import ReadClient
 from kop.spark.subscription import find_partitions
 from kop.testing.broker import Broker
 
@@ -25,7 +26,7 @@ _numbers = itertools.count()
 class Topic:
     """A topic of one partition, and what a reader of it needs."""
 
-    def __init__(self, broker: Broker, client: BrokerClient) -> None:
+    def __init__(self, broker: Broker, client: ReadClient) -> None:
         self.name = f"fetched-{next(_numbers)}"
         self.bootstrap = broker.bootstrap
         self.client = client
@@ -73,14 +74,14 @@ class Topic:
 
 
 @pytest.fixture
-def client(kop_shared_broker: Broker) -> Iterator[BrokerClient]:
-    made = BrokerClient({"bootstrap_servers": [kop_shared_broker.bootstrap]}, 20_000)
+def client(kop_shared_broker: Broker) -> Iterator[ReadClient]:
+    made = ReadClient({"bootstrap_servers": [kop_shared_broker.bootstrap]}, 20_000)
     yield made
     made.close()
 
 
 @pytest.fixture
-def topic(kop_shared_broker: Broker, client: BrokerClient) -> Topic:
+def topic(kop_shared_broker: Broker, client: ReadClient) -> Topic:
     return Topic(kop_shared_broker, client)
 
 
@@ -177,4 +178,4 @@ def test_servers_that_do_not_answer_are_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(UnreachableError, match=rf"set kafka\.bootstrap\.servers.*127\.0\.0\.1:{port}"):
-            BrokerClient({"bootstrap_servers": [f"127.0.0.1:{port}"]}, 300)
+            ReadClient({"bootstrap_servers": [f"127.0.0.1:{port}"]}, 300)

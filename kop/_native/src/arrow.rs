@@ -1,5 +1,6 @@
 //! Kafka records <-> the buffers of Arrow arrays, as kop/records/_pure_arrow.py lays them out.
 
+use crate::blake2b::Blake2b;
 use crate::kafka::{nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Records};
 use crate::produce::{BatchHeader, CODEC_MASK, CONTROL_BIT, CRC_FROM, HEADER_SIZE, LOG_APPEND_TIME_BIT, LOG_OVERHEAD};
 use crate::{record_fault, Fault, Result};
@@ -317,15 +318,18 @@ pub struct HeadersIn<'a> {
     pub values: ColumnIn<'a>,
 }
 
-impl HeadersIn<'_> {
-    /// Writes the headers of a row, with their number.
-    fn put(&self, out: &mut Vec<u8>, row: usize) -> Result<()> {
+impl<'a> HeadersIn<'a> {
+    /// Where the headers of a row are.
+    fn entries(&self, row: usize) -> Result<(usize, usize)> {
         if self.validity.is_null(row)? {
-            out.push(0);
-            return Ok(());
+            return Ok((0, 0));
         }
-        let (start, end) = range(self.offsets, self.validity.first + row)?;
-        put_signed(out, (end - start) as i64);
+        range(self.offsets, self.validity.first + row)
+    }
+
+    /// Shows the headers of a row.
+    fn each(&self, row: usize, mut show: impl FnMut(&'a [u8], Option<&'a [u8]>)) -> Result<()> {
+        let (start, end) = self.entries(row)?;
         for entry in start..end {
             if self.entries.is_null(entry)? {
                 return record_fault(format!("row {row} has a header that is null"));
@@ -333,9 +337,16 @@ impl HeadersIn<'_> {
             let Some(name) = self.names.item(entry)? else {
                 return record_fault(format!("row {row} has a header without a name"));
             };
-            put_header(out, (name, self.values.item(entry)?));
+            show(name, self.values.item(entry)?);
         }
         Ok(())
+    }
+
+    /// Writes the headers of a row, with their number.
+    fn put(&self, out: &mut Vec<u8>, row: usize) -> Result<()> {
+        let (start, end) = self.entries(row)?;
+        put_signed(out, (end - start) as i64);
+        self.each(row, |name, value| put_header(out, (name, value)))
     }
 }
 
@@ -431,6 +442,95 @@ pub fn partitions(key: &ColumnIn<'_>, rows: usize, count: u32) -> Result<(Validi
         found.extend_from_slice(&partition.to_ne_bytes());
     }
     Ok((validity, found))
+}
+
+/// A number a row, of 4 or 8 bytes.
+pub struct NumbersIn<'a> {
+    pub validity: ValidityIn<'a>,
+    pub data: &'a [u8],
+}
+
+impl NumbersIn<'_> {
+    /// The number of a row as text, None for null.
+    fn put(&self, out: &mut String, row: usize, size: usize) -> Result<()> {
+        if self.validity.is_null(row)? {
+            out.push_str("None");
+            return Ok(());
+        }
+        let place = size * (self.validity.first + row);
+        let bytes = self.data.get(place..place + size);
+        let number = match size {
+            4 => bytes.and_then(|bytes| bytes.try_into().ok()).map(|bytes| i32::from_ne_bytes(bytes).into()),
+            _ => bytes.and_then(|bytes| bytes.try_into().ok()).map(i64::from_ne_bytes),
+        };
+        match number {
+            Some(number) => out.push_str(&number.to_string()),
+            None => return record_fault("a buffer of numbers that is too short"),
+        }
+        Ok(())
+    }
+}
+
+fn put_number(out: &mut String, numbers: Option<&NumbersIn<'_>>, row: usize, size: usize) -> Result<()> {
+    match numbers {
+        Some(numbers) => numbers.put(out, row, size),
+        None => {
+            out.push_str("None");
+            Ok(())
+        }
+    }
+}
+
+/// Rows to digest: a topic, a partition (4 bytes) and a time (8 bytes) beside what is written.
+pub struct DigestIn<'a> {
+    pub rows: RowsIn<'a>,
+    pub topic: Option<ColumnIn<'a>>,
+    pub partition: Option<NumbersIn<'a>>,
+    pub time: Option<NumbersIn<'a>>,
+}
+
+/// The sum of a hash of each row, modulo 2**128.
+pub fn digest(given: &DigestIn<'_>, count: usize) -> Result<u128> {
+    let mut total = 0u128;
+    let mut text = String::new();
+    let mut fields: Vec<Option<&[u8]>> = Vec::new();
+    for row in 0..count {
+        fields.clear();
+        for column in [&given.rows.key, &given.rows.value] {
+            fields.push(column.as_ref().map_or(Ok(None), |column| column.item(row))?);
+        }
+        if let Some(headers) = &given.rows.headers {
+            headers.each(row, |name, value| fields.extend([Some(name), value]))?;
+        }
+        text.clear();
+        match given.topic.as_ref().map_or(Ok(None), |column| column.item(row))? {
+            Some(topic) => text.push_str(&String::from_utf8_lossy(topic)),
+            None => text.push_str("None"),
+        }
+        text.push(',');
+        put_number(&mut text, given.partition.as_ref(), row, 4)?;
+        text.push(',');
+        put_number(&mut text, given.time.as_ref(), row, 8)?;
+        for field in &fields {
+            match field {
+                Some(field) => {
+                    text.push(',');
+                    text.push_str(&field.len().to_string());
+                }
+                None => text.push_str(",-1"),
+            }
+        }
+        text.push(':');
+        let mut hash = Blake2b::new(16);
+        hash.update(text.as_bytes());
+        for field in fields.iter().flatten() {
+            hash.update(field);
+        }
+        let hashed = hash.finish();
+        let first: [u8; 16] = hashed[..16].try_into().unwrap_or_default();
+        total = total.wrapping_add(u128::from_be_bytes(first));
+    }
+    Ok(total)
 }
 
 /// As Kafka's `Utils.murmur2`, without a sign.

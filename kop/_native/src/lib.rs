@@ -8,6 +8,7 @@
 //! Must not know: compression, sockets, as its twins.
 
 mod arrow;
+mod blake2b;
 mod kafka;
 mod produce;
 mod proto;
@@ -543,6 +544,40 @@ mod _native {
         let (records, taken, base_timestamp, max_timestamp) =
             crate::arrow::encode(&lent, first_row, rows, now, room).map_err(|fault| fault.raise(py))?;
         Ok((PyBytes::new(py, &records), taken, base_timestamp, max_timestamp))
+    }
+
+    type LentNumbers = (usize, Bits, PyBuffer<u8>);
+
+    fn numbers_in<'a>(py: Python<'a>, (first, bits, data): &'a LentNumbers) -> PyResult<crate::arrow::NumbersIn<'a>> {
+        let (validity, data) = (validity_in(py, *first, bits)?, crate::lent(py, data)?);
+        Ok(crate::arrow::NumbersIn { validity, data })
+    }
+
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments)]
+    fn digest_of<'py>(
+        py: Python<'py>,
+        rows: usize,
+        topic: Option<LentColumn>,
+        partition: Option<LentNumbers>,
+        key: Option<LentColumn>,
+        value: Option<LentColumn>,
+        headers: Option<LentHeaders>,
+        time: Option<LentNumbers>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let lent = crate::arrow::DigestIn {
+            rows: crate::arrow::RowsIn {
+                key: key.as_ref().map(|column| column_in(py, column)).transpose()?,
+                value: value.as_ref().map(|column| column_in(py, column)).transpose()?,
+                headers: headers.as_ref().map(|headers| headers_in(py, headers)).transpose()?,
+                timestamps: None,
+            },
+            topic: topic.as_ref().map(|column| column_in(py, column)).transpose()?,
+            partition: partition.as_ref().map(|numbers| numbers_in(py, numbers)).transpose()?,
+            time: time.as_ref().map(|numbers| numbers_in(py, numbers)).transpose()?,
+        };
+        let found = crate::arrow::digest(&lent, rows).map_err(|fault| fault.raise(py))?;
+        Ok(PyBytes::new(py, &found.to_be_bytes()))
     }
 
     #[pyfunction]

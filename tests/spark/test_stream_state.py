@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kop.spark.client import TopicFound
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions, stream_options
 from kop.spark.planning import DataLossError
-from kop.spark.progress import IDLE_SECONDS, SETTLE_SECONDS, StreamProgress
+from kop.spark.read_client import TopicFound
+from kop.spark.stream_state import IDLE_SECONDS, SETTLE_SECONDS, StreamState
 from kop.spark.subscription import MissingTopicError, find_partitions, resolve_end, resolve_start
 
 
@@ -74,8 +74,8 @@ def options(**given: str) -> ReadOptions:
     return stream_options({"kafka.bootstrap.servers": "a:1"} | said)
 
 
-def progress(servers: FakeServers, **given: str) -> StreamProgress:
-    return StreamProgress(servers, options(**given), servers.now, servers.sleep)
+def progress(servers: FakeServers, **given: str) -> StreamState:
+    return StreamState(servers, options(**given), servers.now, servers.sleep)
 
 
 # Topics

@@ -1,34 +1,24 @@
-"""Requests to Kafka servers, one at a time, through kafka-python: metadata, ListOffsets and raw Fetch.
+"""What a reader asks Kafka servers: Metadata, ListOffsets and Fetch, one request at a time.
 
-Owns: a connection to a cluster, which server leads a partition, and which failures are tried again.
-Must not know: pyspark, options, what is in the records.
+Owns: these requests, which server leads a partition, and which of their errors mean that a topic is gone.
+Must not know: pyspark, options, what is in the records, how requests are sent again (`kop.spark.connection`).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from kafka import errors
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
-from kafka.protocol.metadata import MetadataRequest
 
+from kop.spark.connection import ClusterConnection
 from kop.spark.offsets import Offsets, TopicPartition
 
-RETRY_SECONDS: Final = 0.1
 NO_TOPIC_ID: Final = "00000000-0000-0000-0000-000000000000"
 GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, errors.InconsistentTopicIdError)
 """The topic, or the partition, is not there any more, or is another one by now."""
-
-T = TypeVar("T")
-
-
-class UnreachableError(Exception):
-    """No server answered, or none let this client in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ class Fetched:
     """Producer id and first offset of each aborted transaction that these records may be of."""
 
 
-class BrokerClient:
+class ReadClient:
     """A client of one cluster, for one thread.
 
     `settings` are kafka-python's. A request is tried again until `patience_ms` are over where the server says so, the
@@ -73,44 +63,19 @@ class BrokerClient:
     """
 
     def __init__(self, settings: Mapping[str, Any], patience_ms: int) -> None:
-        self._servers = settings.get("bootstrap_servers")
-        self._patience = patience_ms / 1000
+        self._connection = ClusterConnection(settings, patience_ms / 1000)
         self._topics: dict[str, TopicFound] = {}
-        self._net = NetworkSelector(slow_task_threshold_secs=0)
-        self._manager = KafkaConnectionManager(self._net, **settings)
-        try:
-            self._manager.bootstrap(patience_ms)
-        except errors.KafkaTimeoutError:
-            self.close()
-            raise UnreachableError(
-                f"set kafka.bootstrap.servers to servers that answer: none of {self._servers} did within "
-                f"{patience_ms} ms"
-            ) from None
-        except errors.KafkaError:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close every connection."""
-        self._manager.close()
-        self._net.close()
+        self._connection.close()
 
     def topics(self, names: Collection[str] | None) -> dict[str, TopicFound]:
         """The topics of these names that there are, or all; no topic is made by asking."""
 
         def ask() -> dict[str, TopicFound]:
-            wanted = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-            answer = self._send(
-                MetadataRequest(
-                    topics=wanted,
-                    allow_auto_topic_creation=False,
-                    include_cluster_authorized_operations=False,
-                    include_topic_authorized_operations=False,
-                )
-            )
-            self._manager.cluster.update_metadata(answer)
             found: dict[str, TopicFound] = {}
-            for topic in answer.topics:
+            for topic in self._connection.metadata(names):
                 error = errors.for_code(topic.error_code)
                 if error in {errors.UnknownTopicOrPartitionError, errors.InvalidTopicError}:
                     continue
@@ -125,7 +90,7 @@ class BrokerClient:
 
         if names is not None and not names:
             return {}
-        found = self._patiently(ask)
+        found = self._connection.patiently(ask, final=GONE)
         if names is None:
             self._topics = dict(found)
         else:
@@ -146,7 +111,7 @@ class BrokerClient:
                         partition_index=partition, timestamp=left[topic, partition]
                     )
                     topics.setdefault(topic, []).append(asked)
-                answer = self._send(
+                answer = self._connection.send(
                     ListOffsetsRequest(
                         isolation_level=isolation,
                         topics=[
@@ -169,7 +134,7 @@ class BrokerClient:
                 if failed is not None:
                     raise failed
 
-        self._patiently(ask, refresh=lambda: {topic for topic, _ in left})
+        self._connection.patiently(ask, forget=lambda: self._forget(topic for topic, _ in left), final=GONE)
         return found
 
     def fetch(self, partition: TopicPartition, topic_id: str | None, offset: int, settings: FetchSettings) -> Fetched:
@@ -186,7 +151,7 @@ class BrokerClient:
                 partition=index, fetch_offset=offset, partition_max_bytes=settings.partition_bytes
             )
             named = {"topic": topic} | ({"topic_id": topic_id} if topic_id else {})
-            answer = self._send(
+            answer = self._connection.send(
                 FetchRequest(
                     max_wait_ms=settings.wait_ms,
                     min_bytes=settings.min_bytes,
@@ -217,15 +182,7 @@ class BrokerClient:
                 tuple((entry.producer_id, entry.first_offset) for entry in found.aborted_transactions or ()),
             )
 
-        return self._patiently(ask, refresh=lambda: {topic})
-
-    # -- how requests are sent
-
-    def _send(self, request: Any, node: int | None = None) -> Any:
-        async def exchange() -> Any:
-            return await self._manager.send(request, node_id=node)
-
-        return self._manager.run(exchange)
+        return self._connection.patiently(ask, forget=lambda: self._forget([topic]), final=GONE)
 
     def _by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         """Who leads each; topics are asked for first where they, or partitions of them, are not known."""
@@ -244,18 +201,6 @@ class BrokerClient:
             found.setdefault(leader, []).append((topic, partition))
         return found
 
-    def _patiently(self, ask: Callable[[], T], refresh: Callable[[], set[str]] | None = None) -> T:
-        """Ask until it works; what will not pass, and a topic that is gone, is raised at once."""
-        end = time.monotonic() + self._patience
-        while True:
-            try:
-                return ask()
-            except GONE:
-                raise
-            except (errors.RetriableError, errors.UnknownBrokerIdError):
-                if time.monotonic() > end:
-                    raise
-            time.sleep(RETRY_SECONDS)
-            if refresh is not None:
-                for topic in refresh():
-                    self._topics.pop(topic, None)
+    def _forget(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            self._topics.pop(topic, None)

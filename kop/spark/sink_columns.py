@@ -49,7 +49,7 @@ def schema() -> pa.Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class SinkColumns:
     """Where the columns of a DataFrame are that is to be written."""
 
     places: dict[str, int]
@@ -58,7 +58,7 @@ class Columns:
     """The topic of every row; None: the column says it."""
 
     @classmethod
-    def of(cls, fields: Sequence[tuple[str, str]], topic: str | None) -> Columns:
+    def of(cls, fields: Sequence[tuple[str, str]], topic: str | None) -> SinkColumns:
         """The columns of a schema of (name, type in Spark's words). SinkError for one that cannot be written."""
         places: dict[str, int] = {}
         for index, (field, kind) in enumerate(fields):
@@ -123,7 +123,7 @@ class Columns:
         for name, place in self.places.items():
             values = [_plain(row[place]) for row in rows]
             arrays.append(pa.array(values, schema().field(name).type))
-        found = Columns(dict(zip(self.places, range(len(arrays)), strict=True)), self.topic)
+        found = SinkColumns(dict(zip(self.places, range(len(arrays)), strict=True)), self.topic)
         return found.batch(pa.RecordBatch.from_arrays(arrays, names=list(self.places)))
 
 

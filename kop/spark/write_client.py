@@ -1,10 +1,11 @@
-"""Requests of a writer to a Kafka cluster through kafka-python: leaders, coordinators, producer ids, transactions.
+"""What a writer asks Kafka servers: Produce, producer ids, transactions, topics, offsets of groups.
 
-Owns: the connections, which server is asked, and which failures are tried again until the patience is over.
-Must not know: pyspark, batches of a query, how rows become record batches.
+Owns: these requests, and what their errors mean to the user of a sink.
+Must not know: pyspark, batches of a query, how rows become record batches, how requests are sent again
+(`kop.spark.connection`).
 
-Every call blocks until it is done. One object serves one thread. The versions of requests are those of version 1 of
-transactions, which every cluster from Kafka 0.11 on and every gateway speaks.
+The versions of requests are those of version 1 of transactions, which every cluster from Kafka 0.11 on and every
+gateway speaks.
 """
 
 from __future__ import annotations
@@ -15,11 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kafka import errors
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
-from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -29,11 +27,10 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
+from kop.spark.connection import GROUP, TRANSACTION, ClusterConnection, Coordinated
 from kop.spark.exactly_once import SinkError
+from kop.spark.offsets import TopicPartition
 
-GROUP: Final = 0
-TRANSACTION: Final = 1
-RETRY_SECONDS: Final = 0.05
 METADATA_SECONDS: Final = 60.0
 PATIENCE_SECONDS: Final = 120.0
 """As long as Java's delivery.timeout.ms."""
@@ -41,8 +38,6 @@ _DONE: Final = (0, 46)
 """NONE and DUPLICATE_SEQUENCE_NUMBER: an earlier answer to the same batch was lost."""
 
 T = TypeVar("T")
-Place = tuple[str, int]
-"""A topic and the number of a partition."""
 
 
 class FencedError(Exception):
@@ -63,7 +58,7 @@ class _Topic:
     known_at: float
 
 
-class Cluster:
+class WriteClient:
     """A client of one cluster.
 
     `settings` are kafka-python's. What fails for a time is tried again for `patience` seconds; then its error is
@@ -71,28 +66,12 @@ class Cluster:
     """
 
     def __init__(self, settings: Mapping[str, Any], patience: float = PATIENCE_SECONDS) -> None:
-        self._patience = patience
+        self._connection = ClusterConnection(settings, patience)
         self._topics: dict[str, _Topic] = {}
-        self._coordinators: dict[tuple[int, str], int] = {}
-        self._controller: int | None = None
-        self._net = NetworkSelector(slow_task_threshold_secs=0)
-        self._manager = KafkaConnectionManager(self._net, **settings)
-        try:
-            self._manager.bootstrap(int(patience * 1000))
-        except errors.KafkaTimeoutError:
-            self.close()
-            raise SinkError(
-                f"set kafka.bootstrap.servers to servers that answer: none of {settings.get('bootstrap_servers')} did "
-                f"within {patience:.0f} s"
-            ) from None
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close every connection."""
-        self._manager.close()
-        self._net.close()
+        self._connection.close()
 
     # -- topics
 
@@ -106,18 +85,7 @@ class Cluster:
             return known.leaders
 
         def ask() -> Mapping[int, int]:
-            answer = self._send(
-                MetadataRequest(
-                    topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
-                    allow_auto_topic_creation=make,
-                    include_cluster_authorized_operations=False,
-                    include_topic_authorized_operations=False,
-                    max_version=9,
-                )
-            )
-            self._manager.cluster.update_metadata(answer)
-            self._controller = answer.controller_id
-            (found,) = answer.topics
+            (found,) = self._connection.metadata([topic], make=make)
             if found.error_code == errors.UnknownTopicOrPartitionError.errno and not make:
                 return {}
             _raise(found.error_code, f"topic {topic}")
@@ -137,17 +105,18 @@ class Cluster:
             self._topics.pop(topic, None)
             if found:
                 asked = CreatePartitionsRequest.CreatePartitionsTopic(name=topic, count=count, assignments=None)
-                answer = self._send(
-                    CreatePartitionsRequest(topics=[asked], timeout_ms=30_000, validate_only=False), self._controller
+                answer = self._connection.send(
+                    CreatePartitionsRequest(topics=[asked], timeout_ms=30_000, validate_only=False),
+                    self._connection.controller,
                 )
                 code = answer.results[0].error_code
             else:
                 new = CreateTopicsRequest.CreatableTopic(
                     name=topic, num_partitions=count, replication_factor=-1, assignments=[], configs=[]
                 )
-                answer = self._send(
+                answer = self._connection.send(
                     CreateTopicsRequest(topics=[new], timeout_ms=30_000, validate_only=False, max_version=6),
-                    self._controller,
+                    self._connection.controller,
                 )
                 code = answer.topics[0].error_code
             if code in (errors.TopicAuthorizationFailedError.errno, errors.ClusterAuthorizationFailedError.errno):
@@ -168,8 +137,8 @@ class Cluster:
         """A producer id and epoch. With a transactional id it fences earlier producers of that id (KIP-98)."""
 
         def ask() -> Identity:
-            node = None if transactional_id is None else self._coordinator(TRANSACTION, transactional_id)
-            answer = self._send(
+            node = None if transactional_id is None else self._connection.coordinator((TRANSACTION, transactional_id))
+            answer = self._connection.send(
                 InitProducerIdRequest(
                     transactional_id=transactional_id,
                     transaction_timeout_ms=timeout_ms,
@@ -184,7 +153,7 @@ class Cluster:
 
         return self._patiently(ask, coordinator=(TRANSACTION, transactional_id or ""))
 
-    def add_partitions(self, producer: Identity, places: Iterable[Place]) -> None:
+    def add_partitions(self, producer: Identity, places: Iterable[TopicPartition]) -> None:
         """Add partitions to the producer's transaction, which begins with the first."""
         topics: dict[str, list[int]] = {}
         for topic, partition in places:
@@ -192,7 +161,7 @@ class Cluster:
 
         def ask() -> None:
             topic_class = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-            answer = self._send(
+            answer = self._connection.send(
                 AddPartitionsToTxnRequest(
                     v3_and_below_transactional_id=producer.transactional_id,
                     v3_and_below_producer_id=producer.producer_id,
@@ -200,7 +169,7 @@ class Cluster:
                     v3_and_below_topics=[topic_class(name=name, partitions=some) for name, some in topics.items()],
                     max_version=3,
                 ),
-                self._coordinator(TRANSACTION, producer.transactional_id or ""),
+                self._connection.coordinator((TRANSACTION, producer.transactional_id or "")),
             )
             codes = {
                 partition.partition_error_code: f"{topic.name}-{partition.partition_index}"
@@ -214,7 +183,7 @@ class Cluster:
 
         self._patiently(ask, coordinator=(TRANSACTION, producer.transactional_id or ""))
 
-    def produce(self, producer: Identity, batches: Mapping[Place, bytes | bytearray], acks: int = -1) -> None:
+    def produce(self, producer: Identity, batches: Mapping[TopicPartition, bytes | bytearray], acks: int = -1) -> None:
         """Write one record batch to each of some partitions; returns when all are durable.
 
         A batch is sent again as it is: its sequence makes the cluster drop it where only the answer was lost.
@@ -222,7 +191,7 @@ class Cluster:
         left = dict(batches)
 
         def ask() -> None:
-            by_leader: dict[int, list[Place]] = {}
+            by_leader: dict[int, list[TopicPartition]] = {}
             for topic, partition in left:
                 leader = self.leaders(topic).get(partition, -1)
                 if leader < 0:
@@ -230,7 +199,7 @@ class Cluster:
                 by_leader.setdefault(leader, []).append((topic, partition))
             failed: Exception | None = None
             requests = {node: self._produce(producer, left, some, acks) for node, some in by_leader.items()}
-            for answer in self._send_all(requests):
+            for answer in self._connection.send_all(requests):
                 if isinstance(answer, Exception):
                     failed = answer
                     continue
@@ -244,10 +213,12 @@ class Cluster:
             if failed is not None:
                 raise failed
 
-        self._patiently(ask, topics=lambda: {topic for topic, _ in left})
+        self._patiently(ask, forget=lambda: self._forget(topic for topic, _ in left))
 
     @staticmethod
-    def _produce(producer: Identity, batches: Mapping[Place, Any], places: Iterable[Place], acks: int) -> Any:
+    def _produce(
+        producer: Identity, batches: Mapping[TopicPartition, Any], places: Iterable[TopicPartition], acks: int
+    ) -> Any:
         topic_class = ProduceRequest.TopicProduceData
         topics: dict[str, list[Any]] = {}
         for topic, partition in places:
@@ -270,7 +241,7 @@ class Cluster:
 
         def ask() -> dict[int, tuple[int, str]]:
             group_class = OffsetFetchRequest.OffsetFetchRequestGroup
-            answer = self._send(
+            answer = self._connection.send(
                 OffsetFetchRequest(
                     group_id=group,
                     topics=[OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=asked)],
@@ -284,7 +255,7 @@ class Cluster:
                     min_version=7,
                     max_version=8,
                 ),
-                self._coordinator(GROUP, group),
+                self._connection.coordinator((GROUP, group)),
             )
             found = answer.groups[0] if answer.API_VERSION >= 8 else answer
             _raise(found.error_code, f"OffsetFetch of group {group}")
@@ -299,22 +270,13 @@ class Cluster:
 
         return self._patiently(ask, coordinator=(GROUP, group))
 
-    def commit_in_transaction(self, producer: Identity, group: str, place: Place, offset: int, metadata: str) -> None:
+    def commit_in_transaction(
+        self, producer: Identity, group: str, place: TopicPartition, offset: int, metadata: str
+    ) -> None:
         """Commit an offset of a group in the producer's transaction."""
         name = producer.transactional_id or ""
 
-        def add() -> None:
-            answer = self._send(
-                AddOffsetsToTxnRequest(
-                    transactional_id=name,
-                    producer_id=producer.producer_id,
-                    producer_epoch=producer.epoch,
-                    group_id=group,
-                    max_version=3,
-                ),
-                self._coordinator(TRANSACTION, name),
-            )
-            _raise(answer.error_code, f"AddOffsetsToTxn of {name}")
+        self._change_transaction(producer, AddOffsetsToTxnRequest, group_id=group)
 
         def commit() -> None:
             topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -324,7 +286,7 @@ class Cluster:
                 committed_leader_epoch=-1,
                 committed_metadata=metadata,
             )
-            answer = self._send(
+            answer = self._connection.send(
                 TxnOffsetCommitRequest(
                     transactional_id=name,
                     group_id=group,
@@ -336,14 +298,13 @@ class Cluster:
                     topics=[topic_class(name=place[0], partitions=[partition])],
                     max_version=3,
                 ),
-                self._coordinator(GROUP, group),
+                self._connection.coordinator((GROUP, group)),
             )
             _raise(answer.topics[0].partitions[0].error_code, f"TxnOffsetCommit to group {group}")
 
-        self._patiently(add, coordinator=(TRANSACTION, name))
         self._patiently(commit, coordinator=(GROUP, group))
 
-    def commit(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, Exception]:
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Exception]:
         """Commit offsets of a group without members; the errors of partitions that were refused."""
         topics: dict[str, list[Any]] = {}
         topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
@@ -353,8 +314,8 @@ class Cluster:
             )
             topics.setdefault(topic, []).append(part)
 
-        def ask() -> dict[Place, Exception]:
-            answer = self._send(
+        def ask() -> dict[TopicPartition, Exception]:
+            answer = self._connection.send(
                 OffsetCommitRequest(
                     group_id=group,
                     generation_id_or_member_epoch=-1,
@@ -364,9 +325,9 @@ class Cluster:
                     topics=[topic_class(name=name, partitions=parts) for name, parts in topics.items()],
                     max_version=8,
                 ),
-                self._coordinator(GROUP, group),
+                self._connection.coordinator((GROUP, group)),
             )
-            refused: dict[Place, Exception] = {}
+            refused: dict[TopicPartition, Exception] = {}
             for row in answer.topics:
                 for partition in row.partitions:
                     if partition.error_code in _OF_A_PARTITION:
@@ -379,98 +340,50 @@ class Cluster:
 
     def end_transaction(self, producer: Identity) -> None:
         """Commit the producer's transaction. Asked again where the answer was lost: a repeated end is the same."""
-        name = producer.transactional_id or ""
-
-        def ask() -> None:
-            answer = self._send(
-                EndTxnRequest(
-                    transactional_id=name,
-                    producer_id=producer.producer_id,
-                    producer_epoch=producer.epoch,
-                    committed=True,
-                    max_version=3,
-                ),
-                self._coordinator(TRANSACTION, name),
-            )
-            _raise(answer.error_code, f"EndTxn of {name}")
-
-        self._patiently(ask, coordinator=(TRANSACTION, name))
+        self._change_transaction(producer, EndTxnRequest, committed=True)
 
     # -- how requests are sent
 
-    def _coordinator(self, kind: int, key: str) -> int:
-        known = self._coordinators.get((kind, key))
-        if known is not None:
-            return known
-        answer = self._send(
-            FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key], min_version=1, max_version=4)
-        )
-        found = answer.coordinators[0] if answer.API_VERSION >= 4 else answer
-        _raise(found.error_code, f"FindCoordinator of {key}")
-        node: int = found.node_id
-        if self._manager.cluster.broker_metadata(node) is None:
-            self._ask_for_servers()
-        self._coordinators[kind, key] = node
-        return node
+    def _forget(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            self._topics.pop(topic, None)
 
-    def _ask_for_servers(self) -> None:
-        answer = self._send(
-            MetadataRequest(
-                topics=[],
-                allow_auto_topic_creation=False,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-                max_version=9,
+    def _change_transaction(self, producer: Identity, request_class: Any, **fields: Any) -> None:
+        """A request that changes the producer's transaction and is answered by an error code alone."""
+        of = TRANSACTION, producer.transactional_id or ""
+
+        def ask() -> None:
+            answer = self._connection.send(
+                request_class(
+                    transactional_id=producer.transactional_id,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    max_version=3,
+                    **fields,
+                ),
+                self._connection.coordinator(of),
             )
-        )
-        self._manager.cluster.update_metadata(answer)
+            _raise(
+                answer.error_code, f"{request_class.__name__.removesuffix('Request')} of {producer.transactional_id}"
+            )
 
-    def _send(self, request: Any, node: int | None = None) -> Any:
-        (answer,) = self._send_all({node: request})
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _send_all(self, requests: Mapping[Any, Any]) -> list[Any]:
-        """Send a request to each of some servers; the answers, or what became of them."""
-
-        async def exchange() -> list[Any]:
-            sent = [self._manager.send(request, node_id=node) for node, request in requests.items()]
-            answers: list[Any] = []
-            for future in sent:
-                try:
-                    answers.append(await future)
-                except errors.KafkaError as error:
-                    answers.append(error)
-            return answers
-
-        found: list[Any] = self._manager.run(exchange)
-        return found
+        self._patiently(ask, coordinator=of)
 
     def _patiently(
         self,
         ask: Callable[[], T],
-        coordinator: tuple[int, str] | None = None,
-        topics: Callable[[], set[str]] | None = None,
+        coordinator: Coordinated | None = None,
+        forget: Callable[[], object] | None = None,
     ) -> T:
-        """Ask until it works or the patience is over; what is known of the servers is asked for anew in between."""
-        end = time.monotonic() + self._patience
-        while True:
-            try:
-                return ask()
-            except (errors.RetriableError, errors.UnknownBrokerIdError):
-                if time.monotonic() > end:
-                    raise
-            except errors.UnsupportedVersionError as error:
-                raise SinkError(
-                    "the cluster does not know a request that this sink needs; an exactly-once sink needs transactions "
-                    f"and stable offsets (Kafka 2.5): {error}"
-                ) from error
-            time.sleep(RETRY_SECONDS)
-            if coordinator is not None:
-                self._coordinators.pop(coordinator, None)
-            for topic in topics() if topics is not None else ():
-                self._topics.pop(topic, None)
+        try:
+            return self._connection.patiently(ask, coordinator=coordinator, forget=forget)
+        except errors.TransactionalIdAuthorizationFailedError as error:
+            raise _error(error.errno, str(error)) from error
+        except errors.UnsupportedVersionError as error:
+            raise SinkError(
+                "the cluster does not know a request that this sink needs; an exactly-once sink needs transactions and "
+                f"stable offsets (Kafka 2.5): {error}"
+            ) from error
 
 
 _UNSTABLE: Final = errors.UnstableOffsetCommitError.errno

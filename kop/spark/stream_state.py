@@ -36,7 +36,7 @@ SETTLE_SECONDS: Final = 3.0
 not know its end yet."""
 
 
-class StreamProgress:
+class StreamState:
     """The state of one query. `now` is a clock in seconds that never goes back."""
 
     def __init__(

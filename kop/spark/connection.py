@@ -1,0 +1,143 @@
+"""Connections to the servers of a Kafka cluster through kafka-python, and the waiting for what passes by itself.
+
+Owns: the connections, the servers' addresses, the coordinators, and which failures are tried again until when.
+Must not know: pyspark, options, what the requests of reads and writes say (`read_client`, `write_client`).
+
+Every call blocks until it is done. One object serves one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, TypeVar
+
+from kafka import errors
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+
+GROUP: Final = 0
+TRANSACTION: Final = 1
+"""The kinds of coordinators, as FindCoordinator numbers them."""
+RETRY_SECONDS: Final = 0.1
+
+T = TypeVar("T")
+Coordinated = tuple[int, str]
+"""The kind of a coordinator, and the group or the transactional id that it coordinates."""
+
+
+class UnreachableError(Exception):
+    """No server answered, or none let this client in."""
+
+
+class ClusterConnection:
+    """The servers of one cluster. `settings` are kafka-python's; `patience` is in seconds."""
+
+    def __init__(self, settings: Mapping[str, Any], patience: float) -> None:
+        self.controller: int | None = None
+        """The server that makes topics, as of the last `metadata`."""
+        self._patience = patience
+        self._coordinators: dict[Coordinated, int] = {}
+        self._net = NetworkSelector(slow_task_threshold_secs=0)
+        self._manager = KafkaConnectionManager(self._net, **settings)
+        try:
+            self._manager.bootstrap(int(patience * 1000))
+        except errors.KafkaTimeoutError:
+            self.close()
+            raise UnreachableError(
+                f"set kafka.bootstrap.servers to servers that answer: none of {settings.get('bootstrap_servers')} did "
+                f"within {patience:g} s"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._manager.close()
+        self._net.close()
+
+    def send(self, request: Any, node: int | None = None) -> Any:
+        """The answer of one server, of any without `node`; kafka-python's errors."""
+        (answer,) = self.send_all({node: request})
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def send_all(self, requests: Mapping[Any, Any]) -> list[Any]:
+        """Send a request to each of some servers at once; the answers, or the error of each."""
+
+        async def exchange() -> list[Any]:
+            sent = [self._manager.send(request, node_id=node) for node, request in requests.items()]
+            answers: list[Any] = []
+            for future in sent:
+                try:
+                    answers.append(await future)
+                except errors.KafkaError as error:
+                    answers.append(error)
+            return answers
+
+        found: list[Any] = self._manager.run(exchange)
+        return found
+
+    def metadata(self, names: Collection[str] | None, *, make: bool = False) -> list[Any]:
+        """The topics of these names, or all, as Metadata describes them; `make` lets the cluster make missing ones."""
+        wanted = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+        answer = self.send(
+            MetadataRequest(
+                topics=wanted,
+                allow_auto_topic_creation=make,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+        )
+        self._manager.cluster.update_metadata(answer)
+        self.controller = answer.controller_id
+        return list(answer.topics)
+
+    def coordinator(self, of: Coordinated) -> int:
+        """The server that coordinates a group or a transactional id."""
+        known = self._coordinators.get(of)
+        if known is not None:
+            return known
+        kind, key = of
+        answer = self.send(
+            FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key], min_version=1, max_version=4)
+        )
+        found = answer.coordinators[0] if answer.API_VERSION >= 4 else answer
+        if found.error_code:
+            raise errors.for_code(found.error_code)(f"FindCoordinator of {key}")
+        node: int = found.node_id
+        if self._manager.cluster.broker_metadata(node) is None:
+            self.metadata([])
+        self._coordinators[of] = node
+        return node
+
+    def patiently(
+        self,
+        ask: Callable[[], T],
+        *,
+        forget: Callable[[], object] | None = None,
+        coordinator: Coordinated | None = None,
+        final: tuple[type[Exception], ...] = (),
+    ) -> T:
+        """Ask until it works or the patience is over; then the last error is raised, and `final` ones at once.
+
+        Before each further try `forget` drops what the caller knows of the servers, and the coordinator is looked for
+        anew.
+        """
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                return ask()
+            except final:
+                raise
+            except (errors.RetriableError, errors.UnknownBrokerIdError):
+                if time.monotonic() > end:
+                    raise
+            time.sleep(RETRY_SECONDS)
+            if coordinator is not None:
+                self._coordinators.pop(coordinator, None)
+            if forget is not None:
+                forget()
