@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import confluent_kafka as ck
@@ -27,6 +28,9 @@ from kop.records.record import Record
 from kop.wire.messages import REQUESTS
 
 T = TypeVar("T")
+Settings = Mapping[str, str | int | bool]
+"""Of a client of confluent-kafka, by librdkafka's names, which hold dots."""
+NONE: Settings = MappingProxyType({})
 NOW = 1_700_000_000_000
 SECONDS = 100.0
 """For anything that should take a moment."""
@@ -91,14 +95,14 @@ class Interop:
         wait_until(lambda: (gateway or self.gateway).engine.topics.get(topic), f"{topic} is found")
         return topic
 
-    def produce(self, topic: str, records: Sequence[Mapping[str, Any]], **settings: Any) -> list[int]:
+    def produce(self, topic: str, records: Sequence[Mapping[str, Any]], settings: Settings = NONE) -> list[int]:
         """Send all at once, so in as few batches as librdkafka makes of it; returns their offsets."""
         config = {"bootstrap.servers": self.gateway.bootstrap, "linger.ms": 20, **settings}
         producer = ck.Producer(config)
         offsets: list[int] = []
-        failed: list[Any] = []
+        failed: list[ck.KafkaError] = []
 
-        def delivered(error: Any, message: Any) -> None:
+        def delivered(error: ck.KafkaError | None, message: ck.Message) -> None:
             if error is not None:
                 failed.append(error)
             else:
@@ -158,15 +162,21 @@ class Interop:
         return run(do())
 
     def consume(
-        self, topic: str, count: int, *, offset: int = 0, gateway: PulsarGateway | None = None, **settings: Any
+        self,
+        topic: str,
+        count: int,
+        settings: Settings = NONE,
+        *,
+        offset: int = 0,
+        gateway: PulsarGateway | None = None,
     ) -> list[Kafka]:
         """The next `count` records of partition 0. What a consumer reports as an error is raised."""
-        with self.consumer(topic, offset=offset, gateway=gateway, **settings) as consumer:
+        with self.consumer(topic, settings, offset=offset, gateway=gateway) as consumer:
             return take(consumer, count)
 
     @contextlib.contextmanager
     def consumer(
-        self, topic: str, *, offset: int = 0, gateway: PulsarGateway | None = None, **settings: Any
+        self, topic: str, settings: Settings = NONE, *, offset: int = 0, gateway: PulsarGateway | None = None
     ) -> Iterator[ck.Consumer]:
         """One that reads partition 0 from an offset on, in no group."""
         config = {
@@ -218,7 +228,7 @@ class Interop:
     def send(self, topic: str, messages: Sequence[Mapping[str, Any]], **settings: Any) -> list[native.MessageId]:
         """By a native producer, to be closed before the topic is looked at. `topic`: Pulsar's full name."""
         producer = self.native.create_producer(topic, **settings)
-        sent: list[Any] = []
+        sent: list[tuple[native.Result, native.MessageId]] = []
         for message in messages:
             producer.send_async(callback=lambda result, where: sent.append((result, where)), **message)
         producer.flush()
@@ -286,7 +296,7 @@ class Interop:
 
 
 @contextlib.asynccontextmanager
-async def raw(gateway: PulsarGateway) -> Any:
+async def raw(gateway: PulsarGateway) -> AsyncIterator[RawClient]:
     """A raw client of a gateway."""
     client = await RawClient.open(*gateway.address)
     try:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -124,9 +125,9 @@ def test_topics_deleted_by_pulsar_under_producers_stay_away(interop: Interop) ->
     topics = [interop.create(interop.name("under"), 4) for _ in range(6)]
     for topic in topics:
         sent = [{"partition": partition, "value": b"v"} for partition in range(4)]
-        interop.produce(topic, sent, **{"enable.idempotence": True})
+        interop.produce(topic, sent, {"enable.idempotence": True})
     for topic in topics:
-        interop.admin(lambda a, topic=topic: a.delete_partitioned(interop.full(topic)))
+        interop.admin(partial(PulsarAdmin.delete_partitioned, topic=interop.full(topic)))
     for topic in topics:
         gone(interop, topic)
         assert interop.gateway.engine.topics.get(topic) is None
@@ -150,7 +151,7 @@ def test_a_topic_that_is_made_again_at_once_keeps_its_partitions(
     engine = interop.gateway.engine
     topic = interop.create(interop.name("again"), 2)
     interop.produce(topic, [{"partition": partition, "value": b"v"} for partition in range(2)])
-    one = engine.log(engine.topics.get(topic).topic_id, 0)
+    one = interop.gateway.log(topic)
     monkeypatch.setattr(StrayPartitions, "id_or_none", slowly)
     interop.delete(topic)
     engine.loop.call_soon_threadsafe(guard.take_back, one)  # as where its producer was still open

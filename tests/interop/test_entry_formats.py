@@ -7,6 +7,7 @@ REST shows what is stored.
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import confluent_kafka as ck
 import pytest
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from interop.interop_kit import NOW, SECONDS, Interop, raw, run
 from interop.test_policies import alter, described
 from support.gateway import produce_fields
+from support.pulsar_admin import PulsarAdmin
 
 from kop.errors import ErrorCode
 from kop.pulsar_client.admin import StoredEntry
@@ -30,7 +32,7 @@ def entries(interop: Interop, topic: str) -> list[StoredEntry]:
     counts = [(found["ledgerId"], found["entries"]) for found in stats["ledgers"]]
     counts = [(ledger, last_entry + 1 if ledger == last_ledger else count) for ledger, count in counts]
     return [
-        interop.admin(lambda admin, ledger=ledger, entry=entry: admin.entry(partition, ledger, entry))
+        interop.admin(partial(PulsarAdmin.entry, partition=partition, ledger=ledger, entry=entry))
         for ledger, count in counts
         for entry in range(count)
     ]

@@ -93,7 +93,7 @@ def test_one_batch_is_one_entry(interop: Interop) -> None:
 def test_a_value_of_more_than_one_mebibyte(interop: Interop) -> None:
     topic = interop.create(interop.name("large"), max_message_bytes=str(4 << 20))
     value = bytes(range(256)) * 4096 * 3  # 3 MiB
-    assert interop.produce(topic, [{"value": value, "key": b"k"}], **{"message.max.bytes": 8 << 20}) == [0]
+    assert interop.produce(topic, [{"value": value, "key": b"k"}], {"message.max.bytes": 8 << 20}) == [0]
     (message,) = interop.receive(interop.full(topic), 1)
     assert (message.partition_key(), message.data() == value) == ("k", True)
     assert interop.consume(topic, 1, gateway=interop.other)[0].value == value

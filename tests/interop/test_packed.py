@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiokafka
 import confluent_kafka as ck
@@ -27,6 +28,7 @@ from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.packed import unpack
 
 SECONDS = 100.0
+T = TypeVar("T")
 
 
 class PackedGateway(PulsarGateway):
@@ -113,12 +115,16 @@ def take_and_commit(gateway: PackedGateway, group: str, topic: str, count: int) 
     return got
 
 
-def admin(gateway: PackedGateway, call: Any) -> Any:
-    async def do() -> Any:
+def admin(gateway: PackedGateway, call: Callable[[Admin], Awaitable[T]]) -> T:
+    async def do() -> T:
         async with Admin(gateway.pulsar.admin_url) as client:
             return await call(client)
 
     return run(do())
+
+
+def compaction_ended(gateway: PackedGateway, partition: str) -> bool:
+    return admin(gateway, partial(Admin.compaction_status, partition=partition)).status != "RUNNING"
 
 
 def committed_is_the_end(gateway: PackedGateway, group: str, topic: str) -> None:
@@ -256,12 +262,9 @@ def test_commits_survive_compaction(gateway: PackedGateway) -> None:
     written = [log.partition_name for log in logs if log.attached and log.high_watermark > log.log_start_offset]
     assert written
     for name in written:
-        admin(gateway, lambda client, name=name: client.compact(name))
+        admin(gateway, partial(Admin.compact, topic=name))
     for name in written:
-        wait_until(
-            lambda name=name: admin(gateway, lambda client: client.compaction_status(name)).status != "RUNNING",
-            "compaction ends",
-        )
+        wait_until(partial(compaction_ended, gateway, name), "compaction ends")
     gateway.restart()
     committed_is_the_end(gateway, group, topic)
     assert take_nothing(gateway, group, topic)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from interop.interop_kit import Interop, fetch, raw, run
+from support.pulsar_admin import PulsarAdmin
 from support.waiting import SECONDS
 
 from kop.errors import ErrorCode
@@ -67,7 +69,9 @@ def test_create_topics_refuses_what_pulsar_refuses_and_takes_what_it_takes(
 def test_pulsar_makes_no_such_topic_itself(interop: Interop) -> None:
     for name in names(interop, NAMES):
         with pytest.raises(PulsarError, match="-partition-"):
-            interop.admin(lambda admin, name=name: admin.create_partitioned(interop.full(name), 1, {}))
+            interop.admin(
+                partial(PulsarAdmin.create_partitioned, topic=interop.full(name), partitions=1, properties={})
+            )
 
 
 def test_a_full_name_is_held_to_the_same(interop: Interop) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from confluent_kafka.admin import (
     AdminClient,
@@ -50,6 +52,11 @@ def policies(interop: Interop, topic: str) -> tuple[Retention | None, int]:
     return retention, interop.admin(lambda admin: admin.get_compaction_threshold(full, applied=True)) or 0
 
 
+def retains(interop: Interop, topic: str, retention: Retention) -> bool:
+    """Whether this retention holds for a topic in Pulsar."""
+    return policies(interop, topic)[0] == retention
+
+
 def test_a_new_topic_has_kafkas_retention_in_pulsar(interop: Interop) -> None:
     topic = interop.create(interop.name("defaults"))
     assert policies(interop, topic) == (Retention(7 * 24 * 60, -1), 0)
@@ -87,8 +94,8 @@ def test_what_somebody_changed_in_pulsar_is_told(interop: Interop) -> None:
     topic = interop.create(interop.name("elsewhere"))
     full = interop.full(topic)
     for retention, ms, size in ((Retention(60, 5), 3_600_000, 5 << 20), (Retention(-1, -1), -1, -1)):
-        interop.admin(lambda admin, retention=retention: set_retention(admin, full, retention))
-        wait_until(lambda retention=retention: policies(interop, topic)[0] == retention, "the policy holds")
+        interop.admin(partial(set_retention, full_name=full, retention=retention))
+        wait_until(partial(retains, interop, topic, retention), "the policy holds")
         configs = described(interop, topic)
         assert (configs["retention.ms"], configs["retention.bytes"]) == ((str(ms), False), (str(size), False))
         assert configs["cleanup.policy"] == ("delete", True)
@@ -122,7 +129,7 @@ def test_pulsars_producers_are_held_to_a_topics_max_message_bytes(interop: Inter
     # Small records with headers grow most on their way into an entry.
     record = {"key": b"\xff", "value": None, "headers": [("h", None)]}
     sizes = {"message.max.bytes": 100_000, "batch.size": 100_000, "batch.num.messages": 100_000, "linger.ms": 200}
-    assert interop.produce(topic, [record] * 8000, **sizes) == list(range(1, 8001))
+    assert interop.produce(topic, [record] * 8000, sizes) == list(range(1, 8001))
     alter(interop, topic, max_message_bytes=None)
     wait_until(lambda: entry_limit(interop, topic) in (None, 0, 5 << 20), "only the broker's limit holds")
     interop.send_made(partition, ({}, b"x" * 700_000))

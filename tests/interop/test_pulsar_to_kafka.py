@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 from datetime import timedelta
 from pathlib import Path
@@ -103,17 +104,19 @@ def test_a_message_of_nearly_five_mebibytes(interop: Interop) -> None:
     interop.send(interop.full(topic), [{"content": value, "partition_key": "k"}, {"content": b"next"}])
     first, second = both(interop, topic, 2)
     assert (first.key, first.value == value, second.value) == (b"k", True, b"next")
-    assert interop.consume(topic, 1, **{"fetch.message.max.bytes": 1000})[0].value == value
+    assert interop.consume(topic, 1, {"fetch.message.max.bytes": 1000})[0].value == value
 
 
 @pytest.mark.parametrize("compression", ["NONE", pytest.param("ZSTD", marks=pytest.mark.slow)])
 def test_a_chunked_message_has_the_offset_of_its_last_chunk(interop: Interop, compression: str) -> None:
     topic = topic_of(interop)
     interop.ends(topic)
-    import random
-
     value = random.Random(1).randbytes(12 << 20)
-    messages = [{"content": b"before"}, {"content": value, "partition_key": "k"}, {"content": b"after"}]
+    messages: list[dict[str, Any]] = [
+        {"content": b"before"},
+        {"content": value, "partition_key": "k"},
+        {"content": b"after"},
+    ]
     settings = {"chunking_enabled": True, "compression_type": getattr(native.CompressionType, compression)}
     _, where, _ = interop.send(interop.full(topic), messages, **settings)
     before, large, after = both(interop, topic, 5)
@@ -176,7 +179,7 @@ def test_an_encrypted_message_is_an_error_and_what_follows_is_reached_by_a_seek(
     assert interop.gateway.engine.counts["unreadable_entries"] >= 1
 
 
-class Order(native.schema.Record):
+class Order(native.schema.Record):  # type: ignore[misc]  # pulsar-client has no types
     id = native.schema.Integer()
     item = native.schema.String()
 

@@ -92,7 +92,7 @@ def in_and_back(interop: Interop, topics: list[str], sent: list[dict[str, Any]],
     assert interop.read(topic, begin, end, interop.other) == tail
 
 
-def rounds(few: Any, many: Any) -> Any:
+def rounds(few: settings, many: settings) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "amount", [few, pytest.param(many, marks=[pytest.mark.slow, pytest.mark.timeout(400)])], ids=["few", "many"]
     )

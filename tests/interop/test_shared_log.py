@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import aiokafka
@@ -60,6 +61,10 @@ def mixed(interop: Interop, topic: str, rounds: int = 3) -> list[bytes]:
     return wrote
 
 
+def is_unknown(gateway: PulsarGateway, topic: str) -> bool:
+    return gateway.engine.topics.get(topic) is None
+
+
 # --- order
 
 
@@ -84,7 +89,7 @@ def test_one_order_while_both_write_at_once(interop: Interop) -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    told = interop.produce(topic, [{"value": b"k%d" % i} for i in range(300)], **{"linger.ms": 0, "acks": "all"})
+    told = interop.produce(topic, [{"value": b"k%d" % i} for i in range(300)], {"linger.ms": 0, "acks": "all"})
     thread.join()
     producer.close()
     interop.ended(topic, 600)
@@ -283,7 +288,7 @@ def test_below_the_log_start_is_out_of_range_and_never_another_record(interop: I
             with pytest.raises(ck.KafkaException) as caught:
                 take(consumer, 1)
             assert caught.value.args[0].code() == ck.KafkaError._AUTO_OFFSET_RESET
-        with interop.consumer(topic, gateway=gateway, **{"auto.offset.reset": "earliest"}) as consumer:
+        with interop.consumer(topic, {"auto.offset.reset": "earliest"}, gateway=gateway) as consumer:
             assert take(consumer, 1)[0].offset == 10
     # A gateway that was not told, with nothing of it in memory: it finds out when it reads.
     interop.other.call(forget(interop.other, topic))
@@ -432,7 +437,7 @@ def test_gateways_do_not_bring_a_deleted_topic_back(interop: Interop, plain: boo
         found = interop.admin(lambda admin: admin.list_topics(interop.pulsar.namespace))
         assert not [name for name in found if topic in name]
     for gateway in (interop.gateway, interop.other):
-        wait_until(lambda gateway=gateway: gateway.engine.topics.get(topic) is None, "the gateway forgot it")
+        wait_until(partial(is_unknown, gateway, topic), "the gateway forgot it")
     with pytest.raises(PulsarError, match="NotFound"):
         interop.admin(lambda admin: admin.partitioned_metadata(full))
 

@@ -55,7 +55,7 @@ class Transactional:
 
 
 def consumed(interop: Interop, topic: str, count: int, isolation: str = "read_committed") -> list[tuple[int, str]]:
-    with interop.consumer(topic, gateway=interop.other, **{"isolation.level": isolation}) as consumer:
+    with interop.consumer(topic, {"isolation.level": isolation}, gateway=interop.other) as consumer:
         return [(record.offset, (record.value or b"").decode()) for record in take(consumer, count)]
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_seen_of_an_open_transaction(shared: Interop) -> None:
     writer.producer.begin_transaction()
     writer.write(topic, "a", "b")
     for isolation in ("read_committed", "read_uncommitted"):
-        with shared.consumer(topic, **{"isolation.level": isolation}) as consumer:
+        with shared.consumer(topic, {"isolation.level": isolation}) as consumer:
             assert consumer.poll(0.5) is None  # what must not come has no event
     reader = shared.native.create_reader(shared.partition(topic), native.MessageId.earliest)
     assert not reader.has_message_available()

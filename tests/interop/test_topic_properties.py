@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from interop.interop_kit import SECONDS, Interop, fetch
+from support.pulsar_admin import PulsarAdmin
 from support.waiting import wait_until
 
 from kop.pulsar_client.admin import FOREVER
@@ -47,7 +50,7 @@ def test_commits_outlive_configs_that_do_not_parse_and_a_client_mends_them(inter
     resource = ConfigResource(ResourceType.TOPIC, topic)
     full = interop.full(topic)
     for text in ("{oops", "[]"):
-        interop.admin(lambda client, text=text: client.set_properties(full, {CONFIGS_PROPERTY: text}))
+        interop.admin(partial(PulsarAdmin.set_properties, topic=full, properties={CONFIGS_PROPERTY: text}))
         looked_at(interop, topic, "properties_not_parsed")
         assert committed(interop, group, topic) == 2
         described = admin.describe_configs([resource])[resource].result(SECONDS)
@@ -70,7 +73,7 @@ def test_records_of_a_topic_that_was_cloned_with_its_properties_go_to_each_by_it
     interop.admin(lambda client: client.create_partitioned(interop.full(clone), 1, properties))
     interop.admin(lambda client: client.set_retention(interop.full(clone), FOREVER))
     for gateway in (interop.gateway, interop.other):
-        wait_until(lambda gateway=gateway: gateway.engine.topics.get(clone) is not None, "the clone is known")
+        interop.known(clone, gateway)
     produce(interop, original, b"second")
     produce(interop, clone, b"of the clone")
     assert values(interop, original) == [b"first", b"second"]
