@@ -39,8 +39,30 @@ def numbered(count: int, first: int = 0) -> list[Record]:
     return [Record(index, 1_000 + first + index, b"k%d" % (first + index), b"v" * index) for index in range(count)]
 
 
-def decode(records: Buffer, start: int = 0, **more: Any) -> arrow.Decoded:
-    return arrow.decode(records, **{"topic": "t", "partition": 3, "start": start, "headers": True} | more)
+def decode(
+    records: Buffer,
+    start: int = 0,
+    *,
+    end: int | None = None,
+    aborted: Sequence[tuple[int, int]] | None = None,
+    headers: bool = True,
+    max_rows: int = arrow.DEFAULT_ROWS,
+    max_bytes: int = arrow.DEFAULT_BYTES,
+    max_inflated: int = arrow.DEFAULT_INFLATED,
+) -> arrow.Decoded:
+    """The rows of partition 3 of topic t."""
+    return arrow.decode(
+        records,
+        topic="t",
+        partition=3,
+        start=start,
+        end=end,
+        aborted=aborted,
+        headers=headers,
+        max_rows=max_rows,
+        max_bytes=max_bytes,
+        max_inflated=max_inflated,
+    )
 
 
 def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from records.transcode_kit import metadata, native_batch, properties
+from records.transcode_kit import NATIVE, native_batch, properties
 
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records import transcode
@@ -72,8 +72,8 @@ def to_kafka(name: str, entry: tuple[bytes, bytes], log_append_time: int | None 
 def native_entries() -> dict[str, tuple[bytes, bytes]]:
     single = pb.SingleMessageMetadata
     stub = single(compacted_out=True, partition_key="k")
-    one = metadata(partition_key="k", event_time=5, properties=properties(("b", "1"), ("a", "2")))
-    nothing = metadata(null_value=True, ordering_key=b"\x00")
+    one = pb.MessageMetadata(**NATIVE, partition_key="k", event_time=5, properties=properties(("b", "1"), ("a", "2")))
+    nothing = pb.MessageMetadata(**NATIVE, null_value=True, ordering_key=b"\x00")
     return {
         "batch": native_batch(
             [
@@ -87,7 +87,7 @@ def native_entries() -> dict[str, tuple[bytes, bytes]]:
         "all compacted": native_batch([(stub, b""), (stub, b"")]),
         "single": (one.SerializeToString(), b"value"),
         "single null": (nothing.SerializeToString(), b""),
-        "marker": (metadata(marker_type=21).SerializeToString(), b""),
+        "marker": (pb.MessageMetadata(**NATIVE, marker_type=21).SerializeToString(), b""),
     }
 
 

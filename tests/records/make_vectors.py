@@ -160,13 +160,14 @@ def sequences() -> list[list[int]]:
 def main() -> None:
     command = ["java", "-cp", f"{sys.argv[1]}/*", str(HERE / "KafkaLab.java")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kafka:
-        assert kafka.stdin is not None
-        assert kafka.stdout is not None
+        questions, answers = kafka.stdin, kafka.stdout
+        assert questions is not None
+        assert answers is not None
 
         def ask(**question: Any) -> dict[str, Any]:
-            kafka.stdin.write(json.dumps(question) + "\n")
-            kafka.stdin.flush()
-            answer: dict[str, Any] = json.loads(kafka.stdout.readline())
+            questions.write(json.dumps(question) + "\n")
+            questions.flush()
+            answer: dict[str, Any] = json.loads(answers.readline())
             return answer
 
         produce = {}
@@ -220,7 +221,7 @@ def main() -> None:
             )
             answer = ask(op="append", hex=bytes(batch).hex(), log="sequences", config={})
             order.append([producer_id, epoch, sequence, count, answer.get("error", answer.get("first"))])
-        kafka.stdin.close()
+        questions.close()
 
     vectors = {
         "made_by": "make_vectors.py and KafkaLab.java, with the classes of Apache Kafka 4.3.1",

@@ -23,7 +23,7 @@ from kop.records import _pure_arrow, arrow, columns
 from kop.records.batch import HEADER_SIZE, Codec, Record, build, iter_records, read_header, records_of
 from kop.records.markers import build_marker
 
-native: ModuleType = TWINS[-1].values[0]
+native = columns.twin
 only_with_two = pytest.mark.skipif(len(TWINS) < 2, reason="kop._native was not built: there is one twin")
 
 int64 = st.integers(INT64_MIN, INT64_MAX)
@@ -258,7 +258,7 @@ def test_buffers_of_rows_that_do_not_fit(rows: pa.RecordBatch, seed: int, room: 
 @given(st.lists(st.none() | st.binary(max_size=20), max_size=20), st.integers(1, 2**31 - 1), st.none() | seeds)
 def test_partitions_of_keys(keys: list[bytes | None], count: int, seed: int | None) -> None:
     _, offsets, data = pa.array(keys, pa.binary()).buffers()
-    column = (0, None, bytes(offsets or b""), bytes(data or b""))
+    column: tuple[int, bytes | None, bytes, bytes] = (0, None, bytes(offsets or b""), bytes(data or b""))
     if seed is not None:
         column = (0, damaged(column[2], seed), damaged(column[2], seed), column[3])
     rows = len(keys)

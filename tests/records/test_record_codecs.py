@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 import lz4.frame
 import pytest
@@ -179,7 +180,8 @@ def test_garbage(codec: Codec, garbage: bytes) -> None:
 
 @pytest.mark.parametrize("codec", [-1, 5, 6, 7])
 def test_numbers_that_are_no_codec(codec: int) -> None:
-    for call in (lambda: decompress(codec, b"", 1), lambda: compress(codec, b"")):
+    calls: list[Callable[[], object]] = [partial(decompress, codec, b"", 1), partial(compress, codec, b"")]
+    for call in calls:
         with pytest.raises(PeerError) as caught:
             call()
         assert caught.value.code is ErrorCode.UNSUPPORTED_COMPRESSION_TYPE

@@ -8,9 +8,9 @@ import json
 import struct
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -20,11 +20,11 @@ from records.transcode_kit import (
     INT64_MAX,
     INT64_MIN,
     MAX_SIZE,
+    NATIVE,
     TWINS,
     back,
     entries,
     header_lists,
-    metadata,
     native_batch,
     native_key,
     native_view,
@@ -284,15 +284,15 @@ def test_null_keys_are_named_for_compacted_topics(twin: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "code"),
-    [
-        ({"transactional": True}, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
-        ({"control": True}, ErrorCode.INVALID_RECORD),
-    ],
+    ("control", "code"),
+    [(False, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT), (True, ErrorCode.INVALID_RECORD)],
+    ids=["transactional", "control"],
 )
 @pytest.mark.parametrize("raw", [False, True])
-def test_transactions_are_refused(twin: ModuleType, flags: dict[str, bool], code: ErrorCode, raw: bool) -> None:
-    batch = bytes(build(plain(b"k"), producer_id=1, producer_epoch=0, base_sequence=0, **flags))  # type: ignore[arg-type]
+def test_transactions_are_refused(twin: ModuleType, control: bool, code: ErrorCode, raw: bool) -> None:
+    batch = bytes(
+        build(plain(b"k"), producer_id=1, producer_epoch=0, base_sequence=0, transactional=not control, control=control)
+    )
     make = transcode.to_raw_entry if raw else transcode.to_entries
     with using(twin), pytest.raises(PeerError) as caught:
         make(batch, read_header(batch), producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
@@ -319,12 +319,13 @@ def test_a_batch_that_inflates_beyond_the_bound_is_invalid(twin: ModuleType) -> 
     assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
-@pytest.mark.parametrize("change", [{"producer_name": "p" * 257}, {"sequence_base": -1}, {"publish_time": -1}])
-def test_what_a_caller_of_ours_may_not_ask(twin: ModuleType, change: dict[str, object]) -> None:
+@pytest.mark.parametrize(("name", "sequence", "time"), [("p" * 257, 0, 1), ("p", -1, 1), ("p", 0, -1)])
+def test_what_a_caller_of_ours_may_not_ask(twin: ModuleType, name: str, sequence: int, time: int) -> None:
     batch, header = produced(plain(b"k"))
-    asked = {"producer_name": "p", "sequence_base": 0, "publish_time": 1, "max_size": MAX_SIZE, **change}
     with using(twin), pytest.raises(InternalError):
-        transcode.to_entries(batch, header, **asked)  # type: ignore[arg-type]
+        transcode.to_entries(
+            batch, header, producer_name=name, sequence_base=sequence, publish_time=time, max_size=MAX_SIZE
+        )
 
 
 # KoP's `kafka` format
@@ -333,9 +334,10 @@ def test_what_a_caller_of_ours_may_not_ask(twin: ModuleType, change: dict[str, o
 def raw(records: list[Record], codec: int = Codec.NONE, count: int | None = None) -> tuple[bytes, bytes]:
     """As KoP writes it."""
     batch, header = produced(records, codec)
-    meta = metadata(
+    meta = pb.MessageMetadata(
         producer_name="",
         sequence_id=0,
+        publish_time=1_700_000_000_999,
         properties=properties(("entry.format", "kafka")),
         num_messages_in_batch=header.record_count if count is None else count,
     )
@@ -417,9 +419,9 @@ def test_messages_without_a_key_are_told(twin: ModuleType, compression: int) -> 
 
 
 def test_single_messages_and_raw_batches_without_a_key(twin: ModuleType) -> None:
-    assert keyless(twin, metadata().SerializeToString(), b"v") == [1]
-    assert keyless(twin, metadata(ordering_key=b"o").SerializeToString(), b"v") == [1]
-    assert keyless(twin, metadata(partition_key="k").SerializeToString(), b"v") == []
+    assert keyless(twin, pb.MessageMetadata(**NATIVE).SerializeToString(), b"v") == [1]
+    assert keyless(twin, pb.MessageMetadata(**NATIVE, ordering_key=b"o").SerializeToString(), b"v") == [1]
+    assert keyless(twin, pb.MessageMetadata(**NATIVE, partition_key="k").SerializeToString(), b"v") == []
     assert keyless(twin, *raw([Record(0, 1, None, b"v")])) == [], "compaction does not look into them"
 
 
@@ -439,14 +441,14 @@ def test_empty_batches_cover_offsets(twin: ModuleType) -> None:
 @settings(deadline=None)
 @given(
     meta=st.builds(
-        metadata,
+        pb.MessageMetadata,
         sequence_id=st.integers(0, 2**64 - 1),
         publish_time=st.integers(0, 2**63 - 1),
         highest_sequence_id=st.integers(0, 2**64 - 1),
         event_time=st.integers(0, 2**63 - 1),
         num_messages_in_batch=st.integers(1, 2**31 - 1),
         uncompressed_size=st.integers(0, 2**32 - 1),
-        compression=st.integers(0, 4),
+        compression=st.sampled_from(pb.CompressionType.keys()),
         txnid_least_bits=st.integers(0, 2**64 - 1),
         txnid_most_bits=st.integers(0, 2**64 - 1),
         marker_type=st.integers(0, 30),
@@ -483,17 +485,17 @@ def test_a_view_says_what_protobuf_says(twin: ModuleType, meta: pb.MessageMetada
 
 @pytest.mark.parametrize("codec", Codec)
 def test_a_raw_entry_is_walked_before_it_is_made(twin: ModuleType, codec: Codec) -> None:
-    about: dict[str, Any] = {"producer_name": "p", "sequence_base": 0, "publish_time": 1, "max_size": MAX_SIZE}
+    to_raw = partial(transcode.to_raw_entry, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
     with using(twin):
         for name, data in batches(codec).items():
             with pytest.raises(PeerError) as caught:
-                transcode.to_raw_entry(data, read_header(data), **about)
+                to_raw(data, read_header(data))
             assert caught.value.code is ErrorCode.INVALID_RECORD, name
         grown, header = produced([Record(0, 1, None, bytes(5000))], codec)
-        assert transcode.to_raw_entry(grown, header, **about, max_bytes=6000).payload == grown
+        assert to_raw(grown, header, max_bytes=6000).payload == grown
         if codec:
             with pytest.raises(PeerError, match="decompress to more than 4000 bytes") as caught:
-                transcode.to_raw_entry(grown, header, **about, max_bytes=4000)
+                to_raw(grown, header, max_bytes=4000)
             assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
@@ -504,11 +506,12 @@ def frames_of(error: BaseException) -> list[str]:
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
 def test_errors_hold_no_frame_with_what_was_decompressed(twin: ModuleType, codec: Codec) -> None:
-    about: dict[str, Any] = {"producer_name": "p", "sequence_base": 0, "publish_time": 1, "max_size": MAX_SIZE}
+    to_entries = partial(transcode.to_entries, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
+    to_raw = partial(transcode.to_raw_entry, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE)
     grown, damaged = bomb(codec, 1 << 20), sealed(bytes(50_000), 1, codec)
     calls: list[Callable[[bytes], object]] = [
-        lambda data: transcode.to_entries(data, read_header(data), **about, max_bytes=100_000),
-        lambda data: transcode.to_raw_entry(data, read_header(data), **about, max_bytes=100_000),
+        lambda data: to_entries(data, read_header(data), max_bytes=100_000),
+        lambda data: to_raw(data, read_header(data), max_bytes=100_000),
         lambda data: validation.check_records(data, read_header(data), False, 100_000),
         lambda data: validation.inflated(data, read_header(data), 1000),
     ]
@@ -550,16 +553,18 @@ def test_batches_that_java_made_come_back(twin: ModuleType) -> None:
             raw = base64.b64decode(vector["bytes"])
             for pos, header in iter_batches(raw):
                 batch = raw[pos : pos + header.size]
-                arguments = {"producer_name": "p", "sequence_base": 0, "publish_time": 1, "max_size": MAX_SIZE}
+                to_entries = partial(
+                    transcode.to_entries, producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE
+                )
                 dense = header.record_count == header.last_offset_delta + 1 > 0
                 if header.transactional or header.control or not dense:
                     refused_ones += 1
                     with pytest.raises(PeerError):
-                        transcode.to_entries(batch, header, **arguments)  # type: ignore[arg-type]
+                        to_entries(batch, header)
                     continue
                 tried += 1
                 found = []
-                for entry in transcode.to_entries(batch, header, **arguments):  # type: ignore[arg-type]
+                for entry in to_entries(batch, header):
                     found += back(entry.metadata, entry.payload, header.base_offset + entry.first)[1]
                 assert found == list(iter_records(batch, max_bytes=1 << 26))
     assert tried > 50

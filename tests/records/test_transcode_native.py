@@ -6,10 +6,11 @@ from types import ModuleType
 
 import pytest
 from records.transcode_kit import (
+    NATIVE,
     TWINS,
     back,
+    compressed,
     entries,
-    metadata,
     native_batch,
     native_view,
     properties,
@@ -53,11 +54,12 @@ def test_native_batches_in_all_compressions(twin: ModuleType, compression: int) 
 @pytest.mark.parametrize("compression", range(5))
 @pytest.mark.parametrize("value", [b"", b"value" * 300])
 def test_native_single_messages(twin: ModuleType, compression: int, value: bytes) -> None:
-    meta = metadata(
+    meta = pb.MessageMetadata(
+        **NATIVE,
         partition_key="k",
         event_time=9,
         properties=properties(("p", "q"), ("entry.format", "kafka")),  # no batch: not KoP's format
-        compression=compression,
+        compression=pb.CompressionType.Name(compression),
         uncompressed_size=len(value),
         schema_version=b"\x00",
         deliver_at_time=5,
@@ -94,7 +96,7 @@ def test_compacted_stubs_are_gaps(twin: ModuleType) -> None:
 
 
 def test_markers_are_empty_batches(twin: ModuleType) -> None:
-    meta = metadata(marker_type=21, txnid_least_bits=1, txnid_most_bits=2).SerializeToString()
+    meta = pb.MessageMetadata(**NATIVE, marker_type=21, txnid_least_bits=1, txnid_most_bits=2).SerializeToString()
     with using(twin):
         header, found = back(meta, b"whatever", base_offset=77)
     assert found == []
@@ -171,7 +173,8 @@ def test_unreadable_properties_of_ours_are_headers_like_others(twin: ModuleType,
 
 def test_a_chunked_message_put_together(twin: ModuleType) -> None:
     value = bytes(range(256)) * 100
-    chunk = metadata(
+    chunk = pb.MessageMetadata(
+        **NATIVE,
         uuid="native-7",
         num_chunks_from_msg=3,
         total_chunk_msg_size=len(value),
@@ -192,8 +195,11 @@ def test_a_chunked_message_put_together(twin: ModuleType) -> None:
 
 
 def test_encrypted_entries_are_named(twin: ModuleType) -> None:
-    meta = metadata(
-        num_messages_in_batch=1, encryption_keys=[pb.EncryptionKeys(key="k", value=b"x")], encryption_param=b"y"
+    meta = pb.MessageMetadata(
+        **NATIVE,
+        num_messages_in_batch=1,
+        encryption_keys=[pb.EncryptionKeys(key="k", value=b"x")],
+        encryption_param=b"y",
     )
     with using(twin):
         assert transcode.parse_entry(meta.SerializeToString()).encrypted
@@ -206,9 +212,9 @@ def test_bombs_and_lies_about_sizes(twin: ModuleType, compression: int) -> None:
     size = 1000 + 4 + len(pb.SingleMessageMetadata(payload_size=1000).SerializeToString())
 
     def said(uncompressed: int) -> bytes:
-        return metadata(
-            num_messages_in_batch=1, compression=compression, uncompressed_size=uncompressed
-        ).SerializeToString()
+        meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=1)
+        meta.MergeFrom(compressed(compression, uncompressed))
+        return meta.SerializeToString()
 
     with using(twin):
         assert len(back(said(size), payload)[1]) == 1
@@ -221,7 +227,7 @@ def test_bombs_and_lies_about_sizes(twin: ModuleType, compression: int) -> None:
 
 
 def test_a_compression_that_is_none(twin: ModuleType) -> None:
-    meta = metadata(num_messages_in_batch=1, uncompressed_size=5).SerializeToString() + b"\x40\x09"
+    meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=1, uncompressed_size=5).SerializeToString() + b"\x40\x09"
     assert refused(twin, meta, b"hello") == "compression"
 
 
@@ -249,7 +255,8 @@ SINGLE = pb.SingleMessageMetadata(payload_size=1).SerializeToString()
     ],
 )
 def test_damaged_batches(twin: ModuleType, count: int, payload: bytes) -> None:
-    assert refused(twin, metadata(num_messages_in_batch=count).SerializeToString(), payload) == "damaged"
+    meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=count)
+    assert refused(twin, meta.SerializeToString(), payload) == "damaged"
 
 
 @pytest.mark.parametrize("key", ["no base64", "abcde", "a===", "YQ===", "AA=A", "YQ==\n"])
@@ -259,7 +266,7 @@ def test_a_key_marked_as_base64_that_is_none(twin: ModuleType, key: str) -> None
 
 
 def test_metadata_that_is_none(twin: ModuleType) -> None:
-    whole = metadata(num_messages_in_batch=1).SerializeToString()
+    whole = pb.MessageMetadata(**NATIVE, num_messages_in_batch=1).SerializeToString()
     for cut in range(len(whole) - 2):
         assert refused(twin, whole[:cut], b"v") == "damaged"
     assert refused(twin, b"\xff" * 11, b"v") == "damaged"

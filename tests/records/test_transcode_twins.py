@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records.transcode_kit import INT64_MAX, INT64_MIN, header_lists, metadata, record_lists, some_bytes
+from records.transcode_kit import INT64_MAX, INT64_MIN, NATIVE, compressed, header_lists, record_lists, some_bytes
 from support.damage import damaged
 
 from kop.errors import KopError, PeerError
@@ -102,7 +102,7 @@ def test_a_send_frame_says_what_protobuf_and_the_checksum_say(
     if raw:
         metadata.properties.add(key="entry.format", value="kafka")
     if compression:
-        metadata.compression, metadata.uncompressed_size = compression, size  # type: ignore[assignment]
+        metadata.MergeFrom(compressed(compression, size))
     if txn is not None:
         metadata.txnid_most_bits, metadata.txnid_least_bits = txn[:2]
     entry = metadata.SerializeToString()
@@ -225,7 +225,7 @@ def test_damaged_messages(payload: tuple[bytes, int], seed: int, more: int) -> N
 
 @st.composite
 def entry_metadata(draw: st.DrawFn) -> bytes:
-    meta = metadata(properties=draw(pairs))
+    meta = pb.MessageMetadata(**NATIVE, properties=draw(pairs))
     for name, kind in {
         "partition_key": keys,
         "ordering_key": some_bytes,

@@ -7,6 +7,7 @@ import contextlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
+from typing import TypedDict
 
 import lz4.block
 import pytest
@@ -99,10 +100,10 @@ def back(
     return read(transcode.to_batch(metadata, payload, base_offset=base_offset, log_append_time=log_append_time))
 
 
-def refused(twin: ModuleType, meta: bytes, payload: bytes, **more: int) -> str:
+def refused(twin: ModuleType, meta: bytes, payload: bytes, max_bytes: int = transcode.MAX_UNCOMPRESSED) -> str:
     """The reason for which an entry is refused."""
     with using(twin), pytest.raises(transcode.UndecodableEntryError) as caught:
-        transcode.to_batch(meta, payload, base_offset=0, log_append_time=None, **more)
+        transcode.to_batch(meta, payload, base_offset=0, log_append_time=None, max_bytes=max_bytes)
     assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
     return caught.value.reason
 
@@ -140,10 +141,21 @@ def unsqueeze(compression: int, data: bytes, size: int) -> bytes:
     raise AssertionError(compression)
 
 
-def metadata(**fields: object) -> pb.MessageMetadata:
-    return pb.MessageMetadata(
-        **{"producer_name": "native", "sequence_id": 7, "publish_time": 1_700_000_000_999, **fields}
-    )
+class Required(TypedDict):
+    """The fields of MessageMetadata without which Pulsar has no entry."""
+
+    producer_name: str
+    sequence_id: int
+    publish_time: int
+
+
+NATIVE: Required = {"producer_name": "native", "sequence_id": 7, "publish_time": 1_700_000_000_999}
+"""What a native producer's entry says in these tests."""
+
+
+def compressed(compression: int, size: int) -> pb.MessageMetadata:
+    """The two fields of a payload that has `size` bytes when it is decompressed."""
+    return pb.MessageMetadata(compression=pb.CompressionType.Name(compression), uncompressed_size=size)
 
 
 def properties(*pairs: tuple[str, str]) -> list[pb.KeyValue]:
@@ -151,7 +163,7 @@ def properties(*pairs: tuple[str, str]) -> list[pb.KeyValue]:
 
 
 def native_batch(
-    messages: Sequence[tuple[pb.SingleMessageMetadata, bytes]], compression: int = 0, **fields: object
+    messages: Sequence[tuple[pb.SingleMessageMetadata, bytes]], compression: int = 0, event_time: int | None = None
 ) -> tuple[bytes, bytes]:
     """A batched entry as a native producer writes it."""
     payload = b""
@@ -159,9 +171,9 @@ def native_batch(
         single.payload_size = len(value)
         data = single.SerializeToString()
         payload += len(data).to_bytes(4, "big") + data + value
-    meta = metadata(num_messages_in_batch=len(messages), **fields)
+    meta = pb.MessageMetadata(**NATIVE, num_messages_in_batch=len(messages), event_time=event_time)
     if compression:
-        meta.compression, meta.uncompressed_size = compression, len(payload)  # type: ignore[assignment]
+        meta.MergeFrom(compressed(compression, len(payload)))
     return meta.SerializeToString(), squeeze(compression, payload)
 
 
