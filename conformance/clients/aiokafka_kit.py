@@ -7,13 +7,14 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from suite import Run, Suite, same
 
+T = TypeVar("T")
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 suite = Suite("aiokafka", aiokafka.__version__)
 
@@ -49,7 +50,7 @@ async def consumer(run: Run, *topics: str, **config: Any) -> AsyncIterator[AIOKa
         await client.stop()
 
 
-async def eventually(check: Callable[[], Awaitable[Any]], seconds: float = 10) -> Any:
+async def eventually(check: Callable[[], Awaitable[T | None]], seconds: float = 10) -> T:
     """Call `check` until it returns something true without raising."""
     end = time.monotonic() + seconds
     while True:
@@ -87,9 +88,9 @@ async def create(a: AIOKafkaAdminClient, topic: str, partitions: int = 1, factor
 
 
 async def visible(a: AIOKafkaAdminClient, topic: str) -> dict[str, Any]:
-    async def look() -> Any:
-        found = (await a.describe_topics([topic]))[0]
-        return found["error_code"] == 0 and all(p["leader"] >= 0 for p in found["partitions"]) and found
+    async def look() -> dict[str, Any] | None:
+        found: dict[str, Any] = (await a.describe_topics([topic]))[0]
+        return found if found["error_code"] == 0 and all(p["leader"] >= 0 for p in found["partitions"]) else None
 
     return await eventually(look)
 
@@ -97,7 +98,7 @@ async def visible(a: AIOKafkaAdminClient, topic: str) -> dict[str, Any]:
 async def make_topic(run: Run, hint: str = "t", partitions: int = 1, **configs: str) -> str:
     topic = run.name(hint)
     async with admin(run) as a:
-        same(await create(a, topic, partitions, **configs), 0, "CreateTopics")
+        same(await create(a, topic, partitions, 1, **configs), 0, "CreateTopics")
         await visible(a, topic)
     return topic
 

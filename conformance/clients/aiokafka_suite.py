@@ -166,7 +166,7 @@ async def transaction_carries_the_offsets_of_a_group(run: Run) -> None:
             await p.send_offsets_to_transaction({tp: 7}, group)
 
         async def is_committed() -> bool:
-            return await c.committed(tp) == 7
+            return bool(await c.committed(tp) == 7)
 
         await eventually(is_committed)  # markers follow the answer to a commit, and aiokafka does not ask to wait
     async with consumer(run, target, isolation_level="read_committed") as c:
@@ -255,7 +255,7 @@ async def offset_out_of_range_is_reset(run: Run, policy: str) -> None:
 
         async def at_the_end() -> bool:
             await c.getmany(timeout_ms=100)
-            return await c.position(tp) == 5
+            return bool(await c.position(tp) == 5)
 
         await eventually(at_the_end)
         await fill(run, topic, 1, start=5)
@@ -338,7 +338,7 @@ async def deleted_and_recreated_topic_is_a_new_log(run: Run) -> None:
 # Groups
 
 
-class Listener(ConsumerRebalanceListener):
+class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     def __init__(self) -> None:
         self.assigned = 0
 

@@ -531,13 +531,14 @@ def group_protocol_consumer_of_kip_848(run: Run) -> None:
 def offset_beyond_the_partitions_of_a_topic_is_an_error(run: Run) -> None:
     topic = make_topic(run)
     sender = Sender(run)
-    refused(KafkaError._UNKNOWN_PARTITION, lambda: sender.send(topic, b"x", partition=5) or _raise(sender))
 
+    def send() -> None:
+        sender.send(topic, b"x", partition=5)
+        sender.client.flush(10)
+        if sender.errors:
+            raise KafkaException(sender.errors[0])
 
-def _raise(sender: Sender) -> None:
-    sender.client.flush(10)
-    if sender.errors:
-        raise KafkaException(sender.errors[0])
+    refused(KafkaError._UNKNOWN_PARTITION, send)
 
 
 if __name__ == "__main__":

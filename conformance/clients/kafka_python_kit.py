@@ -96,7 +96,7 @@ def clean(run: Run, topics: list[str]) -> None:
 suite.cleanup = clean
 
 
-class Member(ConsumerRebalanceListener):
+class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
     """A consumer that polls in a thread of its own until told to leave."""
 
     def __init__(self, run: Run, group: str, topic: str, **config: Any) -> None:

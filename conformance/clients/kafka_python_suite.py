@@ -210,7 +210,7 @@ def offsets_for_times_finds_the_first_record_at_or_after(run: Run) -> None:
         same(at(base + 1001), (2, base + 2000))
         same(at(base + 4001), None, "a time beyond the end")
         c.assign([tp])
-        c.seek(tp, at(base + 2500)[0])
+        c.seek(tp, c.offsets_for_times({tp: base + 2500})[tp].offset)
         same([r.offset for r in take(c, 2)], [3, 4])
 
 

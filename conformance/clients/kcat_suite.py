@@ -12,6 +12,7 @@ import struct
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -249,6 +250,9 @@ class Reader:
         for line in self._process.stdout:
             self.lines.append((time.monotonic(), line.strip()))
 
+    def has(self, lines: int) -> bool:
+        return len(self.lines) == lines
+
     @property
     def words(self) -> list[str]:
         return [line.split()[1] for _, line in self.lines]
@@ -311,7 +315,7 @@ def a_waiting_consumer_is_woken_at_once(run: Run) -> None:
             time.sleep(0.3)
             produce(run, topic, [b"next"])
             acknowledged = time.monotonic()
-            eventually(lambda wanted=number + 2: len(reader.lines) == wanted, 8, 0.01)
+            eventually(partial(reader.has, number + 2), 8, 0.01)
             took = reader.lines[-1][0] - acknowledged
             assert took < 0.5, f"seen {took:.2f} s after the acknowledgement"
     finally:

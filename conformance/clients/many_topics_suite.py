@@ -9,7 +9,7 @@ import secrets
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from suite import Run, Suite, eventually, same
@@ -71,12 +71,15 @@ def confluent_lists_all_and_produces_to_each(run: Run) -> None:
     found = AdminClient({"bootstrap.servers": run.bootstrap}).list_topics(timeout=20).topics
     same({len(found[n].partitions) for n in names}, {PARTITIONS})
     producer = Producer({"bootstrap.servers": run.bootstrap, "linger.ms": 5})
-    errors: list[object] = []
+    errors: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            errors.append(error)
+
     for name in names:
         for partition in range(PARTITIONS):
-            producer.produce(
-                name, b"x", partition=partition, on_delivery=lambda error, _: error and errors.append(error)
-            )
+            producer.produce(name, b"x", partition=partition, on_delivery=delivered)
     same((producer.flush(60), errors), (0, []), "(not delivered, errors)")
 
 

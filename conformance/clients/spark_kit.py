@@ -127,8 +127,8 @@ def records(frame: DataFrame) -> list[Record]:
     for row in frame.selectExpr(*columns).collect():
         key, value, topic, partition, offset, ms, kind, *rest = row
         headers = [(h.key, None if h.value is None else bytes(h.value)) for h in (rest[0] if rest else None) or []]
-        bare = [None if field is None else bytes(field) for field in (key, value)]
-        found.append(Record(*bare, topic, partition, offset, ms, kind, headers))
+        key, value = (None if field is None else bytes(field) for field in (key, value))
+        found.append(Record(key, value, topic, partition, offset, ms, kind, headers))
     return sorted(found, key=lambda r: (r.topic, r.partition, r.offset))
 
 
@@ -210,6 +210,11 @@ class Stream:
     @property
     def records(self) -> list[Record]:
         return [record for batch in sorted(self.batches) for record in self.batches[batch]]
+
+    @property
+    def progress(self) -> list[Any]:
+        """What Spark has reported of the latest micro-batches, oldest first."""
+        return [] if self.query is None else list(self.query.recentProgress)
 
     @property
     def sizes(self) -> list[int]:

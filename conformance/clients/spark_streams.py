@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,17 @@ def committed(path: str) -> str:
     return "" if done is None else Path(path, "sink", "offsets", str(done)).read_text()
 
 
+def commits(path: str, end: int) -> bool:
+    """Whether the sink's last committed batch ends at this offset of partition 0."""
+    return f'"0":{end}}}' in committed(path)
+
+
+def filled(run: Run, topic: str, partition: int) -> bool:
+    """Write four records, which raises where there is no such partition yet."""
+    fill(run, topic, 4, partition)
+    return True
+
+
 def lose(run: Run, topic: str, before: int) -> None:
     """Delete the records of partition 0 before an offset."""
     with admin(run) as a:
@@ -100,7 +112,7 @@ def records_arrive_as_they_are_written(run: Run) -> None:
 def stream_from_latest_and_from_a_time(run: Run) -> None:
     topic = spread(run, [5])
     with folder() as path, Stream(run, path, topic, startingOffsets="latest").start() as stream:
-        eventually(lambda: stream.query.lastProgress, 45)
+        eventually(lambda: stream.progress, 45)
         fill(run, topic, 3)
         same([r.offset for r in stream.wait(3)], [5, 6, 7], "from latest")
     later = int(time.time() * 1000) + 60_000
@@ -161,7 +173,7 @@ def partitions_added_during_a_stream(run: Run) -> None:
         with admin(run) as a:
             a.create_partitions({topic: 3})
         for partition in range(3):
-            eventually(lambda p=partition: fill(run, topic, 4, p) is None)
+            eventually(partial(filled, run, topic, partition))
         same(places(stream.wait(17)), {0: list(range(9)), 1: [0, 1, 2, 3], 2: [0, 1, 2, 3]})
 
 
@@ -184,8 +196,8 @@ def progress_tells_offsets_and_lag(run: Run) -> None:
     topic = spread(run, [30])
     with folder() as path, Stream(run, path, topic, maxOffsetsPerTrigger=10, **BOUNDED).start() as stream:
         stream.wait(30)
-        eventually(lambda: len([p for p in stream.query.recentProgress if p["numInputRows"]]) >= 3)
-        seen = [p["sources"][0] for p in stream.query.recentProgress if p["numInputRows"]]
+        eventually(lambda: len([p for p in stream.progress if p["numInputRows"]]) >= 3)
+        seen = [p["sources"][0] for p in stream.progress if p["numInputRows"]]
     same([json.loads(s["endOffset"]) for s in seen], [{topic: {"0": n}} for n in (10, 20, 30)], "endOffset")
     if LIMITS:
         same([json.loads(s["latestOffset"]) for s in seen], [{topic: {"0": 30}}] * 3, "latestOffset")
@@ -396,7 +408,7 @@ def continuous_trigger_from_topic_to_topic(run: Run) -> None:
                 fill(run, topic, 30, start=start)
                 got = [r.key for r in written(run, out, start + 30)]
                 same(got[start:], [b"k%d" % i for i in range(start, start + 30)])
-                eventually(lambda end=start + 30: f'"0":{end}}}' in committed(path), 30)
+                eventually(partial(commits, path, start + 30), 30)
                 assert query.exception() is None, str(query.exception())
             finally:
                 query.stop()

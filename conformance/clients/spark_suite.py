@@ -101,7 +101,7 @@ def starting_and_ending_timestamps(run: Run) -> None:
         "endingOffsetsByTimestamp": offsets(topic, p0=base + 1000, p1=base + 60_000),
     }
     same(places(records(read(run, topic, **asked))), {0: [0], 1: [9]}, "a time for each partition; an end after all")
-    late = {"startingTimestamp": base + 60_000}
+    late: dict[str, Any] = {"startingTimestamp": base + 60_000}
     refused(("No offset matched", "no offset"), lambda: records(read(run, topic, **late)))
     late["startingOffsetsByTimestampStrategy"] = "latest"
     same(records(read(run, topic, **late)), [], "from a time after all, strategy latest")

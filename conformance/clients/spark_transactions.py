@@ -151,8 +151,7 @@ def read_committed_stream_over_transactions_that_end_meanwhile(run: Run) -> None
         # The log ends in an abort: the stream has to come to its end, and to see what follows.
         eventually(
             lambda: (
-                stream.query
-                and float(stream.query.lastProgress["sources"][0]["metrics"]["maxOffsetsBehindLatest"]) == 0
+                stream.progress and float(stream.progress[-1]["sources"][0]["metrics"]["maxOffsetsBehindLatest"]) == 0
             ),
             30,
         )

@@ -32,6 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from conformance.protocol import Result
 
+if sys.__stdout__ is None:
+    raise SystemExit("A suite reports its cases on standard output: start it with one.")
+OUT = sys.__stdout__
 OUT_LOCK = threading.Lock()
 HERE = str(Path(__file__).resolve().parent)
 
@@ -43,8 +46,8 @@ class Skip(Exception):
 def emit(line: str) -> None:
     """One whole line at a time, whatever thread it comes from."""
     with OUT_LOCK:
-        sys.__stdout__.write(line + "\n")
-        sys.__stdout__.flush()
+        OUT.write(line + "\n")
+        OUT.flush()
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ class Suite:
         emit(_json({"client": self.client, "plan": [case.name for case in chosen]}))
         if not options.list:
             self._run(chosen, options.bootstrap, options.fast)
-        sys.__stdout__.flush()
+        OUT.flush()
         # Clients leave threads behind when a case ran out of time: nothing is left to wait for.
         os._exit(0)
 
