@@ -22,6 +22,7 @@ from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.reading.budget import ReadBudget
@@ -359,7 +360,7 @@ class FakeAdmin:
 class FakeEngine:
     """What a log is given: the context, and the services behind it."""
 
-    def __init__(self, broker: Broker, offsets: str) -> None:
+    def __init__(self, broker: Broker, offsets: str, open_bytes: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.client = broker
         self.admin = FakeAdmin(broker)
@@ -373,6 +374,7 @@ class FakeEngine:
         self.services = PartitionServices(
             mapping=offset_mapping(offsets, self.faults),
             cache=TailCache(1 << 20),
+            open_batches=OpenBatches(open_bytes),
             read_budget=ReadBudget(1 << 30),
             attaching=Turns(64),
             decompression=DecompressionTurns(self.loop),
@@ -446,8 +448,10 @@ class FakeProducerNaming:
         return f"former-pid-{producer_id}"
 
 
-def make_log(broker: Broker, *, append_time: bool = False, offsets: str = "index", **configs: Any) -> PulsarLog:
-    engine: Any = FakeEngine(broker, offsets)
+def make_log(
+    broker: Broker, *, append_time: bool = False, offsets: str = "index", open_bytes: int = 1 << 20, **configs: Any
+) -> PulsarLog:
+    engine: Any = FakeEngine(broker, offsets, open_bytes)
     policy = LogPolicy(log_append_time=append_time, **configs)
     name = "persistent://public/default/t-partition-0"
     return PulsarLog(engine, engine.services, TopicInfo("t", UUID(int=1 << 70), 1), 0, name, policy)

@@ -17,7 +17,7 @@ from support.waiting import until
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import Position, PulsarError
 from kop.records import transcode
-from kop.records.batch import read_header
+from kop.records.batch import is_transactional, read_header
 from kop.storage.base import AppendResult
 from kop.storage.pulsar.faults import Refused, refusal_name
 from kop.storage.pulsar.layout import transaction_name
@@ -202,6 +202,62 @@ async def test_the_offsets_behind_a_fence_follow_from_the_fences_own() -> None:
     await play.run("SSRR")
     assert play.outcomes == [5, 7]
     assert play.log.high_watermark == 3
+    await play.log.close()
+
+
+async def in_transaction(play: Play) -> None:
+    """A transaction is open, and its fence is the last entry."""
+    await play.log.attach()
+    play.log.join_transaction(41, 0, transaction_name(transcode.EntryTransaction(1, 2)))
+    play.broker.foreign(1, name="fences")
+    fence = play.broker.position
+    play.log.fenced(fence)
+    await until(lambda: play.broker.asked == [fence])
+    await settle()
+
+
+@pytest.mark.parametrize("room", [2, 1, 0])
+async def test_a_committed_batch_is_served_in_the_bytes_that_came_in_where_there_is_room(room: int) -> None:
+    play = Play(41, open_bytes=room * 400)
+    await in_transaction(play)
+    play.append(transactional=True)
+    play.append(transactional=True)
+    await settle()
+    await play.run("SSRR")
+    assert play.outcomes == [4, 6]
+    assert play.log.high_watermark == 3
+    assert (play.log.services.open_batches.size > 0) is (room > 0)
+    await play.run("T")
+    cached = play.log.read_cached(4, 1 << 20, min_one=True)
+    assert cached is not None
+    assert [(each.offset, each.value) for each in records(cached.buffers)] == [
+        (4, b"x"),
+        (5, b"y"),
+        (6, b"x"),
+        (7, b"y"),
+    ]
+    as_they_came = [is_transactional(each) for each in cached.buffers]
+    assert as_they_came == [False] * (2 - room) + [True] * room, "the oldest went"
+    assert play.log.services.open_batches.size == 0
+    assert not play.counts
+    await play.log.close()
+
+
+@pytest.mark.parametrize("how", ["aborted", "the tail is lost"])
+async def test_a_batch_that_the_tail_never_brings_is_not_kept(how: str) -> None:
+    play = Play(41)
+    await in_transaction(play)
+    play.append(transactional=True)
+    await settle()
+    await play.run("SR")
+    assert play.outcomes == [4]
+    if how == "aborted":
+        play.broker.entries.pop()
+        await play.run("FT")
+        assert play.log.high_watermark == 9
+    else:
+        await play.run("!")
+    assert play.log.services.open_batches.size == 0
     await play.log.close()
 
 

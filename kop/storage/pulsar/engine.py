@@ -35,6 +35,7 @@ from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimits
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.partition.log_table import LogTable
+from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.budget import ReadBudget
@@ -116,6 +117,7 @@ class PulsarEngine:
         self.services = PartitionServices(
             mapping=self.mapping,
             cache=self.cache,
+            open_batches=OpenBatches(settings.cache_bytes // 2),
             read_budget=self.read_budget,
             attaching=Turns(_ATTACH_AT_ONCE),
             decompression=DecompressionTurns(context.loop),

@@ -13,8 +13,9 @@ A receipt tells an entry's position (ledger, entry) and not its offset. The firs
    placed: the log ends where readers may read. The chain goes on behind it, so that one question answers many entries.
 
 An entry of a transaction is answered as one of which the tail is late, and never placed: readers may get it when the
-transaction is committed, and that is when the tail brings it. An aborted one the tail never brings. Pulsar is asked for
-the offset of the fence before it as soon as that is stored: mostly the chain goes on from there.
+transaction is committed, and that is when the tail brings it; its bytes are kept until then (`open_batches.py`). An
+aborted one the tail never brings. Pulsar is asked for the offset of the fence before it as soon as that is stored:
+mostly the chain goes on from there.
 
 A receipt that says "duplicate" tells no position: an earlier copy is stored somewhere. The tail brings it, or the last
 entries of the log are searched for it (`reading/stored_batches.py`).
@@ -38,6 +39,7 @@ from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
+from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.reading.batches import Batch
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Wanted
 
@@ -255,6 +257,7 @@ class Appends:
         log: LogEnd,
         loop: asyncio.AbstractEventLoop,
         mapping: OffsetMapping,
+        open_batches: OpenBatches,
         *,
         count: Callable[[Fault], None],
         ask_place: Callable[[Position, int], Awaitable[EntryPlace]],
@@ -265,6 +268,7 @@ class Appends:
         self._log = log
         self._loop = loop
         self._mapping = mapping
+        self._open_batches = open_batches
         self._count = count
         self._ask_place = ask_place
         self._search = search
@@ -450,6 +454,8 @@ class Appends:
         if log.end_has_offset and (self._anchor is None or self._anchor[0] < log.last_position):
             self._anchor = log.last_position, log.high_watermark
         self._unverified.clear()
+        for position in self._answered:
+            self._open_batches.take(self, position)
         self._answered.clear()
         self.follow()
         for position in self._stored:
@@ -475,6 +481,13 @@ class Appends:
             self._compare(tail_entry, last)
         while answered and (first := next(iter(answered))) < position:
             del answered[first]  # the tail brings it no more: its transaction was aborted
+            self._open_batches.take(self, first)
+
+    def kept(self, tail_entry: EntryWithOffsets) -> Buffer | None:
+        """The batch of an entry of ours that the tail brought, in the bytes that came in, where these are kept."""
+        position = tail_entry.position
+        data = self._open_batches.take(self, position)
+        return data if self._answered.get(position) == tail_entry.last else None
 
     def at(self, tail_entry: EntryWithOffsets) -> InFlightEntry | None:
         """The entry that the tail brought, if it is ours and its receipt came before."""
@@ -558,6 +571,9 @@ class Appends:
         log = self._log
         if log.attached and position > log.last_position and len(self._answered) < _MOST_UNVERIFIED:
             self._answered[position] = base + entry.count - 1
+            if entry.in_transaction and entry.whole and not entry.append.scattered and not log.policy.log_append_time:
+                stamp(entry.append.batch, base)
+                self._open_batches.keep(self, position, entry.append.batch)
         entry.append.lies_at(base, entry.first)
         entry.append.time = append_time
         self._done(entry)

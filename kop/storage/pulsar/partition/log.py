@@ -90,6 +90,7 @@ class PulsarLog(Partition):
             self,
             context.loop,
             mapping,
+            services.open_batches,
             count=context.count,
             ask_place=self._ask_place,
             search=StoredBatches(context.client, context.admin, partition_name, mapping, self.check_exists).find,
@@ -410,12 +411,13 @@ class PulsarLog(Partition):
             self.appends.verify(stored)
             self.appends.follow()
             return
+        kept = self.appends.kept(stored)
         entry = self.appends.at(stored) or self._producers.find(stored.info.producer_name, stored.info.sequence_id)
         end, before = self.high_watermark, self._last
         if entry is None or not self.appends.brought(entry, stored):
             if entry is None:
                 self._need_tail()  # of somebody else, of whom receipts tell nothing
-            for batch in self.tail.converter.feed(stored):
+            for batch in self.tail.converter.feed(stored, kept):
                 self._advance(stored.position, batch)
                 if batch.missing:
                     if before.ledger != stored.position.ledger:

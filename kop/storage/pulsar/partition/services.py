@@ -18,6 +18,7 @@ from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
+from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.reading.budget import ReadBudget
 from kop.storage.tail_cache import TailCache
@@ -30,6 +31,7 @@ class PartitionServices:
 
     mapping: OffsetMapping
     cache: TailCache
+    open_batches: OpenBatches
     read_budget: ReadBudget
     attaching: Turns
     """Bounds how many partitions attach at a time."""

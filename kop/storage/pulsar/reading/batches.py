@@ -90,8 +90,11 @@ class Converter:
         self.leaves_large = False
         """Whether a message that is too large here is left to another reader, and is no error yet."""
 
-    def feed(self, stored: EntryWithOffsets) -> list[Batch]:
-        """Make the batches of an entry: none where it lies before the next offset, otherwise one or two."""
+    def feed(self, stored: EntryWithOffsets, data: Buffer | None = None) -> list[Batch]:
+        """Make the batches of an entry: none where it lies before the next offset, otherwise one or two.
+
+        `data` is the batch of the entry where that is at hand.
+        """
         batches: list[Batch] = []
         if not stored.has_offsets:
             return batches
@@ -129,7 +132,9 @@ class Converter:
             return batches
         self.next_offset = last + 1
         try:
-            data = self._convert(stored)
+            self.mapping.readable(stored)
+            if data is None:
+                data = self._convert(stored)
         except MessageTooLargeError as error:
             if self.leaves_large:
                 batches.append(Batch(base, last, b"", UnreadableEntryError(error.message, last + 1)))
@@ -167,7 +172,6 @@ class Converter:
 
     def _convert(self, stored: EntryWithOffsets) -> Buffer:
         info, entry = stored.info, stored.entry
-        self.mapping.readable(stored)
         payload: Buffer = entry.payload
         max_bytes = transcode.MAX_UNCOMPRESSED
         if info.num_chunks > 1:
