@@ -370,6 +370,7 @@ class Appends:
             if task is not None:
                 task.cancel()
         self.fail_all(BackendError("the storage engine is closed"))
+        self._forget_answered()
 
     def _done(self, entry: InFlightEntry) -> None:
         entry.done = True
@@ -454,13 +455,16 @@ class Appends:
         if log.end_has_offset and (self._anchor is None or self._anchor[0] < log.last_position):
             self._anchor = log.last_position, log.high_watermark
         self._unverified.clear()
-        for position in self._answered:
-            self._open_batches.take(self, position)
-        self._answered.clear()
+        self._forget_answered()
         self.follow()
         for position in self._stored:
             self._wait_for_tail(position)
             break
+
+    def _forget_answered(self) -> None:
+        for position in self._answered:
+            self._open_batches.take(self, position)
+        self._answered.clear()
 
     # --- the tail's word
 
