@@ -97,9 +97,16 @@ class Kop:
         command = [*self._command(), "serve", "--listen", self.address, "--http", "", *self._store()]
         for name, value in self._settings.items():
             command += ["--set", f"{name}={value}"]
+        # The variables of the suites are none of the server's, which refuses a KOP_ that it does not know.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KOP_SPARK_")}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, cwd=self._checkout, start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._checkout,
+                env=environment,
+                start_new_session=True,
             )
         host, port = self.address.split(":")
         end = time.monotonic() + seconds

@@ -42,6 +42,7 @@ EXTRA: dict[str, set[str]] = {
     "kop/cli/serve.py": {"app"},
     "kop/cli/offsets.py": {"pulsar_client"},
     "kop/cli/pulsar.py": {"pulsar_client"},
+    "kop/spark/message_ids.py": {"pulsar_client"},
     "kop/storage/pulsar/": {"pulsar_client"},
 }
 """What parts of a room may import beyond their room: `kop serve` alone of the commands loads the gateway."""

@@ -6,7 +6,7 @@ Must not know: the gateway; none has to run.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -26,13 +26,6 @@ Examples:
 
 
 _PERSISTENT = "persistent://"
-
-
-class _Place(NamedTuple):
-    ledger: int
-    entry: int
-    base: int
-    last: int
 
 
 @click.command("offsets", epilog=EPILOG)
@@ -63,6 +56,8 @@ def command(
     """Print the Kafka offset of a Pulsar message id, or the message id of an offset."""
     if (message_id is None) == (offset is None):
         raise CliUsageError("give either --message-id or --offset")
+    from kop.pulsar_client.message_offsets import MessageId, MessageOffsetError, message_offsets
+
     config = Config.load()
     local = topic.removeprefix(_PERSISTENT)
     if "/" not in local:
@@ -71,60 +66,33 @@ def command(
         raise CliUsageError(f"{topic} names its namespace already")
     name = _PERSISTENT + local
     full = name if plain else f"{name}-partition-{partition}"
-    wanted = None if message_id is None else _parse(message_id)
+    try:
+        wanted = None if message_id is None else MessageId.parse(message_id)
+    except MessageOffsetError as error:
+        raise CliUsageError(str(error)) from None
     packed = (numbering or config.kop_pulsar_offsets) == "packed"
 
     async def look_up(admin: Any) -> str:
-        if wanted is not None:
-            return str(await _offset(admin, full, *wanted, packed))
-        assert offset is not None
-        return await (_unpacked if packed else _message_id)(admin, full, offset)
+        try:
+            if wanted is not None:
+                return str((await message_offsets(admin, full, wanted, packed=packed))[0])
+            assert offset is not None
+            return await (_unpacked if packed else _message_id)(admin, full, offset)
+        except MessageOffsetError as error:
+            return fail(str(error))
 
     click.echo(ask(admin_url or config.kop_pulsar_admin_url, config, look_up))
-
-
-def _parse(text: str) -> tuple[int, int, int]:
-    parts = text.split(":")
-    if len(parts) not in {2, 3} or not all(part.lstrip("-").isdigit() for part in parts):
-        raise CliUsageError(f"a message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, not {text!r}")
-    ledger, entry, *batch = map(int, parts)
-    return ledger, entry, max(batch[0], -1) if batch else -1
-
-
-async def _offset(admin: Any, topic: str, ledger: int, entry: int, batch: int, packed: bool) -> int:
-    place = await (_packed if packed else _place)(admin, topic, ledger, entry)
-    if batch > place.last - place.base:
-        fail(f"the entry {ledger}:{entry} has {place.last - place.base + 1} messages, {batch} is not among them")
-    return place.base + max(batch, 0)
-
-
-async def _place(admin: Any, topic: str, ledger: int, entry: int) -> _Place:
-    head = await admin.entry(topic, ledger, entry)
-    if head.index is None:
-        fail("the Pulsar broker keeps no entry index: see `kop serve --store pulsar://...`, which says what to set")
-    return _Place(ledger, entry, head.index - (head.num_messages or 1) + 1, head.index)
-
-
-async def _packed(admin: Any, topic: str, ledger: int, entry: int) -> _Place:
-    from kop.pulsar_client import Position
-    from kop.pulsar_client.packed import MOST_MESSAGES, fits, pack
-
-    head = await admin.entry(topic, ledger, entry)
-    count = head.num_messages or 1
-    if not fits(Position(ledger, entry)) or count > MOST_MESSAGES:
-        fail(f"the entry {ledger}:{entry} with {count} messages has no packed offsets")
-    base = pack(Position(ledger, entry))
-    return _Place(ledger, entry, base, base + count - 1)
 
 
 async def _unpacked(admin: Any, topic: str, offset: int) -> str:
     """The message that has an offset; there need not be one."""
     from kop.pulsar_client import PulsarError
+    from kop.pulsar_client.message_offsets import entry_offsets
     from kop.pulsar_client.packed import unpack
 
     (ledger, entry), batch = unpack(offset)
     try:
-        place = await _packed(admin, topic, ledger, entry)
+        place = await entry_offsets(admin, topic, ledger, entry, packed=True)
     except PulsarError as error:
         if error.code != "NotFound":
             raise
@@ -136,6 +104,8 @@ async def _unpacked(admin: Any, topic: str, offset: int) -> str:
 
 async def _message_id(admin: Any, topic: str, offset: int) -> str:
     """Bisection over the entries: their offsets ascend."""
+    from kop.pulsar_client.message_offsets import entry_offsets
+
     stats = await admin.internal_stats(topic)
     _, _, last = stats["lastConfirmedEntry"].partition(":")
     ledgers = [(row["ledgerId"], row["entries"]) for row in stats["ledgers"]]
@@ -149,7 +119,7 @@ async def _message_id(admin: Any, topic: str, offset: int) -> str:
             if rest < count:
                 break
             rest -= count
-        place = await _place(admin, topic, ledger, rest)
+        place = await entry_offsets(admin, topic, ledger, rest, packed=False)
         if place.base <= offset <= place.last:
             return f"{ledger}:{rest}:{offset - place.base}"
         low, high = (middle + 1, high) if offset > place.last else (low, middle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
@@ -27,6 +28,8 @@ class KopLimitedStreamReader(KopStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self.options.max_offsets_per_trigger)
         if self.options.min_offsets_per_trigger:
             return ReadMinRows(self.options.min_offsets_per_trigger)
+        if self.options.max_bytes_per_trigger:
+            return ReadMaxBytes(self.options.max_bytes_per_trigger)
         return ReadAllAvailable()
 
     def latestOffset(self, start: OffsetDict, limit: ReadLimit) -> OffsetDict:

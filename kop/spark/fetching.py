@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 READ_COMMITTED = 1
 
 
+class EventTimeError(Exception):
+    """Records of a topic have no time of an event; the text says what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
     """How ranges are read: the same for every task of a read."""
@@ -35,6 +39,8 @@ class ReadSettings:
     headers: bool
     fail_on_data_loss: bool
     poll_timeout_ms: int
+    event_times: tuple[int | None, int | None] = (None, None)
+    """The first time (ms) of rows that are wanted, and the first that is not."""
     max_rows: int = 16_384
     max_bytes: int = 8 << 20
 
@@ -78,7 +84,7 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
             max_bytes=settings.max_bytes,
         )
         del answer
-        yield from rows
+        yield from rows if settings.event_times == (None, None) else _of_times(rows, *settings.event_times)
         if rows.next_offset > position:
             position, fetch = rows.next_offset, settings.fetch
             idle_since = time.monotonic()
@@ -92,6 +98,28 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
                 f"(kafkaConsumer.pollTimeoutMs), {wanted.end} was its end",
             )
             return
+
+
+def _of_times(rows: Iterable[pa.RecordBatch], first: int | None, end: int | None) -> Iterator[pa.RecordBatch]:
+    """The rows whose time is in the range. A record that the server gave its time has none of an event."""
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import compute  # noqa: PLC0415
+
+    for whole in rows:
+        batch = whole
+        if compute.any(compute.equal(batch.column("timestampType"), 1)).as_py():
+            raise EventTimeError(
+                f"set startingTimestamp and endingTimestamp instead: records of {batch.column('topic')[0]} have the "
+                "time of the server (message.timestamp.type=LogAppendTime), and none of an event"
+            )
+        times = batch.column("timestamp").cast(pa.int64())
+        if first is not None:
+            wanted = compute.greater_equal(times, first * 1000)
+            batch, times = batch.filter(wanted), times.filter(wanted)
+        if end is not None:
+            batch = batch.filter(compute.less(times, end * 1000))
+        if batch.num_rows:
+            yield batch
 
 
 def _name(wanted: OffsetRange) -> str:

@@ -25,8 +25,9 @@ OffsetDict: TypeAlias = dict[str, dict[str, int]]
 class Bound:
     """Where a read starts, or where it ends (that offset is not read any more).
 
-    One of the four is set: an offset for all partitions (EARLIEST or LATEST), an offset for each, a time for all, or a
-    time for each (ms since the epoch). `option` is the name of the option that said so, for errors.
+    One of the five is set: an offset for all partitions (EARLIEST or LATEST), an offset for each, a time for all, a
+    time for each (ms since the epoch), or a message for each. `option` is the name of the option that said so, for
+    errors.
     """
 
     option: str
@@ -34,6 +35,10 @@ class Bound:
     each: Mapping[TopicPartition, int] | None = None
     time: int | None = None
     times: Mapping[TopicPartition, int] | None = None
+    messages: Mapping[TopicPartition, tuple[int, int, int]] | None = None
+    """Ledger, entry, and place in the entry, -1 for the whole entry."""
+    behind: bool = False
+    """The offset behind the message is meant, not its own."""
 
 
 def parse_offsets(text: str) -> Offsets:

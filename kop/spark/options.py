@@ -14,10 +14,14 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+from kop.spark.decoding import DecoderOptions
 from kop.spark.offsets import EARLIEST, LATEST, Bound, TopicPartition, parse_assignment, parse_offsets
 from kop.spark.read_client import FetchSettings
+
+if TYPE_CHECKING:
+    from kop.spark.message_ids import PulsarAdmin
 
 T = TypeVar("T")
 
@@ -41,6 +45,22 @@ OPTIONS: Final = (
     "endingOffsets",
     "startingTimestamp",
     "endingTimestamp",
+    "startingTimestampInclusive",
+    "endingTimestampInclusive",
+    "startingEventTime",
+    "endingEventTime",
+    "startingEventTimeInclusive",
+    "endingEventTimeInclusive",
+    "startingMessageId",
+    "endingMessageId",
+    "startingMessageIdInclusive",
+    "endingMessageIdInclusive",
+    "pulsar.admin.url",
+    "pulsar.auth",
+    "pulsar.tls.ca.file",
+    "pulsar.offsets",
+    "topicNamespace",
+    "topicDomain",
     "startingOffsetsByTimestamp",
     "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
@@ -48,9 +68,13 @@ OPTIONS: Final = (
     "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
+    "maxBytesPerTrigger",
     "maxTriggerDelay",
     "failOnDataLoss",
     "includeHeaders",
+    "decoder",
+    "decoderSchema",
+    "mode",
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
     "fetchOffset.numRetries",
@@ -78,17 +102,20 @@ REFUSED: Final = {
     "kafka.ssl.truststore.certificates": "write them to a file, and name it in kafka.ssl.truststore.location",
     "kafka.ssl.keystore.certificate.chain": "write it to a file, and name that in kafka.ssl.keystore.location",
     "kafka.sasl.oauthbearer.token.endpoint.url": "use PLAIN or SCRAM: OAUTHBEARER is not there",
-    "startingMessageId": "set startingOffsets instead: `kop offsets` turns message ids of Pulsar into offsets",
-    "endingMessageId": "set endingOffsets instead: `kop offsets` turns message ids of Pulsar into offsets",
-    "startingEventTime": "set startingTimestamp to an earlier time, and filter the rows by their time",
-    "endingEventTime": "set endingTimestamp to a later time, and filter the rows by their time",
-    "includeMetadata": "leave it out: Kafka's protocol gives no message ids; `kop offsets` turns offsets into them",
-    "decoder": "decode values with DataFrame functions or mapInArrow: this source gives bytes",
-    "valueFormat": "decode values with DataFrame functions or mapInArrow: this source gives bytes",
-    "keyFormat": "decode keys with DataFrame functions or mapInArrow: this source gives bytes",
-    "maxBytesPerTrigger": "set maxOffsetsPerTrigger instead: servers do not tell how large a log is",
+    "includeMetadata": "leave it out: Kafka's protocol gives no message ids and no publish times beside the timestamp; "
+    "`kop offsets` turns offsets into message ids",
+    "valueFormat": "set decoder instead, or decode values with DataFrame functions: this source gives bytes",
+    "keyFormat": "set decoder instead, or decode keys with DataFrame functions: this source gives bytes",
+    "columnNameOfCorruptRecord": "leave it out: the column is decodeError",
+    "deadLetterTopic": "filter the rows that have a decodeError, and write them with another query: a task that is "
+    "repeated would write them twice",
+    "readCompacted": "leave it out: what is read is what the topic keeps, without what compaction removed",
+    "keys": "filter the rows by their key: a range of offsets is read whole",
+    "startFrom": "set startingOffsets instead: no group is asked for offsets",
+    "resetGroup": "leave it out: no group is asked for offsets",
+    "waitForTopics": "set subscribePattern instead: a topic that begins to match it is read then",
+    "verifyStartingOffsets": "set failOnDataLoss instead",
     "maxFilesPerTrigger": "set maxOffsetsPerTrigger instead: a topic has no files",
-    "topicDomain": "leave it out: only persistent topics have offsets",
     "topic": "set subscribe instead: topic is an option of writes",
     "topics": "set subscribe instead",
     "subscriptionType": "leave it out: Spark reads ranges of offsets; use a share group where consumers compete",
@@ -125,18 +152,24 @@ class ReadOptions:
     max_records_per_partition: int | None = None
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
     max_trigger_delay_ms: int = 15 * 60_000
     fail_on_data_loss: bool = True
     include_headers: bool = False
     poll_timeout_ms: int = 120_000
     discovery_ms: int = 5_000
+    event_times: tuple[int | None, int | None] = (None, None)
+    """Rows of earlier times than the first, and not earlier than the second, are left out; ms."""
+    decoder: DecoderOptions | None = None
+    pulsar: PulsarAdmin | None = None
+    """Set where a bound is of message ids."""
     never_available_now: bool = False
     """The query never runs with Trigger.AvailableNow, which PySpark before 4.2 does not tell its readers."""
 
     @property
     def limited(self) -> bool:
         """Whether a batch of a stream takes less than all there is."""
-        return bool(self.max_offsets_per_trigger or self.min_offsets_per_trigger)
+        return bool(self.max_offsets_per_trigger or self.min_offsets_per_trigger or self.max_bytes_per_trigger)
 
 
 def batch_options(options: Mapping[str, str]) -> ReadOptions:
@@ -418,15 +451,18 @@ def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         raise OptionError("set one of subscribe, subscribePattern and assign: nothing says which topics to read")
     if len(subscribed) > 1:
         raise OptionError(f"set one of {' and '.join(subscribed)}, not both: each says which topics to read")
-    topics = given.take("subscribe", _names, tuple[str, ...]())
+    place = _namespace(given, subscribed[0])
+    topics = tuple(map(place, given.take("subscribe", _names, tuple[str, ...]())))
     pattern = given.take("subscribePattern", _pattern, None)
-    assign = given.take("assign", _assignment, tuple[TopicPartition, ...]())
+    assign = tuple((place(t), p) for t, p in given.take("assign", _assignment, tuple[TopicPartition, ...]()))
     if subscribed == ["assign"] and not assign:
         raise OptionError('set assign to partitions, as in {"topic": [0, 1]}: it names none')
-    starting = _bound(given, "starting", streaming) or Bound(
-        "startingOffsets", everywhere=LATEST if streaming else EARLIEST
-    )
+    event_times = _event_times(given, streaming)
+    # A time of an event says nothing of its place in the log.
+    first = LATEST if streaming and event_times[0] is None else EARLIEST
+    starting = _bound(given, "starting", streaming) or Bound("startingOffsets", everywhere=first)
     ending = _bound(given, "ending", streaming)
+    by_message = starting.messages is not None or (ending is not None and ending.messages is not None)
     strategy = given.take("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error")
     least = given.take("minOffsetsPerTrigger", whole(1), 0) or None
     most = given.take("maxOffsetsPerTrigger", whole(1), 0) or None
@@ -445,11 +481,15 @@ def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
         max_records_per_partition=given.take("maxRecordsPerPartition", whole(1), 0) or None,
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
+        max_bytes_per_trigger=given.take("maxBytesPerTrigger", size, 0) or None,
         max_trigger_delay_ms=given.take("maxTriggerDelay", duration, 15 * 60_000),
         fail_on_data_loss=given.take("failOnDataLoss", flag, True),
         include_headers=given.take("includeHeaders", flag, False),
         poll_timeout_ms=given.take("kafkaConsumer.pollTimeoutMs", whole(1), 120_000),
         discovery_ms=given.take("partitionDiscoveryInterval", duration, 5_000),
+        event_times=event_times,
+        decoder=_decoder(given),
+        pulsar=_pulsar(given, by_message),
         never_available_now=given.take("neverAvailableNow", flag, False),
     )
     refuse_unknown(given, (*OPTIONS, *CONNECTION_OPTIONS, *FETCH_OPTIONS), "the options of a read")
@@ -485,19 +525,114 @@ def _pattern(value: str) -> str:
     return text(value)
 
 
+def _namespace(given: Given, subscribed: str) -> Callable[[str], str]:
+    """What gives topics without a namespace the one that was asked for."""
+    if given.take("topicDomain", text, "persistent") != "persistent":
+        raise OptionError("leave topicDomain out: only persistent topics have offsets to read by")
+    namespace = given.take("topicNamespace", _namespace_name, "")
+    if not namespace:
+        return str
+    if subscribed == "subscribePattern":
+        raise OptionError("write the namespace into subscribePattern, and leave topicNamespace out: a pattern is whole")
+    return lambda topic: topic if "/" in topic else f"{namespace}/{topic}"
+
+
+def _namespace_name(value: str) -> str:
+    if not re.fullmatch(r"[^/\s]+/[^/\s]+", value.strip()):
+        raise ValueError("is not of the form TENANT/NAMESPACE")
+    return value.strip()
+
+
+def _decoder(given: Given) -> DecoderOptions | None:
+    name = given.take("decoder", _function_name, "")
+    schema = given.take("decoderSchema", text, "")
+    mode = given.take("mode", one_of("failfast", "permissive"), "")
+    if not name:
+        if schema or mode:
+            raise OptionError("set decoder to module:function, or leave decoderSchema and mode out: nothing is decoded")
+        return None
+    if not schema:
+        raise OptionError('set decoderSchema to the columns that the decoder gives, as in "id BIGINT, name STRING"')
+    return DecoderOptions(name, schema, mode == "permissive")
+
+
+def _function_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value.strip()):
+        raise ValueError("is not of the form module:function")
+    return value.strip()
+
+
+def _pulsar(given: Given, wanted: bool) -> PulsarAdmin | None:
+    if not wanted:
+        for name in ("pulsar.admin.url", "pulsar.auth", "pulsar.tls.ca.file", "pulsar.offsets"):
+            if given.has(name):
+                raise OptionError(f"set startingMessageId or endingMessageId, or leave {name} out")
+        return None
+    from kop.spark.message_ids import PulsarAdmin  # noqa: PLC0415 (it takes an HTTP client along)
+
+    if not given.has("pulsar.admin.url"):
+        raise OptionError(
+            "set pulsar.admin.url to Pulsar's admin REST, http://HOST:PORT: Kafka's protocol knows no message ids"
+        )
+    return PulsarAdmin(
+        given.take("pulsar.admin.url", text, ""),
+        given.take("pulsar.auth", text, ""),
+        given.take("pulsar.tls.ca.file", text, "") or None,
+        given.take("pulsar.offsets", one_of("index", "packed"), "index") == "packed",
+    )
+
+
+def _inclusive(given: Given, bound: str, *, when: bool, default: bool) -> bool:
+    """The value of an option NAMEInclusive; OptionError where its bound (`when`) was not given."""
+    name = f"{bound}Inclusive"
+    if given.has(name) and not when:
+        raise OptionError(f"set {bound} as well, or leave {name} out")
+    return given.take(name, flag, default)
+
+
+def _event_times(given: Given, streaming: bool) -> tuple[int | None, int | None]:
+    found: list[int | None] = []
+    for which in ("starting", "ending"):
+        name = f"{which}EventTime"
+        asked = given.has(name)
+        if asked and streaming and which == "ending":
+            raise OptionError(
+                "set endingTimestamp to end the stream, and filter the rows by their timestamp: a later record may "
+                "have an earlier time, so endingEventTime would never end it"
+            )
+        time = given.take(name, whole(0), 0)
+        inclusive = _inclusive(given, name, when=asked, default=which == "starting")
+        found.append(time + (inclusive != (which == "starting")) if asked else None)
+    return found[0], found[1]
+
+
 def _bound(given: Given, which: str, streaming: bool) -> Bound | None:
-    """The bound of the option that counts, as in Spark's source: one time for all, then times, then offsets."""
+    """The bound of the option that counts: a message for each partition, and else as in Spark's source, one time for
+    all, then times, then offsets."""
+    by_message, by_time = f"{which}MessageId", f"{which}Timestamp"
+    asked = [given.has(name) for name in (by_message, by_time, f"{which}OffsetsByTimestamp")]
+    starts = which == "starting"
+    message_too = _inclusive(given, by_message, when=asked[0], default=starts)
+    time_too = _inclusive(given, by_time, when=asked[1] or asked[2], default=starts)
+    if asked[0]:
+        from kop.spark.message_ids import parse_messages  # noqa: PLC0415 (it takes an HTTP client along)
+
+        for name in (by_time, f"{which}OffsetsByTimestamp", f"{which}Offsets"):
+            if given.has(name):
+                raise OptionError(f"set one of {by_message} and {name}: each says where the read {which[:-3]}s")
+        return Bound(by_message, messages=given.take(by_message, parse_messages, None), behind=message_too != starts)
+    later = int(time_too != starts)  # times are whole milliseconds
     names = (f"{which}Timestamp", f"{which}OffsetsByTimestamp", f"{which}Offsets")
     wanted = "topic -> partition -> "
     time = given.take(names[0], whole(0), -1)
     times = given.take(names[1], parse_offsets, None)
     offsets = given.take(names[2], _offsets_or_word, None)
     if time >= 0:
-        return Bound(names[0], time=time)
+        return Bound(names[0], time=time + later)
     if times is not None:
         if not times or min(times.values()) < 0:
             raise OptionError(f"set {names[1]} to {wanted}milliseconds since the epoch, none below 0")
-        return Bound(names[1], times=times)
+        return Bound(names[1], times={place: time + later for place, time in times.items()})
     if offsets is None:
         return None
     if isinstance(offsets, int):

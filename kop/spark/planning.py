@@ -77,6 +77,28 @@ def limit(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, i
     }
 
 
+def limit_bytes(
+    start: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+    each: Mapping[TopicPartition, float],
+    most: int,
+) -> Offsets:
+    """The end of a batch of about `most` bytes, at least of one offset.
+
+    `each` is how many bytes an offset takes in a partition, for those that have new ones. Each partition gives the same
+    part of what is new in it.
+    """
+    new = {partition: latest[partition] - start[partition] for partition in each}
+    total = sum(count * each[partition] for partition, count in new.items())
+    if total <= most:
+        return dict(latest)
+    found = dict(latest) | {p: start[p] + int(count * most / total) for p, count in new.items()}
+    if all(found[p] == start[p] for p in new):
+        largest = max(sorted(new), key=lambda p: new[p] * each[p])
+        found[largest] += 1
+    return found
+
+
 def count_new(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> int:
     """How many offsets lie between the two, in partitions that both have."""
     return sum(max(0, end - start[partition]) for partition, end in latest.items() if partition in start)

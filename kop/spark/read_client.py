@@ -1,4 +1,4 @@
-"""What a reader asks Kafka servers: Metadata, ListOffsets and Fetch, one request at a time.
+"""What a reader asks Kafka servers: Metadata, ListOffsets, DescribeLogDirs and Fetch, one request at a time.
 
 Owns: these requests, which server leads a partition, and which of their errors mean that a topic is gone.
 Must not know: pyspark, options, what is in the records, how requests are sent again (`kop.spark.connection`).
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka import errors
+from kafka.protocol.admin import DescribeLogDirsRequest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from kop.spark.connection import ClusterConnection
@@ -136,6 +137,30 @@ class ReadClient:
 
         self._connection.patiently(ask, forget=lambda: self._forget(topic for topic, _ in left), final=GONE)
         return found
+
+    def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Bytes of each log as its leader says (DescribeLogDirs); 0 where it does not."""
+
+        def ask() -> dict[TopicPartition, int]:
+            found = dict.fromkeys(partitions, 0)
+            topic_class = DescribeLogDirsRequest.DescribableLogDirTopic
+            for leader, led in self._by_leader(partitions).items():
+                topics: dict[str, list[int]] = {}
+                for topic, partition in led:
+                    topics.setdefault(topic, []).append(partition)
+                asked = [topic_class(topic=name, partitions=some) for name, some in topics.items()]
+                answer = self._connection.send(DescribeLogDirsRequest(topics=asked), leader)
+                for directory in answer.results:
+                    if directory.error_code:
+                        raise errors.for_code(directory.error_code)("DescribeLogDirs, for maxBytesPerTrigger")
+                    for topic in directory.topics:
+                        for row in topic.partitions:
+                            if (topic.name, row.partition_index) in found and not row.is_future_key:
+                                found[topic.name, row.partition_index] = row.partition_size
+            return found
+
+        topics = {topic for topic, _ in partitions}
+        return self._connection.patiently(ask, forget=lambda: self._forget(topics), final=GONE)
 
     def fetch(self, partition: TopicPartition, topic_id: str | None, offset: int, settings: FetchSettings) -> Fetched:
         """Batches of a partition from the one on that holds `offset`; none where there is none within the wait.

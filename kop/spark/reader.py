@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from kop.spark.decoding import Decoder
 from kop.spark.fetching import ReadSettings, lost, read_range
 from kop.spark.offsets import LATEST, Bound, OffsetDict, Offsets, from_dict, to_dict
 from kop.spark.options import ConnectionOptions, ReadOptions
@@ -47,16 +48,33 @@ class RangePartition(InputPartition):
 
 def read_settings(options: ReadOptions) -> ReadSettings:
     """What a task needs of the options."""
-    return ReadSettings(options.fetch, options.include_headers, options.fail_on_data_loss, options.poll_timeout_ms)
+    return ReadSettings(
+        options.fetch,
+        options.include_headers or options.decoder is not None,
+        options.fail_on_data_loss,
+        options.poll_timeout_ms,
+        options.event_times,
+    )
 
 
-def read_task(options: ReadOptions, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    """The rows of a task. Where there is none at all, Spark gives None, from 4.3 on a partition without a value."""
+def read_task(
+    options: ReadOptions, decoded: pa.DataType | None, partition: InputPartition | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task. Where there is none at all, Spark gives None, from 4.3 on a partition without a value.
+
+    `decoded` is the type of the column `decoded`, where there is a decoder.
+    """
     if partition is None or partition.value is None:
         return
+    decoder = None if options.decoder is None else Decoder(options.decoder, decoded)
     client = client_of_process(options.connection)
     try:
-        yield from read_range(client, partition.value, read_settings(options))
+        for batch in read_range(client, partition.value, read_settings(options)):
+            if decoder is None:
+                yield batch
+            else:
+                made = decoder.add(batch)
+                yield made if options.include_headers else made.drop_columns(["headers"])
     except errors.KafkaError:
         _clients.pop(repr(options.connection)).close()  # the task's next attempt connects anew
         raise
@@ -70,8 +88,9 @@ def as_tasks(options: ReadOptions, ranges: list[OffsetRange]) -> list[RangeParti
 class KopBatchReader(DataSourceReader):
     """A read of what is there when Spark plans it."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, decoded: pa.DataType | None = None) -> None:
         self._options = options
+        self._decoded = decoded
 
     def partitions(self) -> list[RangePartition]:
         """The tasks, from the starting offsets to the ending ones as they are now."""
@@ -100,22 +119,23 @@ class KopBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
-        return read_task(self._options, partition)
+        return read_task(self._options, self._decoded, partition)
 
 
 class KopStreamReader(DataSourceStreamReader):
     """A stream, but for `latestOffset`, which differs between versions of PySpark."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, decoded: pa.DataType | None = None) -> None:
         self.options = options
-        self._progress: StreamState | None = None
+        self._decoded = decoded
+        self._state: StreamState | None = None
 
     @property
     def stream(self) -> StreamState:
         """The state of the query, in the driver alone."""
-        if self._progress is None:
-            self._progress = StreamState(client_of_process(self.options.connection), self.options)
-        return self._progress
+        if self._state is None:
+            self._state = StreamState(client_of_process(self.options.connection), self.options)
+        return self._state
 
     def initialOffset(self) -> OffsetDict:
         """Where a new query starts."""
@@ -127,7 +147,7 @@ class KopStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
-        return read_task(self.options, partition)
+        return read_task(self.options, self._decoded, partition)
 
 
 class KopPlainStreamReader(KopStreamReader):

@@ -21,7 +21,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kop.spark.options import OptionError, batch_options, stream_options
+from kop.spark.decoding import DECODED, ERROR, DecoderOptions
+from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
 
 COLUMNS = [
     ("key", BinaryType()),
@@ -43,8 +44,18 @@ class KopDataSource(DataSource):
         """What is given to `format`."""
         return "kop"
 
-    def schema(self) -> StructType:
-        """The columns of a read, all nullable; `headers` where includeHeaders is true."""
+    def schema(self) -> StructType | str:
+        """The columns of a read, all nullable; `headers` where includeHeaders is true, and what a decoder gives."""
+        options = {name.lower(): value for name, value in self.options.items()}
+        own = self._own_columns()
+        name, columns = options.get("decoder", ""), options.get("decoderschema", "")
+        if not name or not columns:  # the reader refuses one without the other
+            return own
+        permissive = options.get("mode", "").strip().lower() == "permissive"
+        fields = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in own)
+        return f"{fields}, {DecoderOptions(name, columns, permissive).columns()}"
+
+    def _own_columns(self) -> StructType:
         options = {name.lower(): value for name, value in self.options.items()}
         with_headers = options.get("includeheaders", "").strip().lower() == "true"
         return StructType([StructField(*column) for column in (*COLUMNS, *([HEADERS] if with_headers else []))])
@@ -54,15 +65,14 @@ class KopDataSource(DataSource):
         from kop.spark.reader import KopBatchReader  # noqa: PLC0415 (pyarrow is not needed to tell a schema)
 
         options = batch_options(self.options)
-        _check_columns(schema, self.schema())
-        return KopBatchReader(options)
+        return KopBatchReader(options, self._checked(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """What reads a stream; OptionError."""
         from kop.spark.reader import KopPlainStreamReader  # noqa: PLC0415
 
         options = stream_options(self.options)
-        _check_columns(schema, self.schema())
+        decoded = self._checked(schema, options)
         try:
             from kop.spark.admission import KopLimitedStreamReader  # noqa: PLC0415
         except ImportError:  # PySpark 4.0 or 4.1
@@ -71,8 +81,22 @@ class KopDataSource(DataSource):
                     "set neverAvailableNow to true if the query has a trigger of processing time, or use PySpark 4.2: "
                     "before that, Trigger.AvailableNow would end after the first batch that a limit cuts off"
                 ) from None
-            return KopPlainStreamReader(options)
-        return KopLimitedStreamReader(options)
+            return KopPlainStreamReader(options, decoded)
+        return KopLimitedStreamReader(options, decoded)
+
+    def _checked(self, schema: StructType, options: ReadOptions) -> Any:
+        """The Arrow type of the column `decoded`, None without a decoder; OptionError where the columns are others."""
+        own = self._own_columns()
+        if options.decoder is None:
+            _check_columns(schema, own)
+            return None
+        from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415 (a module that takes pyarrow along)
+
+        names = [DECODED, ERROR] if options.decoder.permissive else [DECODED]
+        _check_columns(StructType(schema.fields[: len(own)]), own)
+        if [field.name for field in schema.fields[len(own) :]] != names:
+            raise OptionError(f"leave .schema() out: with a decoder the columns end with {', '.join(names)}")
+        return to_arrow_type(schema[DECODED].dataType)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """What writes a batch."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import ReadOptions
-from kop.spark.planning import DataLossError, OffsetRange, count_new, limit
+from kop.spark.planning import DataLossError, OffsetRange, count_new, limit, limit_bytes
 from kop.spark.subscription import (
     MissingTopicError,
     OffsetLookup,
@@ -184,7 +184,19 @@ class StreamState:
         ):
             return dict(start)
         most = options.max_offsets_per_trigger
-        return limit(begin, end, most) if most else end
+        end = limit(begin, end, most) if most else end
+        return self._within_bytes(begin, end, options.max_bytes_per_trigger) if options.max_bytes_per_trigger else end
+
+    def _within_bytes(self, begin: Offsets, end: Offsets, most: int) -> Offsets:
+        """As many offsets as take `most` bytes where the records of a log are of the same size."""
+        new = [p for p, offset in end.items() if offset > begin[p]]
+        if not new:
+            return end
+        sizes = self._lookup.log_sizes(new)
+        first = self._lookup.list_offsets(dict.fromkeys(new, EARLIEST), 0)
+        last = self._lookup.list_offsets(dict.fromkeys(new, LATEST), 0)
+        each = {p: max(1.0, sizes[p] / max(1, last[p] - first[p])) for p in new}
+        return limit_bytes(begin, end, each, most)
 
     def _lost(self, what: str) -> None:
         if self._options.fail_on_data_loss:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from kop.spark.offsets import EARLIEST, LATEST, Bound, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions
@@ -29,6 +29,9 @@ class OffsetLookup(Protocol):
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
         """The offset for each time, EARLIEST or LATEST; -1 where no record is that late."""
+
+    def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Bytes of each log as its server says; 0 where it does not."""
 
 
 class MissingTopicError(Exception):
@@ -104,7 +107,8 @@ def _resolve(
         return lookup.list_offsets(dict.fromkeys(partitions, bound.everywhere), isolation)
     if bound.time is not None:
         return lookup.list_offsets(dict.fromkeys(partitions, bound.time), isolation)
-    given = bound.times if bound.times is not None else bound.each
+    given: Mapping[TopicPartition, Any] | None = bound.messages or bound.times
+    given = bound.each if given is None else given
     assert given is not None
     if given.keys() != set(partitions):
         raise OptionError(
@@ -113,6 +117,11 @@ def _resolve(
         )
     if bound.times is not None:
         return lookup.list_offsets(bound.times, isolation)
+    if bound.messages is not None:
+        from kop.spark.message_ids import offsets_of  # noqa: PLC0415 (it takes an HTTP client along)
+
+        assert options.pulsar is not None
+        return offsets_of(options.pulsar, bound.messages, behind=bound.behind)
     asked = {p: offset for p, offset in given.items() if offset in {EARLIEST, LATEST}}
     return dict(given) | (lookup.list_offsets(asked, isolation) if asked else {})
 

@@ -12,7 +12,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 
 from kop.spark.connection import UnreachableError
-from kop.spark.fetching import ReadSettings, read_range
+from kop.spark.fetching import EventTimeError, ReadSettings, read_range
 from kop.spark.offsets import EARLIEST, LATEST
 from kop.spark.options import batch_options
 from kop.spark.planning import DataLossError, OffsetRange
@@ -146,6 +146,48 @@ def test_a_topic_that_was_made_again_is_not_read_in_the_place_of_the_old_one(top
         list(read_range(topic.client, old, ReadSettings(made.fetch, False, True, 1000)))
     assert list(read_range(topic.client, old, ReadSettings(made.fetch, False, False, 1000))) == []
     assert topic.read() == [(0, b"new")]
+
+
+def test_rows_of_other_times_are_left_out(topic: Topic) -> None:
+    """The times of events do not ascend."""
+    times = [30, 10, 50, 20, 40]
+    with KafkaProducer(bootstrap_servers=topic.bootstrap) as producer:
+        for time in times:
+            producer.send(topic.name, b"%d" % time, partition=0, timestamp_ms=time)
+    made = batch_options({"kafka.bootstrap.servers": topic.bootstrap, "subscribe": topic.name})
+    wanted = OffsetRange(topic.name, None, 0, 0, 5)
+
+    def found(*bounds: int | None) -> list[int]:
+        settings = ReadSettings(made.fetch, False, True, 1000, event_times=(bounds[0], bounds[1]))
+        return [int(row["value"]) for batch in read_range(topic.client, wanted, settings) for row in batch.to_pylist()]
+
+    assert found(None, None) == times
+    assert found(20, None) == [30, 50, 20, 40]
+    assert found(None, 40) == [30, 10, 20]
+    assert found(20, 41) == [30, 20, 40]
+    assert found(60, None) == []
+
+
+def test_a_time_of_the_server_is_none_of_an_event(topic: Topic) -> None:
+    name = f"{topic.name}-appended"
+    with topic.admin() as admin:
+        configs = {"message.timestamp.type": "LogAppendTime"}
+        admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1, "configs": configs}})
+    with KafkaProducer(bootstrap_servers=topic.bootstrap) as producer:
+        producer.send(name, b"x").get(10)
+    made = batch_options({"kafka.bootstrap.servers": topic.bootstrap, "subscribe": name})
+    settings = ReadSettings(made.fetch, False, True, 1000, event_times=(5, None))
+    with pytest.raises(EventTimeError, match=f"set startingTimestamp.*records of {name} have the time of the server"):
+        list(read_range(topic.client, OffsetRange(name, None, 0, 0, 1), settings))
+
+
+def test_sizes_of_logs(topic: Topic) -> None:
+    place = (topic.name, 0)
+    empty = topic.client.log_sizes([place])[place]
+    topic.send(b"x" * 5000)
+    assert topic.client.log_sizes([place])[place] >= empty + 5000
+    with pytest.raises(errors.UnknownTopicOrPartitionError):
+        topic.client.log_sizes([("not-there", 0)])
 
 
 def test_a_partition_that_a_client_does_not_know_yet_is_looked_for(topic: Topic) -> None:

@@ -51,7 +51,21 @@ def test_names_have_no_case() -> None:
         (SERVER | {"subscribe": "t", "kafka.fetch.max.byte": "1"}, "did you mean kafka.fetch.max.bytes?"),
         (SERVER | {"subscribe": "t", "zebra": "1"}, "docs/spark.md"),
         (SERVER | {"subscribe": "t", "kafka.auto.offset.reset": "earliest"}, "set startingOffsets instead"),
-        (SERVER | {"subscribe": "t", "startingmessageid": "1:2"}, "set startingOffsets instead"),
+        (SERVER | {"subscribe": "t", "startingmessageid": "1:2"}, "is no JSON"),
+        (SERVER | {"subscribe": "t", "startingMessageId": '{"t": {"0": "1"}}'}, "a message id is LEDGER:ENTRY"),
+        (SERVER | {"subscribe": "t", "startingMessageId": '{"t": ["0:1"]}'}, "is not of the form"),
+        (SERVER | {"subscribe": "t", "startingMessageId": '{"t": {"0": "1:2"}}'}, "set pulsar.admin.url"),
+        (SERVER | {"subscribe": "t", "pulsar.admin.url": "http://a"}, "or leave pulsar.admin.url out"),
+        (SERVER | {"subscribe": "t", "startingTimestampInclusive": "false"}, "set startingTimestamp as well"),
+        (SERVER | {"subscribe": "t", "endingEventTimeInclusive": "false"}, "set endingEventTime as well"),
+        (SERVER | {"subscribe": "t", "includeMetadata": "true"}, "Kafka's protocol gives no message ids"),
+        (SERVER | {"subscribe": "t", "topicDomain": "non-persistent"}, "only persistent topics have offsets"),
+        (SERVER | {"subscribe": "t", "topicNamespace": "public"}, "is not of the form TENANT/NAMESPACE"),
+        (SERVER | {"subscribePattern": "t.*", "topicNamespace": "a/b"}, "write the namespace into subscribePattern"),
+        (SERVER | {"subscribe": "t", "decoder": "a:b"}, "set decoderSchema"),
+        (SERVER | {"subscribe": "t", "decoder": "a.b"}, "is not of the form module:function"),
+        (SERVER | {"subscribe": "t", "mode": "PERMISSIVE"}, "nothing is decoded"),
+        (SERVER | {"subscribe": "t", "maxBytesPerTrigger": "0"}, "is below 1"),
         (SERVER | {"subscribe": "t", "topic": "t"}, "an option of writes"),
         (SERVER | {"subscribe": "t", "subscriptionName": "s"}, "set kafka.group.id instead"),
         (SERVER | {"subscribe": "t", "startingOffsets": "latest"}, "set startingOffsets to earliest"),
@@ -85,6 +99,52 @@ def test_of_several_bounds_the_one_counts_that_counts_in_sparks_source() -> None
     both = {"startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"t": {"0": 7}}'}
     assert batch(**both).starting.times == {("t", 0): 7}
     assert batch(**both, startingTimestamp="9").starting.time == 9
+
+
+def test_bounds_of_time_may_be_inclusive_or_not() -> None:
+    both = {"startingTimestamp": "10", "endingTimestamp": "20"}
+    found = batch(**both)
+    assert (found.starting.time, found.ending and found.ending.time) == (10, 20)
+    found = batch(**both, startingTimestampInclusive="false", endingTimestampInclusive="true")
+    assert (found.starting.time, found.ending and found.ending.time) == (11, 21)
+    found = batch(startingOffsetsByTimestamp='{"t": {"0": 7}}', startingTimestampInclusive="false")
+    assert found.starting.times == {("t", 0): 8}
+
+
+def test_times_of_events_leave_rows_out_and_move_no_bound() -> None:
+    found = batch(startingEventTime="10", endingEventTime="20")
+    assert (found.event_times, found.starting.everywhere, found.ending) == ((10, 20), EARLIEST, None)
+    found = batch(
+        startingEventTime="10",
+        startingEventTimeInclusive="false",
+        endingEventTime="20",
+        endingEventTimeInclusive="true",
+        startingTimestamp="5",
+    )
+    assert (found.event_times, found.starting.time) == ((11, 21), 5)
+    assert stream(startingEventTime="10").starting.everywhere == EARLIEST
+    with pytest.raises(OptionError, match="endingEventTime would never end it"):
+        stream(endingEventTime="10")
+
+
+def test_messages_are_bounds_where_pulsar_can_be_asked() -> None:
+    given = {"startingMessageId": '{"t": {"0": "12:5:-1"}}', "pulsar__admin__url": "http://a:8080"}
+    found = batch(**given)
+    assert (found.starting.messages, found.starting.behind) == ({("t", 0): (12, 5, -1)}, False)
+    assert found.pulsar is not None
+    assert (found.pulsar.url, found.pulsar.packed) == ("http://a:8080", False)
+    assert batch(**given, startingMessageIdInclusive="false").starting.behind
+    found = batch(**given, endingMessageId='{"t": {"0": "12:6:2"}}', endingMessageIdInclusive="true")
+    assert found.ending is not None
+    assert found.ending.behind
+    with pytest.raises(OptionError, match="set one of startingMessageId and startingTimestamp"):
+        batch(**given, startingTimestamp="1")
+
+
+def test_topics_without_a_namespace_get_the_one_that_was_asked_for() -> None:
+    assert batch(subscribe="a,b/c/d", topicNamespace="x/y").topics == ("x/y/a", "b/c/d")
+    found = batch_options(SERVER | {"assign": '{"a": [1]}', "topicNamespace": "x/y", "topicDomain": "persistent"})
+    assert found.assign == (("x/y/a", 1),)
 
 
 def test_a_stream_may_start_at_latest_in_some_partitions() -> None:

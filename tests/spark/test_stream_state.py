@@ -36,6 +36,7 @@ class FakeServers:
         self.ids = {topic: f"id-{topic}" for topic in topics}
         self.logs = {(topic, p): FakeLog() for topic, count in topics.items() for p in range(count)}
         self.asked = 0
+        self.record_bytes = 100
         self.while_it_sleeps: list[tuple[str, int, int]] = []
 
     def write(self, topic: str, partition: int, count: int, time: int = 0) -> None:
@@ -65,6 +66,9 @@ class FakeServers:
             late = [log.start + i for i, at in enumerate(log.times) if at >= time]
             found[partition] = {EARLIEST: log.start, LATEST: log.end}.get(time, late[0] if late else -1)
         return found
+
+    def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {partition: self.record_bytes * len(self.logs[partition].times) for partition in partitions}
 
 
 def options(**given: str) -> ReadOptions:
@@ -304,3 +308,34 @@ def test_a_log_that_stays_shorter_is_lost_data(caplog: pytest.LogCaptureFixture)
         (found,) = progress(servers, failOnDataLoss="false").ranges({("t", 0): 10}, end)
     assert found.size == 0
     assert "offset was changed" in caplog.text
+
+
+# Bytes
+
+
+def test_a_batch_takes_about_as_many_bytes_as_it_may() -> None:
+    servers = FakeServers(t=2)
+    servers.write("t", 0, 90)
+    servers.write("t", 1, 30)
+    stream = progress(servers, maxBytesPerTrigger="4k")
+    first = stream.next_end({("t", 0): 0, ("t", 1): 0})
+    assert first == {("t", 0): 30, ("t", 1): 10}
+    second = stream.next_end(first)
+    assert second == {("t", 0): 60, ("t", 1): 20}
+    assert stream.next_end(second) == {("t", 0): 90, ("t", 1): 30}
+
+
+def test_a_record_that_is_larger_than_a_batch_is_a_batch_of_its_own() -> None:
+    servers = FakeServers(t=1)
+    servers.record_bytes = 10_000
+    servers.write("t", 0, 2)
+    stream = progress(servers, maxBytesPerTrigger="1k")
+    assert stream.next_end({("t", 0): 0}) == {("t", 0): 1}
+
+
+def test_servers_that_do_not_tell_sizes_limit_nothing_by_bytes_alone() -> None:
+    servers = FakeServers(t=1)
+    servers.record_bytes = 0
+    servers.write("t", 0, 100)
+    stream = progress(servers, maxBytesPerTrigger="10", maxOffsetsPerTrigger="50")
+    assert stream.next_end({("t", 0): 0}) == {("t", 0): 10}, "an offset counts as a byte at least"

@@ -1,0 +1,76 @@
+"""The offsets of a message by its id, by Pulsar's admin REST.
+
+Owns: message ids as text, and the two ways in which entries have offsets: the broker's index, and the id itself.
+Must not know: Kafka, what the offsets are for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kop.pulsar_client.admin import Admin
+from kop.pulsar_client.packed import MOST_MESSAGES, fits, pack
+from kop.pulsar_client.types import Position
+
+
+class MessageOffsetError(ValueError):
+    """A message id that is none, or that has no offset; the text says why."""
+
+
+class MessageId(NamedTuple):
+    """A message; `batch` is its place in its entry, -1 for the whole entry."""
+
+    ledger: int
+    entry: int
+    batch: int = -1
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, as Pulsar's tools print it; MessageOffsetError."""
+        parts = text.split(":")
+        if len(parts) not in {2, 3} or not all(part.lstrip("-").isdigit() for part in parts):
+            raise MessageOffsetError(f"a message id is LEDGER:ENTRY or LEDGER:ENTRY:BATCH-INDEX, not {text!r}")
+        ledger, entry, *batch = map(int, parts)
+        return cls(ledger, entry, max(batch[0], -1) if batch else -1)
+
+
+class EntryOffsets(NamedTuple):
+    """An entry, and the offsets of its first and its last message."""
+
+    ledger: int
+    entry: int
+    base: int
+    last: int
+
+
+async def entry_offsets(admin: Admin, topic: str, ledger: int, entry: int, *, packed: bool) -> EntryOffsets:
+    """The offsets of an entry of a plain topic or one partition.
+
+    `packed`: the offset is made of the message id, else it is the broker's index. MessageOffsetError, PulsarError.
+    """
+    head = await admin.entry(topic, ledger, entry)
+    count = head.num_messages or 1
+    if packed:
+        if not fits(Position(ledger, entry)) or count > MOST_MESSAGES:
+            raise MessageOffsetError(f"the entry {ledger}:{entry} with {count} messages has no packed offsets")
+        base = pack(Position(ledger, entry))
+        return EntryOffsets(ledger, entry, base, base + count - 1)
+    if head.index is None:
+        raise MessageOffsetError(
+            "the Pulsar broker keeps no entry index: see `kop serve --store pulsar://...`, which says what to set"
+        )
+    return EntryOffsets(ledger, entry, head.index - count + 1, head.index)
+
+
+async def message_offsets(admin: Admin, topic: str, message: MessageId, *, packed: bool) -> tuple[int, int]:
+    """The first and the last offset of a message: of its whole entry where it names none of its messages.
+
+    MessageOffsetError, PulsarError.
+    """
+    place = await entry_offsets(admin, topic, message.ledger, message.entry, packed=packed)
+    if message.batch < 0:
+        return place.base, place.last
+    if message.batch > place.last - place.base:
+        entry, count = f"{message.ledger}:{message.entry}", place.last - place.base + 1
+        raise MessageOffsetError(f"the entry {entry} has {count} messages, {message.batch} is not among them")
+    return place.base + message.batch, place.base + message.batch

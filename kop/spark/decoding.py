@@ -1,0 +1,127 @@
+"""What a user's function makes of each record: the option `decoder`, its column, and records that it does not take.
+
+Owns: how the function is found and called, and what becomes of its errors.
+Must not know: pyspark, where records come from, how options are written.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DECODED: Final = "decoded"
+ERROR: Final = "decodeError"
+
+
+class RecordDecodeError(Exception):
+    """The function does not take a record, or is not there; the text says which record, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """Which function decodes, and what it gives."""
+
+    function: str
+    """`module:function`. It gets a DecoderRecord, and returns a mapping of names to values, or None for null."""
+    schema: str
+    """The columns of what it returns, in Spark's words: `id BIGINT, name STRING`."""
+    permissive: bool
+    """A record that it does not take has null and the error's text, instead of ending the read."""
+
+    def columns(self) -> str:
+        """The columns that come behind a record's own, in Spark's words."""
+        error = f", {ERROR} STRING" if self.permissive else ""
+        return f"{DECODED} STRUCT<{self.schema}>{error}"
+
+
+class DecoderRecord(NamedTuple):
+    """A record as the function gets it."""
+
+    key: bytes | None
+    value: bytes | None
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    timestamp_type: int
+    """0 for CreateTime, 1 for LogAppendTime."""
+    headers: list[tuple[str, bytes | None]]
+
+
+class Decoder:
+    """A function, found; `kind` is the Arrow type of the column `decoded`."""
+
+    def __init__(self, options: DecoderOptions, kind: pa.DataType) -> None:
+        self._options = options
+        self._kind = kind
+        self._function = _found(options.function)
+
+    def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows, which have headers, with the column `decoded`, and `decodeError` where it is permissive."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        values: list[Any] = []
+        failures: list[str | None] = []
+        for record in _records(batch):
+            value, failure = self._decoded(record)
+            values.append(value)
+            failures.append(failure)
+        try:
+            column = pa.array(values, self._kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            # One of them does not fit the schema: find out which.
+            for at, record in enumerate(_records(batch)):
+                values[at], failures[at] = self._fitting(record, values[at], failures[at])
+            column = pa.array(values, self._kind)
+        made = batch.append_column(pa.field(DECODED, self._kind), column)
+        if self._options.permissive:
+            made = made.append_column(pa.field(ERROR, pa.string()), pa.array(failures, pa.string()))
+        return made
+
+    def _decoded(self, record: DecoderRecord) -> tuple[Any, str | None]:
+        try:
+            return self._function(record), None
+        except Exception as error:  # whatever the user's function raises
+            return None, self._failure(record, error)
+
+    def _fitting(self, record: DecoderRecord, value: Any, failure: str | None) -> tuple[Any, str | None]:
+        import pyarrow as pa  # noqa: PLC0415
+
+        try:
+            pa.array([value], self._kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            return None, self._failure(record, error)
+        return value, failure
+
+    def _failure(self, record: DecoderRecord, error: Exception) -> str:
+        what = f"{type(error).__name__}: {error}"
+        if self._options.permissive:
+            return what
+        raise RecordDecodeError(
+            f"set mode to PERMISSIVE to go on with null, or mend decoder {self._options.function}: it does not take "
+            f"topic {record.topic} partition {record.partition} offset {record.offset}: {what}"
+        ) from error
+
+
+def _found(name: str) -> Callable[[DecoderRecord], Any]:
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[[DecoderRecord], Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise RecordDecodeError(
+            f"give every worker the module {module}, by spark.sparkContext.addPyFile or in its environment, with a "
+            f"function {function}: {error}"
+        ) from error
+    return found
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[DecoderRecord]:
+    *plain, headers = (column.to_pylist() for column in batch.columns)
+    for *fields, found in zip(*plain, headers, strict=True):
+        yield DecoderRecord._make((*fields, [(header["key"], header["value"]) for header in found or ()]))

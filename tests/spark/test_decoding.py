@@ -1,0 +1,73 @@
+"""What a user's decoder gives becomes a column, and a record that it does not take is named."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from kop.records.arrow import schema
+from kop.spark.decoding import Decoder, DecoderOptions, DecoderRecord, RecordDecodeError
+
+KIND = pa.struct([("id", pa.int64()), ("name", pa.string())])
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+seen: list[DecoderRecord] = []
+
+
+def decode(record: DecoderRecord) -> dict[str, object] | None:
+    """The decoder of these tests: `id name` as text; no value is null."""
+    seen.append(record)
+    if record.value is None:
+        return None
+    number, _, name = record.value.decode().partition(" ")
+    if name == "wrong type":
+        return {"id": number, "name": name}
+    return {"id": int(number), "name": name}
+
+
+def rows(*values: bytes | None) -> pa.RecordBatch:
+    found = [
+        {
+            "key": b"k",
+            "value": value,
+            "topic": "t",
+            "partition": 3,
+            "offset": 40 + at,
+            "timestamp": NOON,
+            "timestampType": 0,
+            "headers": [{"key": "h", "value": b"x"}, {"key": "h", "value": None}] if at == 0 else None,
+        }
+        for at, value in enumerate(values)
+    ]
+    return pa.RecordBatch.from_pylist(found, schema=schema(headers=True))
+
+
+def decoder(function: str = "decode", permissive: bool = False) -> Decoder:
+    return Decoder(DecoderOptions(f"{__name__}:{function}", "id BIGINT, name STRING", permissive), KIND)
+
+
+def test_a_decoder_gets_the_whole_record() -> None:
+    seen.clear()
+    found = decoder().add(rows(b"1 one", None))
+    assert found.schema.names == [*schema(headers=True).names, "decoded"]
+    assert found.column("decoded").to_pylist() == [{"id": 1, "name": "one"}, None]
+    assert seen[0] == DecoderRecord(b"k", b"1 one", "t", 3, 40, NOON, 0, [("h", b"x"), ("h", None)])
+    assert seen[1].headers == []
+
+
+@pytest.mark.parametrize("value", [b"x y", b"\xff", b"7 wrong type"])
+def test_a_record_that_is_not_taken_ends_the_read_or_is_null(value: bytes) -> None:
+    with pytest.raises(RecordDecodeError, match=r"set mode to PERMISSIVE.*topic t partition 3 offset 41: \w+:"):
+        decoder().add(rows(b"1 one", value, b"2 two"))
+    found = decoder(permissive=True).add(rows(b"1 one", value, b"2 two"))
+    assert found.column("decoded").to_pylist() == [{"id": 1, "name": "one"}, None, {"id": 2, "name": "two"}]
+    errors = found.column("decodeError").to_pylist()
+    assert [errors[0], errors[2]] == [None, None]
+    assert "Error" in errors[1] or "Arrow" in errors[1]
+
+
+@pytest.mark.parametrize("name", ["kop_no_such_module:decode", f"{__name__}:no_such_function"])
+def test_a_decoder_that_a_worker_does_not_have(name: str) -> None:
+    with pytest.raises(RecordDecodeError, match="give every worker the module"):
+        Decoder(DecoderOptions(name, "id BIGINT", False), KIND)
