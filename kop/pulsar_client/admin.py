@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.rest import Rest
+from kop.pulsar_client.types import TxnId
 
 OWN_PROPERTY = "index"
 """A property that the broker itself keeps on a plain topic and on each partition: the index of the last message in the
@@ -333,6 +334,16 @@ class Admin(Rest):
         body = (await self._call("GET", path, root="admin/v3")).body
         answer: dict[str, Any] = json.loads(body)
         return answer
+
+    async def holds_transaction(self, partition: str, txn: TxnId) -> bool:
+        """Whether a partition holds readers back at a transaction: it has entries of it, and has seen no end of it.
+
+        An error of some kind on a broker without transactions.
+        """
+        name = topic_path(partition).partition("/")[2]
+        path = f"transactions/transactionInBufferStats/{name}/{txn.most}/{txn.least}"
+        answer = json.loads((await self._call("GET", path, root="admin/v3")).body)
+        return answer.get("startPosition") is not None and not answer.get("aborted")
 
     async def message_id_by_time(self, partition: str, timestamp: int) -> tuple[int, int]:
         """(ledger, entry) of the first entry that the broker got at or after `timestamp` (ms).

@@ -553,8 +553,13 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         self.deadlines.arm(entry, at)
 
     async def _end(self, entry: _Entry, transaction: Transaction) -> None:
-        """Write the markers of a decided end, then that it is complete. It is tried until it succeeds."""
+        """Write the markers of a decided end, then that it is complete. It is tried until it succeeds.
+
+        What storage still prepares comes first: behind the end it would open the transaction again.
+        """
         began = time.perf_counter()
+        if entry.adding is not None:
+            await asyncio.wait({entry.adding})
         ended = EndedTransaction(
             entry.transactional_id,
             transaction.producer_id,

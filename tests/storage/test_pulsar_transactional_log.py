@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest import mock
 
 import pulsar
@@ -20,12 +20,14 @@ from support.pulsar import OwnBroker, Urls, fresh_namespace
 from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
-from kop.pulsar_client import PulsarError, Transactions, TxnId
+from kop.pulsar_client import Position, PulsarError, Transactions, TxnId
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import AppendResult, EndedTransaction, PartitionLog
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.layout import PROBE_TOPIC, transaction_of
+from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.pulsar.reading.stream import Stream
 from kop.storage.pulsar.transactions.fences import Fences
 
 T = TypeVar("T")
@@ -383,10 +385,76 @@ async def test_a_gateway_that_was_paused_before_its_fence_holds_nobody_back(
         assert (await append(log, batch(["plain"]))).base_offset >= 4
         expected = ["a", "plain"] if commit else ["plain"]
         await shows(log, *expected)
-        await until(lambda: engine.counts.get("fences_too_late") == 1)
+        if commit:
+            await until(lambda: engine.counts.get("fences_too_late") == 1)
         await engine.admin.unload(log.partition_name)
     async with pulsar_store.opened() as other:
         await shows(await attached(other), *expected)
+
+
+class FencedByAnother:
+    """A partition, for a fence that nobody follows up."""
+
+    def __init__(self, log: PulsarLog) -> None:
+        self.partition_name, self.title = log.partition_name, log.title
+        self.check_exists, self.confirm = log.check_exists, log.confirm
+
+    def fenced(self, position: Position) -> None:
+        pass
+
+
+@pytest.mark.parametrize("commit", [False, True])
+async def test_a_fence_of_a_gateway_that_died_holds_nobody_back(pulsar_store: PulsarStore, commit: bool) -> None:
+    """Its last fence is stored after its successor has ended the transaction, and it tells nobody any more."""
+    async with opened(pulsar_store) as engine, opened(pulsar_store) as successor:
+        log = await make(engine)
+        await until(lambda: successor.topics.get("t"))
+        writer = Writer(engine)
+        await writer.begin()
+        await writer.write("a")
+        await writer.end(commit=commit, engine=successor)
+        fences = Fences(engine.context, lambda: "fences of one that died")
+        named = transaction_of(writer.name)
+        assert named is not None
+
+        async def open_as_far_as_it_knew() -> None:
+            pass
+
+        await fences.put(FencedByAnother(log), TxnId(named.most, named.least), open_as_far_as_it_knew)
+        assert (await append(log, batch(["plain"]))).base_offset >= 4
+        expected = ["a", "plain"] if commit else ["plain"]
+        await shows(log, *expected)
+        assert successor.counts.get("fences_too_late", 0) == commit
+        assert "fences_too_late" not in engine.counts
+        await fences.close()
+        await engine.admin.unload(log.partition_name)
+    async with pulsar_store.opened() as other:
+        await shows(await attached(other), *expected)
+
+
+async def test_a_fence_that_is_late_by_little_holds_nobody_back(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stored within the time that Pulsar's answer is taken for fresh, and behind the end all the same."""
+    async with opened(pulsar_store) as engine, opened(pulsar_store) as successor:
+        log = await make(engine)
+        await until(lambda: successor.topics.get("t"))
+        writer = Writer(engine)
+        await writer.begin()
+        await writer.write("a")
+        put = Fences.put
+
+        async def ended_before(self: Fences, *partition: Any) -> None:
+            ended = EndedTransaction("x", 7, 0, frozenset(), True, 1, writer.name)  # nobody looks for late fences
+            await successor.transactions.end(ended)
+            await put(self, *partition)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Fences, "put", ended_before)
+            await writer.add(("t", 0))
+        assert (await append(log, batch(["plain"]))).base_offset >= 4
+        await shows(log, "a", "plain")
+        assert engine.counts.get("fences_too_late") == 1
 
 
 async def test_a_fence_whose_answer_was_lost_is_no_late_one_while_its_transaction_is_open(
@@ -504,6 +572,52 @@ async def test_all_gateways_tell_the_same_bounds_of_a_log_whose_entries_are_all_
             for each in (log, elsewhere):
                 await shows(each, "plain")
                 assert (each.log_start_offset, each.high_watermark) == (0, 10)
+
+
+@pytest.mark.parametrize("open_behind", [False, True])
+async def test_an_end_of_aborted_entries_is_told_though_pulsar_is_slow_to_name_the_last_entry(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, open_behind: bool
+) -> None:
+    """Pulsar goes back over thousands of them one by one, for seconds. The tail has read to the end before."""
+
+    async def never(_: Stream) -> Position:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with opened(pulsar_store) as engine, opened(pulsar_store) as other:
+        log = await make(engine)
+        await until(lambda: other.topics.get("t"))
+        there = await attached(other)
+        assert (await append(log, batch(["before"]))).base_offset == 0
+        for commit in (True, False):
+            writer = Writer(engine, producer=7 + commit)
+            await writer.begin()
+            for number in range(20):
+                await writer.write(f"{commit} {number}")
+            await writer.end(commit=commit)
+        if open_behind:
+            writer = Writer(engine, producer=9)
+            await writer.begin()
+            await writer.write("open")
+        expected = ["before", *(f"True {number}" for number in range(20))]
+        await shows(there, *expected)
+        await shows(log, *expected)
+        monkeypatch.setattr("kop.storage.pulsar.partition.tail.LAST_SECONDS", 0.01)
+        for each in (log, there):
+            with monkeypatch.context() as patched:
+                patched.setattr(Stream, "last_position", never)
+                for _ in range(2):
+                    await each.refresh()
+                assert await read_values(each) == expected
+            end = each.high_watermark
+            await each.refresh()
+            assert each.high_watermark == end == 22
+        if open_behind:
+            await writer.end(commit=True)
+            expected += ["open"]
+        base = (await append(there, batch(["behind"]))).base_offset
+        await shows(log, *expected, "behind")
+        assert log.high_watermark == base + 1
 
 
 async def test_all_gateways_tell_the_same_start_behind_ledgers_that_retention_took(pulsar_store: PulsarStore) -> None:

@@ -208,6 +208,22 @@ async def test_an_end_that_comes_in_the_same_turn_as_partitions_is_not_written_o
         assert w.markers.written[0].commit
 
 
+async def test_what_is_still_being_prepared_comes_before_the_end() -> None:
+    """Behind the end it would open the transaction again, on a partition of which the client was told nothing."""
+    async with world() as w:
+        who = await w.begun(version=1)
+        w.storage.open.clear()
+        adding = asyncio.ensure_future(w.add(who, BILLS, version=1))
+        await until(lambda: BILLS in w.transaction.partitions and not w.transaction.pending)
+        assert await w.end(who, version=1) == who
+        await asyncio.sleep(0)
+        assert not w.markers.written
+        w.storage.open.set()
+        assert await adding == E.CONCURRENT_TRANSACTIONS
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert w.markers.written[0].partitions == {ORDERS, BILLS}
+
+
 async def test_markers_are_tried_until_they_are_written() -> None:
     async with world() as w:
         who = await w.begun()

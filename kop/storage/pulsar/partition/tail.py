@@ -39,6 +39,10 @@ _HOLDS_SECONDS: Final = 30.0
 STUCK_SECONDS: Final = 17.0
 """How long after that question a tail may deliver nothing although nothing holds it back."""
 _QUESTION_SECONDS: Final = 5.0
+LAST_SECONDS: Final = 2.0
+"""How long Pulsar may take to name the last entry: it goes back over those of aborted transactions one by one."""
+_LOOK_SECONDS: Final = 0.1
+"""How often it is asked how far Pulsar has read for the tail."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +99,8 @@ class LogTail:
         """The last entry of the log when the stream began, or went on after a pause."""
         self._held_until = float("-inf")
         """Loop time until which Pulsar's answer that it holds the tail back is believed."""
+        self._slow_until = float("-inf")
+        """Loop time until which Pulsar is taken to be slow in naming the last entry."""
 
     # --- the stream
 
@@ -172,11 +178,11 @@ class LogTail:
         if stream is None:
             return None
         try:
-            last = await stream.last_position()
+            last = await self._last_position(stream)
         except PulsarError as error:
             raise source.refused(error, f"cannot read {source.title}") from error
-        if last.entry < 0:
-            return None  # emptied, or never written to
+        if last is None or last.entry < 0:
+            return None  # all has come; or it was emptied, or never written to
         now, came = source.context.loop.time, stream.came
         if await self._comes_to(stream, last, _HELD_SECONDS if now() < self._held_until else LATE_SECONDS):
             return None
@@ -196,6 +202,54 @@ class LogTail:
             log.tail_lost(BackendError("it brings nothing, and Pulsar gives no reason"))
             return None
         return last
+
+    async def _last_position(self, stream: Stream) -> Position | None:
+        """The last entry that readers are given, entry -1 where there is none. PulsarError.
+
+        None where entries of aborted transactions are the last ones, so many that Pulsar takes long to go back over
+        them, and it has handed the tail all that lies before.
+        """
+        loop = self._source.context.loop
+        if loop.time() < self._slow_until and await self._ends_in_aborted(stream):
+            return None
+        asking = loop.create_task(stream.last_position())
+        try:
+            await asyncio.wait({asking}, timeout=LAST_SECONDS)
+            if not asking.done() and await self._ends_in_aborted(stream):
+                self._slow_until = loop.time() + _HOLDS_SECONDS
+                return None
+            return await asking
+        finally:
+            asking.cancel()
+
+    async def _ends_in_aborted(self, stream: Stream) -> bool:
+        """Whether the last entry is of an aborted transaction, and Pulsar has handed the tail all that lies before.
+
+        False where Pulsar does not tell.
+        """
+        try:
+            async with asyncio.timeout(_QUESTION_SECONDS):
+                stats = await self._source.internal_stats()
+                last = min(_position(stats["lastConfirmedEntry"]), await self._source.last_readable())
+                return last.entry >= 0 and await self._source.is_aborted(last) and await self._is_read_to(stream, last)
+        except (PulsarError, TimeoutError):
+            return False
+
+    async def _is_read_to(self, stream: Stream, last: Position) -> bool:
+        """Wait until Pulsar has read up to `last` for the tail, and handed out what it read. PulsarError."""
+        log = self._log
+        undo = log.on_advance(lambda: None)  # so that the tail goes on where it pauses
+        try:
+            while log.last_position < last and log.attached and self.stream is stream:
+                stats = await self._source.internal_stats()
+                cursor = stats.get("cursors", {}).get(stream.cursor)
+                came = stream.came
+                await asyncio.sleep(_LOOK_SECONDS)  # what was read is on its way
+                if cursor is not None and _position(cursor["readPosition"]) > last and stream.came == came:
+                    return True
+        finally:
+            undo()
+        return True
 
     async def _comes_to(self, stream: Stream, last: Position, seconds: float) -> bool:
         """Wait until the log ends behind `last`, or follows this stream no more; False where it does neither."""
@@ -226,7 +280,7 @@ class LogTail:
         if cursor is None:
             return False  # the topic moves to another broker
         # Readers acknowledge nothing: what Pulsar holds for acknowledged was taken away from them.
-        return Position(*map(int, cursor["markDeletePosition"].split(":"))) >= last
+        return _position(cursor["markDeletePosition"]) >= last
 
     # --- the cache
 
@@ -310,3 +364,8 @@ class LogTail:
             self._log.tell_soon()
         elif self._asked_gaps and not task.cancelled():  # it was met between the last answer and this call
             self._begin_to_ask()
+
+
+def _position(text: str) -> Position:
+    """A position as Pulsar's statistics write it."""
+    return Position(*map(int, text.split(":")))

@@ -83,6 +83,14 @@ class PartitionSource:
         """Pulsar's internal statistics of the partition: its ledgers, entries and bytes. PulsarError."""
         return await self.context.admin.internal_stats(self.partition_name)
 
+    async def last_readable(self) -> Position:
+        """The last position up to which no open transaction holds readers back. PulsarError.
+
+        Entries that readers are not given may be the last ones before it.
+        """
+        buffer = await self.context.admin.transaction_buffer(self.partition_name)
+        return Position(*map(int, buffer["maxReadPosition"].split(":")))
+
     async def is_aborted(self, position: Position) -> bool:
         """Whether the entry is of an aborted transaction; False where Pulsar does not tell.
 

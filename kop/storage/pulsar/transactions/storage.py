@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from kop.errors import BackendError, ErrorCode, InternalError, KopError, PeerError
@@ -34,6 +34,7 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import transaction_name, transaction_of
 from kop.storage.pulsar.transactions.fences import FencedPartition, Fences
+from kop.storage.pulsar.transactions.late_fences import Due, LateFences
 
 _BEYOND_MS: Final = 24 * 3600 * 1000
 """By how much Pulsar's time limit is longer than Kafka's."""
@@ -47,10 +48,13 @@ _FRESH_SECONDS: Final = 2.0
 may have a successor meanwhile, who ends it."""
 LATE_SECONDS: Final = 2.0
 """How old that answer may be when the fences are stored; else it is asked again whether they came too late."""
-_HEAL_SECONDS: Final = 600.0
-"""For how long it is tried to lift a fence that came too late."""
+_LOOK_SECONDS: Final = 0.5
+"""How often it is looked whether a question about late fences is due."""
+_AT_ONCE: Final = 16
+"""Transactions that are asked about at a time."""
 _TRIES: Final = 3
 _GONE: Final = frozenset({"TransactionNotFound", "InvalidTxnStatus"})
+_NO_PARTITION: Final = frozenset({"TopicNotFound", "NotFound"})
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +87,12 @@ class PulsarTransactions:
         self._find = find
         self._ready: asyncio.Task[TxnId] | None = None
         self._ready_since = 0.0
+        self._begun: dict[TxnId, float] = {}
+        """Transactions that were begun here, and when, by the loop's time: no other broker has written fences in them.
+        """
+        self._late = LateFences()
+        self._looking: asyncio.Task[None] | None = None
+        """Asks about fences that may be late; None where there are none."""
 
     async def start(self, *, used: bool) -> None:
         """Ask whether the cluster has transactions. Where they were `used` before, it is found out at once, in the
@@ -141,6 +151,7 @@ class PulsarTransactions:
         """See `TransactionStorage.begin`."""
         await self._until_known()
         txn = await (self._take_ready() if timeout_ms <= _READY_MS else self._new(timeout_ms + _BEYOND_MS))
+        self._begun[txn] = self._context.loop.time()
         return transaction_name(EntryTransaction(*txn, sent_in=not self.whole_batches))
 
     async def add(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
@@ -172,44 +183,91 @@ class PulsarTransactions:
                         raise error
                 if self._context.loop.time() - asked > LATE_SECONDS:
                     await self._transactions.add(txn, names)
+                else:
+                    self._late.stored(txn, names, self._context.loop.time())
+                    self._look_for_late_fences()
         except PulsarError as error:
             if fencing:
-                self._context.spawn(self._lift_late_fences(txn, names))
+                self._late.stored(txn, names, self._context.loop.time(), doubtful=True)
+                self._look_for_late_fences()
             refused = self._context.faults.refused(error, Refused.TRANSACTIONS, doing)
             if error.code in _GONE:
                 raise PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) from error
             raise refused from error
 
-    async def _lift_late_fences(self, txn: TxnId, names: Sequence[str]) -> None:
+    def _look_for_late_fences(self) -> None:
+        if self._looking is None and self._late:
+            self._looking = self._context.loop.create_task(self._look())
+            self._looking.add_done_callback(self._looked)
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            log.error("late fences are not looked for; please report this with its traceback", exc_info=error)
+            return
+        self._look_for_late_fences()  # one may have come since
+
+    async def _look(self) -> None:
+        """Until there is no fence any more that may be late."""
+        while self._late:
+            due = self._late.due(self._context.loop.time())
+            for first in range(0, len(due), _AT_ONCE):
+                await asyncio.gather(*(self._ask_about(each) for each in due[first : first + _AT_ONCE]))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _ask_about(self, doubt: Due) -> None:
         """Let readers pass fences that were stored, or may have been, behind the end of their transaction.
 
-        A gateway that was stopped, or cut off from Pulsar, may be so late: another one has ended the transaction since.
-        Pulsar ignores such a fence where the transaction was aborted. Where it was committed, the fence opens it again
-        on that partition, and no other transaction's end closes it. So it ends there as a commit: that shows nothing of
-        one that was aborted, and an abort would hide what was committed. Nothing is behind the fence: data is sent when
-        the fence is stored and its transaction is known to be open.
+        A gateway that was stopped, cut off from Pulsar or killed may be so late: another one has ended the transaction
+        since. Pulsar ignores such a fence where the transaction was aborted. Where it was committed, the fence opens it
+        again on that partition, and no other transaction's end closes it. So it ends there as a commit: that shows
+        nothing of one that was aborted, and an abort would hide what was committed. Nothing is behind the fence: data
+        is sent when the fence is stored and its transaction is known to be open.
         """
-        loop, backoff = self._context.loop, Backoff(0.1, 10.0)
-        until = loop.time() + _HEAL_SECONDS
-        while True:
-            try:
-                await self._transactions.add(txn, names)
-                return  # it is open: its end is to come
-            except PulsarError as error:
-                if error.code == "TransactionNotFound":  # it has ended on all of its partitions
-                    break
-                if loop.time() > until:
-                    raise
-            await asyncio.sleep(backoff.next())
-        for name in names:
+        txn, now = doubt.txn, self._context.loop.time
+        try:
+            if doubt.ended or await self._has_ended(txn, doubt.partitions):
+                for name in sorted(doubt.partitions):
+                    await self._lift(txn, name)
+        except PulsarError as error:
+            if not self._late.failed(doubt, now()):
+                log.warning("Pulsar does not answer whether fences of its transaction %d:%d are late: %s", *txn, error)
+        else:
+            self._late.answered(doubt, now())
+
+    async def _has_ended(self, txn: TxnId, names: Collection[str]) -> bool:
+        """Whether a transaction has ended on all of its partitions. PulsarError where that is not known."""
+        try:
+            await self._transactions.add(txn, list(names))
+        except PulsarError as error:
+            if error.code != "TransactionNotFound":
+                raise
+            return True
+        return False  # its end is to come
+
+    async def _lift(self, txn: TxnId, name: str) -> None:
+        """End a transaction on a partition that holds readers back at it though it has ended. PulsarError."""
+        try:
+            if not await self._context.admin.holds_transaction(name, txn):
+                return
+        except PulsarError as error:
+            if error.retriable:
+                raise
+        try:
             await self._transactions.end_on_partition(txn, name, commit=True)
-            self._context.count(Fault.FENCES_TOO_LATE)
-            log.warning(
-                "%s: a fence of Pulsar's transaction %d:%d may have been stored behind its end, and was lifted: this "
-                "gateway was stopped or cut off from Pulsar; nothing has to be done",
-                name,
-                *txn,
-            )
+        except PulsarError as error:
+            if error.code in _NO_PARTITION:
+                return
+            raise
+        self._context.count(Fault.FENCES_TOO_LATE)
+        log.warning(
+            "%s: a fence of Pulsar's transaction %d:%d was stored behind its end, and was lifted: a gateway was "
+            "stopped, killed or cut off from Pulsar; nothing has to be done",
+            name,
+            *txn,
+        )
 
     async def end(self, ended: EndedTransaction) -> None:
         """See `TransactionStorage.end`."""
@@ -220,9 +278,22 @@ class PulsarTransactions:
         except PulsarError as error:
             if error.code == "TransactionNotFound":
                 self._ended_before(ended, txn)
+                self._ended(txn, ended, here=False)
                 return
             doing = f"cannot end Pulsar's transaction {txn} of {ended.transactional_id!r}"
             raise self._context.faults.refused(error, Refused.TRANSACTIONS, doing) from error
+        self._ended(txn, ended, here=txn in self._begun)
+
+    def _ended(self, txn: TxnId, ended: EndedTransaction, *, here: bool) -> None:
+        """It has ended: `here`, and no other broker has a part in it, or fences may be stored later."""
+        self._begun.pop(txn, None)
+        if here:
+            self._late.ended_here(txn)
+            return
+        existing = (self._find(*partition) for partition in ended.partitions)
+        names = [partition.partition_name for partition in existing if partition is not None]
+        self._late.ended_of_other(txn, names, self._context.loop.time())
+        self._look_for_late_fences()
 
     def _ended_before(self, ended: EndedTransaction, txn: TxnId) -> None:
         self._context.count(Fault.TRANSACTIONS_ENDED_BEFORE)
@@ -236,6 +307,10 @@ class PulsarTransactions:
     def close_idle(self, now: float, seconds: float) -> None:
         """Let go what nobody used for `seconds`; `now` is the loop's time."""
         self._fences.close_idle(now, seconds)
+        for txn, begun in tuple(self._begun.items()):
+            if now - begun < _READY_MS / 1000:
+                break
+            del self._begun[txn]  # another broker has ended it, most likely
         ready = self._ready
         if ready is not None and ready.done() and now - self._ready_since > seconds:
             self._ready = None
@@ -244,9 +319,10 @@ class PulsarTransactions:
 
     async def close(self) -> None:
         """End the transaction that is ready for nobody, and close the fences' producers."""
-        if self._finding_out is not None:
-            self._finding_out.cancel()
-            await asyncio.gather(self._finding_out, return_exceptions=True)
+        for task in (self._finding_out, self._looking):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         ready, self._ready = self._ready, None
         if ready is not None:
             if not ready.done():

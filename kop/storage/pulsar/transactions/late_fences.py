@@ -1,0 +1,116 @@
+"""Which fences may have been stored behind the end of their transaction, and when that is asked. A pure machine.
+
+Owns: these transactions and their partitions, when the next question is due, for how long it is asked.
+Must not know: how Pulsar is asked, what is done about a late fence. Each call brings the time (s).
+
+A fence is sent when its transaction is known to be open, and is stored a little later. Who ends the transaction may be
+another broker, which took over from this one, so that the end may come in between. There are two ways to know:
+
+- The broker that wrote the fence asks whether the transaction is open still. Then the fence came before the end. Where
+  it ends the transaction itself, after it wrote the fence, it need not ask.
+- The broker that ends a transaction that another one began looks at its partitions a few times: that other one may be
+  dead, and what it sent last may be stored later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kop.pulsar_client import TxnId
+
+SOON_SECONDS: Final = 1.0
+"""After how long a fence is asked about. Most transactions have ended by then."""
+LOOKS_AFTER: Final = (0.5, 2.0, 5.0, 12.0)
+"""Seconds after its end at which the partitions of a transaction of another broker are looked at."""
+ASK_SECONDS: Final = 600.0
+"""For how long it is asked where Pulsar does not answer."""
+
+
+class Due(NamedTuple):
+    """A question that is due."""
+
+    txn: TxnId
+    partitions: frozenset[str]
+    """Their full names."""
+    ended: bool
+    """The transaction has ended: only its partitions have to be looked at."""
+
+
+@dataclass(slots=True)
+class _Doubt:
+    partitions: frozenset[str]
+    at: float
+    until: float
+    looks: tuple[float, ...] = ()
+    """When the partitions are looked at after that; of a transaction that has ended."""
+    ended: bool = False
+
+
+class LateFences:
+    """The doubtful ones of one broker."""
+
+    def __init__(self) -> None:
+        self._doubts: dict[TxnId, _Doubt] = {}
+
+    def __len__(self) -> int:
+        return len(self._doubts)
+
+    def stored(self, txn: TxnId, partitions: Collection[str], now: float, *, doubtful: bool = False) -> None:
+        """Fences of this broker are stored in a transaction that was open a moment ago.
+
+        `doubtful`: they may be stored, or that moment is long ago.
+        """
+        known = self._doubts.get(txn)
+        names = frozenset(partitions)
+        if known is not None:
+            known.partitions |= names
+            known.at = max(known.at, now + SOON_SECONDS) if not doubtful else now
+            known.until = now + ASK_SECONDS
+            known.ended = False
+            return
+        self._doubts[txn] = _Doubt(names, now if doubtful else now + SOON_SECONDS, now + ASK_SECONDS)
+
+    def ended_here(self, txn: TxnId) -> None:
+        """This broker has ended the transaction, after its own fences were stored."""
+        self._doubts.pop(txn, None)
+
+    def ended_of_other(self, txn: TxnId, partitions: Collection[str], now: float) -> None:
+        """The transaction has ended, and a broker that may be dead has written fences into it, or another one ended
+        it.
+        """
+        known = self._doubts.pop(txn, None)
+        names = frozenset(partitions) | (known.partitions if known is not None else frozenset())
+        if names:
+            first, *rest = LOOKS_AFTER
+            looks = tuple(now + each for each in rest)
+            self._doubts[txn] = _Doubt(names, now + first, now + ASK_SECONDS, looks, ended=True)
+
+    def due(self, now: float) -> list[Due]:
+        """What has to be asked now. Each is due again after a while, unless it is answered."""
+        found = []
+        for txn, doubt in self._doubts.items():
+            if doubt.at <= now:
+                doubt.at = now + SOON_SECONDS
+                found.append(Due(txn, doubt.partitions, doubt.ended))
+        return found
+
+    def answered(self, asked: Due, now: float) -> None:
+        """The transaction is open, or it has ended and its partitions were looked at: those that were asked about."""
+        doubt = self._doubts.get(asked.txn)
+        if doubt is None or doubt.ended != asked.ended:
+            return
+        if doubt.looks:
+            doubt.at, *rest = doubt.looks
+            doubt.looks = tuple(rest)
+        elif doubt.partitions == asked.partitions or doubt.ended:
+            del self._doubts[asked.txn]
+
+    def failed(self, asked: Due, now: float) -> bool:
+        """Pulsar did not answer. False where it is not asked again."""
+        doubt = self._doubts.get(asked.txn)
+        if doubt is None or now < doubt.until:
+            return True
+        del self._doubts[asked.txn]
+        return False
