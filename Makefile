@@ -32,7 +32,7 @@ test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Ja
 	$(BIN)/python -m pytest -n 2 -m "pulsar and not slow" -r fE $(ARGS)
 
 test-full: $(VENV)/.test ## every test, the slow ones too (Java, Maven)
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	KOP_ALL_EXAMPLES=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-faults: $(VENV)/.test ## the tests of outages, limits and permissions of Pulsar: ten minutes (Java, Maven)
 	$(BIN)/python -m pytest tests/faults tests/pulsar_client/test_pulsar_faults.py $(ARGS)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from kop import compiled
+
+SOURCE = Path(compiled.__file__).parent / "_native/src/lib.rs"
+OF_FORMAT = (12, "a77b73376425e2e6")
+"""A number, and the digest of the functions that it stands for."""
 
 
 def built(format_number: int) -> ModuleType:
@@ -38,3 +45,16 @@ def test_plain_python_does_where_nothing_was_built(monkeypatch: pytest.MonkeyPat
     why = compiled.missing()
     assert why is not None
     assert "cargo" in why
+
+
+def test_another_function_or_argument_has_another_number() -> None:
+    """A build from before it would be taken for one of these sources otherwise, and fail where the function is called.
+
+    Where this fails: raise FORMAT in kop/compiled.py and in lib.rs, and put the new pair into OF_FORMAT.
+    """
+    text = SOURCE.read_text()
+    functions = re.findall(r"#\[pyfunction\]\s*(?:#\[[^\n]*\]\s*)*fn \w+.*?\{\n", text, re.DOTALL)
+    assert len(functions) == text.count("#[pyfunction]")
+    signatures = "\n".join(" ".join(function.split()) for function in functions)
+    assert (compiled.FORMAT, hashlib.sha256(signatures.encode()).hexdigest()[:16]) == OF_FORMAT
+    assert f"const FORMAT: u32 = {compiled.FORMAT};" in text

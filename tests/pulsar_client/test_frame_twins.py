@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.damage import damaged
+from support.examples import examples
 from support.fake_pulsar import encode, entry_bytes
 
 from kop.pulsar_client import _pure
@@ -113,7 +114,7 @@ def same(data: bytes, limit: int = 1 << 20) -> None:
     assert outcome(data, limit, native) == outcome(data, limit, _pure)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(STREAMS, st.integers(0, 200))
 def test_whole_frames(data: bytes, limit: int) -> None:
     same(data)
@@ -127,13 +128,13 @@ def test_frames_that_end_anywhere(data: bytes) -> None:
         same(data[:end])
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 @given(STREAMS, SEEDS)
 def test_damaged_frames(data: bytes, seed: int) -> None:
     same(damaged(data, seed))
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 @given(st.one_of(receipts(), messages()), SEEDS)
 def test_a_damaged_command_in_a_whole_frame(data: bytes, seed: int) -> None:
     length = int.from_bytes(data[4:8], "big")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from records.arrow_kit import TWINS, batch_at, decode, rows_of
 from records.transcode_kit import INT64_MAX, INT64_MIN
 from support.damage import damaged
+from support.examples import examples
 
 from kop.errors import KopError
 from kop.records import _pure_arrow, arrow, columns
@@ -75,7 +76,7 @@ ranges = st.tuples(st.integers(0, 30), st.integers(0, 60))
 
 
 @only_with_two
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     limits,
     st.lists(st.tuples(record_lists, st.integers(0, 40), st.none() | st.just(7), ranges), max_size=4),
@@ -94,7 +95,7 @@ def test_records_to_chunks(limits: tuple[bool, int, int], batches: list[Any], fo
 
 
 @only_with_two
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 @given(
     record_lists,
     seeds,
@@ -119,7 +120,7 @@ def test_damaged_records(
 
 
 @only_with_two
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(st.binary(max_size=40), st.integers(-1, 3), st.integers(-2, 5), limits)
 def test_any_bytes(data: bytes, count: int, last: int, limits: tuple[bool, int, int]) -> None:
     calls = [(data, count, 0, last, 0, None, 0, 100)]
@@ -191,7 +192,7 @@ def pieces(rows: pa.RecordBatch, **how: Any) -> list[tuple[bytes, int, int]]:
     ]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(some_rows(names_may_miss=True), st.integers(HEADER_SIZE + 1, 200), int64)
 def test_rows_to_batches(rows: pa.RecordBatch, max_bytes: int, now: int) -> None:
     found = set()
@@ -202,7 +203,7 @@ def test_rows_to_batches(rows: pa.RecordBatch, max_bytes: int, now: int) -> None
     assert len(found) == 1
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(some_rows(), st.sampled_from(list(Codec)))
 def test_rows_are_what_their_batches_hold(rows: pa.RecordBatch, codec: Codec) -> None:
     for param in TWINS:
@@ -224,7 +225,7 @@ def test_rows_are_what_their_batches_hold(rows: pa.RecordBatch, codec: Codec) ->
 
 
 @only_with_two
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(some_rows(names_may_miss=True), seeds, st.integers(0, 300))
 def test_buffers_of_rows_that_do_not_fit(rows: pa.RecordBatch, seed: int, room: int) -> None:
     """No buffer is read beyond its end, and no offsets are believed."""
@@ -254,7 +255,7 @@ def test_buffers_of_rows_that_do_not_fit(rows: pa.RecordBatch, seed: int, room: 
 
 
 @only_with_two
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.lists(st.none() | st.binary(max_size=20), max_size=20), st.integers(1, 2**31 - 1), st.none() | seeds)
 def test_partitions_of_keys(keys: list[bytes | None], count: int, seed: int | None) -> None:
     _, offsets, data = pa.array(keys, pa.binary()).buffers()
@@ -274,7 +275,7 @@ def some_digests(rows: pa.RecordBatch) -> set[Any]:
     return found
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(some_rows(names_may_miss=True), seeds)
 def test_digests_of_rows(rows: pa.RecordBatch, seed: int) -> None:
     rng = random.Random(seed)
@@ -289,7 +290,7 @@ def test_digests_of_rows(rows: pa.RecordBatch, seed: int) -> None:
 
 
 @only_with_two
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.binary(max_size=600))
 def test_digest_of_long_values(value: bytes) -> None:
     """A value that fills blocks of the hash wholly, or not."""
@@ -297,7 +298,7 @@ def test_digest_of_long_values(value: bytes) -> None:
 
 
 @only_with_two
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(some_rows(), seeds)
 def test_buffers_of_digests_that_do_not_fit(rows: pa.RecordBatch, seed: int) -> None:
     def broken(part: Any) -> Any:
@@ -392,7 +393,7 @@ def log_by(rng: random.Random) -> tuple[bytes, list[tuple[int, int]], list[Any],
 logs = st.builds(log_by, st.builds(random.Random, seeds))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(logs, st.integers(0, 40), st.none() | st.integers(0, 60), st.integers(1, 9), st.integers(1, 200))
 def test_a_response_gives_what_a_consumer_sees(log: Any, start: int, end: int | None, rows: int, size: int) -> None:
     data, aborted, everything, committed, behind = log
@@ -410,7 +411,7 @@ def test_a_response_gives_what_a_consumer_sees(log: Any, start: int, end: int | 
             assert decoded.cut_off == 0
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(logs, seeds, st.booleans(), st.integers(1, 9), st.none() | st.integers(0, 30))
 def test_a_damaged_response_gives_both_twins_the_same(
     log: Any, seed: int, headers: bool, rows: int, end: int | None

@@ -19,6 +19,7 @@ import snappy
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from kop.errors import ErrorCode, PeerError
 from kop.records.compression import Codec, compress, decompress
@@ -114,7 +115,7 @@ def test_we_write_and_others_read(codec: Codec) -> None:
             assert READERS[codec](bytes(compress(codec, given_as))) == data
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=5000), st.sampled_from(Codec))
 def test_round_trip(data: bytes, codec: Codec) -> None:
     assert bytes(decompress(codec, compress(codec, data), len(data))) == data
@@ -163,7 +164,7 @@ def outcome(codec: Codec, data: bytes | bytearray) -> str:
         return error.code.name
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(CODECS), st.data())
 def test_damage_ends_in_one_kind_of_error(codec: Codec, draw: st.DataObject) -> None:
     packed = bytearray(compress(codec, b"some text, some more text, and even more text" * 9))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.damaged_batches import LAYOUT, T, record, varint
 from support.damaged_batches import sealed as batch
+from support.examples import examples
 
 from kop.errors import ErrorCode, PeerError
 from kop.records.batch import (
@@ -189,7 +190,7 @@ def test_truncation_at_every_byte(codec: Codec) -> None:
         assert outcome(iter_records, sealed, max_bytes=LIMIT) in REFUSALS
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.binary(max_size=150))
 def test_any_bytes_as_records(body: bytes) -> None:
     data = batch(body, 2)
@@ -197,7 +198,7 @@ def test_any_bytes_as_records(body: bytes) -> None:
         assert outcome(read, data) in {"NONE", "INVALID_RECORD"}
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.data())
 def test_any_header_over_good_records(draw: st.DataObject) -> None:
     data = bytearray(build([Record(n, T, b"key", b"value") for n in range(3)], codec=draw.draw(st.sampled_from(Codec))))
@@ -213,7 +214,7 @@ def test_any_header_over_good_records(draw: st.DataObject) -> None:
         assert outcome(read, bytes(data)) in REFUSALS | {"NONE"}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200))
 def test_any_bytes_as_a_batch(data: bytes) -> None:
     assert outcome(lambda: check(data)) in REFUSALS

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records.transcode_kit import INT64_MAX, INT64_MIN, NATIVE, compressed, header_lists, record_lists, some_bytes
 from support.damage import damaged
+from support.examples import examples
 
 from kop.errors import KopError, PeerError
 from kop.pulsar_client import TxnId, wire
@@ -47,13 +48,13 @@ def body_of(records: list[Record]) -> bytes:
     return records_of(batch, read_header(batch), max_bytes=1 << 20)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(record_lists(), st.one_of(st.none(), int64), st.integers(-1, 300), st.booleans())
 def test_records_to_messages(records: list[Record], append_time: int | None, room: int, reject: bool) -> None:
     same("pack", body_of(records), len(records), records[0].timestamp, append_time, room, reject)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 @given(record_lists(), seeds, st.integers(-1, 1), int64)
 def test_damaged_records(records: list[Record], seed: int, more: int, base: int) -> None:
     same("pack", damaged(body_of(records), seed), len(records) + more, base, None, 1 << 20, False)
@@ -63,7 +64,7 @@ names_of_producers = st.text(max_size=20).map(str.encode)
 transactions = st.one_of(st.none(), st.tuples(uint64, uint64, st.booleans()))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     record_lists(), seeds, st.integers(-1, 1), st.one_of(st.none(), int64), st.integers(-1, 300), st.booleans(),
     st.integers(0, 70), st.integers(0, 2**63), names_of_producers, st.integers(0, 2**62), st.integers(0, 2**62),
@@ -83,7 +84,7 @@ def test_send_frames(
             )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     st.binary(max_size=300), st.integers(1, 2**31 - 1), st.integers(0, 4), st.integers(0, 2**32), st.booleans(),
     st.integers(0, 2**63), names_of_producers, st.integers(0, 2**62), st.integers(0, 2**62), transactions,
@@ -113,13 +114,13 @@ def test_a_send_frame_says_what_protobuf_and_the_checksum_say(
     assert transcode.entry_size(frame) == len(entry) + len(payload)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(record_lists(), st.integers(0, 61), st.booleans())
 def test_the_walk_over_records(records: list[Record], start: int, reject: bool) -> None:
     same("walk", bytes(start) + body_of(records), start, len(records), records[0].timestamp, reject)
 
 
-@settings(deadline=None, max_examples=2000)
+@settings(deadline=None, max_examples=examples(2000))
 @given(record_lists(), seeds, st.integers(-1, 1), int64)
 def test_the_walk_over_damaged_records(records: list[Record], seed: int, more: int, base: int) -> None:
     body = damaged(body_of(records), seed)
@@ -203,7 +204,7 @@ def payloads(draw: st.DrawFn) -> tuple[bytes, int]:
     return out, count
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(payloads(), int64, int64, st.integers(0, INT64_MAX), st.none() | int64)
 def test_messages_to_records(
     payload: tuple[bytes, int], publish_time: int, event_time: int, base_offset: int, append_time: int | None
@@ -215,7 +216,7 @@ def test_messages_to_records(
     same("plain_batch", memoryview(b""), lent, True, count, publish_time, event_time, base_offset, append_time)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 @given(payloads(), seeds, st.integers(-1, 1))
 def test_damaged_messages(payload: tuple[bytes, int], seed: int, more: int) -> None:
     data, count = damaged(payload[0], seed), payload[1] + more
@@ -251,7 +252,7 @@ def entry_metadata(draw: st.DrawFn) -> bytes:
     return meta.SerializeToString()
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(entry_metadata(), some_bytes, seeds)
 def test_metadata(data: bytes, payload: bytes, seed: int) -> None:
     for form in (data, damaged(data, seed)):
@@ -261,7 +262,7 @@ def test_metadata(data: bytes, payload: bytes, seed: int) -> None:
         same("plain_batch", memoryview(form), memoryview(payload), False, 1, 5, 6, 7, seed)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(st.binary(max_size=40), st.integers(-1, 3))
 def test_any_bytes(data: bytes, count: int) -> None:
     same("parse_entry", data)

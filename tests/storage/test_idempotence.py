@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from kop.errors import ErrorCode, InternalError
 from kop.records.batch import MAX_SEQUENCE, TRANSACTIONAL_BIT, BatchHeader, Record, build, read_header
@@ -310,7 +311,7 @@ class Reference:
         return "new" if sequence == (last + length) % 2**31 else OUT_OF_ORDER
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.integers(0, 2**32), st.integers(20, 120))
 def test_the_window_against_the_reference_under_faults(seed: int, steps: int) -> None:
     """Producers that retry, reorder, wrap, bump epochs and start in the middle, over a log whose commits fail."""

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bodies import encode_body
+from support.examples import examples
 from support.random_messages import every_class, fields_of, is_message, random_message
 
 from kop.wire import primitives
@@ -60,7 +61,7 @@ def test_a_message_cut_at_every_byte_or_followed_by_one_is_refused(cls: Any, ver
             decode(cls, version, memoryview(bytes(raw) + b"\0"))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.sampled_from(every_class()), st.integers(0, 2**32), st.data())
 def test_damage_is_refused_with_decode_error_or_read_as_another_message(
     chosen: tuple[Any, int], seed: int, data: st.DataObject
@@ -91,7 +92,7 @@ def test_damage_is_refused_with_decode_error_or_read_as_another_message(
     encode_body(message)  # what was read can be written
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(every_class()), st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_a_decode_error(chosen: tuple[Any, int], raw: bytes) -> None:
     try:

@@ -82,7 +82,7 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 11;
+    const FORMAT: u32 = 12;
 
     #[pyfunction]
     fn read_frames<'py>(
