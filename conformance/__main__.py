@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -91,7 +92,10 @@ def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[s
         return options.bootstrap or "127.0.0.1:9092", options.target or "kop", list
     kop = KopOverPulsar() if options.start_kop_pulsar else Kop()
     target = options.target or ("kop-pulsar" if options.start_kop_pulsar else "kop")
-    return stack.enter_context(kop), target, kop.warnings
+    bootstrap = stack.enter_context(kop)
+    if isinstance(kop, KopOverPulsar):
+        os.environ["KOP_SPARK_PULSAR"] = kop.behind  # for suites
+    return bootstrap, target, kop.warnings
 
 
 def _ask_control(

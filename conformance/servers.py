@@ -217,6 +217,12 @@ class KopOverPulsar(Kop):
         command = ["--store", service, "--admin-url", admin, "--cluster", self._cluster or f"{self._namespace}-kop"]
         return [*command, "--set", f"kop.pulsar.namespace={self._namespace}"]
 
+    @property
+    def behind(self) -> str:
+        """The admin URL of its Pulsar and its namespace there, with a comma between; it has to run."""
+        assert self._urls is not None
+        return f"{self._urls[1]},{self._namespace}"
+
     def __enter__(self) -> str:
         if self._pulsar is not None:
             try:

@@ -36,6 +36,9 @@ LIMITS = not KOP or pyspark.__version__ >= "4.2"
 BOUNDED = {} if LIMITS else {"neverAvailableNow": "true"}
 """What a stream with limits has to say as well, and a trigger of processing time then."""
 
+MASTER = os.environ.get("KOP_SPARK_MASTER", "local[2]")
+"""Where tasks run: `local-cluster[2,1,1024]` gives them processes of their own."""
+
 PATIENCE = float(os.environ.get("KOP_SPARK_PATIENCE", "1"))
 """How many times longer everything may take: on a machine that does other work a Python worker may start for 10 s."""
 
@@ -45,10 +48,10 @@ suite.cleanup = clean
 
 
 def case(
-    *, kop: bool = False, slow: bool = True, **declared: Any
+    *, kop: bool = False, kafka: bool = True, slow: bool = True, **declared: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a case; those that say `kop` are cases of format("kop"), too."""
-    if KOP and not kop:
+    """Declare a case; those that say `kop` are cases of format("kop"), too, or alone where `kafka` is false."""
+    if not (kop if KOP else kafka):
         return lambda body: body
     declared["limit"] = declared.get("limit", 90) * PATIENCE
     return suite.case(slow=slow, **declared)
@@ -94,7 +97,7 @@ def session() -> SparkSession:
 @functools.cache
 def _session() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("conformance")
+    builder = SparkSession.builder.master(MASTER).appName("conformance")
     connector = {"spark.jars.packages": CONNECTOR, "spark.jars.ivy": str(JARS)}
     for name, value in ({} if KOP else connector).items() | {
         "spark.driver.memory": "1g",

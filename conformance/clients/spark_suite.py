@@ -1,6 +1,6 @@
 """PySpark and its `format("kafka")`, or `format("kop")`: batch reads and writes.
 
-Streams are in spark_streams.py, transactions in spark_transactions.py.
+Streams are in spark_streams.py, transactions in spark_transactions.py, what format("kop") alone has in spark_beyond.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+import spark_beyond  # noqa: F401  (declares its cases)
 import spark_streams  # noqa: F401  (declares its cases)
 import spark_transactions  # noqa: F401  (declares its cases)
 from checks import CODECS, ODD_RECORDS, check_codec, check_idempotent, stored, values

@@ -1,0 +1,248 @@
+"""What `format("kop")` has beyond Spark's Kafka source, and its own sink; over Apache Pulsar, unloads of topics, too.
+
+KOP_SPARK_PULSAR=ADMIN-URL,NAMESPACE names the Pulsar behind the gateway, for the cases that ask it something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka_python_kit import make_topic, producer
+from spark_kit import BOUNDED, FORMAT, Stream, case, finish, folder, offsets, places, read, records, refused, session
+from suite import Run, Skip, same
+
+beyond = functools.partial(case, kop=True, kafka=False)
+DECODER = """
+import json
+
+def number(record):
+    found = json.loads(record.value)
+    return {"n": found["n"], "place": f"{record.topic}-{record.partition}-{record.offset}", "h": len(record.headers)}
+"""
+
+
+def pulsar() -> tuple[str, str]:
+    """The admin URL and the namespace of the Pulsar behind the gateway."""
+    admin, _, namespace = os.environ.get("KOP_SPARK_PULSAR", "").partition(",")
+    if not admin:
+        raise Skip("no Apache Pulsar is behind this server, or nobody says where")
+    return admin, namespace
+
+
+def ask(method: str, path: str) -> Any:
+    """A request to Pulsar's admin REST about a topic or a partition."""
+    admin, namespace = pulsar()
+    url = f"{admin}/admin/v2/persistent/{namespace}/{path}"
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30) as answer:
+        body = answer.read()
+    return json.loads(body) if body else None
+
+
+def send(run: Run, topic: str, count: int, partition: int = 0, *, start: int = 0, **more: Any) -> None:
+    """Records whose values are numbers, each in a batch of its own."""
+    with producer(run) as p:
+        for number in range(start, start + count):
+            p.send(topic, b"%d" % number, b"k%d" % (number % 7), partition=partition, **more).get(timeout=20)
+
+
+def committed(run: Run, topic: str) -> list[str]:
+    """The values of a topic that a consumer with read_committed gets, in the order of each partition."""
+    with KafkaConsumer(
+        bootstrap_servers=run.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
+    ) as consumer:
+        parts = [TopicPartition(topic, partition) for partition in consumer.partitions_for_topic(topic)]
+        consumer.assign(parts)
+        ends = consumer.end_offsets(parts)
+        found = []
+        while any(consumer.position(part) < ends[part] for part in parts):
+            found += [r.value.decode() for some in consumer.poll(timeout_ms=500).values() for r in some]
+    return found
+
+
+# Reading
+
+
+@beyond()
+def bounds_of_time_are_inclusive_or_not(run: Run) -> None:
+    topic = make_topic(run)
+    base = int(time.time() * 1000) - 100_000
+    with producer(run) as p:
+        for number in range(5):
+            p.send(topic, b"x", timestamp_ms=base + number).get(timeout=10)
+    asked: dict[str, Any] = {"startingTimestamp": base + 1, "endingTimestamp": base + 3}
+    same(places(records(read(run, topic, **asked))), {0: [1, 2]}, "as Spark has them")
+    asked |= {"startingTimestampInclusive": "false", "endingTimestampInclusive": "true"}
+    same(places(records(read(run, topic, **asked))), {0: [2, 3]}, "the other way")
+
+
+@beyond()
+def rows_of_other_event_times_are_left_out(run: Run) -> None:
+    topic = make_topic(run)
+    base = int(time.time() * 1000) - 100_000
+    times = [30, 10, 50, 20, 40]
+    with producer(run) as p:
+        for late in times:
+            p.send(topic, b"x", timestamp_ms=base + late).get(timeout=10)
+    found = records(read(run, topic, startingEventTime=base + 20, endingEventTime=base + 50))
+    same([r.ms - base for r in found], [30, 20, 40])
+
+
+@beyond(limit=120)
+def decoder_gives_columns_and_names_what_it_does_not_take(run: Run) -> None:
+    topic = make_topic(run)
+    with producer(run) as p:
+        for number in range(3):
+            p.send(topic, b'{"n": %d}' % number, headers=[("a", b"b")]).get(timeout=10)
+    options = {"decoder": f"decoder_{topic.replace('-', '_')}:number", "decoderSchema": "n BIGINT, place STRING, h INT"}
+    with folder() as path:
+        file = Path(path, f"decoder_{topic.replace('-', '_')}.py")
+        file.write_text(DECODER)
+        session().sparkContext.addPyFile(str(file))
+        rows = read(run, topic, **options).selectExpr("decoded.*").collect()
+        same([tuple(row) for row in rows], [(number, f"{topic}-0-{number}", 1) for number in range(3)])
+        send(run, topic, 1, start=7)  # a number has no fields
+        refused(f"topic {topic} partition 0 offset 3", lambda: read(run, topic, **options).collect())
+        found = read(run, topic, mode="PERMISSIVE", **options).selectExpr("decoded.n", "decodeError").collect()
+        same([row.n for row in found], [0, 1, 2, None])
+        assert "TypeError" in found[3].decodeError, found[3].decodeError
+
+
+@beyond()
+def max_bytes_per_trigger_cuts_batches(run: Run) -> None:
+    topic = make_topic(run)
+    with producer(run) as p:
+        for _ in range(60):
+            p.send(topic, bytes(10_000)).get(timeout=10)
+    with folder() as path, Stream(run, path, topic, maxBytesPerTrigger="250k", **BOUNDED) as stream:
+        stream.start()
+        stream.wait(60)
+        assert 2 <= len(stream.sizes) <= 6, f"batches of {stream.sizes} records"
+
+
+@beyond()
+def messages_of_pulsar_are_bounds(run: Run) -> None:
+    admin, namespace = pulsar()
+    topic = make_topic(run)
+    send(run, topic, 8)
+    ledger = ask("GET", f"{topic}-partition-0/internalStats")["ledgers"][-1]["ledgerId"]
+    asked = {"pulsar.admin.url": admin, "topicNamespace": namespace}
+    first, last = (json.dumps({f"{namespace}/{topic}": {"0": f"{ledger}:{entry}:-1"}}) for entry in (2, 5))
+    by_id: dict[str, Any] = {"startingMessageId": first, "endingMessageId": last}
+    same([r.offset for r in records(read(run, topic, **asked, **by_id))], [2, 3, 4])
+    by_id |= {"startingMessageIdInclusive": "false", "endingMessageIdInclusive": "true"}
+    same([r.offset for r in records(read(run, topic, **asked, **by_id))], [3, 4, 5])
+
+
+# Writing
+
+
+@beyond(limit=120)
+def batch_is_written_and_an_exactly_once_one_is_written_once(run: Run) -> None:
+    topic, once = make_topic(run, partitions=2), make_topic(run, partitions=2)
+    # This also makes the session the active one of this thread: else Spark's writer finds no Python data source.
+    numbers = session().createDataFrame([(number,) for number in range(500)], "id long").repartition(2)
+    rows = numbers.selectExpr("concat('k', id % 7) key", "cast(id as string) value")
+    named = {"kafka.bootstrap.servers": run.bootstrap}
+    rows.write.format(FORMAT).options(**named, topic=topic).mode("append").save()
+    same(sorted(committed(run, topic), key=int), [str(n) for n in range(500)], "at least once")
+    options = {"topic": once, "deliveryGuarantee": "exactly-once", "exactlyOnceTasks": "2", "exactlyOnceId": once}
+    for _ in range(2):
+        rows.repartition(2, "key").write.format(FORMAT).options(**named, **options).mode("append").save()
+    same(sorted(committed(run, once), key=int), [str(n) for n in range(500)], "exactly once, by a job that ran twice")
+
+
+@contextlib.contextmanager
+def copied(run: Run, topic: str, out: str, path: str) -> Iterator[Any]:
+    """A query that copies a topic, exactly once, until it is stopped."""
+    named = {"kafka.bootstrap.servers": run.bootstrap}
+    source = session().readStream.format(FORMAT).options(**named, subscribe=topic, startingOffsets="earliest").load()
+    query = importlib.import_module("kop.spark").write_stream(
+        source.selectExpr("key", "value"),
+        options=named | {"topic": out, "deliveryGuarantee": "exactly-once", "exactlyOnceTasks": "2"},
+        checkpoint=f"{path}/copy",
+        trigger={"processingTime": "200 milliseconds"},
+    )
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+@beyond(limit=150)
+def stream_is_copied_exactly_once_over_a_restart(run: Run) -> None:
+    topic, out = make_topic(run, partitions=2), make_topic(run, partitions=2)
+    with folder() as path:
+        for start in (0, 40):
+            with copied(run, topic, out, path) as query:
+                send(run, topic, 40, start // 40, start=start)
+                query.processAllAvailable()
+    same(sorted(committed(run, out), key=int), [str(n) for n in range(80)])
+
+
+@beyond(limit=240)
+def topics_of_pulsar_are_unloaded_under_a_stream_and_its_sink(run: Run) -> None:
+    pulsar()
+    topic, out = make_topic(run, partitions=2), make_topic(run, partitions=2)
+    sent = [0, 0]
+    stopped = threading.Event()
+
+    def load() -> None:
+        with producer(run, linger_ms=5, retries=50) as p:
+            while not stopped.is_set():
+                partition = sum(sent) % 2
+                p.send(topic, b"%d" % sum(sent), b"k%d" % (sum(sent) % 7), partition=partition)
+                sent[partition] += 1
+                time.sleep(0.005)  # a steady trickle while topics are unloaded
+
+    loader = threading.Thread(target=load, daemon=True)
+    with folder() as path, copied(run, topic, out, path) as query, Stream(run, path, topic) as stream:
+        stream.start()
+        loader.start()
+        try:
+            for _ in range(4):
+                for name in (topic, out):
+                    ask("PUT", f"{name}/unload")
+                time.sleep(3)  # let the streams run into what the unload has closed
+        finally:
+            stopped.set()
+            loader.join(30)
+        stream.wait(sum(sent), 90)
+        same(places(stream.records), {p: list(range(sent[p])) for p in range(2)}, "offsets that were read")
+        query.processAllAvailable()
+    found = committed(run, out)
+    same(sorted(found, key=int), [str(n) for n in range(sum(sent))], "what was copied")
+
+
+@beyond()
+def bounds_that_hold_no_partition_of_the_read_are_refused(run: Run) -> None:
+    topic = make_topic(run, partitions=2)
+    refused(
+        "set startingOffsets for each partition",
+        lambda: records(read(run, topic, startingOffsets=offsets(topic, p0=0))),
+    )
+    refused("Kafka's protocol gives no message ids", lambda: read(run, topic, includeMetadata="true").collect())
+    with folder() as path:
+        refused(
+            "would never end it",
+            lambda: finish(
+                session()
+                .readStream.format(FORMAT)
+                .options(**{"kafka.bootstrap.servers": run.bootstrap}, subscribe=topic, endingEventTime=1)
+                .load()
+                .writeStream.format("noop")
+                .option("checkpointLocation", path)
+                .trigger(availableNow=True)
+                .start()
+            ),
+        )
