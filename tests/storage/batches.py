@@ -108,8 +108,10 @@ async def read_all(log: PartitionLog, *, max_bytes: int = LIMIT, cached: bool = 
     return found
 
 
-async def read_values(log: PartitionLog, **how: bool) -> list[str | None]:
-    return [None if record.value is None else record.value.decode() for record in await read_all(log, **how)]  # type: ignore[arg-type]
+async def read_values(log: PartitionLog, *, max_bytes: int = LIMIT, cached: bool = False) -> list[str | None]:
+    """The values of `read_all` as text."""
+    found = await read_all(log, max_bytes=max_bytes, cached=cached)
+    return [None if record.value is None else record.value.decode() for record in found]
 
 
 async def make(engine: EngineOf[LogT], name: str = "t", partitions: int = 1, **configs: str) -> LogT:
@@ -126,7 +128,8 @@ def first(engine: EngineOf[LogT], topic: TopicInfo | str = "t", partition: int =
     return log
 
 
-def refused(code: ErrorCode):  # type: ignore[no-untyped-def]
+def refused(code: ErrorCode) -> pytest.RaisesExc[KopError]:
+    """Expect an error of ours with this code."""
     return pytest.raises(KopError, check=lambda error: error.code is code)
 
 

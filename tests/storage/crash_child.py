@@ -15,6 +15,8 @@ import uvloop
 from storage.batches import append, batch
 from storage.engines import SqliteStore
 
+from kop.storage.base import AppendResult
+
 PARTITIONS = 4
 IN_FLIGHT = 5
 
@@ -32,20 +34,22 @@ async def main(path: str, acked: dict[str, int]) -> None:
     async def produce(partition: int) -> None:
         log = engine.log(topic.topic_id, partition)
         assert log is not None
-        window: list[asyncio.Future[object]] = []
+        window: list[asyncio.Future[AppendResult]] = []
         sequence = acked.get(str(partition), 0)
         while True:
             count = sequence % 3 + 1
             values = [str(sequence + i) for i in range(count)]
             future = append(log, batch(values, producer=100 + partition, sequence=sequence))
 
-            def acknowledged(future: asyncio.Future[object], sequence: int = sequence, count: int = count) -> None:
-                base = future.result().base_offset  # type: ignore[attr-defined]
+            def acknowledged(
+                future: asyncio.Future[AppendResult], sequence: int = sequence, count: int = count
+            ) -> None:
+                base = future.result().base_offset
                 # One write: a batch is reported whole or not at all.
                 os.write(1, b"".join(b"%d %d %d\n" % (partition, sequence + i, base + i) for i in range(count)))
 
-            future.add_done_callback(acknowledged)  # type: ignore[arg-type]
-            window.append(future)  # type: ignore[arg-type]
+            future.add_done_callback(acknowledged)
+            window.append(future)
             sequence += count
             if len(window) == IN_FLIGHT:
                 await window.pop(0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 from kop.errors import KopError
 from kop.records.batch import BatchHeader, read_header, stamp
@@ -107,8 +108,9 @@ class DenseLog:
         for buffer in found.buffers:
             header = read_header(buffer)
             self._batches.add(header.base_offset, header.last_offset_delta + 1)
-            buffers.append(bytearray(buffer))
-            stamp(buffers[-1], self._known().dense(header.base_offset))  # type: ignore[arg-type]
+            stamped = bytearray(buffer)
+            stamp(stamped, self._known().dense(header.base_offset))
+            buffers.append(stamped)
         return ReadResult(buffers, found.size)
 
     @property
@@ -161,7 +163,7 @@ class DenseLog:
 class DenseEngine:
     """An `Engine` over one whose offsets have gaps. `known` outlives it: that is what a test wrote before."""
 
-    def __init__(self, engine: PulsarEngine, known: dict[tuple[Any, int], Batches]) -> None:
+    def __init__(self, engine: PulsarEngine, known: dict[tuple[UUID, int], Batches]) -> None:
         self.real = engine
         self._known = known
         self._logs: dict[PulsarLog, DenseLog] = {}
@@ -169,7 +171,7 @@ class DenseEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def log(self, topic_id: Any, partition: int) -> DenseLog | None:
+    def log(self, topic_id: UUID, partition: int) -> DenseLog | None:
         log = self.real.log(topic_id, partition)
         if log is None:
             return None

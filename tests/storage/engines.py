@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
+from uuid import UUID
 
 import pytest
-from storage.dense_view import DenseEngine
+from storage.dense_view import Batches, DenseEngine
 
 from kop.storage import memory
 from kop.storage.base import Engine, LiveBroker, LogPolicy, Promises, TopicInfo
@@ -125,7 +126,7 @@ class PackedStore(PulsarStore):
 
     def __init__(self, service_url: str, admin_url: str, namespace: str) -> None:
         super().__init__(service_url, admin_url, namespace, "packed")
-        self._known: dict[Any, Any] = {}
+        self._known: dict[tuple[UUID, int], Batches] = {}
 
     async def open(self) -> Any:
         return DenseEngine(await super().open(), self._known)

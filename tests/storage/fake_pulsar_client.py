@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +17,8 @@ from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import AppendResult, AppendWaiter, LogPolicy, TopicInfo
-from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
@@ -30,6 +31,7 @@ from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns
 
+KEEPS_ALL = LogPolicy()
 STAMP = 1_700_000_123_456
 """When the broker took each entry."""
 
@@ -350,6 +352,9 @@ class FakeAdmin:
     async def stats(self, name: str) -> dict[str, Any]:
         return self.broker.stats
 
+    async def unload(self, topic: str) -> None:
+        raise PulsarError("Forbidden", "so says the test")
+
     async def has_publish_rate(self, topic: str) -> bool:
         return self.broker.has_publish_rate
 
@@ -357,17 +362,17 @@ class FakeAdmin:
         raise PulsarError("NotFound", "no transactions")
 
 
-class FakeEngine:
-    """What a log is given: the context, and the services behind it."""
+class FakeEngine(PulsarContext):
+    """What a log is given: the context, over a broker and its admin REST that are not there, and the services."""
 
-    def __init__(self, broker: Broker, offsets: str, open_bytes: int) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.client = broker
-        self.admin = FakeAdmin(broker)
-        self.faults = Faults(self.loop.time)
-        self.counts = self.faults.counts
-        self.settings = PulsarSettings()
-        self.tasks: set[asyncio.Task[Any]] = set()
+    def __init__(
+        self, broker: Broker, offsets: str = "index", rest: FakeAdmin | None = None, *, open_bytes: int = 1 << 20
+    ) -> None:
+        self.rest = FakeAdmin(broker) if rest is None else rest
+        client: Any = broker
+        admin: Any = self.rest
+        super().__init__(client, admin, PulsarSettings())
+        self.broker = broker
         self.gone = False
         self.queued_bytes = 0
         self.raw_marked = False
@@ -378,7 +383,7 @@ class FakeEngine:
             read_budget=ReadBudget(1 << 30),
             attaching=Turns(64),
             decompression=DecompressionTurns(self.loop),
-            producer_naming=FakeProducerNaming,  # type: ignore[arg-type]
+            producer_naming=lambda: FakeProducerNaming("c", "i"),
             refusal=lambda size: None,
             queued=self.queued,
             may_attach=self.may_attach,
@@ -393,13 +398,10 @@ class FakeEngine:
             keep_number=self.keep_number,
         )
 
-    def count(self, what: str) -> None:
-        self.faults.count(what)
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = self.loop.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+    def log(self, policy: LogPolicy = KEEPS_ALL) -> PulsarLog:
+        """The log of the only partition of topic t."""
+        name = "persistent://public/default/t-partition-0"
+        return PulsarLog(self, self.services, TopicInfo("t", UUID(int=1 << 70), 1), 0, name, policy)
 
     def queued(self, size: int) -> tuple[AppendWaiter, int]:
         self.queued_bytes += size
@@ -428,7 +430,7 @@ class FakeEngine:
 
     def entry_size_limit(self, topic_id: UUID) -> EntrySizeLimit:
         async def ask() -> int | None:
-            return self.client.size_limit
+            return self.broker.size_limit
 
         return EntrySizeLimit(self.loop.time, ask, self.spawn)
 
@@ -436,25 +438,19 @@ class FakeEngine:
         pass
 
 
-class FakeProducerNaming:
+class FakeProducerNaming(ProducerNaming):
     """Short names."""
-
-    leader = "leader"
 
     def of(self, producer_id: int) -> str:
         return f"pid-{producer_id}" if producer_id >= 0 else "gateway"
 
-    def former(self, producer_id: int) -> str:
+    @staticmethod
+    def former(producer_id: int) -> str:
         return f"former-pid-{producer_id}"
 
-
-def make_log(
-    broker: Broker, *, append_time: bool = False, offsets: str = "index", open_bytes: int = 1 << 20, **configs: Any
-) -> PulsarLog:
-    engine: Any = FakeEngine(broker, offsets, open_bytes)
-    policy = LogPolicy(log_append_time=append_time, **configs)
-    name = "persistent://public/default/t-partition-0"
-    return PulsarLog(engine, engine.services, TopicInfo("t", UUID(int=1 << 70), 1), 0, name, policy)
+    @property
+    def leader(self) -> str:
+        return "leader"
 
 
 async def settle() -> None:

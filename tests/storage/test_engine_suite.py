@@ -6,7 +6,8 @@ import asyncio
 import gc
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import TypeVar
 from uuid import uuid4
 
 import pytest
@@ -33,6 +34,7 @@ from kop.errors import ErrorCode, KopError
 from kop.records.batch import read_header
 from kop.storage.base import TopicInfo
 
+T = TypeVar("T")
 DAY = 86_400_000
 
 
@@ -225,7 +227,7 @@ async def test_appends_that_wait_end_with_the_topic(store: Store) -> None:
 async def test_a_thousand_partitions(store: Store) -> None:
     """Each is there in the end: what waits long for its partition's turn is told so, and comes again as clients do."""
 
-    async def patiently(ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await ask()
@@ -236,11 +238,9 @@ async def test_a_thousand_partitions(store: Store) -> None:
     async with store.opened() as engine:
         log = await make(engine, partitions=1000)
         logs = [first(engine, log.topic, i) for i in range(1000)]
-        await asyncio.gather(
-            *[patiently(lambda i=i, one=one: append(one, batch([str(i)]))) for i, one in enumerate(logs)]
-        )
+        await asyncio.gather(*[patiently(partial(append, one, batch([str(i)]))) for i, one in enumerate(logs)])
     async with store.opened() as engine:
-        logs = await asyncio.gather(*[patiently(lambda i=i: attached(engine, partition=i)) for i in range(1000)])
+        logs = await asyncio.gather(*[patiently(partial(attached, engine, partition=i)) for i in range(1000)])
         assert all(one.high_watermark for one in logs)
         assert set(await read_values(logs[777])) == {"777"}
 
@@ -553,8 +553,8 @@ async def test_a_log_is_a_list(store: Store, seed: int) -> None:
                 key = (partition, rng.choice([1, 2]))
                 if key in last:
                     new, sequence, base = last[key]
-                    result = await append(log, batch(new, producer=key[1], sequence=sequence))
-                    assert result.base_offset == base
+                    again = await append(log, batch(new, producer=key[1], sequence=sequence))
+                    assert again.base_offset == base
             elif action < 0.75 and values:
                 offset = rng.randint(0, len(values))
                 starts[partition] = max(starts[partition], offset)

@@ -8,13 +8,21 @@ import pytest
 from storage.batches import refused
 
 from kop.errors import ErrorCode
-from kop.storage.base import LogPolicy, TopicInfo
+from kop.records.batch import BatchHeader, Buffer
+from kop.storage.base import AppendWaiter, LogPolicy, TopicInfo
 from kop.storage.partition import Partition
+
+
+class Unwritten(Partition):
+    """A log that nobody appends to."""
+
+    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+        raise AssertionError("nobody appends to it")
 
 
 @pytest.fixture
 def log() -> Partition:
-    log = Partition(TopicInfo("t", uuid4(), 1), 0, LogPolicy())
+    log = Unwritten(TopicInfo("t", uuid4(), 1), 0, LogPolicy())
     log.log_start_offset, log.high_watermark = 5, 9
     return log
 

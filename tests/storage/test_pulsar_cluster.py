@@ -342,7 +342,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         await until(lambda: other.topics.get("t"))
         commits = [Commit("t", topic.topic_id, 0, 5)]
         here, there = Given(), Given()
-        first = GroupCoordinator(one, settings, leader_choice=here)  # type: ignore[arg-type]
+        first = GroupCoordinator(one, settings, leader_choice=here)
         await first.start()
         await until(lambda: not first.refusal_of("kept"))
         assert not await first.commit("deleted", commits)
@@ -350,7 +350,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         await first.stop()
 
         replayed, go_on = asyncio.Event(), asyncio.Event()
-        again = GroupCoordinator(one, settings, leader_choice=here)  # type: ignore[arg-type]
+        again = GroupCoordinator(one, settings, leader_choice=here)
         read = again.state_log.read
 
         async def held(partition: int) -> Mapping[bytes, bytes | None]:
@@ -364,7 +364,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         starting = asyncio.create_task(again.start())
         async with asyncio.timeout(SECONDS):
             await replayed.wait()
-        second = GroupCoordinator(other, settings, leader_choice=there)  # type: ignore[arg-type]
+        second = GroupCoordinator(other, settings, leader_choice=there)
         await second.start()
         await until(lambda: not second.refusal_of("kept"))
         deleted = second.delete("deleted")

@@ -108,7 +108,7 @@ async def test_a_takeover_reads_what_compaction_kept_where_the_log_is_gone(
             await write(groups, {b"k%d" % key: b"%d" % number for key in range(5)})
         await write(groups, {b"gone": None})
         await compact(engine, log)
-        expected: dict[bytes, bytes | None] = {b"rare": b"kept"} | {b"k%d" % key: b"19" for key in range(5)}
+        expected: dict[bytes, bytes | None] = {b"rare": b"kept", **{b"k%d" % key: b"19" for key in range(5)}}
         await groups.resign(0)
         await engine.admin.unload(log.partition_name)
         await engine.client.partitions(log.partition_name)

@@ -45,7 +45,7 @@ async def served(play: Play, offset: int) -> bytes:
 @PRODUCERS
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 async def test_a_raw_entry_is_the_batch_as_it_came(producer: int, codec: Codec) -> None:
-    play = Play(producer, raw_entries=True)
+    play = Play(producer, LogPolicy(raw_entries=True))
     play.append(codec=codec)
     await settle()
     (sent,) = play.broker.sent
@@ -63,7 +63,7 @@ async def test_both_formats_follow_each_other_in_one_log() -> None:
     play = Play(41)
     await play.run("aSR")
     play.log.policy = raw_policy(True)
-    play.log.context.raw_marked = True  # type: ignore[attr-defined]
+    play.engine.raw_marked = True
     await play.run("aSR F aSRT")
     play.log.policy = raw_policy(False)
     await play.run("aSR T")
@@ -88,7 +88,7 @@ async def test_raw_entries_wait_until_the_topic_says_that_it_has_them() -> None:
 
 
 async def test_raw_entries_on_log_append_time_get_the_brokers_time() -> None:
-    play = Play(-1, raw_entries=True, append_time=True)
+    play = Play(-1, LogPolicy(raw_entries=True, log_append_time=True))
     await play.run("aSR")
     assert play.outcomes == [None], "the tail tells the time"
     await play.run("T")
@@ -103,7 +103,7 @@ async def test_raw_entries_on_log_append_time_get_the_brokers_time() -> None:
 @PRODUCERS
 async def test_a_raw_entry_is_never_split_but_refused(producer: int) -> None:
     """MESSAGE_TOO_LARGE: what Kafka says, and what producers split a batch at. The next one goes on."""
-    play = Play(producer, raw_entries=True)
+    play = Play(producer, LogPolicy(raw_entries=True))
     pieces(play.log)
     play.append(values=big())
     await settle()
@@ -117,7 +117,7 @@ async def test_a_raw_entry_is_never_split_but_refused(producer: int) -> None:
 
 
 async def test_a_raw_retry_joins_the_pending_batch_or_is_confirmed() -> None:
-    play = Play(41, raw_entries=True)
+    play = Play(41, LogPolicy(raw_entries=True))
     play.append(0)
     play.append(0)
     await settle()
@@ -162,7 +162,7 @@ async def test_a_batch_that_is_stored_in_part_goes_on_in_pieces() -> None:
 
 
 async def test_null_keys_are_refused_by_their_index() -> None:
-    play = Play(41, compact=True, delete=False)
+    play = Play(41, LogPolicy(compact=True, delete=False))
     data = build(
         [Record(index, NOW, key, b"v") for index, key in enumerate((b"k", None, b"", None))],
         producer_id=41, producer_epoch=0, base_sequence=0,
@@ -189,7 +189,7 @@ async def test_null_keys_are_taken_where_nothing_is_compacted() -> None:
 
 
 async def test_a_batch_that_grows_too_far_is_refused() -> None:
-    play = Play(-1, max_uncompressed_bytes=1000)
+    play = Play(-1, LogPolicy(max_uncompressed_bytes=1000))
     play.append(values=("v" * 2000,), codec=Codec.ZSTD)
     await settle()
     assert play.outcomes == [ErrorCode.INVALID_RECORD]
@@ -205,7 +205,7 @@ async def test_the_loop_has_its_turn_between_batches_that_are_decompressed(
     producer: int, raw: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decompression_turns, "MOST_AT_ONCE", 5000)
-    play = Play(producer, raw_entries=raw)
+    play = Play(producer, LogPolicy(raw_entries=raw))
     await play.run("aSR")
     values = [str(size % 10) * size for size in (2000, 2001, 2002, 9003, 2004, 2005)]
     for value in values:
@@ -237,7 +237,7 @@ async def test_what_waits_for_the_loops_turn_fails_with_its_producer(monkeypatch
 
 @pytest.mark.parametrize("compact", [False, True])
 async def test_native_messages_without_a_key_at_the_tail_are_counted_where_they_will_vanish(compact: bool) -> None:
-    play = Play(-1, compact=compact)
+    play = Play(-1, LogPolicy(compact=compact))
     play.append(keys=["a", "b"])
     await settle()
     await play.run("SR F F T")
@@ -248,7 +248,7 @@ async def test_native_messages_without_a_key_at_the_tail_are_counted_where_they_
 
 @pytest.mark.parametrize("compact", [False, True])
 async def test_raw_entries_at_the_tail_are_counted_where_compaction_fails_on_them(compact: bool) -> None:
-    play = Play(-1, compact=compact)
+    play = Play(-1, LogPolicy(compact=compact))
     play.append(keys=["a", "b"])
     await settle()
     data = batch(["x", "y"], keys=["a", "b"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from storage.batches import attached, make, records
 from storage.engines import PulsarStore
-from storage.fake_pulsar_client import Broker, make_log, settle
+from storage.fake_pulsar_client import Broker, FakeEngine, settle
 from support.native_transactions import NativeTransactions
 from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
@@ -58,7 +58,7 @@ class Tail:
     def __init__(self, entries: int) -> None:
         self.broker = Broker()
         self.broker.foreign()
-        self.log = make_log(self.broker)
+        self.log = FakeEngine(self.broker).log()
         self.entries = entries
 
     async def bring(self) -> None:
@@ -161,7 +161,8 @@ class Reading:
 
     async def bring(self, entries: int) -> None:
         if self.reader.stream is None:
-            await self.stream.start(self.broker, "t", EARLIEST, check_exists=None, budget=1 << 20)  # type: ignore[arg-type]
+            client: Any = self.broker
+            await self.stream.start(client, "t", EARLIEST, check_exists=None, budget=1 << 20)
             self.reader.stream = self.stream
         kept, self.broker.entries = self.broker.entries, self.broker.entries[:entries]
         self.broker.tail.deliver()

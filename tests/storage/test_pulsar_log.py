@@ -6,19 +6,20 @@ import asyncio
 import gc
 import tracemalloc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from storage.batches import batch, records
-from storage.fake_pulsar_client import STAMP, Broker, make_log, outcome, settle
+from storage.fake_pulsar_client import KEEPS_ALL, STAMP, Broker, FakeEngine, FakeProducer, FakeReader, outcome, settle
 from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import Position, PulsarError
 from kop.records import transcode
 from kop.records.batch import is_transactional, read_header
-from kop.storage.base import AppendResult
+from kop.storage.base import AppendResult, LogPolicy
 from kop.storage.pulsar.faults import Refused, refusal_name
 from kop.storage.pulsar.layout import transaction_name
 from kop.storage.pulsar.partition import appends, entry_sizes, tail_delays, throttle
@@ -49,10 +50,19 @@ class Play:
     G four offsets without an entry that anybody sees   T the tail brings all   ! the tail is lost
     """
 
-    def __init__(self, producer: int, **configs: Any) -> None:
-        self.broker = Broker()
+    def __init__(
+        self,
+        producer: int,
+        policy: LogPolicy = KEEPS_ALL,
+        *,
+        broker: Broker | None = None,
+        offsets: str = "index",
+        open_bytes: int = 1 << 20,
+    ) -> None:
+        self.broker = Broker() if broker is None else broker
         self.broker.foreign()
-        self.log = make_log(self.broker, **configs)
+        self.engine = FakeEngine(self.broker, offsets, open_bytes=open_bytes)
+        self.log = self.engine.log(policy)
         self.producer = producer
         self.futures: list[asyncio.Future[Any]] = []
         self.sequence = 0
@@ -67,7 +77,7 @@ class Play:
 
     async def run(self, script: str) -> None:
         broker = self.broker
-        steps = {
+        steps: dict[str, Callable[[], object]] = {
             "a": self.append,
             "S": broker.store,
             "s": lambda: broker.store(1),
@@ -91,12 +101,11 @@ class Play:
 
     @property
     def counts(self) -> dict[str, int]:
-        found: dict[str, int] = self.log.context.faults.counts
-        return found
+        return self.engine.faults.counts
 
 
 PRODUCERS = pytest.mark.parametrize("producer", [-1, 41])
-SCRIPTS = {
+SCRIPTS: dict[str, tuple[str, list[Any], dict[str, int]]] = {
     "the entry before is known": ("aSR", [3], {}),
     "one behind the other": ("aSR aSR aSR", [3, 5, 7], {}),
     "receipts later than entries": ("aaa SSS RRR", [3, 5, 7], {}),
@@ -146,7 +155,7 @@ async def test_what_an_append_is_told(case: str, producer: int) -> None:
     await play.log.close()
     assert None not in play.outcomes, "every future has ended when the log is closed"
     await settle()
-    assert play.log.context.queued_bytes == 0  # type: ignore[attr-defined]
+    assert play.engine.queued_bytes == 0
 
 
 @PRODUCERS
@@ -173,7 +182,7 @@ async def test_what_is_told_is_what_is_read(producer: int) -> None:
 
 @PRODUCERS
 async def test_log_append_time_comes_with_the_tail(producer: int) -> None:
-    play = Play(producer, append_time=True)
+    play = Play(producer, LogPolicy(log_append_time=True))
     await play.run("aSR")
     assert play.outcomes == [None], "the receipt does not tell the time"
     await play.run("T")
@@ -295,21 +304,21 @@ async def test_a_stream_that_was_left_does_not_reach_the_log() -> None:
     await play.log.close()
 
 
-async def test_a_tail_that_ends_while_it_begins_is_no_attached_log() -> None:
+async def test_a_tail_that_ends_while_it_begins_is_no_attached_log(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play(-1)
-    broker, opened = play.broker, play.broker.open_reader
+    opened = play.broker.open_reader
 
-    async def open_reader(*args: Any, **named: Any) -> Any:
+    async def open_reader(*args: Any, **named: Any) -> FakeReader:
         reader = await opened(*args, **named)
         if not reader.probe:
             reader.on_lost(PulsarError("TopicNotFound", "gone again"))
         return reader
 
-    broker.open_reader = open_reader  # type: ignore[method-assign]
-    await play.run("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(play.broker, "open_reader", open_reader)
+        await play.run("a")
     assert play.outcomes == [AGAIN]
     assert not play.log.attached
-    broker.open_reader = opened  # type: ignore[method-assign]
     await play.run("aSR")
     assert play.outcomes == [AGAIN, 3]
     await play.log.close()
@@ -344,7 +353,7 @@ async def test_an_attach_that_fails_fails_what_waits_and_the_next_try_succeeds()
 async def test_an_attach_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "ATTACH_SECONDS", 0.02)
     play = Play(41)
-    play.broker.open_reader = lambda *_, **__: asyncio.sleep(3600)  # type: ignore[method-assign,assignment,return-value]
+    monkeypatch.setattr(play.broker, "open_reader", lambda *_, **__: asyncio.sleep(3600))  # for ever
     play.append()
     await until(lambda: play.outcomes == [ErrorCode.REQUEST_TIMED_OUT])
     await play.log.close()
@@ -582,7 +591,7 @@ async def test_what_has_ended_keeps_no_batch_in_memory() -> None:
 
 
 async def test_a_refused_batch_is_gone_without_the_garbage_collector() -> None:
-    play = Play(41, max_uncompressed_bytes=1000)
+    play = Play(41, LogPolicy(max_uncompressed_bytes=1000))
     play.append(values=("x" * 900,))
     await settle()
     data = batch(["x" * 100_000], producer=41, sequence=1, codec=1)
@@ -719,12 +728,12 @@ async def test_a_pulsar_that_knows_less_than_the_client_is_asked_again(monkeypat
     play.broker.sequences["pid-41"] = 3  # it is still reading what was stored before it crashed
     opened = play.broker.open_producer
 
-    async def open_producer(*args: Any, **named: Any) -> Any:
+    async def open_producer(*args: Any, **named: Any) -> FakeProducer:
         if len(play.broker.producers) == 1:
             play.broker.sequences["pid-41"] = 9
         return await opened(*args, **named)
 
-    play.broker.open_producer = open_producer  # type: ignore[method-assign]
+    monkeypatch.setattr(play.broker, "open_producer", open_producer)
     play.append(10)
     await until(lambda: play.broker.sent)
     await play.run("SR")
@@ -754,12 +763,12 @@ async def test_a_pulsar_that_knows_nothing_of_a_producer_yet_is_asked_again(monk
     play = Play(41)
     opened = play.broker.open_producer
 
-    async def open_producer(*args: Any, **named: Any) -> Any:
+    async def open_producer(*args: Any, **named: Any) -> FakeProducer:
         if len(play.broker.producers) == 2:  # the first, and the former name of it
             play.broker.sequences["pid-41"] = 9
         return await opened(*args, **named)
 
-    play.broker.open_producer = open_producer  # type: ignore[method-assign]
+    monkeypatch.setattr(play.broker, "open_producer", open_producer)
     play.append(10)
     await until(lambda: play.broker.sent)
     await play.run("SR")
@@ -905,16 +914,18 @@ async def test_a_log_attaches_while_pulsar_holds_all_readers_back() -> None:
 
 
 @PRODUCERS
-async def test_batches_do_not_wait_for_a_log_that_attaches_again(producer: int) -> None:
+async def test_batches_do_not_wait_for_a_log_that_attaches_again(
+    producer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play = Play(producer)
     await play.run("aSRT")
-    broker, open_reader, go_on = play.broker, play.broker.open_reader, asyncio.Event()
+    open_reader, go_on = play.broker.open_reader, asyncio.Event()
 
-    async def open_late(*arguments: Any, **how: Any) -> Any:
+    async def open_late(*arguments: Any, **how: Any) -> FakeReader:
         await go_on.wait()
         return await open_reader(*arguments, **how)
 
-    broker.open_reader = open_late  # type: ignore[method-assign]
+    monkeypatch.setattr(play.broker, "open_reader", open_late)
     await play.run("! aSR")
     assert play.outcomes == [3, 5], "the chain goes on"
     await play.run("F aSR")
@@ -960,13 +971,13 @@ async def test_a_tail_that_stands_still_keeps_nobody_waiting(producer: int) -> N
     assert play.outcomes[-2:] == [22, 24]
     assert play.log.high_watermark == 26
     assert set(play.counts) == {ASKED, "tail_late"}, "the tail finds each where it was told to be"
-    assert play.log.context.queued_bytes == 0  # type: ignore[attr-defined]
+    assert play.engine.queued_bytes == 0
     await play.log.close()
 
 
 @PRODUCERS
 async def test_log_append_time_is_told_without_the_tail(producer: int) -> None:
-    play = Play(producer, append_time=True)
+    play = Play(producer, LogPolicy(log_append_time=True))
     await play.run("aaSSRR")
     assert play.outcomes == [None, None]
     await until(lambda: None not in play.outcomes)
@@ -1130,18 +1141,18 @@ async def test_a_duplicate_that_is_not_stored_is_never_told_as_stored(producer: 
 
 
 @pytest.mark.parametrize("script", ["aD", "aF SR"])
-async def test_closing_waits_for_no_question(script: str) -> None:
+async def test_closing_waits_for_no_question(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Pulsar was asked about an entry is given up with the log."""
     play = Play(41)
     await play.run(script)
     asked = asyncio.Event()
 
-    async def never(*_: Any) -> Any:
+    async def never(*_: object) -> None:
         asked.set()
         await asyncio.sleep(3600)  # for ever
 
-    play.log.context.admin.entry_head = never  # type: ignore[method-assign]
-    play.log.context.admin.internal_stats = never  # type: ignore[method-assign]
+    monkeypatch.setattr(play.engine.rest, "entry_head", never)
+    monkeypatch.setattr(play.engine.rest, "internal_stats", never)
     await asked.wait()
     before = asyncio.all_tasks()
     await play.log.close()
@@ -1242,7 +1253,7 @@ async def test_a_waiter_that_fails_keeps_no_other_from_its_answer(
     await play.run("S" + receipt)
     assert play.outcomes == [3 if receipt == "R" else ErrorCode.REQUEST_TIMED_OUT]
     assert "so says the test" in caplog.text
-    assert play.log.context.queued_bytes == 0  # type: ignore[attr-defined]
+    assert play.engine.queued_bytes == 0
     await play.log.close()
 
 
@@ -1323,7 +1334,7 @@ async def test_every_append_ends_with_the_log(how: str, script: str, producer: i
         play.log.remove()
     else:
         play.log.deleted = True
-        play.log.context.gone = True  # type: ignore[attr-defined]
+        play.engine.gone = True
         if play.broker.readers:
             play.broker.tail.on_lost(PulsarError("TopicNotFound"))
     await settle()
@@ -1332,7 +1343,7 @@ async def test_every_append_ends_with_the_log(how: str, script: str, producer: i
         assert play.outcomes[-1] is GONE
         play.append()
         assert play.outcomes[-1] is GONE
-    assert play.log.context.queued_bytes == 0  # type: ignore[attr-defined]
+    assert play.engine.queued_bytes == 0
     await play.log.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from storage.batches import append, attached, batch, read_values
 from storage.engines import PulsarStore
-from storage.fake_pulsar_client import Broker, FakeAdmin, make_log, settle
+from storage.fake_pulsar_client import Broker, FakeAdmin, FakeEngine, settle
 from support.pulsar import OwnBroker, Urls
 from support.waiting import until
 
@@ -76,10 +76,8 @@ class LedgerAdmin(FakeAdmin):
 def log_over(*ledgers: tuple[int, bool]) -> tuple[PulsarLog, Ledgers, LedgerAdmin]:
     broker = Ledgers()
     broker.write(*ledgers)
-    log = make_log(broker)
     admin = LedgerAdmin(broker)
-    log.context.admin = admin  # type: ignore[assignment]
-    return log, broker, admin
+    return FakeEngine(broker, rest=admin).log(), broker, admin
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from storage.batches import LIMIT, NOW, append, attached, batch, first, make, read_all, read_values, records, refused
 from storage.engines import PulsarStore
-from storage.fake_pulsar_client import Broker, make_log, settle
+from storage.fake_pulsar_client import KEEPS_ALL, Broker, FakeAdmin, FakeEngine, settle
 from storage.test_pulsar_log import AGAIN, Play
 from support.pulsar import Urls, fresh_namespace
 from support.slowness import beyond_slowness
 from support.waiting import SECONDS, until
 
 from kop.errors import BackendError, ErrorCode, KopError
-from kop.pulsar_client import Entry, Position, PulsarError
+from kop.pulsar_client import Entry, Position
 from kop.pulsar_client.packed import LAST_ENTRY, MOST_LEDGERS, MOST_MESSAGES, pack, unpack
 from kop.records import transcode
 from kop.records.batch import read_header
-from kop.storage.base import PartitionLog
+from kop.storage.base import LogPolicy, PartitionLog
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.faults import Faults
 from kop.storage.pulsar.offsets import mapping
@@ -42,21 +42,20 @@ REFUSED = "batches_beyond_packed_offsets"
 # --- without a broker
 
 
+class PlainBroker(Broker):
+    """One that sends neither index nor time, as Pulsar comes."""
+
+    def put(self, metadata: bytes, payload: bytes, moves: int, count: int) -> Position:
+        position = super().put(metadata, payload, moves, count)
+        self.entries[-1] = replace(self.entries[-1], index=None, broker_timestamp=0)
+        return position
+
+
 class PackedPlay(Play):
-    """On a broker that sends neither index nor time, as it comes."""
+    """On a broker without indexes."""
 
-    def __init__(self, producer: int, *, append_time: bool = False) -> None:
-        super().__init__(producer)
-        put = self.broker.put
-
-        def without(metadata: bytes, payload: bytes, moves: int, count: int) -> Position:
-            position = put(metadata, payload, moves, count)
-            self.broker.entries[-1] = replace(self.broker.entries[-1], index=None, broker_timestamp=0)
-            return position
-
-        self.broker.entries[-1] = replace(self.broker.entries[-1], index=None, broker_timestamp=0)
-        self.broker.put = without  # type: ignore[method-assign]
-        self.log = make_log(self.broker, append_time=append_time, offsets="packed")
+    def __init__(self, producer: int, policy: LogPolicy = KEEPS_ALL) -> None:
+        super().__init__(producer, policy, broker=PlainBroker(), offsets="packed")
 
     @property
     def places(self) -> list[Any]:
@@ -142,7 +141,7 @@ async def test_who_stands_at_the_end_is_served_from_memory() -> None:
 
 
 async def test_without_the_brokers_time_log_append_time_is_the_senders() -> None:
-    play = PackedPlay(-1, append_time=True)
+    play = PackedPlay(-1, LogPolicy(log_append_time=True))
     await play.run("aSR")
     assert play.outcomes == [None]
     await play.run("T")
@@ -189,11 +188,6 @@ async def test_a_ledger_that_does_not_close_takes_no_more() -> None:
 
 async def test_a_ledger_that_cannot_be_closed_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     play = PackedPlay(-1)
-
-    async def unload(_: str) -> None:
-        raise PulsarError("Forbidden", "so says the test")
-
-    play.log.context.admin.unload = unload  # type: ignore[method-assign]
     assert not play.log.services.mapping.closes_ledger(Position(7, mapping.CLOSE_AT - 1))
     await settle()
     assert play.counts == {}
@@ -256,21 +250,23 @@ def test_a_cluster_with_larger_ledger_ids_is_refused() -> None:
         packed.first_id(Position(1, 0), MOST_MESSAGES + 1)
 
 
+class EmptyLedger(FakeAdmin):
+    """Of a partition whose entries are deleted: its open ledger 12 has none yet."""
+
+    async def internal_stats(self, name: str) -> dict[str, Any]:
+        ledgers = [{"ledgerId": 3, "entries": 9}, {"ledgerId": 12, "entries": 0}]
+        return {"totalSize": 0, "numberOfEntries": 0, "ledgers": ledgers, "lastConfirmedEntry": "12:-1"}
+
+
 async def test_an_empty_log_answers_older_offsets_with_nothing_and_later_ones_not() -> None:
     broker = Broker()
-    log: PulsarLog = make_log(broker, offsets="packed")
-    log.context.admin.internal_stats = lambda _: _stats(12)  # type: ignore[method-assign,assignment,return-value]
+    log = FakeEngine(broker, "packed", EmptyLedger(broker)).log()
     found = await log.read(0, LIMIT, min_one=True)
     assert (found.size, log.log_start_offset, log.high_watermark) == (0, pack(Position(12, 0)), pack(Position(12, 0)))
     for offset in (-1, log.high_watermark + 1):
         with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
             await log.read(offset, LIMIT, min_one=True)
     await log.close()
-
-
-async def _stats(ledger: int) -> dict[str, Any]:
-    ledgers = [{"ledgerId": 3, "entries": 9}, {"ledgerId": ledger, "entries": 0}]
-    return {"totalSize": 0, "numberOfEntries": 0, "ledgers": ledgers, "lastConfirmedEntry": f"{ledger}:-1"}
 
 
 # --- on a real broker, whose index is not looked at
@@ -415,7 +411,7 @@ async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
     monkeypatch.setattr(log_module, "MARK_EVERY", 6)
     async with packed.opened() as engine:
         log = await make(engine)
-        bases = []
+        bases: list[int] = []
         async with asyncio.timeout(SECONDS):
             while len({unpack(base)[0].ledger for base in bases}) < 2:
                 bases.append(await put(log, str(len(bases))))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -190,10 +190,36 @@ class FakeAdmin:
         return self.defaults
 
 
-def checks(admin: FakeAdmin, *, internal: bool = False, **properties: str) -> Any:
-    """The checks of an engine that knows one topic; time stands still until the test moves `loop.now`."""
+@dataclass
+class Clock:
+    """Seconds, which stand still until the test moves them."""
+
+    now: float = 1000.0
+
+
+@dataclass
+class Checks:
+    """The checks of an engine that knows one topic."""
+
+    checks: WriteChecks
+    faults: Faults
+    clock: Clock
+
+    async def retains(self, topic_id: UUID) -> None:
+        await self.checks.retains(topic_id)
+
+    async def look_again(self) -> None:
+        await self.checks.look_again()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return self.faults.counts
+
+
+def checks(admin: FakeAdmin, *, internal: bool = False, properties: dict[str, str] | None = None) -> Checks:
+    """Of a topic with these properties in Pulsar."""
     loop = asyncio.get_running_loop()
-    clock = SimpleNamespace(now=1000.0)
+    clock = Clock()
     faults = Faults(lambda: clock.now)
     topic = TopicInfo("t", TOPIC, 1, {}, internal)
     context: Any = SimpleNamespace(
@@ -204,10 +230,9 @@ def checks(admin: FakeAdmin, *, internal: bool = False, **properties: str) -> An
     )
     topics: Any = SimpleNamespace(
         by_id={TOPIC: topic}.get,
-        pulsar={TOPIC: SimpleNamespace(full_name=NAME, properties=properties)}.__getitem__,
+        pulsar={TOPIC: SimpleNamespace(full_name=NAME, properties=properties or {})}.__getitem__,
     )
-    made = WriteChecks(context, topics, kafka_policy)
-    return SimpleNamespace(retains=made.retains, look_again=made.look_again, counts=faults.counts, clock=clock)
+    return Checks(WriteChecks(context, topics, kafka_policy), faults, clock)
 
 
 async def test_retention_is_asked_once_in_half_a_minute_and_seen_when_it_changes() -> None:
@@ -289,7 +314,7 @@ async def test_without_policies_of_topics_the_namespace_decides(
 async def test_a_topic_of_ours_is_written_to_while_its_broker_cannot_tell() -> None:
     admin = FakeAdmin()
     admin.read_error = PulsarError("ServiceUnavailable", "the broker starts")
-    await checks(admin, **{CONFIGS_PROPERTY: "{}"}).retains(TOPIC)
+    await checks(admin, properties={CONFIGS_PROPERTY: "{}"}).retains(TOPIC)
     with refused(ErrorCode.KAFKA_STORAGE_ERROR):
         await checks(admin).retains(TOPIC)
 

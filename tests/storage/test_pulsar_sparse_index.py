@@ -96,12 +96,14 @@ def test_a_search_ends_near_every_offset(entries: list[int], counts: list[int], 
     while True:
         low, high = known.floor(offset), known.above(offset)
         assert low is not None
-        position = None if high is None else next_probe(low, high, offset, ledgers, halve=halve)
+        if high is None:
+            break
+        position = next_probe(low, high, offset, ledgers, halve=halve)
         if position is None:
             break
         place = ledgers.place(position)
         assert place is not None
-        assert low[0] < lasts[place] < high[0], "each probe brings something new"  # type: ignore[index]
+        assert low[0] < lasts[place] < high[0], "each probe brings something new"
         known.add(lasts[place], position)
         probes += 1
         halve = not halve

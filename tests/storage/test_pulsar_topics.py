@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -230,7 +231,7 @@ async def test_gateways_that_begin_give_an_id_without_a_name_to_the_elder(
         pulsar.add(name, partitions, kop_topic_id=str(topic_id))
     async with loaded(pulsar) as one, loaded(pulsar) as other:
         for engine in (one, other):
-            await until(lambda engine=engine: engine.topics.get(clone) is not None)
+            await until(partial(engine.topics.get, clone))
             assert topic(engine, elder).topic_id == topic_id
         assert topic(one, clone) == topic(other, clone)
         assert topic(one, clone).topic_id != topic_id

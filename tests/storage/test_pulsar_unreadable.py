@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from storage.batches import attached, batch, read_values, records
 from storage.engines import PulsarStore
-from storage.fake_pulsar_client import STAMP, Broker, make_log, settle
+from storage.fake_pulsar_client import STAMP, Broker, FakeEngine, settle
 from support.pulsar import Urls, fresh_namespace
 from support.waiting import until
 
@@ -26,8 +26,21 @@ UNREADABLE = "unreadable_entries"
 MIB = 1 << 20
 
 
-def metadata(sequence_id: int = 0, **fields: object) -> bytes:
-    return pb.MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, **fields).SerializeToString()  # type: ignore[arg-type]
+def metadata(sequence_id: int = 0) -> bytes:
+    return pb.MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1).SerializeToString()
+
+
+def chunk_metadata(uuid: str, number: int, chunks: int, size: int) -> bytes:
+    """Of a chunk of a message that has `size` bytes."""
+    return pb.MessageMetadata(
+        producer_name="p",
+        sequence_id=number,
+        publish_time=1,
+        uuid=uuid,
+        chunk_id=number,
+        num_chunks_from_msg=chunks,
+        total_chunk_msg_size=size,
+    ).SerializeToString()
 
 
 NO_MESSAGES = metadata() + b"\x58\x00"
@@ -48,7 +61,7 @@ async def test_metadata_that_does_not_parse_is_one_unreadable_entry(
 ) -> None:
     broker = Broker()
     broker.foreign()
-    log = make_log(broker, offsets=offsets)
+    log = FakeEngine(broker, offsets).log()
     await log.attach()
     bad = broker.put(b"\xff" * 12, b"", 2, 2)
     broker.foreign()
@@ -96,8 +109,8 @@ async def test_a_partition_of_a_real_pulsar_goes_on_behind_such_an_entry(bad: by
         assert [record.value for record in records(last.buffers)] == [b"c"]
         by_time = await log.max_timestamp()
         assert by_time is not None, "what looks for times passes it"
-        data = batch(["d"])
-        assert (await log.append(data, read_header(data), now_ms=0)).base_offset == 3
+        appended = batch(["d"])
+        assert (await log.append(appended, read_header(appended), now_ms=0)).base_offset == 3
 
 
 # --- chunked messages
@@ -124,12 +137,7 @@ class Chunked:
         errors = []
         for number in range(chunks):
             self.index += 1
-            about = metadata(
-                uuid=uuid,
-                chunk_id=number,
-                num_chunks_from_msg=chunks,
-                total_chunk_msg_size=chunks * size if total is None else total,
-            )
+            about = chunk_metadata(uuid, number, chunks, chunks * size if total is None else total)
             entry = Entry(Position(7, self.index), self.index, STAMP, 1, memoryview(about), payload)
             for made in self.converter.feed(self.converter.mapping.place(entry)):
                 if made.error is not None:
@@ -174,7 +182,7 @@ def test_chunks_of_messages_that_never_end_are_given_up() -> None:
     chunked = Chunked(1 * MIB)
     for number in range(2000):
         chunked.index += 1
-        about = metadata(uuid=str(number), chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=200_000)
+        about = chunk_metadata(str(number), 0, 2, 200_000)
         entry = Entry(Position(7, number), chunked.index, STAMP, 1, memoryview(about), memoryview(bytes(100_000)))
         chunked.converter.feed(chunked.converter.mapping.place(entry))
         assert chunked.converter.waiting_bytes <= 1 * MIB
@@ -187,7 +195,7 @@ async def test_a_large_chunked_message_is_left_to_readers(pulsar_store: PulsarSt
         log = await attached(engine)
         producer = await engine.client.open_producer(log.partition_name, name="p")
         for number in range(4):
-            about = metadata(number, uuid="u", chunk_id=number, num_chunks_from_msg=4, total_chunk_msg_size=size)
+            about = chunk_metadata("u", number, 4, size)
             await producer.send(about, bytes(size // 4), sequence_id=number, highest_sequence_id=number, num_messages=1)
         await producer.close()
         await until(lambda: log.high_watermark == 4)

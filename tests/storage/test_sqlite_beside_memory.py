@@ -45,8 +45,8 @@ class Pair:
     async def open(self) -> None:
         self.memory_engine: Engine = await MemoryStore().open()
         self.engine = await self.sqlite.open()
-        self.memory: MarkedLog = await make(self.memory_engine, **self.configs)
-        self.log = await make(self.engine, **self.configs)
+        self.memory: MarkedLog = await make(self.memory_engine, "t", 1, **self.configs)
+        self.log = await make(self.engine, "t", 1, **self.configs)
 
     async def restart(self) -> None:
         await self.engine.close()

@@ -38,7 +38,12 @@ async def test_a_failed_commit_is_rolled_back(sqlite: InterceptedStore, count: i
 
         undo = sqlite.intercept(fail_the_second)
         entered, go = threading.Event(), threading.Event()
-        held = engine.writer.run(lambda conn: entered.set() or go.wait(30), transaction=False)
+
+        def hold(_: sqlite3.Connection) -> bool:
+            entered.set()
+            return go.wait(30)
+
+        held = engine.writer.run(hold, transaction=False)
         await asyncio.to_thread(entered.wait)  # until all are queued: one commit
         lost = [append(log, batch(["lost"], producer=1, sequence=3 + i)) for i in range(count)]
         lost.append(append(log, batch(["lost"], producer=1, sequence=2 + count)))

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,12 @@ async def test_a_marker_that_cannot_be_written_is_undone(sqlite: InterceptedStor
         await two.put("b")
         views, stable = log.producers(), log.last_stable_offset
         undo = sqlite.intercept(fail_inserts)
-        lost = [one.end(commit=commit), one.end(commit=commit, epoch=1), one.put("c"), two.end(commit=commit)]
+        lost: list[Awaitable[object]] = [
+            one.end(commit=commit),
+            one.end(commit=commit, epoch=1),
+            one.put("c"),
+            two.end(commit=commit),
+        ]
         for future in lost:
             with refused(ErrorCode.KAFKA_STORAGE_ERROR):
                 await future
@@ -182,7 +188,8 @@ async def test_transactions_end_where_the_disk_is_full_for_others(
             await producer.put("a")
         disk.free = 0
         written = [one.end(commit=True)]
-        lost = [one.put("lost"), two.end(commit=True)]  # a marker has its place behind a batch that is lost
+        # A marker has its place behind a batch that is lost.
+        lost: list[Awaitable[object]] = [one.put("lost"), two.end(commit=True)]
         written.append(other.end(commit=False))
         for future in lost:
             with refused(ErrorCode.KAFKA_STORAGE_ERROR):
@@ -213,7 +220,7 @@ async def test_markers_of_a_closed_engine_are_refused(sqlite: InterceptedStore) 
 
 async def fill_with_transactions(engine: SqliteEngine, **configs: str) -> list[tuple[str, int]]:
     """Committed, aborted, nested and open transactions between plain batches; returns what committed readers see."""
-    log = await make(engine, **configs)
+    log = await make(engine, "t", 1, **configs)
     producers = [TransactionalProducer(log, number) for number in range(4)]
     for i in range(24):
         producer = producers[i % 3]

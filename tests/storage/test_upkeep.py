@@ -13,9 +13,10 @@ from support.waiting import until
 
 from kop.errors import BackendError
 from kop.pulsar_client import PulsarError
+from kop.pulsar_client.admin import FOREVER, Retention
 from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar import upkeep
-from kop.storage.pulsar.faults import Faults
+from kop.storage.pulsar.faults import Fault, Faults
 from kop.storage.pulsar.topics import compaction
 from kop.storage.pulsar.topics.compaction import CURSOR, Compactions
 from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
@@ -85,7 +86,7 @@ class StandInEngine:
             context, self.partitions, lambda _: PulsarTopic("persistent://public/kafka/__offsets", False, {})
         )
 
-    def count(self, what: str) -> None:
+    def count(self, what: Fault) -> None:
         self.faults.count(what)
 
     async def properties(self) -> None:
@@ -106,8 +107,8 @@ class StandInEngine:
     async def internal_stats(self, partition: str) -> dict[str, Any]:
         return {}
 
-    async def get_retention(self, full_name: str, *, applied: bool) -> Any:
-        return compaction.FOREVER
+    async def get_retention(self, full_name: str, *, applied: bool) -> Retention:
+        return FOREVER
 
 
 PARTS = {"broker", "rest", "listing", "retention", "compactions"}
