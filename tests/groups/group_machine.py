@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import itertools
 import struct
-from typing import Any
+from collections.abc import Iterable
+from typing import TypedDict, Unpack
 
 from kop.errors import ErrorCode
 from kop.groups.classic.group import ClassicGroup
-from kop.groups.classic.messages import JoinRequest, JoinResult, LeavingMember, Persist, SyncRequest, SyncResult
+from kop.groups.classic.messages import (
+    Effect,
+    JoinRequest,
+    JoinResult,
+    LeavingMember,
+    Persist,
+    Protocols,
+    SyncRequest,
+    SyncResult,
+)
 from kop.groups.classic.states import State
 from kop.groups.settings import GroupSettings
 from kop.wire.state import GroupMetadataValue
@@ -23,14 +33,37 @@ def subscription(*topics: str) -> bytes:
     return struct.pack(">hi", 0, len(topics)) + named + b"\xff\xff\xff\xff"
 
 
+class Settings(TypedDict, total=False):
+    """The settings of the coordinator that tests change."""
+
+    offsets_topic_num_partitions: int
+    offsets_topic_segment_bytes: int
+    offsets_retention_check_interval_ms: int
+    group_initial_rebalance_delay_ms: int
+    group_max_size: int
+    new_member_join_timeout_ms: int
+
+
+class JoinFields(TypedDict, total=False):
+    """What a JoinGroup may say beside its member id; see `Machine.join`."""
+
+    instance: str | None
+    client: str
+    protocols: Protocols
+    protocol_type: str
+    version: int
+    session: int
+    rebalance: int
+
+
 class Machine:
     """A group, its clock, the answers that it gave and the writes that it waits for."""
 
-    def __init__(self, group: ClassicGroup | None = None, **settings: int) -> None:
+    def __init__(self, group: ClassicGroup | None = None, **settings: Unpack[Settings]) -> None:
         self.now = 1_000_000
         self.settings = GroupSettings(**settings)
         self.group = group or ClassicGroup("g", self.settings, self.now)
-        self.answers: dict[int, Any] = {}
+        self.answers: dict[int, JoinResult | SyncResult] = {}
         self.waiting: set[int] = set()
         self.writes: list[Persist] = []
         self.stored: GroupMetadataValue | None = None
@@ -46,7 +79,7 @@ class Machine:
         *,
         instance: str | None = None,
         client: str = "client",
-        protocols: tuple[tuple[str, bytes], ...] = (("range", b"meta"),),
+        protocols: Protocols = (("range", b"meta"),),
         protocol_type: str = "consumer",
         version: int = 9,
         session: int = SESSION,
@@ -120,9 +153,14 @@ class Machine:
 
     def joined(self, token: int, error: ErrorCode = ErrorCode.NONE) -> JoinResult:
         """The answer to a JoinGroup, which has this error."""
+        result = self.answer(token)
+        assert result.error == error
+        return result
+
+    def answer(self, token: int) -> JoinResult:
+        """The answer to a JoinGroup."""
         result = self.answers[token]
         assert isinstance(result, JoinResult)
-        assert result.error == error
         return result
 
     def synced(self, token: int, error: ErrorCode = ErrorCode.NONE) -> SyncResult:
@@ -132,11 +170,12 @@ class Machine:
         assert result.error == error
         return result
 
-    def apply(self, effects: Any) -> None:
+    def apply(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Persist):
                 self.writes.append(effect)
             else:
+                assert isinstance(effect.token, int)
                 assert effect.token in self.waiting, "a token is answered once"
                 self.waiting.remove(effect.token)
                 self.answers[effect.token] = effect.result
@@ -162,7 +201,8 @@ class Machine:
         tokens = [m.join_token for m in roster if m.join_token is not None]
         assert roster.waiting_to_join == len(tokens)
         tokens += [m.sync_token for m in roster if m.sync_token is not None]
-        assert sorted(tokens) == sorted(self.waiting), "what waits is known, nothing else waits"
+        assert set(tokens) == self.waiting, "what waits is known, nothing else waits"
+        assert len(tokens) == len(self.waiting)
         assert roster.static == {m.instance_id: m.member_id for m in roster if m.instance_id is not None}
         assert not roster.pending.keys() & roster.members.keys()
         assert all(m.member_id == name for name, m in roster.members.items())
@@ -181,16 +221,16 @@ class Machine:
 
     # -- whole steps
 
-    def member(self, **how: Any) -> tuple[str, int]:
+    def member(self, **how: Unpack[JoinFields]) -> tuple[str, int]:
         """A new member that has its id and asks to join: id and token."""
         if how.get("instance") is None and how.get("version", 9) >= 4:
             member_id = self.joined(self.join(**how), ErrorCode.MEMBER_ID_REQUIRED).member_id
             return member_id, self.join(member_id, **how)
         token = self.join(**how)
         waiting = [m.member_id for m in self.group.roster if m.join_token == token]
-        return (waiting[0] if waiting else self.answers[token].member_id), token
+        return waiting[0] if waiting else self.answer(token).member_id, token
 
-    def stable(self, count: int = 1, **how: Any) -> list[str]:
+    def stable(self, count: int = 1, **how: Unpack[JoinFields]) -> list[str]:
         """A stable group of that many members, the leader first."""
         asked = [self.member(**how) for _ in range(count)]
         self.advance(self.settings.group_initial_rebalance_delay_ms * count)

@@ -1,13 +1,17 @@
 """Kafka's rules for classic groups, one by one, with simulated time."""
 
+from __future__ import annotations
+
+from typing import NamedTuple, Unpack
+
 import pytest
-from groups.group_machine import REBALANCE, SESSION, Machine, subscription
+from groups.group_machine import REBALANCE, SESSION, Machine, Settings, subscription
 
 from kop.coordination.deadlines import NEVER
 from kop.coordination.failed_writes import answer_for
 from kop.errors import ErrorCode, InternalError
 from kop.groups.classic.group import ClassicGroup
-from kop.groups.classic.messages import LeavingMember
+from kop.groups.classic.messages import LeavingMember, Protocols
 from kop.groups.classic.states import State
 from kop.wire.state import GroupMetadataValue
 
@@ -15,10 +19,10 @@ E = ErrorCode
 DELAY = 3000
 
 
-def group(count=1, **how):
-    settings = {k: how.pop(k) for k in list(how) if k.startswith(("group_", "new_member"))}
+def group(count: int = 1, *, session: int = SESSION, **settings: Unpack[Settings]) -> tuple[Machine, list[str]]:
+    """A stable group of that many members, and their ids, the leader's first."""
     machine = Machine(**settings)
-    return machine, machine.stable(count, **how)
+    return machine, machine.stable(count, session=session)
 
 
 # -- joining
@@ -37,7 +41,7 @@ def test_kip_394_new_member_is_told_its_id_first() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 3])
-def test_kip_394_old_versions_join_at_once(version):
+def test_kip_394_old_versions_join_at_once(version: int) -> None:
     m = Machine()
     member_id, token = m.member(version=version)
     m.advance(DELAY)
@@ -122,7 +126,7 @@ def test_leader_alone_sees_the_members() -> None:
 
 
 @pytest.mark.parametrize(("protocols", "protocol_type"), [((), "consumer"), ((("range", b""),), ""), ((), "")])
-def test_empty_group_needs_a_type_and_a_protocol(protocols, protocol_type):
+def test_empty_group_needs_a_type_and_a_protocol(protocols: Protocols, protocol_type: str) -> None:
     m = Machine()
     m.joined(m.join(protocols=protocols, protocol_type=protocol_type), E.INCONSISTENT_GROUP_PROTOCOL)
     assert m.group.untouched
@@ -131,7 +135,7 @@ def test_empty_group_needs_a_type_and_a_protocol(protocols, protocol_type):
 @pytest.mark.parametrize(
     ("protocols", "protocol_type"), [((("other", b""),), "consumer"), ((("range", b""),), "connect")]
 )
-def test_inconsistent_group_protocol(protocols, protocol_type):
+def test_inconsistent_group_protocol(protocols: Protocols, protocol_type: str) -> None:
     m, [a] = group()
     m.joined(m.join(protocols=protocols, protocol_type=protocol_type), E.INCONSISTENT_GROUP_PROTOCOL)
     m.joined(m.join(a, protocols=protocols, protocol_type=protocol_type), E.INCONSISTENT_GROUP_PROTOCOL)
@@ -266,7 +270,7 @@ def test_rebalance_without_any_rejoin_waits_for_static_sessions() -> None:
 
 
 @pytest.mark.parametrize("rebalance", [0, -5])
-def test_rebalance_timeouts_that_make_no_sense_do_not_hang_the_machine(rebalance):
+def test_rebalance_timeouts_that_make_no_sense_do_not_hang_the_machine(rebalance: int) -> None:
     m = Machine()
     m.member(instance="a", rebalance=rebalance)
     m.advance(DELAY)
@@ -358,20 +362,37 @@ def test_sync_in_a_stable_group_answers_the_stored_assignment() -> None:
     assert m.synced(m.sync(a, 1, protocol=None, protocol_type=None)).assignment == a.encode()
 
 
+class Sync(NamedTuple):
+    """What a SyncGroup says; without a `member_id` that of the only member."""
+
+    member_id: str = ""
+    generation: int = 1
+    instance: str | None = None
+    protocol_type: str = "consumer"
+    protocol: str = "range"
+
+
 @pytest.mark.parametrize(
-    ("change", "error"),
+    ("asked", "error"),
     [
-        ({"generation": 2}, E.ILLEGAL_GENERATION),
-        ({"generation": 0}, E.ILLEGAL_GENERATION),
-        ({"member_id": "stranger"}, E.UNKNOWN_MEMBER_ID),
-        ({"protocol_type": "connect"}, E.INCONSISTENT_GROUP_PROTOCOL),
-        ({"protocol": "roundrobin"}, E.INCONSISTENT_GROUP_PROTOCOL),
-        ({"instance": "i"}, E.UNKNOWN_MEMBER_ID),
+        (Sync(generation=2), E.ILLEGAL_GENERATION),
+        (Sync(generation=0), E.ILLEGAL_GENERATION),
+        (Sync(member_id="stranger"), E.UNKNOWN_MEMBER_ID),
+        (Sync(protocol_type="connect"), E.INCONSISTENT_GROUP_PROTOCOL),
+        (Sync(protocol="roundrobin"), E.INCONSISTENT_GROUP_PROTOCOL),
+        (Sync(instance="i"), E.UNKNOWN_MEMBER_ID),
     ],
 )
-def test_sync_is_checked(change, error):
+def test_sync_is_checked(asked: Sync, error: E) -> None:
     m, [a] = group()
-    m.synced(m.sync(**{"member_id": a, "generation": 1, **change}), error)
+    token = m.sync(
+        asked.member_id or a,
+        asked.generation,
+        instance=asked.instance,
+        protocol_type=asked.protocol_type,
+        protocol=asked.protocol,
+    )
+    m.synced(token, error)
 
 
 def test_sync_during_a_rebalance_and_in_an_empty_group() -> None:
@@ -394,7 +415,7 @@ def test_sync_during_a_rebalance_and_in_an_empty_group() -> None:
         (E.UNKNOWN_SERVER_ERROR, E.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_failed_write_of_the_assignment_resets_the_group(failure, error):
+def test_failed_write_of_the_assignment_resets_the_group(failure: E, error: E) -> None:
     m = Machine()
     a, _ = m.member()
     m.advance(DELAY)
@@ -594,10 +615,11 @@ def test_leader_leaves_and_another_leads() -> None:
 # -- static members
 
 
-def static(version=9, **how):
+def static() -> tuple[Machine, str, str]:
+    """A stable group of two static members, the leader first."""
     m = Machine()
-    a, _ = m.member(instance="a", version=version, **how)
-    b, _ = m.member(instance="b", version=version, **how)
+    a, _ = m.member(instance="a")
+    b, _ = m.member(instance="b")
     m.advance(DELAY * 2)
     m.assign()
     return m, a, b
@@ -612,7 +634,7 @@ def test_kip_345_static_member_joins_without_a_second_request() -> None:
 
 
 @pytest.mark.parametrize("version", [5, 8, 9])
-def test_kip_345_returning_follower_takes_its_place_without_a_rebalance(version):
+def test_kip_345_returning_follower_takes_its_place_without_a_rebalance(version: int) -> None:
     m, a, b = static()
     token = m.join(instance="b", version=version)
     assert token in m.waiting, "the new id is stored first"
@@ -786,7 +808,7 @@ def test_subscriptions_are_read_from_the_metadata() -> None:
     "metadata",
     [b"", b"\0", b"\0\0\0\0\0\2\0\1t", b"\xff\xff\0\0\0\0", b"\0\0\xff\xff\xff\xff", b"\0\0\0\0\0\1\0\2\xff\xff"],
 )
-def test_unreadable_subscriptions_count_as_all_topics(metadata):
+def test_unreadable_subscriptions_count_as_all_topics(metadata: bytes) -> None:
     m = Machine()
     m.member(protocols=(("range", metadata),))
     m.advance(DELAY)
@@ -838,7 +860,9 @@ def test_unload_sends_everybody_away() -> None:
 # -- loading
 
 
-def reload(m, **settings):
+def reload(m: Machine, **settings: Unpack[Settings]) -> Machine:
+    """What another broker makes of the record that was written last."""
+    assert m.stored is not None
     loaded = ClassicGroup.load("g", m.stored, Machine(**settings).settings, m.now)
     again = Machine(loaded, **settings)
     again.now = m.now

@@ -1,5 +1,7 @@
 """Members come, go, stall and crash at random, over storage that fails at random. Machine.check holds throughout."""
 
+from __future__ import annotations
+
 import random
 
 import pytest
@@ -7,10 +9,11 @@ from groups.group_machine import Machine, subscription
 
 from kop.errors import ErrorCode
 from kop.groups.classic.group import ClassicGroup
-from kop.groups.classic.messages import JoinResult, LeavingMember, SyncResult
+from kop.groups.classic.messages import JoinResult, LeavingMember, Protocols, SyncResult
 from kop.groups.classic.states import State
 
 E = ErrorCode
+PROTOCOLS = (("range", subscription("t")), ("roundrobin", b""))
 HEARTBEAT_ERRORS = {
     E.NONE,
     E.REBALANCE_IN_PROGRESS,
@@ -23,12 +26,10 @@ HEARTBEAT_ERRORS = {
 class Client:
     """A consumer that follows the protocol, and may stall or die at any moment."""
 
-    def __init__(self, sim, instance):
+    def __init__(self, sim: Simulation, instance: str | None) -> None:
         self.sim, self.instance = sim, instance
         self.member_id, self.generation = "", -1
-        self.token = None
-        self.alive = True
-        self.result = None
+        self.token: int | None = None
 
     def act(self) -> None:
         m, rng = self.sim.machine, self.sim.rng
@@ -43,27 +44,20 @@ class Client:
             self.join(protocols=(("range", rng.randbytes(2)),))
         else:
             error = m.heartbeat(self.member_id, self.generation, self.instance)
-            assert error in (
-                E.NONE,
-                E.REBALANCE_IN_PROGRESS,
-                E.UNKNOWN_MEMBER_ID,
-                E.ILLEGAL_GENERATION,
-                E.FENCED_INSTANCE_ID,
-            )
+            assert error in HEARTBEAT_ERRORS
             if error == E.REBALANCE_IN_PROGRESS:
                 m.commit(self.member_id, self.generation, self.instance)
                 self.join()
             elif error:
                 self.lost(error)
 
-    def join(self, protocols=None):
-        protocols = protocols or (("range", subscription("t")), ("roundrobin", b""))
+    def join(self, protocols: Protocols = PROTOCOLS) -> None:
         self.token = self.sim.machine.join(
             self.member_id, instance=self.instance, protocols=protocols, session=6000, rebalance=20_000,
             version=self.sim.rng.choice((3, 5, 9)) if self.instance is None else self.sim.rng.choice((5, 9)),
         )  # fmt: skip
 
-    def took(self, result):
+    def took(self, result: JoinResult | SyncResult) -> None:
         self.sim.answered[result.error] += 1
         if isinstance(result, JoinResult):
             if result.error == E.MEMBER_ID_REQUIRED:
@@ -73,14 +67,12 @@ class Client:
                 self.lost(result.error)
             else:
                 self.joined(result)
+        elif result.error:
+            self.lost(result.error)
         else:
-            assert isinstance(result, SyncResult)
-            if result.error:
-                self.lost(result.error)
-            else:
-                self.sim.assigned(self, result.assignment)
+            self.sim.assigned(self, result.assignment)
 
-    def joined(self, result):
+    def joined(self, result: JoinResult) -> None:
         self.member_id, self.generation = result.member_id, result.generation
         leads = result.leader == self.member_id
         assert result.protocol in ("range", "roundrobin")
@@ -93,21 +85,21 @@ class Client:
             self.member_id, self.generation, assignment, instance=self.instance, protocol=protocol
         )
 
-    def lost(self, error):
+    def lost(self, error: ErrorCode) -> None:
         self.generation = -1
         if error in (E.UNKNOWN_MEMBER_ID, E.FENCED_INSTANCE_ID):
             self.member_id = ""
 
 
 class Simulation:
-    def __init__(self, seed):
+    def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.machine = Machine(group_initial_rebalance_delay_ms=self.rng.choice((0, 3000)), group_max_size=6)
-        self.clients = []
+        self.clients: list[Client] = []
         self.failing = self.rng.random() < 0.5
         self.answered = dict.fromkeys(ErrorCode, 0)
 
-    def assigned(self, client, assignment):
+    def assigned(self, client: Client, assignment: bytes) -> None:
         if assignment and client.generation == self.machine.group.generation:
             assert int(assignment) <= client.generation
 
@@ -136,6 +128,7 @@ class Simulation:
     def restart(self) -> None:
         """The broker comes back with what it had stored."""
         m = self.machine
+        assert m.stored is not None
         before = m.stored.generation
         m.group = ClassicGroup.load("g", m.stored, m.settings, m.now)
         m.apply(m.group.resume(m.now))
@@ -157,13 +150,13 @@ class Simulation:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_lives(seed):
+def test_random_lives(seed: int) -> None:
     sim = Simulation(seed)
     for _ in range(1500):
         sim.step()
     assert sim.answered[E.NONE] > 10, "something happened"
     # One client an instance, as they would fence each other for ever, and not more than may be in the group.
-    instances = {}
+    instances: dict[str | int, Client] = {}
     for client in sim.clients:
         instances[client.instance or id(client)] = client
     sim.clients = list(instances.values())[:5]

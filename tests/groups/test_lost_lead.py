@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from groups.test_runtime import MINUTE, World, settle
+from groups.group_world import MINUTE, World, settle, under_way
+from support.faulty_engine import FaultyLog, FaultyTopics
 from support.waiting import SECONDS, until
 
 from kop.coordination import ownership
@@ -21,7 +22,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "FIRST_PAUSE_SECONDS", 0.001)
 
 
-async def another_deletes(world: World, *keys) -> None:
+async def another_deletes(world: World, *keys: GroupMetadataKey | OffsetCommitKey) -> None:
     """The broker that leads meanwhile writes tombstones, and leads no more."""
     batch = build(Record(index, 0, encode_key(key), None) for index, key in enumerate(keys))
     await world.log.append(batch, read_header(batch), now_ms=0)
@@ -54,7 +55,7 @@ async def test_a_lead_that_is_lost_during_the_replay_leaves_no_group_and_no_offs
     world = await stored("other/namespace/topic" if where == "topics" else None)
     first, second = asyncio.Event(), asyncio.Event()
     second.set()
-    gated = world.log if where == "records" else world.engine.topics
+    gated: FaultyLog | FaultyTopics = world.log if where == "records" else world.engine.topics
     gated.gate = first
     starting = asyncio.create_task(world.start())
     await until(lambda: (world.log.reads if where == "records" else world.engine.topics.finds) > 0)
@@ -93,7 +94,7 @@ async def test_a_deletion_that_fails_because_the_lead_was_lost_does_not_bring_th
     world = await stored()
     await world.start()
     world.log.hold()
-    deletion = world.groups.delete("g")
+    deletion = under_way(world.groups.delete("g"))
     await settle()
     world.log.lose_lead(keep=True)
     world.log.release(E.NOT_LEADER_OR_FOLLOWER)
@@ -125,7 +126,7 @@ async def test_a_commit_under_way_when_the_lead_is_lost_enters_no_later_group(er
 async def test_a_group_that_was_taken_away_writes_nothing_when_its_timers_run_out() -> None:
     world = await World().start()
     member_id = await world.stable()
-    joining = world.join(member_id)  # the group rebalances, which it would write
+    joining = world.send_join(member_id)  # the group rebalances, which it would write
     world.log.hold()
     leaving = world.groups.leave("g", [LeavingMember(member_id)])
     await settle()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import pytest
-from groups.test_runtime import MINUTE, World, settle
+from groups.group_world import MINUTE, World, at_once, settle, under_way
 from support.waiting import SECONDS, until
 
 from kop.coordination import ownership
 from kop.errors import ErrorCode as E
 from kop.errors import StateRecordError
-from kop.groups.classic.messages import JoinRequest, LeavingMember
+from kop.groups.classic.messages import JoinRequest
 from kop.groups.offsets import Commit
+from kop.groups.runtime import TransactionGuard
 from kop.groups.settings import GroupSettings
 from kop.records.batch import iter_batches
 from kop.wire.state import OffsetCommitKey, PendingOffsetKey
@@ -23,17 +24,28 @@ A, B = 4001, 4002
 WEEK = GroupSettings().offsets_retention_minutes * MINUTE
 
 
-def pend(world: World, offset: int, *, producer: int = A, epoch: int = 0, **where: Any) -> asyncio.Future[E]:
+def pend(
+    world: World,
+    offset: int,
+    *,
+    producer: int = A,
+    epoch: int = 0,
+    group: str = "g",
+    topic: str = "t",
+    partition: int = 0,
+    guard: TransactionGuard | None = None,
+) -> asyncio.Future[E]:
     """Commit an offset in a producer's transaction."""
-    group, topic, partition = where.pop("group", "g"), where.pop("topic", "t"), where.pop("partition", 0)
     info = world.engine.topics.get(topic)
     commits = [Commit(topic, info.topic_id if info else None, partition, offset)]
-    return world.groups.commit_in_transaction(group, producer, epoch, commits, **where)
+    return world.groups.commit_in_transaction(group, producer, epoch, commits, guard)
 
 
-def end(world: World, *, producer: int = A, epoch: int = 0, commit: bool = True, partitions: Any = (0,)) -> Any:
+async def end(
+    world: World, *, producer: int = A, epoch: int = 0, commit: bool = True, partitions: Sequence[int] = (0,)
+) -> E:
     """End a producer's transaction."""
-    return world.groups.end_transaction(partitions, producer, epoch, commit=commit)
+    return await world.groups.end_transaction(partitions, producer, epoch, commit=commit)
 
 
 async def soon(awaitable: Awaitable[E]) -> E:
@@ -98,8 +110,9 @@ async def test_one_batch_ends_all_groups_of_a_partition() -> None:
         await pend(world, 1, group="c", producer=B)
         before = world.log.high_watermark
         assert await end(world) == E.NONE
-        data = world.log.read_cached(before, 1 << 20, min_one=True).buffers
-        assert sum(1 for buffer in data for _ in iter_batches(memoryview(buffer))) == 1
+        found = world.log.read_cached(before, 1 << 20, min_one=True)
+        assert found is not None
+        assert sum(1 for buffer in found.buffers for _ in iter_batches(memoryview(buffer))) == 1
         keys = world.keys()
         for group in ("a", "b"):
             assert [world.offset(partition, group) for partition in range(3)] == [7, 8, 9]
@@ -320,7 +333,7 @@ async def test_a_rebalance_does_not_keep_a_transaction_from_committing() -> None
         answer = world.join()
         world.groups.tick()
         joined = await answer
-        assert world.groups.describe("g").state == "CompletingRebalance"
+        assert world.described().state == "CompletingRebalance"
         check = world.groups.check_commit
         assert check("g", joined.member_id, None, 1, says_not_found=True) == E.REBALANCE_IN_PROGRESS
         assert world.groups.check_commit_in_transaction("g", joined.member_id, None, 1) == E.NONE
@@ -330,7 +343,7 @@ async def test_pending_offsets_stay_when_the_member_leaves() -> None:
     async with World() as world:
         member_id = await world.stable()
         await pend(world, 7)
-        await world.groups.leave("g", [LeavingMember(member_id)])
+        assert await world.left(member_id) == E.NONE
         assert pending(world)
         assert await end(world) == E.NONE
         assert world.offset() == 7
@@ -376,12 +389,11 @@ async def test_a_deletion_takes_pending_offsets_along(what: str, being_written: 
         if not being_written:
             await answer
         if what == "group":
-            deleted = asyncio.ensure_future(world.groups.delete("g"))
+            deleted: asyncio.Future[Any] = under_way(world.groups.delete("g"))
         elif what == "offsets":
-            deleted = asyncio.ensure_future(world.groups.delete_offsets("g", [("t", 0)]))
+            deleted = under_way(world.groups.delete_offsets("g", [("t", 0)]))
         else:
-            topic = world.engine.topics.get("t")
-            deleted = asyncio.create_task(world.engine.topics.delete(topic.topic_id))
+            deleted = asyncio.create_task(world.engine.topics.delete(world.topic("t").topic_id))
         await settle()
         world.log.release()
         await deleted
@@ -401,7 +413,7 @@ async def test_an_end_waits_for_a_deletion(error: E | None, seen: int | None) ->
         await world.commit(1)
         await pend(world, 7)
         world.log.hold()
-        deleted = world.groups.delete("g")
+        deleted = under_way(world.groups.delete("g"))
         ending = asyncio.create_task(end(world))
         await settle()
         assert not ending.done()
@@ -415,7 +427,7 @@ async def test_a_failed_deletion_gives_pending_offsets_to_the_new_group_of_that_
     async with World(group_initial_rebalance_delay_ms=3000) as world:
         await pend(world, 7)
         world.log.hold()
-        deleted = world.groups.delete("g")
+        deleted = under_way(world.groups.delete("g"))
         await settle()
         world.join()
         world.log.release(E.KAFKA_STORAGE_ERROR)
@@ -429,7 +441,7 @@ async def test_topics_that_went_while_nobody_watched_take_pending_offsets_along(
     world = await World().start()
     await pend(world, 7)
     await world.stop()
-    await world.engine.topics.delete(world.engine.topics.get("t").topic_id)
+    await world.engine.topics.delete(world.topic("t").topic_id)
     await world.start()
     await settle()
     assert world.groups.pending_offsets == 0
@@ -503,7 +515,7 @@ async def test_a_join_that_was_never_finished_keeps_what_is_pending() -> None:
     async with World() as world:
         await pend(world, 7)
         request = JoinRequest("", None, "c", "/", "x", (("p", b""),), 10_000, 5000)
-        assert world.groups.join("g", request).error == E.MEMBER_ID_REQUIRED
+        assert at_once(world.groups.join("g", request)).error == E.MEMBER_ID_REQUIRED
         world.now += 10_000
         world.groups.tick()
         assert pending(world)
