@@ -132,7 +132,7 @@ class GroupOffsets:
     def put_pending(self, topic: str, partition: int, producer_id: int, value: PendingOffsetValue) -> None:
         """Take a transaction's offset that became durable: it takes the place of the producer's earlier one."""
         of_key = self.pending.setdefault((topic, partition), {})
-        of_key.pop(producer_id, None)  # the order is that of the log
+        of_key.pop(producer_id, None)  # the dict keeps the order of the log
         of_key[producer_id] = PendingOffset(value)
 
     def put_ended(self, producer_id: int, ended: Iterable[EndedOffset]) -> None:
@@ -142,8 +142,8 @@ class GroupOffsets:
             of_key = self.pending.get(key, {})
             if committed is not None:
                 self.by_topic.setdefault(key[0], {})[key[1]] = committed
-                for other, earlier in of_key.items():
-                    if other == producer_id:
+                for other_producer, earlier in of_key.items():
+                    if other_producer == producer_id:
                         break
                     earlier.superseded = True
             of_key.pop(producer_id, None)
@@ -164,7 +164,7 @@ class GroupOffsets:
         self.unsure = {of_key for of_key in self.unsure if of_key[0] not in gone}
 
     def absorb(self, older: GroupOffsets) -> None:
-        """Take what a group of the same name held in the log before anything of this one."""
+        """Take the offsets of an older group of the same name: in the log they lie before all offsets of this one."""
         for topic, partition, value in older:
             self.by_topic.setdefault(topic, {}).setdefault(partition, value)
         for key, earlier in older.pending.items():
@@ -191,7 +191,7 @@ class GroupOffsets:
         _less(self.ending, key)
 
     def keys(self, topic: str | None = None) -> list[Key]:
-        """What is committed, being written or pending, of one topic or of all."""
+        """The keys of offsets that are committed, being written or pending, of one topic or of all."""
         other = self.writing.keys() | self.pending.keys() | {key for key, _ in self.unsure}
         if topic is None:
             durable = {(name, partition) for name, partition, _ in self}
@@ -233,11 +233,12 @@ class GroupOffsets:
                 continue
             records.append((encode_key(OffsetCommitKey(group_id, topic, partition)), encode_offset_value(committed)))
             is_later = False
-            for other, offset in self.pending.get((topic, partition), {}).items():
-                if is_later and not offset.superseded:  # behind the commit, or a replay takes it for superseded
-                    other_key = PendingOffsetKey(group_id, topic, partition, other)
+            for other_producer, offset in self.pending.get((topic, partition), {}).items():
+                if is_later and not offset.superseded:
+                    # It has to lie behind the commit in the log: a replay would take it for superseded otherwise.
+                    other_key = PendingOffsetKey(group_id, topic, partition, other_producer)
                     records.append((encode_key(other_key), encode_pending_value(offset.value)))
-                is_later = is_later or other == producer_id
+                is_later = is_later or other_producer == producer_id
         return records
 
     def tombstones(self, group_id: str, keys: Iterable[Key]) -> list[KeyValue]:

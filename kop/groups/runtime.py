@@ -272,7 +272,10 @@ class GroupCoordinator(Coordinator[Loaded]):
         return entry.group.heartbeat(member_id, instance_id, generation, self._clock())
 
     def leave(self, group_id: str, leaving: Sequence[LeavingMember]) -> Later[tuple[ErrorCode, tuple[LeftMember, ...]]]:
-        """LeaveGroup: an error of all, or the answer for each. Waits for the record of a group that became empty."""
+        """LeaveGroup: the code of all, or the answer for each member.
+
+        Waits until the record of a group that became empty is durable.
+        """
         entry, error = self._find(group_id)
         if entry is None:
             if error != ErrorCode.UNKNOWN_MEMBER_ID:
@@ -312,9 +315,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         entry = self._entries.get(group_id) or self._add(group_id)
         commits = list(commits)
         if entry.offsets.ending and self._is_ending(entry, commits):
-            return _known(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            return _future_of(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        written = self._answers(entry, answer)
+        written = self._answer_when_written(entry, answer)
         try:
             self._offset_store.commit(entry.partition, group_id, entry.offsets, commits, retention_ms, written)
         except StateRecordError:
@@ -322,8 +325,8 @@ class GroupCoordinator(Coordinator[Loaded]):
             raise
         return answer
 
-    def _answers(self, entry: _GroupEntry, answer: asyncio.Future[ErrorCode]) -> Written:
-        """What a commit does when it has ended."""
+    def _answer_when_written(self, entry: _GroupEntry, answer: asyncio.Future[ErrorCode]) -> Written:
+        """The callback of a commit's write: it completes `answer`, and wakes the ends that wait for the write."""
 
         def written(code: ErrorCode) -> None:
             self._drop_untouched(entry)
@@ -338,7 +341,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         return None if entry is None else entry.offsets
 
     def delete_offsets(self, group_id: str, keys: Sequence[Key]) -> Later[tuple[ErrorCode, dict[Key, ErrorCode]]]:
-        """OffsetDelete: an error of all, or one for each key. Deleting what is not there is no error."""
+        """OffsetDelete: the code of all, or one for each key. It is no error to delete what is not there."""
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         if entry is None:
             return error, {}
@@ -406,15 +409,15 @@ class GroupCoordinator(Coordinator[Loaded]):
         partition = self.state_log.partition_of(group_id)
         place = partition, producer_id
         if guard is not None and guard.term != self.ownership.term(partition):
-            return _known(ErrorCode.NOT_COORDINATOR)
+            return _future_of(ErrorCode.NOT_COORDINATOR)
         if guard is not None and guard.ended:
-            return _known(ErrorCode.INVALID_TXN_STATE)
+            return _future_of(ErrorCode.INVALID_TXN_STATE)
         if any(entry.offsets.newest_epoch(producer_id) > producer_epoch for entry in self._producers.get(place, ())):
-            return _known(ErrorCode.INVALID_PRODUCER_EPOCH)
+            return _future_of(ErrorCode.INVALID_PRODUCER_EPOCH)
         entry = self._entries.get(group_id) or self._add(group_id)
         commits = list(commits)
         if entry.offsets.ending and self._is_ending(entry, commits):
-            return _known(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            return _future_of(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
         try:
             self._offset_store.commit_pending(
@@ -424,7 +427,7 @@ class GroupCoordinator(Coordinator[Loaded]):
                 producer_id,
                 producer_epoch,
                 commits,
-                self._answers(entry, answer),
+                self._answer_when_written(entry, answer),
             )
         except StateRecordError:
             self._drop_untouched(entry)
@@ -461,7 +464,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         await self._wait_for_writes(place, term)
         entries = self._producers.get(place)
         if not entries and self.ownership.refusal_of_partition(partition, surely=True):
-            await self.verify([partition])  # nothing is written that would find out
+            await self.verify([partition])  # no write follows that would show whether this broker still leads
         refusal = self.ownership.refusal_of_partition(partition, surely=not entries)
         if not refusal and self.ownership.term(partition) != term:
             refusal = ErrorCode.NOT_COORDINATOR
@@ -482,7 +485,7 @@ class GroupCoordinator(Coordinator[Loaded]):
             (entry.group.group_id, entry.offsets, entry.offsets.ended(producer_id, committed_epoch))
             for entry in entries
         ]
-        if not any(of_group for _, _, of_group in ended):  # their group or topic was deleted
+        if not any(of_group for _, _, of_group in ended):  # the groups or topics of these offsets were deleted
             del self._producers[place]
             return await self._end_in(partition, producer_id, producer_epoch, commit)
         answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
@@ -518,7 +521,7 @@ class GroupCoordinator(Coordinator[Loaded]):
                     offsets.release(key)
 
     def _wake(self, partition: int) -> None:
-        """A write of offsets has ended, or the partition was lost: ends of transactions look again."""
+        """Let the ends of transactions that wait for a write look again: one has ended, or the partition was lost."""
         for waiter in self._waiting.pop(partition, ()):
             _answer(waiter, None)
 
@@ -542,12 +545,12 @@ class GroupCoordinator(Coordinator[Loaded]):
     # -- administration
 
     def describe(self, group_id: str) -> Description | ErrorCode:
-        """The group, or why it cannot be shown."""
+        """The group as DescribeGroups shows it, or the code of the error why it cannot be shown."""
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         return self.refusal_of(group_id, surely=True) or (error if entry is None else entry.group.describe())
 
     def list(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
-        """Groups in these states and of these types, in whatever case; an empty collection is all of them."""
+        """The groups in these states and of these types, in whatever case; an empty collection stands for all."""
         wanted = {state.lower() for state in states}
         if types and "classic" not in {name.lower() for name in types}:
             return []
@@ -558,7 +561,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         ]
 
     def delete(self, group_id: str) -> Later[ErrorCode]:
-        """DeleteGroups, one group: it goes with its offsets, if it has no members."""
+        """DeleteGroups: delete one group with its offsets, if it has no members."""
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         if entry is None:
             return error
@@ -744,11 +747,11 @@ def _answer(token: Any, result: Any) -> None:
         token.set_result(result)
 
 
-def _known(code: ErrorCode) -> asyncio.Future[ErrorCode]:
-    """The future of a result that is known."""
-    known: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-    known.set_result(code)
-    return known
+def _future_of(code: ErrorCode) -> asyncio.Future[ErrorCode]:
+    """A future that has this result already."""
+    future: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+    future.set_result(code)
+    return future
 
 
 def _ignore(code: ErrorCode) -> None:

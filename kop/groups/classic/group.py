@@ -53,9 +53,11 @@ class ClassicGroup:
         self.protocol: str | None = None
         self.roster = Roster(canonical_name=settings.canonical_name)
         self.next_deadline = NEVER
-        self._joined_meanwhile = False  # a member joined during the initial delay
+        self._joined_meanwhile = False
+        """Whether a member joined during the present part of the initial delay."""
         self._join_deadline = NEVER
-        self._initial_delay: tuple[int, int] | None = None  # how long the present delay is, what may still be added
+        self._initial_delay: tuple[int, int] | None = None
+        """In ms: the present part of the initial delay, and by how much it may still be extended."""
         self._sync_deadline = NEVER
         self._to_sync: set[str] = set()
         self._tickets = 0
@@ -182,7 +184,7 @@ class ClassicGroup:
         if self.state is State.STABLE:
             self._synced(member)
             return [Reply(token, self._assignment_of(member))]
-        self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)  # an older request of the same member
+        self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)  # the member's earlier request still waits
         member.sync_token = token
         self._synced(member)
         if self.roster.leader == member.member_id:
@@ -213,7 +215,7 @@ class ClassicGroup:
         return left, self._take()
 
     def persisted(self, ticket: int, error: ErrorCode, now: int) -> list[Effect]:
-        """The write of `ticket` has ended, with NONE if it is durable."""
+        """Go on after the write of `ticket`, which has ended with `error`: NONE if it is durable."""
         self._writes.pop(ticket)(error, now)
         return self._take()
 
@@ -233,18 +235,18 @@ class ClassicGroup:
         return self._take()
 
     def kill(self) -> None:
-        """The group, which is empty, is deleted: whoever still holds it is told to look for the coordinator."""
+        """Become dead, as an empty group that is deleted: later requests get COORDINATOR_NOT_AVAILABLE."""
         check_step(self.group_id, self.state, State.DEAD)
         self.state = State.DEAD
         self.roster.pending.clear()
         self.next_deadline = NEVER
 
     def revive(self) -> None:
-        """The deletion could not be written: the group is back as it was."""
+        """Become empty again, after a deletion that could not be written."""
         self.state = State.EMPTY
 
     def unload(self) -> list[Effect]:
-        """The coordinator stops: who waits is sent to look for another."""
+        """Answer all waiting requests with NOT_COORDINATOR: this broker no longer coordinates the group."""
         for member in self.roster:
             self._answer_join_of(member, ErrorCode.NOT_COORDINATOR)
             self._answer_sync(member, ErrorCode.NOT_COORDINATOR)
@@ -299,14 +301,14 @@ class ClassicGroup:
         same = member.protocols == request.protocols
         leads = self.roster.leader == member_id
         if same and (self.state is State.COMPLETING_REBALANCE or (self.state is State.STABLE and not leads)):
-            # It may not have had its answer, or it only asks again: nothing changes for the others.
+            # The member asks again, perhaps because it never got the answer: nothing changes for the others.
             self._effects.append(Reply(token, self._current(member_id)))
             return
         self._rejoin(member, token, request)
         self._prepare_or_complete(now)
 
     def _rejoin(self, member: Member, token: Token, request: JoinRequest) -> None:
-        self._answer_join_of(member, ErrorCode.REBALANCE_IN_PROGRESS)  # an older request of the same member
+        self._answer_join_of(member, ErrorCode.REBALANCE_IN_PROGRESS)  # the member's earlier request still waits
         self.roster.update(member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
         self.roster.set_join_token(member, token)
 
@@ -322,7 +324,7 @@ class ClassicGroup:
     def _replace_static(
         self, token: Token, request: JoinRequest, instance_id: str, old_id: str, new_id: str, now: int
     ) -> None:
-        """A static member came back without its id: it takes its own place (KIP-345)."""
+        """Give a static member that came back without its member id the place that it had (KIP-345)."""
         old_leader = self.roster.leader or ""
         old = self.roster.members[old_id]
         before = (old.protocols, old.rebalance_timeout_ms, old.session_timeout_ms)
@@ -335,7 +337,7 @@ class ClassicGroup:
         self._beat(member, now)
         self._rejoin(member, token, request)
         if self.state is State.COMPLETING_REBALANCE:
-            self._prepare_rebalance(now)  # the leader may already be assigning to the old id
+            self._prepare_rebalance(now)  # the leader may already have assigned partitions to the old id
         elif self.state is not State.STABLE:
             self._maybe_complete_join(now)
         elif self.roster.select_protocol() != self.protocol:
@@ -359,7 +361,7 @@ class ClassicGroup:
         now: int,
     ) -> None:
         if self.state is not State.STABLE or member.join_token is not token:
-            return  # a rebalance began meanwhile and answers, or the member was replaced again
+            return  # the rebalance that began meanwhile answers, or the member was replaced again
         new_id = member.member_id
         self.roster.set_join_token(member, None)
         self._beat(member, now)
@@ -405,7 +407,7 @@ class ClassicGroup:
         self._join_by(now + delay)
 
     def _maybe_complete_join(self, now: int) -> None:
-        """Go on if nobody is missing: but the first rebalance of a group always waits its delay."""
+        """Complete the rebalance if no member is missing. The first one of a group waits for its delay in any case."""
         if (
             self.state is State.PREPARING_REBALANCE
             and self.previous_state is not State.EMPTY
@@ -419,7 +421,7 @@ class ClassicGroup:
         for member in [m for m in self.roster if m.join_token is None and not m.is_static]:
             self.roster.remove(member.member_id)
         if len(self.roster) and not self.roster.elect_joined_leader():
-            # Only static members are left and none came: wait until their sessions end.
+            # Only static members are left, and none of them joined: the group waits until their sessions end.
             self._join_by(now + max(self.roster.rebalance_timeout_ms, 1))
             return
         self.generation = (self.generation + 1) & 0x7FFFFFFF
@@ -466,9 +468,9 @@ class ClassicGroup:
             self._sync_deadline = NEVER
 
     def _assigned(self, generation: int, assignment: dict[str, bytes], error: ErrorCode, now: int) -> None:
-        """The leader's assignment is stored, or could not be."""
+        """Go on after the write of the leader's assignment, which is durable or has failed."""
         if self.state is not State.COMPLETING_REBALANCE or self.generation != generation:
-            return  # members joined or left meanwhile: the rebalance that they began goes on
+            return  # members joined or left meanwhile, and the rebalance that they began goes on
         if error:
             self._reset_assignments(answer_for(error), now)
             self._prepare_rebalance(now)
@@ -504,7 +506,7 @@ class ClassicGroup:
         return ErrorCode.NONE
 
     def _drop(self, member_id: str) -> None:
-        """Take a member out; what it waits for ends with UNKNOWN_MEMBER_ID, so that it joins again if it is alive."""
+        """Remove a member. Its waiting requests are answered UNKNOWN_MEMBER_ID: it joins again if it is alive."""
         member = self.roster.members.get(member_id)
         if member is not None:
             self._answer_join_of(member, ErrorCode.UNKNOWN_MEMBER_ID, "")
@@ -634,9 +636,9 @@ class ClassicGroup:
         return effects
 
 
-def _differ(asked: str | None, current: str | None) -> bool:
-    return asked is not None and current is not None and asked != current
+def _differ(requested: str | None, current: str | None) -> bool:
+    return requested is not None and current is not None and requested != current
 
 
 def _ignore(error: ErrorCode, now: int) -> None:
-    """An empty generation that could not be written: after a restart the one before is back and times out."""
+    """Ignore a failed write of an empty generation: a restart loads the one before, whose members then time out."""
