@@ -88,10 +88,10 @@ class Context:
 
 
 class AnswerTaker(Protocol):
-    """Who waits for the answers of a connection."""
+    """An object that waits for the answers of a connection."""
 
     def answered(self, answer: Answer) -> None:
-        """The answer is ready. Only note it: engines call this while they tell others, too."""
+        """Note that the answer is ready, and do nothing else: engines call this while they tell other waiters, too."""
 
 
 class Answer:
@@ -121,14 +121,14 @@ class Answer:
         self.request_bytes = 0
 
     def give(self, frame: Frame | None) -> None:
-        """The answer is there."""
+        """Answer with `frame`; None where the client expects no answer."""
         self.ready = True
         self.frame = frame
         if self.taker is not None:
             self.taker.answered(self)
 
     def refuse(self, error: BaseException) -> None:
-        """There can be no answer: the connection is closed, with one log line."""
+        """Have the connection closed for `error`, with one log line: there can be no answer."""
         self.error = error
         self.give(None)
 

@@ -122,14 +122,14 @@ async def describe_log_dirs(gw: Gateway, ctx: Context, request: Message) -> Mess
 
 
 async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Name, and index and bytes of each partition of this broker, of the topics asked for; None asks for all.
+    """The sizes of this broker's partitions: by topic, index and bytes of each. `wanted` None stands for all topics.
 
     A partition that cannot be measured is left out: 0 would be a wrong answer.
     """
     if wanted is None:
-        asked: dict[str, Iterable[int]] = {topic.name: range(topic.partitions) for topic in gw.topics.all()}
+        indexes_by_topic: dict[str, Iterable[int]] = {topic.name: range(topic.partitions) for topic in gw.topics.all()}
     else:
-        asked = {topic.topic: dict.fromkeys(topic.partitions) for topic in wanted}
+        indexes_by_topic = {topic.topic: dict.fromkeys(topic.partitions) for topic in wanted}
     gate, to_ask = asyncio.Semaphore(_MEASURED_AT_ONCE), _MOST_MEASURED
 
     async def measure(log: PartitionLog) -> int | None:
@@ -140,7 +140,7 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
             return None
 
     measured: list[tuple[str, int, int | asyncio.Future[int | None]]] = []
-    for name, indexes in asked.items():
+    for name, indexes in indexes_by_topic.items():
         topic = gw.topics.get(name)
         if topic is None:
             continue
@@ -166,8 +166,8 @@ async def _sizes(gw: Gateway, wanted: Iterable[Any] | None) -> list[tuple[str, l
 
 def describe_quorum(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Show the quorum of the metadata topic's one partition; Kafka knows no other, and then answers none of them."""
-    asked = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
-    known = asked == [(_METADATA_TOPIC, 0)]
+    partitions = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
+    is_metadata = partitions == [(_METADATA_TOPIC, 0)]
     topic_row = DescribeQuorumResponse.TopicData
     return DescribeQuorumResponse(
         version=ctx.version,
@@ -177,11 +177,11 @@ def describe_quorum(gw: Gateway, ctx: Context, request: Message) -> Message:
             topic_row(
                 version=ctx.version,
                 topic_name=topic.topic_name,
-                partitions=[_quorum(gw, ctx, part.partition_index, known) for part in topic.partitions],
+                partitions=[_quorum(gw, ctx, part.partition_index, is_metadata) for part in topic.partitions],
             )
             for topic in request.topics
         ],
-        nodes=[_node(gw, ctx)] if known and ctx.version >= 2 else [],
+        nodes=[_node(gw, ctx)] if is_metadata and ctx.version >= 2 else [],
     )
 
 
@@ -192,9 +192,9 @@ def _node(gw: Gateway, ctx: Context) -> Any:
     return row(version=ctx.version, node_id=gw.config.node_id, listeners=[listener])
 
 
-def _quorum(gw: Gateway, ctx: Context, index: int, known: bool) -> Any:
+def _quorum(gw: Gateway, ctx: Context, index: int, is_metadata: bool) -> Any:
     row = DescribeQuorumResponse.TopicData.PartitionData
-    if not known:
+    if not is_metadata:
         return row(
             version=ctx.version,
             partition_index=index,
@@ -232,29 +232,29 @@ def _quorum(gw: Gateway, ctx: Context, index: int, known: bool) -> Any:
 
 
 def elect_leaders(gw: Gateway, ctx: Context, request: Message) -> Message:
-    """Say of every partition that it has its leader. Asked for all, only the topics are named, as Kafka does."""
+    """Answer that every partition has its leader. A request for all partitions gets only the topics, as in Kafka."""
     kind = request.election_type if ctx.version >= 1 else _PREFERRED
-    known = kind in {_PREFERRED, _UNCLEAN}
+    is_known_kind = kind in {_PREFERRED, _UNCLEAN}
     if request.topic_partitions is None:
-        asked: dict[str, list[int]] = {topic.name: [] for topic in gw.topics.all()}
+        indexes_by_topic: dict[str, list[int]] = {topic.name: [] for topic in gw.topics.all()}
     else:
-        asked = {}
+        indexes_by_topic = {}
         for topic in request.topic_partitions:
-            asked.setdefault(topic.topic, []).extend(topic.partitions)
+            indexes_by_topic.setdefault(topic.topic, []).extend(topic.partitions)
     topic_row = ElectLeadersResponse.ReplicaElectionResult
     row = topic_row.PartitionResult
     results = []
-    for name, partitions in asked.items():
+    for name, partitions in indexes_by_topic.items():
         rows = []
         for index in partitions:
             code, message = _election(gw, name, index)
-            if not known:
+            if not is_known_kind:
                 code, message = ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}"
             rows.append(row(version=ctx.version, partition_id=index, error_code=code, error_message=message))
         results.append(topic_row(version=ctx.version, topic=name, partition_result=rows))
     return ElectLeadersResponse(
         version=ctx.version,
-        error_code=ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST,
+        error_code=ErrorCode.NONE if is_known_kind else ErrorCode.INVALID_REQUEST,
         replica_election_results=results,
     )
 

@@ -76,23 +76,23 @@ async def describe_configs(gw: Gateway, ctx: Context, request: Message) -> Messa
     names = [resource.resource_name for resource in request.resources if resource.resource_type == Resource.TOPIC]
     await _refresh(gw, names)
     differing = await _differing_configs(gw, names)
-    for asked in request.resources:
+    for resource in request.resources:
         error: KopError | None = None
         rows: list[ConfigRow] = []
         try:
-            rows = list(_describe(gw, asked.resource_type, asked.resource_name))
-            if asked.resource_type == Resource.TOPIC and (other := differing.get(asked.resource_name)):
-                rows = [_as_held(row, other[row.name]) if row.name in other else row for row in rows]
+            rows = list(_describe(gw, resource.resource_type, resource.resource_name))
+            if resource.resource_type == Resource.TOPIC and (held := differing.get(resource.resource_name)):
+                rows = [_as_held(row, held[row.name]) if row.name in held else row for row in rows]
         except KopError as failure:
             error = failure
-        keys = set(asked.configuration_keys or ())
+        keys = set(resource.configuration_keys or ())
         results.append(
             result(
                 version=ctx.version,
                 error_code=error.code if error is not None else 0,
                 error_message=error.message if error is not None else "",
-                resource_type=asked.resource_type,
-                resource_name=asked.resource_name,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
                 configs=[_row(ctx.version, request, row) for row in rows if not keys or row.name in keys],
             )
         )
@@ -195,10 +195,10 @@ def _row(version: int, request: Message, row: ConfigRow) -> tuple[Any, ...]:
 async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Replace the configs of each resource."""
 
-    async def alter(asked: Any) -> None:
-        _check_values(asked)
-        wanted = {config.name: config.value for config in asked.configs}
-        await _alter(gw, asked, lambda _: dict(wanted), validate_only=request.validate_only)
+    async def alter(resource: Any) -> None:
+        _check_values(resource)
+        wanted = {config.name: config.value for config in resource.configs}
+        await _alter(gw, resource, lambda _: dict(wanted), validate_only=request.validate_only)
 
     return await _answer_each(ctx, request, AlterConfigsResponse, alter)
 
@@ -206,38 +206,38 @@ async def alter_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
 async def incremental_alter_configs(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Change some of the configs of each resource."""
 
-    async def alter(asked: Any) -> None:
-        for config in asked.configs:
+    async def alter(resource: Any) -> None:
+        for config in resource.configs:
             if config.config_operation not in set(Operation):
                 raise PeerError(f"Unknown operation {config.config_operation} for {config.name}")
-        _check_values(asked)
-        if asked.resource_type == Resource.BROKER_LOGGER:
-            _alter_loggers(gw, asked, validate_only=request.validate_only)
+        _check_values(resource)
+        if resource.resource_type == Resource.BROKER_LOGGER:
+            _alter_loggers(gw, resource, validate_only=request.validate_only)
             return
-        effective = _effective(gw, asked)
+        effective = _effective(gw, resource)
 
         def change(own: Mapping[str, str]) -> dict[str, str]:
             wanted = dict(own)
-            for config in asked.configs:
+            for config in resource.configs:
                 _apply(wanted, config, effective)
             return wanted
 
-        await _alter(gw, asked, change, validate_only=request.validate_only)
+        await _alter(gw, resource, change, validate_only=request.validate_only)
 
     return await _answer_each(ctx, request, IncrementalAlterConfigsResponse, alter)
 
 
 async def _answer_each(ctx: Context, request: Message, response: Any, alter: Callable[[Any], Any]) -> Message:
     """Run `alter` for each resource; the response has a row for each."""
-    counts = Counter((asked.resource_type, asked.resource_name) for asked in request.resources)
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     row = response.AlterConfigsResourceResponse
     rows = []
-    async for asked in with_pauses(request.resources):
+    async for resource in with_pauses(request.resources):
         error: KopError | None = None
         try:
-            if counts[asked.resource_type, asked.resource_name] > 1:
+            if counts[resource.resource_type, resource.resource_name] > 1:
                 raise PeerError("Each resource must appear at most once.")
-            await alter(asked)
+            await alter(resource)
         except KopError as failure:
             error = failure
         rows.append(
@@ -245,20 +245,20 @@ async def _answer_each(ctx: Context, request: Message, response: Any, alter: Cal
                 version=ctx.version,
                 error_code=error.code if error is not None else 0,
                 error_message=error.message if error is not None else None,
-                resource_type=asked.resource_type,
-                resource_name=asked.resource_name,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
             )
         )
     return response(version=ctx.version, responses=rows)
 
 
-def _check_values(asked: Any) -> None:
-    names = Counter(config.name for config in asked.configs)
+def _check_values(resource: Any) -> None:
+    names = Counter(config.name for config in resource.configs)
     if any(count > 1 for count in names.values()):
         raise PeerError("Error due to duplicate config keys")
     nulls = [
         config.name
-        for config in asked.configs
+        for config in resource.configs
         if config.value is None and getattr(config, "config_operation", Operation.SET) != Operation.DELETE
     ]
     if nulls:
@@ -266,11 +266,11 @@ def _check_values(asked: Any) -> None:
 
 
 async def _alter(
-    gw: Gateway, asked: Any, change: Callable[[Mapping[str, str]], dict[str, str]], *, validate_only: bool
+    gw: Gateway, resource: Any, change: Callable[[Mapping[str, str]], dict[str, str]], *, validate_only: bool
 ) -> None:
     """Give a resource the configs that `change` makes of its own."""
-    name = asked.resource_name
-    match asked.resource_type:
+    name = resource.resource_name
+    match resource.resource_type:
         case Resource.TOPIC:
             # One change at a time: the next one has to see what this one makes.
             async with gw.topic_configs.lock:
@@ -299,18 +299,18 @@ async def _alter(
             if unknown := change({}):
                 raise PeerError(f"Unknown group config name: {next(iter(unknown))}", ErrorCode.INVALID_CONFIG)
         case _:
-            raise PeerError(f"Unknown resource type {asked.resource_type}")
+            raise PeerError(f"Unknown resource type {resource.resource_type}")
 
 
-def _effective(gw: Gateway, asked: Any) -> Callable[[str], tuple[ConfigType, str]]:
-    """A look-up of type and effective value, for APPEND and SUBTRACT."""
+def _effective(gw: Gateway, resource: Any) -> Callable[[str], tuple[ConfigType, str]]:
+    """A function that gives type and effective value of a config, for APPEND and SUBTRACT."""
 
     def look_up(name: str) -> tuple[ConfigType, str]:
-        if asked.resource_type == Resource.TOPIC and name in TOPIC_CONFIGS:
+        if resource.resource_type == Resource.TOPIC and name in TOPIC_CONFIGS:
             return TOPIC_CONFIGS[name].type, gw.topic_configs.text({}, name)
-        if asked.resource_type == Resource.BROKER and name in DYNAMIC:
+        if resource.resource_type == Resource.BROKER and name in DYNAMIC:
             return DYNAMIC[name].type, gw.broker_configs.text(name)
-        return ConfigType.LIST, ""  # unknown: refused when the result is checked
+        return ConfigType.LIST, ""  # an unknown name is refused when the result is checked
 
     return look_up
 
@@ -346,7 +346,7 @@ _ROOT = "root"
 
 
 def _loggers() -> dict[str, logging.Logger]:
-    """Every logger there is, by Kafka's name."""
+    """Every logger of this process, by the name that Kafka's clients see."""
     loggers = {
         name: entry for name, entry in logging.root.manager.loggerDict.items() if isinstance(entry, logging.Logger)
     }
@@ -363,13 +363,13 @@ def _logger_rows() -> Iterable[ConfigRow]:
         yield ConfigRow(name, _level_name(logger), False, Source.DYNAMIC_BROKER_LOGGER, ConfigType.UNKNOWN, "", ())
 
 
-def _alter_loggers(gw: Gateway, asked: Any, *, validate_only: bool) -> None:
-    if asked.resource_name != gw.broker_configs.broker_id:
+def _alter_loggers(gw: Gateway, resource: Any, *, validate_only: bool) -> None:
+    if resource.resource_name != gw.broker_configs.broker_id:
         raise PeerError(
-            f"Unexpected node id. Expected {gw.broker_configs.broker_id}, but received {asked.resource_name}"
+            f"Unexpected node id. Expected {gw.broker_configs.broker_id}, but received {resource.resource_name}"
         )
     loggers = _loggers()
-    for config in asked.configs:
+    for config in resource.configs:
         if config.config_operation not in {Operation.SET, Operation.DELETE}:
             operation = Operation(config.config_operation).name
             raise PeerError(f"{operation} operation is not allowed for the BROKER_LOGGER resource")
@@ -385,7 +385,7 @@ def _alter_loggers(gw: Gateway, asked: Any, *, validate_only: bool) -> None:
             raise PeerError("Removing the log level of the root logger is not allowed")
     if validate_only:
         return
-    for config in asked.configs:
+    for config in resource.configs:
         unset = config.config_operation == Operation.DELETE
         loggers[config.name].setLevel(logging.NOTSET if unset else _LEVELS[config.value])
 
@@ -419,7 +419,7 @@ def list_config_resources(gw: Gateway, ctx: Context, request: Message) -> Messag
 
 
 def _names(request: Message) -> list[str | None]:
-    return [asked.resource_name for asked in request.resources if asked.resource_type == Resource.TOPIC]
+    return [resource.resource_name for resource in request.resources if resource.resource_type == Resource.TOPIC]
 
 
 APIS: tuple[Api, ...] = (

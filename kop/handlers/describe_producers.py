@@ -41,7 +41,7 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Mes
     """Show the producers of each partition. NOT_LEADER_OR_FOLLOWER, which clients retry, where a broker is silent."""
     others = [] if broker_of(ctx.client_id) is not None else [id_ for id_ in gw.cluster.ids if id_ != gw.config.node_id]
     answers = await asyncio.gather(*(_of_broker(gw, broker_id, request) for broker_id in others))
-    told = [answer for answer in answers if not isinstance(answer, KopError)]
+    remembered = [answer for answer in answers if not isinstance(answer, KopError)]
     silent = next((answer for answer in answers if isinstance(answer, KopError)), None)
     coordinated = await _coordinated(gw)
     if isinstance(coordinated, KopError):
@@ -54,7 +54,8 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Mes
                 version=ctx.version,
                 name=topic.name,
                 partitions=[
-                    _row(gw, ctx, (topic.name, index), coordinated, told, silent) for index in topic.partition_indexes
+                    _row(gw, ctx, (topic.name, index), coordinated, remembered, silent)
+                    for index in topic.partition_indexes
                 ],
             )
             for topic in request.topics
@@ -63,20 +64,20 @@ async def describe_producers(gw: Gateway, ctx: Context, request: Message) -> Mes
 
 
 async def _coordinated(gw: Gateway) -> _Transactions | KopError:
-    """The transactions without an end that this broker coordinates, by partition, where logs do not know them."""
-    found: dict[_Partition, list[Transaction]] = {}
+    """The transactions without an end that this broker coordinates, by partition; none where logs know of them."""
+    by_partition: dict[_Partition, list[Transaction]] = {}
     if gw.engine.promises.writes_markers:
-        return found
-    known, error = gw.transactions.listed()
+        return by_partition
+    transactions, error = gw.transactions.listed()
     if error:
         return KopError("transactional ids are still being loaded", error)
-    for index, (_, transaction) in enumerate(known):
+    for index, (_, transaction) in enumerate(transactions):
         if index % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
         if transaction.status in _WITHOUT_END:
             for partition in transaction.partitions:
-                found.setdefault(partition, []).append(transaction)
-    return found
+                by_partition.setdefault(partition, []).append(transaction)
+    return by_partition
 
 
 async def _of_broker(gw: Gateway, broker_id: int, request: Message) -> _Producers | KopError:
@@ -114,7 +115,7 @@ def _row(
     ctx: Context,
     partition: _Partition,
     coordinated: _Transactions,
-    told: Iterable[_Producers],
+    remembered: Iterable[_Producers],
     silent: KopError | None,
 ) -> Any:
     row = DescribeProducersResponse.TopicResponse.PartitionResponse
@@ -144,7 +145,7 @@ def _row(
             )
             for transaction in coordinated.get((log.topic.name, index), ())
         ]
-        producers = merged(log.producers(), begun, *(of_broker.get(partition, ()) for of_broker in told))
+        producers = merged(log.producers(), begun, *(of_broker.get(partition, ()) for of_broker in remembered))
     return row(
         version=ctx.version,
         partition_index=index,
@@ -166,25 +167,25 @@ def _row(
 
 
 def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
-    """Each producer of one partition once, by id, out of what several brokers remember.
+    """The producers of one partition, each once and sorted by id, out of what several brokers remember of them.
 
-    What came last counts: the newest epoch, and in it the last batch, where one is known. A transaction begins where
-    its first batch lies.
+    Of several views of a producer the newest counts: the one with the newest epoch, and of these the one with the last
+    batch. A transaction begins where its first batch lies.
     """
-    found: dict[int, ProducerView] = {}
+    by_producer_id: dict[int, ProducerView] = {}
     for producers in of_brokers:
         for view in producers:
-            known = found.get(view.producer_id)
-            if known is None:
-                found[view.producer_id] = view
+            earlier = by_producer_id.get(view.producer_id)
+            if earlier is None:
+                by_producer_id[view.producer_id] = view
                 continue
-            last = max(known, view, key=_age)
+            last = max(earlier, view, key=_age)
             begun = [
                 each.current_txn_start_offset
-                for each in (known, view)
+                for each in (earlier, view)
                 if each.producer_epoch == last.producer_epoch and each.current_txn_start_offset >= 0
             ]
-            found[view.producer_id] = ProducerView(
+            by_producer_id[view.producer_id] = ProducerView(
                 last.producer_id,
                 last.producer_epoch,
                 last.last_sequence,
@@ -192,7 +193,7 @@ def merged(*of_brokers: Iterable[ProducerView]) -> list[ProducerView]:
                 min(begun, default=-1),
                 last.coordinator_epoch,
             )
-    return [found[producer_id] for producer_id in sorted(found)]
+    return [by_producer_id[producer_id] for producer_id in sorted(by_producer_id)]
 
 
 def _age(view: ProducerView) -> tuple[int, bool, int, int]:

@@ -74,24 +74,24 @@ class _Response:
 
     budget: int
     reading: bool
-    """What memory does not hold is being read."""
+    """Whether this pass begins to read from storage what memory does not hold."""
     answers: list[tuple[FetchPartition, FetchPartitionAnswer]] = field(default_factory=list)
     size: int = 0
     empty: int = 0
     """How many bytes of `size` are batches without records at the ends of logs."""
     failed: bool = False
     unread: int = 0
-    """Partitions of which storage is still read."""
+    """How many partitions are still being read from storage."""
     taken: list[PartitionLog] = field(default_factory=list)
-    """Those of which a read on the side brought what is in here."""
+    """The partitions whose part of the response comes from a read on the side."""
 
     def room(self, wanted: FetchPartition) -> int:
-        """Bytes that this partition may take."""
+        """How many bytes the records of this partition may take."""
         return max(0, min(wanted.max_bytes, self.budget - self.size))
 
     @property
     def min_one(self) -> bool:
-        """The first batch with records goes out whatever its size."""
+        """Whether the next batch goes out whatever its size, because no batch with records is in the response yet."""
         return self.size == self.empty
 
 
@@ -101,7 +101,7 @@ class _Fetch:
     def __init__(
         self, gw: Gateway, ctx: Context, call: FetchCall, session: FetchSession | None, committed: bool
     ) -> None:
-        """`committed`: records of open transactions are not for this Fetch."""
+        """With `committed` the Fetch gets no records of open transactions (isolation level 1)."""
         self.gw = gw
         self.ctx = ctx
         self.call = call
@@ -130,7 +130,7 @@ class _Fetch:
     # --- looking
 
     def look(self, *, read: bool) -> _Response:
-        """A pass over what is in memory. With `read`, what is not is read from storage on the side."""
+        """Put together what is in memory. With `read`, what is not there is read from storage on the side."""
         response = _Response(self.budget, reading=read)
         for wanted in self.wanted():
             partition_log = self._log(response, wanted)
@@ -153,9 +153,9 @@ class _Fetch:
     def _cached(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None
     ) -> ReadResult | None:
-        """What memory holds; nothing where there is no room in the answer. None where storage has to be read.
+        """The batches that memory holds, none where the answer has no room. None where storage has to be read.
 
-        With `end`, open transactions begin there: this Fetch may read up to it.
+        `end` is the offset at which open transactions begin, where the Fetch may only read up to it.
         """
         if not partition_log.attached:
             return None
@@ -170,7 +170,7 @@ class _Fetch:
     def _from_storage(
         self, response: _Response, wanted: FetchPartition, partition_log: PartitionLog, end: int | None, read: bool
     ) -> ReadResult | None:
-        """What a read on the side has brought; None while it goes on. `end`: see `_cached`."""
+        """The batches that a read on the side has brought; None while it goes on. `end` is as in `_cached`."""
         reads = self.reads
         offset = wanted.fetch_offset
         if read:
@@ -188,7 +188,7 @@ class _Fetch:
         if end is not None:
             result = stable_part(result, end)
         if result.size > response.room(wanted) and not response.min_one:
-            return _EMPTY  # it waits for its turn
+            return _EMPTY  # the batches do not fit: a later answer takes them
         response.taken.append(partition_log)
         return result
 
@@ -199,8 +199,8 @@ class _Fetch:
 
     def _log(self, response: _Response, wanted: FetchPartition) -> PartitionLog | None:
         """The partition's log, or None after an error was noted."""
-        asked = wanted.topic
-        topic = self.gw.topics.by_id(asked) if isinstance(asked, UUID) else self.gw.topics.get(asked)
+        name_or_id = wanted.topic
+        topic = self.gw.topics.by_id(name_or_id) if isinstance(name_or_id, UUID) else self.gw.topics.get(name_or_id)
         if topic is None:
             self._note(response, wanted, self._unknown(wanted))
             return None
@@ -216,7 +216,7 @@ class _Fetch:
         return None
 
     def _unknown(self, wanted: FetchPartition) -> ErrorCode:
-        """What to say of a topic that there is not. A session knows the name that an id had, as Kafka's does."""
+        """The error for a topic that does not exist. A session knows the name that an id had, as Kafka's does."""
         if not isinstance(wanted.topic, UUID):
             return self.gw.topics.missing(wanted.topic)
         known = self.session and self.session.partitions.get((wanted.topic, wanted.partition))
@@ -253,7 +253,7 @@ class _Fetch:
         stable: int,
         result: ReadResult | None,
     ) -> None:
-        if not partition_log.attached:  # the ends are not known yet: -1, which clients pass over
+        if not partition_log.attached:  # its ends are not known yet: clients ignore ends of -1
             response.answers.append((wanted, FetchPartitionAnswer(wanted.partition, 0, -1, -1, -1)))
             return
         buffers, size = result = _EMPTY if result is None else result
@@ -269,7 +269,7 @@ class _Fetch:
             aborted_in(partition_log, result) if self.committed else None,
         )
         response.size += size
-        # No batch is smaller than its header: so many bytes are there only where none has records.
+        # A batch has at least the bytes of its header, so none of these has records.
         if size and size == len(buffers) * HEADER_SIZE and next_offset_of(buffers[-1]) >= high_watermark:
             response.empty += size
         response.answers.append((wanted, answer))
@@ -314,7 +314,7 @@ class _Fetch:
     # --- waiting
 
     async def read_and_wait(self) -> Frame:
-        """As `wait`, where storage is read: begun when there is memory for it."""
+        """Read from storage, and wait as `wait` does. The pipeline calls this once there is memory for the read."""
         response = self.look(read=True)
         return self.frame(response) if self.enough(response) else await WaitingFetch(self, response.unread > 0).answered
 
@@ -324,12 +324,12 @@ class _Fetch:
 
 
 class WaitingFetch:
-    """A Fetch that waits: callbacks of the logs and of reads, and a timer. Ends when answered, or cancelled."""
+    """A Fetch that waits for news of logs and of reads, or for a timer. It ends when it is answered or cancelled."""
 
     __slots__ = ("answered", "deadline", "fetch", "looked", "looking", "loop", "pause", "timer", "undo")
 
     def __init__(self, fetch: _Fetch, reads: bool) -> None:
-        """Wait for max_wait_ms. `reads`: storage is read, which has its time even with max_wait_ms 0."""
+        """Wait for max_wait_ms. With `reads` storage has at least `_READ_SECONDS`, even with max_wait_ms 0."""
         self.fetch = fetch
         self.loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[Frame] = self.loop.create_future()
@@ -340,8 +340,8 @@ class WaitingFetch:
         gw, wanted_ones = fetch.gw, fetch.wanted()
         self.pause = len(wanted_ones) * _LOOK_SECONDS
         for wanted in wanted_ones:
-            asked = wanted.topic
-            topic = gw.topics.by_id(asked) if isinstance(asked, UUID) else gw.topics.get(asked)
+            name_or_id = wanted.topic
+            topic = gw.topics.by_id(name_or_id) if isinstance(name_or_id, UUID) else gw.topics.get(name_or_id)
             partition_log = None if topic is None else gw.topics.log(topic.topic_id, wanted.partition)
             if partition_log is not None:
                 self.undo.append(partition_log.on_advance(self.poke))
@@ -351,7 +351,7 @@ class WaitingFetch:
         self.timer = self._set_timer()
 
     def poke(self) -> None:
-        """A log or a read has news. Looked at once for all news of this turn of the loop, and of a while after that."""
+        """Look again soon, because a log or a read has news: once for all news until the pause is over."""
         if self.looking is None and not self.answered.done():
             self.looking = self.loop.call_at(self.looked + self.pause, self._look)
 
@@ -394,11 +394,11 @@ def fetch(gw: Gateway, ctx: Context, call: FetchCall) -> Any:
         return encode_response(ctx.correlation_id, ctx.version, (), error_code=error.code)
     if session is not None:
         _keep_names(gw, session, call)
-    asked = _Fetch(gw, ctx, call, session, committed)
-    response = asked.look(read=False)
-    if asked.enough(response):
-        return asked.frame(response)
-    return asked.read_and_wait() if response.unread else asked.wait()
+    fetching = _Fetch(gw, ctx, call, session, committed)
+    response = fetching.look(read=False)
+    if fetching.enough(response):
+        return fetching.frame(response)
+    return fetching.read_and_wait() if response.unread else fetching.wait()
 
 
 def _keep_names(gw: Gateway, session: FetchSession, call: FetchCall) -> None:
@@ -407,7 +407,7 @@ def _keep_names(gw: Gateway, session: FetchSession, call: FetchCall) -> None:
         if not isinstance(wanted.topic, UUID) or (topic := gw.topics.by_id(wanted.topic)) is None:
             continue
         known = session.partitions.get((wanted.topic, wanted.partition))
-        if known is not None:  # else the same request forgets it
+        if known is not None:  # a request may also forget a partition that it names
             known.topic_name = topic.name
 
 

@@ -25,7 +25,7 @@ EVICT_AFTER_MS = 120_000
 
 
 class SessionPartition:
-    """One partition of a session: what is asked, and what was answered last."""
+    """One partition of a session: what the client wants of it, and what it was answered last."""
 
     __slots__ = ("high_watermark", "last_stable_offset", "log_start_offset", "topic_name", "wanted")
 

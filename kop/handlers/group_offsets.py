@@ -81,44 +81,44 @@ def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
     topic_class = OffsetCommitResponse.OffsetCommitResponseTopic
     partition_class = topic_class.OffsetCommitResponsePartition
     topics = []
-    for asked, row in zip(request.topics, codes, strict=True):
+    for topic, row in zip(request.topics, codes, strict=True):
         partitions = [
             partition_class(version=version, partition_index=partition.partition_index, error_code=code)
-            for partition, code in zip(asked.partitions, row, strict=True)
+            for partition, code in zip(topic.partitions, row, strict=True)
         ]
         if version >= 10:
-            topics.append(topic_class(version=version, topic_id=asked.topic_id, partitions=partitions))
+            topics.append(topic_class(version=version, topic_id=topic.topic_id, partitions=partitions))
         else:
-            topics.append(topic_class(version=version, name=asked.name, partitions=partitions))
+            topics.append(topic_class(version=version, name=topic.name, partitions=partitions))
     return OffsetCommitResponse(version=version, topics=topics)
 
 
 def existing_partitions(
     topics: ClientTopics, request: Any, *, by_id: bool
 ) -> tuple[list[list[ErrorCode]], list[tuple[int, int, TopicInfo, Any]]]:
-    """The errors of all partitions of a request that commits offsets, and the partitions that are there.
+    """The errors of all partitions of a request that commits offsets, and the partitions that exist.
 
-    Of these: the place of the error, the topic, and what the request says of the partition.
+    Each of these is given as the indexes of its error, its topic, and its row in the request.
     """
     codes: list[list[ErrorCode]] = []
     good: list[tuple[int, int, TopicInfo, Any]] = []
-    for row, asked in enumerate(request.topics):
-        topic = _by_id(topics, asked.topic_id) if by_id else topics.get(asked.name)
-        known = 0 if topic is None else topic.partitions
+    for row, wanted in enumerate(request.topics):
+        topic = _by_id(topics, wanted.topic_id) if by_id else topics.get(wanted.name)
+        partition_count = 0 if topic is None else topic.partitions
         missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic is None:
-            missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else topics.missing(asked.name)
-        codes.append([missing] * len(asked.partitions))
+            missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else topics.missing(wanted.name)
+        codes.append([missing] * len(wanted.partitions))
         if topic is None:
             continue
-        for column, partition in enumerate(asked.partitions):
-            if 0 <= partition.partition_index < known:
+        for column, partition in enumerate(wanted.partitions):
+            if 0 <= partition.partition_index < partition_count:
                 good.append((row, column, topic, partition))
     return codes, good
 
 
 def is_too_large(metadata: str, limit: int) -> bool:
-    """Kafka counts Java's characters: two for those beyond the first 65,536."""
+    """Whether metadata is longer than `limit`, in UTF-16 units as in Kafka."""
     return len(metadata) > limit or (len(metadata) * 2 > limit and len(metadata.encode("utf-16-le")) // 2 > limit)
 
 
@@ -153,7 +153,7 @@ def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
         groups=[
             group_class(
                 version=version,
-                group_id=asked.group_id,
+                group_id=group.group_id,
                 error_code=error,
                 topics=[]
                 if error
@@ -162,14 +162,14 @@ def offset_fetch(gw: Gateway, ctx: Context, request: Any) -> Any:
                     version,
                     topic_class,
                     topic_class.OffsetFetchResponsePartitions,
-                    asked.group_id,
-                    asked.topics,
+                    group.group_id,
+                    group.topics,
                     ErrorCode.NONE,
                     stable,
                 ),
             )
-            for asked in request.groups
-            for error in [gw.groups.refusal_of(asked.group_id, surely=True)]
+            for group in request.groups
+            for error in [gw.groups.refusal_of(group.group_id, surely=True)]
         ],
     )
 
@@ -180,7 +180,7 @@ def _fetched(
     topic_class: Any,
     partition_class: Any,
     group_id: str,
-    asked: Any,
+    wanted_topics: Any,
     error: ErrorCode,
     stable: bool,
 ) -> list[Any]:
@@ -201,7 +201,7 @@ def _fetched(
         )
 
     topics = []
-    if asked is None:
+    if wanted_topics is None:
         for name, partitions in () if offsets is None else sorted(offsets.by_topic.items()):
             rows = [row(name, partition, value, ErrorCode.NONE) for partition, value in sorted(partitions.items())]
             if version < 10:
@@ -211,7 +211,7 @@ def _fetched(
             if topic is not None:
                 topics.append(topic_class(version=version, topic_id=topic.topic_id, partitions=rows))
         return topics
-    for wanted in asked:
+    for wanted in wanted_topics:
         if version < 10:
             canonical = gw.topics.canonical_name(wanted.name)
             rows = [
@@ -228,7 +228,7 @@ def _fetched(
             if topic is not None and stored is not None and offsets is not None:
                 value = offsets.get(stored, partition)
                 if value is not None and value.topic_id not in (None, topic.topic_id):
-                    value = None  # committed for a topic of that name which is gone
+                    value = None  # it was committed for an earlier topic of that name
             rows.append(row(stored, partition, value, ErrorCode.UNKNOWN_TOPIC_ID if topic is None else ErrorCode.NONE))
         topics.append(topic_class(version=version, topic_id=wanted.topic_id, partitions=rows))
     return topics
@@ -238,21 +238,21 @@ async def offset_delete(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Delete committed offsets of topics that the group does not subscribe to."""
     if not request.group_id:
         return OffsetDeleteResponse(version=ctx.version, error_code=ErrorCode.INVALID_GROUP_ID, topics=[])
-    asked = {
+    errors = {
         (topic.name, partition.partition_index): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         for topic in request.topics
         for partition in topic.partitions
     }
-    canonical = {key: (gw.topics.canonical_name(key[0]), key[1]) for key in asked if _exists(gw, *key)}
+    canonical = {key: (gw.topics.canonical_name(key[0]), key[1]) for key in errors if _exists(gw, *key)}
     answer = gw.groups.delete_offsets(request.group_id, list(dict.fromkeys(canonical.values())))
     code, codes = await answer if isinstance(answer, asyncio.Future) else answer
     if code:
         return OffsetDeleteResponse(version=ctx.version, error_code=code, topics=[])
-    asked.update({key: codes[stored] for key, stored in canonical.items()})
+    errors.update({key: codes[stored] for key, stored in canonical.items()})
     topic_class = OffsetDeleteResponse.OffsetDeleteResponseTopic
     partition_class = topic_class.OffsetDeleteResponsePartition
     rows: dict[str, list[Any]] = {}
-    for (name, partition), code in asked.items():
+    for (name, partition), code in errors.items():
         rows.setdefault(name, []).append(
             partition_class(version=ctx.version, partition_index=partition, error_code=code)
         )
@@ -273,7 +273,7 @@ def _names(request: Any) -> list[str | None]:
 
 
 def _groups_of(request: Any) -> list[str]:
-    return [request.group_id] if request.API_VERSION < 8 else [asked.group_id for asked in request.groups]
+    return [request.group_id] if request.API_VERSION < 8 else [group.group_id for group in request.groups]
 
 
 APIS = (

@@ -60,7 +60,7 @@ _DEAD = "Dead"
 
 
 def find_coordinator(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
-    """The broker that coordinates the group or the transactional id; this one while its state topic is not known."""
+    """Name the broker that coordinates each key: this one, while the topic of the coordinators' state is not known."""
     key_type = request.key_type if ctx.version >= 1 else _GROUP
     if key_type == _TRANSACTION and not gw.transactions.state_log.partitions:
         return _find_when_ready(gw, ctx, request)
@@ -113,7 +113,7 @@ def _coordinator(gw: Gateway, ctx: Context, key_type: int, key: str) -> tuple[in
 
 
 def join_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
-    """Join, and wait for the generation that begins."""
+    """Join a group, and wait until its next generation begins."""
     version = ctx.version
     result = gw.groups.join(
         request.group_id,
@@ -159,7 +159,7 @@ def _joined(version: int, result: JoinResult) -> Any:
 
 
 def sync_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
-    """Give or get the assignment, and wait until it is durable."""
+    """Take the leader's assignment, and answer each member its part once it is durable."""
     version = ctx.version
     protocol_type, protocol = (request.protocol_type, request.protocol_name) if version >= 5 else (None, None)
     if version >= 5 and (protocol_type is None or protocol is None):
@@ -197,14 +197,14 @@ def _synced(version: int, result: SyncResult) -> Any:
 
 
 def heartbeat(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """The member lives: its session goes on, and it hears whether the group rebalances."""
+    """Extend the session of a member, and answer whether its group rebalances."""
     instance_id = request.group_instance_id if ctx.version >= 3 else None
     code = gw.groups.heartbeat(request.group_id, request.member_id, instance_id, request.generation_id)
     return HeartbeatResponse(version=ctx.version, error_code=code)
 
 
 def leave_group(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
-    """Members leave, or are removed by their instance ids."""
+    """Remove members that leave, or that an administrator removes by their instance ids."""
     version = ctx.version
     if version < 3:
         leaving = [LeavingMember(request.member_id)]
@@ -236,7 +236,7 @@ def _left(version: int, code: ErrorCode, left: tuple[LeftMember, ...]) -> Any:
 
 
 def describe_groups(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """State, protocol and members of each group that is asked for, in the order of the request."""
+    """Describe state, protocol and members of each group of the request, in its order."""
     operations = _GROUP_OPERATIONS if ctx.version >= 3 and request.include_authorized_operations else None
     return DescribeGroupsResponse(
         version=ctx.version,

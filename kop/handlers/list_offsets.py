@@ -134,23 +134,23 @@ async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any, searches: Tu
     return ErrorCode.NONE, timestamp, offset
 
 
-async def _find(partition_log: PartitionLog, asked: int, committed: bool) -> tuple[int, int]:
-    if asked == _LATEST:
+async def _find(partition_log: PartitionLog, timestamp: int, committed: bool) -> tuple[int, int]:
+    if timestamp == _LATEST:
         await partition_log.refresh()
         return -1, partition_log.last_stable_offset if committed else partition_log.high_watermark
-    if asked in (_EARLIEST, _EARLIEST_LOCAL):
+    if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
         await partition_log.refresh_start()
         return -1, partition_log.log_start_offset
-    if asked in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
+    if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return -1, -1
-    raise KopError(f"timestamp {asked} has no meaning", ErrorCode.UNSUPPORTED_VERSION)
+    raise KopError(f"timestamp {timestamp} has no meaning", ErrorCode.UNSUPPORTED_VERSION)
 
 
-async def _search(partition_log: PartitionLog, asked: int) -> tuple[int, int]:
-    if asked == _MAX_TIMESTAMP:
+async def _search(partition_log: PartitionLog, timestamp: int) -> tuple[int, int]:
+    if timestamp == _MAX_TIMESTAMP:
         result = await partition_log.max_timestamp()
     else:
-        result = await partition_log.find_by_time(asked)
+        result = await partition_log.find_by_time(timestamp)
     return (-1, -1) if result is None else (result.timestamp, result.offset)
 
 
@@ -159,14 +159,14 @@ async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> An
     topic_class = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
     partition_class = topic_class.EpochEndOffset
     topics = []
-    for asked in request.topics:
-        topic = gw.topics.get(asked.topic)
+    for wanted in request.topics:
+        topic = gw.topics.get(wanted.topic)
         answers = []
-        for part in asked.partitions:
+        for part in wanted.partitions:
             partition_log = None if topic is None else gw.topics.log(topic.topic_id, part.partition)
             code, epoch, end = ErrorCode.NONE, -1, -1
             if partition_log is None:
-                code = gw.topics.missing(asked.topic) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                code = gw.topics.missing(wanted.topic) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif part.current_leader_epoch > 0:
                 code = ErrorCode.UNKNOWN_LEADER_EPOCH
             elif part.leader_epoch == 0:
@@ -174,14 +174,14 @@ async def offset_for_leader_epoch(gw: Gateway, ctx: Context, request: Any) -> An
                     await partition_log.refresh()  # an end behind the client's position would mean truncation to it
                     epoch, end = 0, partition_log.high_watermark
                 except KopError as error:
-                    log.warning("cannot look up the end of %s-%d: %s", asked.topic, part.partition, error)
+                    log.warning("cannot look up the end of %s-%d: %s", wanted.topic, part.partition, error)
                     code = error.code
             answers.append(
                 partition_class(
                     version=ctx.version, error_code=code, partition=part.partition, leader_epoch=epoch, end_offset=end
                 )
             )
-        topics.append(topic_class(version=ctx.version, topic=asked.topic, partitions=answers))
+        topics.append(topic_class(version=ctx.version, topic=wanted.topic, partitions=answers))
     return OffsetForLeaderEpochResponse(version=ctx.version, topics=topics)
 
 

@@ -59,7 +59,7 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
         return _find_and_answer(gw, ctx, request)
     answer = codec.encode_response(0, _answer(gw, ctx, request))[8:]
     if all(topic.name is None or "/" not in topic.name or gw.topics.get(topic.name) for topic in request.topics or ()):
-        gw.metadata_cache.put(version, key, answer)  # else: no version tells when such a topic comes to be
+        gw.metadata_cache.put(version, key, answer)  # otherwise no version would show that such a topic was made
     return _framed(ctx.correlation_id, answer)
 
 
@@ -153,27 +153,27 @@ def _row(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
 def _topics(
     gw: Gateway, version: int, request: Any, failed: dict[str, ErrorCode]
 ) -> Iterable[tuple[int, str | None, UUID | None, bool, list[tuple[Any, ...]]]]:
-    """Error code, name, id, internal, partitions of each topic asked for."""
+    """For each topic of the request: error code, name, id, whether it is internal, partitions."""
     wanted = request.topics
     if wanted is None or (version == 0 and not wanted):
         for topic in gw.topics.listed():
             yield 0, topic.name, topic.topic_id, topic.internal, _partitions(gw, version, topic)
         return
-    for asked in wanted:
-        if asked.name is None and asked.topic_id is None:
+    for entry in wanted:
+        if entry.name is None and entry.topic_id is None:
             yield ErrorCode.INVALID_REQUEST, None if version >= 12 else "", None, False, []
             continue
-        by_id = asked.topic_id is not None
-        known: TopicInfo | None = gw.topics.by_id(asked.topic_id) if by_id else gw.topics.get(asked.name)
-        if known is not None:
-            yield 0, known.name, gw.topics.id_of(known), known.internal, _partitions(gw, version, known)
+        by_id = entry.topic_id is not None
+        existing: TopicInfo | None = gw.topics.by_id(entry.topic_id) if by_id else gw.topics.get(entry.name)
+        if existing is not None:
+            yield 0, existing.name, gw.topics.id_of(existing), existing.internal, _partitions(gw, version, existing)
         elif by_id:
-            yield ErrorCode.UNKNOWN_TOPIC_ID, None if version >= 12 else "", asked.topic_id, False, []
+            yield ErrorCode.UNKNOWN_TOPIC_ID, None if version >= 12 else "", entry.topic_id, False, []
         else:
-            code = failed.get(asked.name) or gw.topics.missing(asked.name)
-            if not _legal(gw, asked.name):
+            code = failed.get(entry.name) or gw.topics.missing(entry.name)
+            if not _legal(gw, entry.name):
                 code = ErrorCode.INVALID_TOPIC_EXCEPTION
-            yield code, asked.name, None, False, []
+            yield code, entry.name, None, False, []
 
 
 def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, ...]]:
@@ -187,7 +187,7 @@ def _partitions(gw: Gateway, version: int, topic: TopicInfo) -> list[tuple[Any, 
 
 
 def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Topics in the order of their names, cut at the partition limit; the cursor says where to go on (KIP-966)."""
+    """Describe topics in the order of their names, up to the partition limit; the cursor is the next one (KIP-966)."""
     limit = max(1, min(request.response_partition_limit, 2000))
     names = sorted({topic.name for topic in request.topics}) or [topic.name for topic in gw.topics.listed()]
     cursor, first = request.cursor, 0

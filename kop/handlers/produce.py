@@ -96,20 +96,20 @@ class ProduceAnswer(Answer):
         self.gw = gw
         self.ctx = ctx
         self.acks = acks
-        self.topics = [(asked, len(batches)) for asked, batches in topics]
-        """What was asked for: topics, and how many partitions of each."""
+        self.topics = [(name_or_id, len(batches)) for name_or_id, batches in topics]
+        """The topics of the request, by name or id, each with the number of its partitions."""
         self.rows: list[bytes] = []
         """The answer of each partition, encoded."""
         self.errors: set[ErrorCode] = set()
         self.unanswered = 0
         """Appends that have not ended."""
         self.submitted = False
-        """All appends of the request are under way."""
+        """Whether all appends of the request have begun."""
         self.throttle_ms = 0
         self.room = MOST_DECOMPRESSED
-        """Bytes to which this request's batches may still be decompressed; below 0 the client was told."""
+        """Bytes to which the batches may still be decompressed; `_TOLD` once the log says that they are too large."""
         self.verification: asyncio.Task[None] | None = None
-        """Asks the transaction coordinator first. It goes on where the client left: its request was taken."""
+        """The task that asks the transaction coordinator. It goes on where the client leaves: its request was taken."""
 
     def reserve(self, size: int) -> None:
         """See `AppendWaiter.reserve`."""
@@ -126,7 +126,7 @@ class ProduceAnswer(Answer):
         raise BackendError(f"the batches of one request decompress to more than {MOST_DECOMPRESSED >> 20} MiB")
 
     def refused(self, place: int, answer: ProducePartitionAnswer) -> None:
-        """A partition is answered by an error."""
+        """Answer a partition with an error."""
         self.errors.add(ErrorCode(answer.error_code))
         self.rows[place] = encode_partition(self.ctx.version, answer)
 
@@ -146,7 +146,7 @@ class ProduceAnswer(Answer):
         partition = _INT32.unpack_from(self.rows[place])[0]
         answer = _refusal(partition, error)
         if error.code == ErrorCode.UNKNOWN_PRODUCER_ID:
-            # Without the log start the Java client sends the batch as it is again and again; see KIP-360.
+            # The Java client sends the same batch again and again where it is not told the log start (KIP-360).
             answer = answer._replace(log_start_offset=self._log_start_offset(place, partition))
         self.refused(place, answer)
         self.unanswered -= 1
@@ -154,16 +154,16 @@ class ProduceAnswer(Answer):
             self.finish()
 
     def _log_start_offset(self, place: int, partition: int) -> int:
-        for asked, count in self.topics:
+        for name_or_id, count in self.topics:
             if place < count:
-                target = self.gw.produce_targets.find(asked)
+                target = self.gw.produce_targets.find(name_or_id)
                 log = None if isinstance(target, ErrorCode) else target.log(partition)
                 return -1 if log is None else log.log_start_offset
             place -= count
         return -1
 
     def finish(self) -> None:
-        """All appends have ended: give the answer."""
+        """Give the answer: all appends have ended."""
         try:
             frame = self.encoded()
         except FrameError as error:
@@ -172,7 +172,7 @@ class ProduceAnswer(Answer):
             self.give(frame)
 
     def encoded(self) -> Frame | None:
-        """The answer: None where the client expects none. FrameError where the connection has to be closed instead."""
+        """The encoded answer, None where the client expects none. FrameError where the connection has to be closed."""
         for code in self.errors:
             self.gw.metrics.errors.labels("Produce", code.name).inc()
         if self.acks == 0:
@@ -185,9 +185,9 @@ class ProduceAnswer(Answer):
         rows = self.rows
         topics: list[tuple[str | bytes, list[bytes]]] = []
         end = 0
-        for asked, count in self.topics:
+        for name_or_id, count in self.topics:
             begin, end = end, end + count
-            topics.append((asked, rows[begin:end]))
+            topics.append((name_or_id, rows[begin:end]))
         return (encode_rows(self.ctx.correlation_id, self.ctx.version, topics, self.throttle_ms),)
 
 
@@ -223,11 +223,11 @@ def _submit_all(
     refusal: ErrorCode | None,
     errors: Mapping[tuple[UUID, int], ErrorCode],
 ) -> None:
-    """Hand the batches to their logs. `refusal` is the error of all of them, `errors` those of partitions."""
+    """Hand the batches to their logs. `refusal` is an error of all of them, `errors` has those of single partitions."""
     gw, rows = answer.gw, answer.rows
-    known = gw.produce_targets.current()
-    for asked, batches in topics:
-        target = refusal or known.get(asked) or gw.produce_targets.find(asked)
+    targets = gw.produce_targets.current()
+    for name_or_id, batches in topics:
+        target = refusal or targets.get(name_or_id) or gw.produce_targets.find(name_or_id)
         for batch in batches:
             place = len(rows)
             partition = batch[0]
@@ -266,14 +266,14 @@ def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transac
 
 
 def _transactional_producers(gw: Gateway, topics: list[ReadTopic]) -> _Producers:
-    """Who writes to which logs in a transaction. What cannot be read, or is not there, is refused when it is handed on.
+    """The logs of the transactional batches by producer, under the names by which transactions know partitions.
 
-    The logs are under the names by which transactions know partitions.
+    What cannot be read, or does not exist, is left out: it is refused when it is handed to its log.
     """
     producers: _Producers = {}
-    known = gw.produce_targets.current()
-    for asked, batches in topics:
-        target = known.get(asked) or gw.produce_targets.find(asked)
+    targets = gw.produce_targets.current()
+    for name_or_id, batches in topics:
+        target = targets.get(name_or_id) or gw.produce_targets.find(name_or_id)
         if isinstance(target, ErrorCode):
             continue
         name = gw.topics.canonical_name(target.topic.name)
@@ -294,7 +294,7 @@ def _transactional_producers(gw: Gateway, topics: list[ReadTopic]) -> _Producers
 
 def _kept(topics: list[ReadTopic]) -> list[ReadTopic]:
     """The same batches, without views into the shared receive buffer."""
-    return [(asked, [_kept_batch(batch) for batch in batches]) for asked, batches in topics]
+    return [(name_or_id, [_kept_batch(batch) for batch in batches]) for name_or_id, batches in topics]
 
 
 def _kept_batch(batch: ReadBatch) -> ReadBatch:

@@ -44,25 +44,25 @@ class ProduceTargets:
         self._versions = (-1, -1)
 
     def current(self) -> dict[str | bytes, ProduceTarget]:
-        """Those that are known; for one look, for they are others after the next change of any topic."""
+        """The targets that are known now. Do not keep the result: the next change of any topic replaces it."""
         versions = (self._topics.version, self._configs.version)
         if versions != self._versions:
             self._versions = versions
             self._kept = {}
         return self._kept
 
-    def find(self, asked: str | bytes) -> ProduceTarget | ErrorCode:
-        """Look for a topic that is not known yet; why it cannot be produced to where it cannot."""
-        if isinstance(asked, bytes):
-            topic = self._topics.by_id(UUID(bytes=asked))
+    def find(self, name_or_id: str | bytes) -> ProduceTarget | ErrorCode:
+        """Look up a topic that is not among the known targets, or give the error why it cannot be produced to."""
+        if isinstance(name_or_id, bytes):
+            topic = self._topics.by_id(UUID(bytes=name_or_id))
             missing = ErrorCode.UNKNOWN_TOPIC_ID
         else:
-            topic = self._topics.get(asked)
-            missing = ErrorCode.NONE if topic is not None else self._topics.missing(asked)
+            topic = self._topics.get(name_or_id)
+            missing = ErrorCode.NONE if topic is not None else self._topics.missing(name_or_id)
         if topic is None:
             return missing
         if topic.internal:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
         target = ProduceTarget(self._topics, topic, self._configs.produce_rules(topic))
-        self.current()[asked] = target
+        self.current()[name_or_id] = target
         return target

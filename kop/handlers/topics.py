@@ -78,18 +78,18 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
     names = _Names(gw)
     plans: dict[str, _Plan] = {}
     room = _Room(gw)
-    async for asked in with_pauses(request.topics):
-        if asked.name in plans:
+    async for wanted in with_pauses(request.topics):
+        if wanted.name in plans:
             continue
-        plan = plans[asked.name] = _Plan(asked.name)
+        plan = plans[wanted.name] = _Plan(wanted.name)
         try:
-            if counts[gw.topics.canonical_name(asked.name)] > 1:
+            if counts[gw.topics.canonical_name(wanted.name)] > 1:
                 raise PeerError("Duplicate topic name.")
-            names.check(asked.name)
-            plan.configs = gw.topic_configs.check({config.name: config.value for config in asked.configs})
-            plan.partitions = _partitions_of(gw, asked)
+            names.check(wanted.name)
+            plan.configs = gw.topic_configs.check({config.name: config.value for config in wanted.configs})
+            plan.partitions = _partitions_of(gw, wanted)
             room.take(plan.partitions)
-            names.take(asked.name)
+            names.take(wanted.name)
         except KopError as error:
             plan.error = error
     if not request.validate_only:
@@ -99,7 +99,7 @@ async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
 
 
 class _Names:
-    """Which names are free, topics of the same request included."""
+    """The names that topics of a request may not take, those of the same request included."""
 
     def __init__(self, gw: Gateway) -> None:
         self._gw = gw
@@ -120,7 +120,7 @@ class _Names:
             raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
     def take(self, name: str) -> None:
-        """Count a topic that is about to be made."""
+        """Note the name of a topic that is about to be made."""
         canonical = self._gw.topics.canonical_name(name)
         if _folds(canonical):
             self._known()[_folded(canonical)] = name
@@ -139,15 +139,15 @@ def _folded(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _partitions_of(gw: Gateway, asked: Any) -> int:
+def _partitions_of(gw: Gateway, wanted: Any) -> int:
     """The number of partitions that a topic of a request shall have."""
-    if asked.assignments:
-        if asked.replication_factor != -1:
+    if wanted.assignments:
+        if wanted.replication_factor != -1:
             raise PeerError("A manual partition assignment was specified, but replication factor was not set to -1.")
-        if asked.num_partitions != -1:
+        if wanted.num_partitions != -1:
             raise PeerError("A manual partition assignment was specified, but numPartitions was not set to -1.")
         seen: set[int] = set()
-        for assignment in asked.assignments:
+        for assignment in wanted.assignments:
             if assignment.partition_index in seen:
                 raise PeerError(
                     f"Found multiple manual partition assignments for partition {assignment.partition_index}",
@@ -160,16 +160,16 @@ def _partitions_of(gw: Gateway, asked: Any) -> int:
                 "partitions should be a consecutive 0-based integer sequence", ErrorCode.INVALID_REPLICA_ASSIGNMENT
             )
         return len(seen)
-    if asked.replication_factor < -1 or asked.replication_factor == 0:
+    if wanted.replication_factor < -1 or wanted.replication_factor == 0:
         raise PeerError(
             "Replication factor must be larger than 0, or -1 to use the default value.",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
-    if asked.num_partitions == -1:
+    if wanted.num_partitions == -1:
         return gw.broker_configs.num_partitions
-    if asked.num_partitions < 1:
+    if wanted.num_partitions < 1:
         raise PeerError("Number of partitions was set to an invalid non-positive value.", ErrorCode.INVALID_PARTITIONS)
-    return int(asked.num_partitions)
+    return int(wanted.num_partitions)
 
 
 def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
@@ -288,7 +288,7 @@ async def delete_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
 
 
 async def _resolve(gw: Gateway, rows: list[_Deletion]) -> list[_Deletion]:
-    """Find the topics; what is named twice is refused, and answered once."""
+    """Find the topics. Those that are named twice are refused, and answered once."""
     names = Counter(row.name for row in rows if row.topic_id is None)
     ids = Counter(row.topic_id for row in rows if row.name is None)
     answer: dict[tuple[str | None, UUID | None], _Deletion] = {(row.name, row.topic_id): row for row in rows}
@@ -327,7 +327,7 @@ def _refuse_reserved(row: _Deletion) -> None:
 
 
 def _without_both(rows: list[_Deletion]) -> list[_Deletion]:
-    """A topic that was named by its name and by its id is refused once, one that was named by two names twice."""
+    """Refuse topics that were named more than once: by name and id in one row, by two names in a row for each."""
     seen: dict[UUID, _Deletion] = {}
     kept: list[_Deletion] = []
     for row in rows:
@@ -359,11 +359,11 @@ async def _delete(gw: Gateway, row: _Deletion) -> None:
 async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Raise the number of partitions of each topic."""
     counts = Counter(gw.topics.canonical_name(topic.name) for topic in request.topics)
-    asked = {topic.name: topic for topic in request.topics}
+    topics_by_name = {topic.name: topic for topic in request.topics}
     room = _Room(gw)
     answers: dict[str, KopError | None] = {}
     grown: list[tuple[TopicInfo, int]] = []
-    async for name, wanted in with_pauses(asked.items()):
+    async for name, wanted in with_pauses(topics_by_name.items()):
         try:
             if counts[gw.topics.canonical_name(name)] > 1:
                 raise PeerError("Duplicate topic name.")
@@ -436,15 +436,15 @@ async def _grow(gw: Gateway, topic: TopicInfo, count: int) -> KopError | None:
 
 async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Move the log start of each partition, and answer where it is now."""
-    asked: dict[str, dict[int, int]] = {}
+    offsets_by_topic: dict[str, dict[int, int]] = {}
     for topic in request.topics:
-        offsets = asked.setdefault(topic.name, {})
+        offsets = offsets_by_topic.setdefault(topic.name, {})
         offsets.update({partition.partition_index: partition.offset for partition in topic.partitions})
-    places = [(name, index, offset) for name, offsets in asked.items() for index, offset in offsets.items()]
+    places = [(name, index, offset) for name, offsets in offsets_by_topic.items() for index, offset in offsets.items()]
     results = await asyncio.gather(*(_truncate(gw, *place) for place in places))
     topic_row = DeleteRecordsResponse.DeleteRecordsTopicResult
     row = topic_row.DeleteRecordsPartitionResult
-    rows: dict[str, list[Any]] = {name: [] for name in asked}
+    rows: dict[str, list[Any]] = {name: [] for name in offsets_by_topic}
     for (name, index, _), (code, low_watermark) in zip(places, results, strict=True):
         rows[name].append(row(version=ctx.version, partition_index=index, low_watermark=low_watermark, error_code=code))
     return DeleteRecordsResponse(
@@ -454,7 +454,7 @@ async def delete_records(gw: Gateway, ctx: Context, request: Message) -> Message
 
 
 async def _truncate(gw: Gateway, name: str, index: int, offset: int) -> tuple[ErrorCode, int]:
-    """The error and the low watermark, -1 with an error."""
+    """Delete the records of a partition before an offset: the error, and the new low watermark or -1."""
     topic = gw.topics.get(name)
     log = gw.topics.log(topic.topic_id, index) if topic is not None else None
     if topic is None or log is None:

@@ -42,7 +42,7 @@ _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
 
 
 async def describe_transactions(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Tell of each transactional id, or why not."""
+    """Describe each transactional id, or answer the error why it cannot be described."""
     rows = [await _description(gw, ctx.version, name) for name in request.transactional_ids]
     return DescribeTransactionsResponse(version=ctx.version, transaction_states=rows)
 
@@ -112,7 +112,7 @@ async def list_transactions(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 
 def _compiled(pattern: str) -> Any:
-    """The pattern, or None where RE2 does not take it, or is not installed."""
+    """The compiled pattern; None where RE2 does not take it, or is not installed."""
     try:
         import re2  # noqa: PLC0415 - a library of its own that few brokers ever need
     except ImportError:

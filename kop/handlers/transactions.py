@@ -64,16 +64,16 @@ async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
         )
     result_class = AddPartitionsToTxnResponse.AddPartitionsToTxnResult
     results = []
-    for asked in request.transactions:
-        if asked.verify_only:
-            errors = await _verify(gw, ctx, asked)
+    for transaction in request.transactions:
+        if transaction.verify_only:
+            errors = await _verify(gw, ctx, transaction)
         else:
             errors = await _add(
                 gw,
-                asked.transactional_id,
-                asked.producer_id,
-                asked.producer_epoch,
-                asked.topics,
+                transaction.transactional_id,
+                transaction.producer_id,
+                transaction.producer_epoch,
+                transaction.topics,
                 client_version=EPOCH_BUMPED_AT_END,
             )
         if version == _BATCHED:
@@ -81,22 +81,22 @@ async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
                 key: ErrorCode.INVALID_TXN_STATE if code is ErrorCode.TRANSACTION_ABORTABLE else code
                 for key, code in errors.items()
             }
-        rows = _topic_rows(result_class.AddPartitionsToTxnTopicResult, version, asked.topics, errors)
-        results.append(result_class(version=version, transactional_id=asked.transactional_id, topic_results=rows))
+        rows = _topic_rows(result_class.AddPartitionsToTxnTopicResult, version, transaction.topics, errors)
+        results.append(result_class(version=version, transactional_id=transaction.transactional_id, topic_results=rows))
     return AddPartitionsToTxnResponse(version=version, error_code=0, results_by_transaction=results)
 
 
 async def _add(
     gw: Gateway, transactional_id: str, producer_id: int, epoch: int, topics: Any, *, client_version: int
 ) -> dict[Partition, ErrorCode]:
-    """What to answer for each partition, by the names in the request."""
+    """Add partitions to a transaction; the error of each, by the names in the request."""
     errors: dict[Partition, ErrorCode] = {}
     names: dict[Partition, Partition] = {}
-    for asked in topics:
-        topic = gw.topics.get(asked.name)
-        for index in asked.partitions:
-            key = asked.name, index
-            names[key] = gw.topics.canonical_name(asked.name), index
+    for topic_row in topics:
+        topic = gw.topics.get(topic_row.name)
+        for index in topic_row.partitions:
+            key = topic_row.name, index
+            names[key] = gw.topics.canonical_name(topic_row.name), index
             if topic is None or not 0 <= index < topic.partitions:
                 errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif topic.internal and topic.name != KAFKA_OFFSETS_TOPIC:
@@ -111,10 +111,10 @@ async def _add(
     return dict.fromkeys(names, code)
 
 
-async def _verify(gw: Gateway, ctx: Context, asked: Any) -> dict[Partition, ErrorCode]:
-    partitions = [(topic.name, index) for topic in asked.topics for index in topic.partitions]
+async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition, ErrorCode]:
+    partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
     verified = await gw.transactions.verify_partitions(
-        asked.transactional_id, asked.producer_id, asked.producer_epoch, partitions
+        transaction.transactional_id, transaction.producer_id, transaction.producer_epoch, partitions
     )
     if verified.error:
         return dict.fromkeys(partitions, verified.error)
@@ -128,13 +128,13 @@ def _topic_rows(topic_class: Any, version: int, topics: Any, errors: dict[Partit
     return [
         topic_class(
             version=version,
-            name=asked.name,
+            name=topic.name,
             results_by_partition=[
-                partition_class(version=version, partition_index=index, partition_error_code=errors[asked.name, index])
-                for index in asked.partitions
+                partition_class(version=version, partition_index=index, partition_error_code=errors[topic.name, index])
+                for index in topic.partitions
             ],
         )
-        for asked in topics
+        for topic in topics
     ]
 
 
@@ -153,7 +153,7 @@ async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
 
 
 async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Commit or abort, once that is durable; markers follow."""
+    """Commit or abort a transaction, and answer once that is durable; its markers are written after the answer."""
     version = ctx.version
     who = await gw.transactions.end(
         request.transactional_id,
@@ -171,7 +171,7 @@ async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
 def _topic_names(request: Any) -> list[str]:
     if request.API_VERSION < _BATCHED:
         return [topic.name for topic in request.v3_and_below_topics]
-    return [topic.name for asked in request.transactions for topic in asked.topics]
+    return [topic.name for transaction in request.transactions for topic in transaction.topics]
 
 
 APIS = (

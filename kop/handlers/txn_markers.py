@@ -52,12 +52,12 @@ async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) ->
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if not gw.cluster.is_leader(log.topic.topic_id, index):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
-    what = f"{'commit' if commit else 'abort'} of producer {marker.producer_id} in {name}-{index}"
+    description = f"{'commit' if commit else 'abort'} of producer {marker.producer_id} in {name}-{index}"
     if not gw.engine.promises.writes_markers:
         _log.warning(
             "the marker for the %s is refused: the storage ends transactions without markers; end this one by its "
             "transactional id, with: kop transactions abort",
-            what,
+            description,
         )
         return ErrorCode.INVALID_REQUEST
     try:
@@ -70,9 +70,9 @@ async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) ->
             now_ms=ctx.now_ms,
         )
     except KopError as error:
-        _log.warning("the marker for the %s is refused: %s", what, error)
+        _log.warning("the marker for the %s is refused: %s", description, error)
         return error.code
-    _log.info("the marker for the %s is written, as a tool asked", what)
+    _log.info("the marker for the %s is written, as a tool asked", description)
     return ErrorCode.NONE
 
 

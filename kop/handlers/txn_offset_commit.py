@@ -39,7 +39,7 @@ _NOT_VERIFIED: Final = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
 }
-"""What is told instead of an error of the transaction's coordinator."""
+"""For errors of the transaction's coordinator: the error that the client gets instead."""
 
 
 async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
@@ -107,13 +107,13 @@ def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
         topics=[
             topic_class(
                 version=version,
-                name=asked.name,
+                name=topic.name,
                 partitions=[
                     partition_class(version=version, partition_index=partition.partition_index, error_code=code)
-                    for partition, code in zip(asked.partitions, row, strict=True)
+                    for partition, code in zip(topic.partitions, row, strict=True)
                 ],
             )
-            for asked, row in zip(request.topics, codes, strict=True)
+            for topic, row in zip(request.topics, codes, strict=True)
         ],
     )
 
