@@ -60,13 +60,13 @@ _log = logging.getLogger(__name__)
 
 
 def without_frames(error: KopError) -> KopError:
-    """The error for keeping: a traceback or a cause holds frames, and these hold batches."""
+    """The error without traceback and cause, so that it may be kept: their frames hold batches."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 class Append:
-    """One batch and those who wait for it."""
+    """One batch from `submit` to its offset, with the callers that wait for the offset."""
 
     __slots__ = ("base", "batch", "error", "header", "left", "scattered", "throttle_ms", "time", "txn", "waiters")
 
@@ -75,17 +75,17 @@ class Append:
         """Empty when the append has ended: the window of its producer keeps the append longer."""
         self.header = header
         self.txn = txn
-        """The Pulsar transaction that it belongs to."""
+        """The Pulsar transaction that the batch belongs to."""
         self.waiters: list[tuple[AppendWaiter, int]] = []
-        """Who is told of the end, each with its place."""
+        """The callers that are told the offset or the error, each with its place."""
         self.left = 0
-        """Entries of which it is not known yet whether they are stored, and at which offset."""
+        """How many entries of the batch have neither an offset nor an error yet."""
         self.base = -1
         """Offset of the first record; -1 while it is not known."""
         self.time = -1
         self.throttle_ms = 0
         self.scattered = False
-        """Other records lie between its entries: no one base offset tells where its records are."""
+        """Whether other records lie between entries of the batch: then no base offset says where its records are."""
         self.error: KopError | None = None
 
     def reserve(self, size: int) -> None:
@@ -95,16 +95,16 @@ class Append:
 
     @property
     def idempotent(self) -> bool:
-        """The batch has a producer id, so that its client understands DUPLICATE_SEQUENCE_NUMBER."""
+        """Whether the batch has a producer id, so that its client understands DUPLICATE_SEQUENCE_NUMBER."""
         return self.header.producer_id >= 0
 
     @property
     def placed(self) -> bool:
-        """The offset of its first record is known, and all others follow from it."""
+        """Whether the offset of the first record is known, and all others follow from it."""
         return self.base >= 0 and not self.scattered
 
     def lies_at(self, base: int, first: int) -> None:
-        """An entry that begins with the record `first` of the batch has the offset `base`."""
+        """Note that the entry which begins with the record `first` of the batch has the offset `base`."""
         base -= first
         if self.base < 0:
             self.base = base
@@ -135,7 +135,7 @@ class Append:
                     waiter.append_failed(place, error)
                 else:
                     waiter.appended(place, AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
-            except Exception:  # the others wait for this batch, or for one of the next receipts
+            except Exception:  # the other callers still have to be told
                 _log.exception("a client could not be told what became of its batch")
 
 
@@ -144,19 +144,19 @@ class EntryProducer(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in Pulsar."""
+        """The producer's name in Pulsar."""
 
     def received(self, entry: InFlightEntry, position: Position) -> None:
-        """Pulsar has the entry."""
+        """Take the receipt of an entry, which Pulsar stored at `position`."""
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
-        """Pulsar refused the entry, or it is not known whether it is stored."""
+        """Take the failure of an entry: Pulsar refused it, or it is not known whether it is stored."""
 
 
 class InFlightEntry(PendingEntry):
     """One entry of a batch from sending to its offset; most batches are one entry.
 
-    Until its receipt is here it is in the queue of its Pulsar producer, and from then on with `Appends`.
+    The entry is in the queue of its Pulsar producer until its receipt comes, and in `Appends` from then on.
     """
 
     __slots__ = ("append", "before", "done", "first", "is_stored", "producer", "sent", "sent_again", "since", "whole")
@@ -176,36 +176,36 @@ class InFlightEntry(PendingEntry):
         self.append = append
         self.first = made.first
         self.whole = whole
-        """The entry is its batch. Where the batch was split, the frame is kept until it is served."""
+        """Whether the entry is all of its batch. The frame of an entry of a split batch is kept until it is served."""
         self.done = False
         self.is_stored = False
-        """Pulsar has said that the entry is stored: only its offset is missing."""
+        """Whether Pulsar has said that the entry is stored, so that only its offset is missing."""
         self.producer = producer
         self.sent = sent
-        """Loop time."""
+        """Loop time at which the entry was sent."""
         self.before = before
         """Bytes of this producer's entries that Pulsar had answered when this one was sent."""
         self.sent_again = False
-        """Pulsar is said to have a copy: it is sent so that Pulsar says whether that is so."""
+        """Whether Pulsar may have a copy already: the entry is sent so that Pulsar says whether that is so."""
         self.since = 0.0
-        """Loop time from which on it waits for its offset."""
+        """Loop time from which on the entry waits for its offset."""
 
     @property
     def in_transaction(self) -> bool:
-        """Whether readers get it when its transaction is committed, and not before."""
+        """Whether the entry belongs to a transaction: readers get it when that is committed."""
         return self.append.txn is not None
 
     @property
     def count(self) -> int:
-        """How many records it has."""
+        """How many records the entry has."""
         return self.highest_sequence_id - self.sequence_id + 1
 
     def stored(self, position: Position) -> None:
-        """Its receipt is here."""
+        """Hand the entry's receipt to its producer."""
         self.producer.received(self, position)
 
     def failed(self, error: PulsarError) -> None:
-        """It has no receipt and gets none."""
+        """Tell the entry's producer that no receipt will come."""
         self.producer.entry_failed(self, error)
 
 
@@ -213,9 +213,9 @@ class EntryPlace(NamedTuple):
     """Where a stored entry lies, as Pulsar tells it."""
 
     base: int
-    """Offset of its first message."""
+    """Offset of the entry's first message."""
     append_time: int
-    """When the Pulsar broker took it, in ms."""
+    """When the Pulsar broker took the entry, in ms."""
 
 
 class LogEnd(Protocol):
@@ -227,7 +227,7 @@ class LogEnd(Protocol):
     log_start_offset: int
     high_watermark: int
     end_has_offset: bool
-    """The entry at `last_position` has offsets: that of the next one follows from them."""
+    """Whether the entry at `last_position` has offsets, from which the next entry's offset follows."""
 
     @property
     def title(self) -> str:
@@ -235,13 +235,13 @@ class LogEnd(Protocol):
 
     @property
     def last_position(self) -> Position:
-        """Of the entry before the high watermark."""
+        """The position of the entry before the high watermark."""
 
     def place(self, position: Position, batch: Batch) -> None:
-        """An entry of ours is the next one of the log."""
+        """Take an entry that this broker wrote as the next one of the log."""
 
     def detach(self, error: KopError) -> None:
-        """What is known of the log's end is wrong: the log has to attach again."""
+        """Have the log attach again, because what is known of its end is wrong."""
 
 
 class Appends:
@@ -277,7 +277,7 @@ class Appends:
         self._stored: dict[Position, InFlightEntry] = {}
         """Entries that are stored, by position, which neither the chain nor the tail has reached."""
         self.verified_by_tail = True
-        """The tail will bring what is placed, so that its offsets can be compared. Not while the tail pauses."""
+        """Whether the tail will bring what is placed, so that offsets can be compared. It does not while it pauses."""
         self._unverified: deque[tuple[Position, int]] = deque()
         """Entries that the chain has placed and the tail has not brought yet: position, last offset."""
         self._answered: dict[Position, int] = {}
@@ -287,7 +287,7 @@ class Appends:
         self._duplicates: dict[InFlightEntry, None] = {}
         """Entries of which Pulsar has an earlier copy, at a position that is not known yet."""
         self._met_gap = False
-        """The loop's next turn looks whether something lies between the log's end and an entry of ours."""
+        """Whether the loop's next turn looks for others' entries between the log's end and an entry of this broker."""
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._asking_fences: dict[Position, asyncio.Task[None]] = {}
@@ -300,7 +300,7 @@ class Appends:
     # --- what becomes of an entry
 
     def stored(self, entry: InFlightEntry, position: Position) -> None:
-        """A receipt came."""
+        """Take the receipt of an entry, and place the entry where its offset is known by that."""
         if entry.done:
             return
         entry.is_stored = True
@@ -320,16 +320,20 @@ class Appends:
                 self._loop.call_soon(self._look_at_gap)
 
     def _look_at_gap(self) -> None:
-        """After all receipts of a read: these come by producers, so that a later entry may have its own first."""
+        """Have the tail bring what is missing, once all receipts of one read of the socket were taken.
+
+        They come producer by producer, so that a later entry may get its receipt before an earlier one.
+        """
         self._met_gap = False
         if self._stored:
             self._needs_tail()
             self._wait_for_tail(min(self._stored))
 
     def duplicate(self, entry: InFlightEntry, *, old: bool, refused: bool = False) -> None:
-        """An earlier copy is stored: so says the receipt, or what was known before where the entry is `refused` now.
+        """Look for the earlier copy of an entry, which the receipt calls a duplicate.
 
-        `old`: the tail will not bring that copy any more.
+        With `refused` Pulsar refused the entry now, and is known to have stored a copy before. With `old` the tail will
+        not bring that copy any more.
         """
         if entry.done:
             return
@@ -341,20 +345,20 @@ class Appends:
             self._searching = self._loop.create_task(self._find_duplicates())
 
     def searched(self, producer_name: str, sequence_id: int) -> InFlightEntry | None:
-        """The entry of which an earlier copy with this name and sequence id is looked for."""
+        """The entry with this producer name and sequence id whose earlier copy is being looked for; None for none."""
         for entry in self._duplicates:
             if entry.sequence_id == sequence_id and entry.producer.name == producer_name:
                 return entry
         return None
 
     def failed(self, entry: InFlightEntry, error: KopError) -> None:
-        """An entry was refused, or it is not known whether it is stored."""
+        """Fail an entry that was refused, or of which nobody knows whether it is stored."""
         if not entry.done:
             entry.append.refuse(error)
             self._done(entry)
 
     def fail_all(self, error: KopError) -> None:
-        """Give up those that are stored and have no offset: the topic is gone, or the engine closes."""
+        """Fail the entries that are stored and have no offset: the topic is gone, or the engine closes."""
         entries = [*self._stored.values(), *self._duplicates]
         self._stored.clear()
         self._duplicates.clear()
@@ -382,7 +386,7 @@ class Appends:
             append.end(self._log.log_start_offset)
 
     def _give_up(self, entry: InFlightEntry, text: str) -> None:
-        """An entry is stored, and its offset was not found in time. The client sends it again, and may get it then."""
+        """Fail an entry whose offset was not found in time. The client sends it again, and may get the offset then."""
         self._count(Fault.OFFSETS_NOT_FOUND_IN_TIME)
         self.failed(entry, BackendError(f"{self._log.title}: {text}", ErrorCode.REQUEST_TIMED_OUT))
 
@@ -399,7 +403,7 @@ class Appends:
             and log.attached
             and log.end_has_offset
             and len(self._unverified) < _MOST_UNVERIFIED
-            and not log.policy.log_append_time  # the tail tells the time, or Pulsar when it is asked
+            and not log.policy.log_append_time  # only the tail, or Pulsar when it is asked, knows the append time
         )
 
     def _chain(self, entry: InFlightEntry, position: Position) -> None:
@@ -409,7 +413,7 @@ class Appends:
         self._place(entry, position, base, -1)
 
     def follow(self) -> None:
-        """Give offsets to those that lie directly behind an entry whose offset is known."""
+        """Give offsets to the entries that lie directly behind one whose offset is known."""
         log = self._log
         while self._stored:
             last = log.last_position
@@ -441,16 +445,16 @@ class Appends:
             self._answer(entry, position, base, -1)
 
     def tail_pauses(self) -> None:
-        """The tail brings nothing until it goes on."""
+        """Expect nothing of the tail until `tail_goes_on`."""
         self.verified_by_tail = False
         self._unverified.clear()
 
     def tail_goes_on(self) -> None:
-        """The tail brings all that is placed from now on."""
+        """Expect the tail to bring all that is placed from now on."""
         self.verified_by_tail = True
 
     def tail_left(self) -> None:
-        """The log follows no tail for a while. Offsets that are known stay known."""
+        """Go on without a tail for a while. Offsets that are known stay known."""
         log = self._log
         if log.end_has_offset and (self._anchor is None or self._anchor[0] < log.last_position):
             self._anchor = log.last_position, log.high_watermark
@@ -469,7 +473,7 @@ class Appends:
     # --- the tail's word
 
     def verify(self, tail_entry: EntryWithOffsets) -> None:
-        """The tail brought an entry that the chain had placed."""
+        """Compare the offset of an entry that the tail brought with the one that the chain gave it."""
         while self._unverified and self._unverified[0][0] < tail_entry.position:
             self._unverified.popleft()
             self._count(Fault.ENTRIES_PASSED_OVER_BY_TAIL)
@@ -484,17 +488,17 @@ class Appends:
         if answered and (last := answered.pop(position, None)) is not None:
             self._compare(tail_entry, last)
         while answered and (first := next(iter(answered))) < position:
-            del answered[first]  # the tail brings it no more: its transaction was aborted
+            del answered[first]  # the transaction of this entry was aborted, so the tail does not bring it
             self._open_batches.take(self, first)
 
     def kept(self, tail_entry: EntryWithOffsets) -> Buffer | None:
-        """The batch of an entry of ours that the tail brought, in the bytes that came in, where these are kept."""
+        """The batch of an entry of this broker that the tail brought, in the bytes that came in, where these are kept."""
         position = tail_entry.position
         data = self._open_batches.take(self, position)
         return data if self._answered.get(position) == tail_entry.last else None
 
     def at(self, tail_entry: EntryWithOffsets) -> InFlightEntry | None:
-        """The entry that the tail brought, if it is ours and its receipt came before."""
+        """The entry of this broker that the tail brought, if its receipt came before."""
         self._verify_answer(tail_entry)
         return self._stored.pop(tail_entry.position, None)
 
@@ -510,7 +514,7 @@ class Appends:
         self._anchor = None
 
     def brought(self, entry: InFlightEntry, tail_entry: EntryWithOffsets) -> bool:
-        """The tail brought an entry of ours. True where it is placed, in the bytes that came in.
+        """Take an entry of this broker that the tail brought. True where it is placed, in the bytes that came in.
 
         It is not where it lies behind a gap, or Pulsar counts otherwise than we said.
         """
@@ -543,14 +547,14 @@ class Appends:
         self._done(entry)
 
     def _stop_search(self, entry: InFlightEntry) -> None:
-        """Search no longer for an earlier copy of the entry: it is known where that lies."""
+        """End the search for an earlier copy of the entry: the copy's position is known."""
         self._duplicates.pop(entry, None)
 
     def _append_time(self, tail_entry: EntryWithOffsets) -> int:
         return self._mapping.append_time(tail_entry) if self._log.policy.log_append_time else -1
 
     def _place(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
-        """An entry of ours is the log's next one: it is served in the bytes that came in."""
+        """Place an entry of this broker as the log's next one, to be served in the bytes that came in."""
         append = entry.append
         append.lies_at(base, entry.first)
         append.time = append_time
@@ -571,7 +575,7 @@ class Appends:
     # --- asking Pulsar where an entry lies
 
     def _answer(self, entry: InFlightEntry, position: Position, base: int, append_time: int) -> None:
-        """An entry of ours has its offset, and the log does not end behind it yet."""
+        """Answer an entry of this broker that has an offset, without placing it: the log does not end behind it yet."""
         log = self._log
         if log.attached and position > log.last_position and len(self._answered) < _MOST_UNVERIFIED:
             self._answered[position] = base + entry.count - 1
@@ -600,7 +604,7 @@ class Appends:
             self._asking = self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
-        """Until nothing waits for the tail any more."""
+        """Ask Pulsar for the offsets of entries until no entry waits for the tail any more."""
         backoff = Backoff(0.05, 1.0)
         try:
             while self._stored:
@@ -622,14 +626,14 @@ class Appends:
             self._asking = None
 
     def _due(self, now: float) -> list[tuple[Position, InFlightEntry]] | float:
-        """What is to be asked now, the oldest first, or the seconds until something is."""
+        """The entries to ask Pulsar about now, the oldest first, or the seconds until there is one."""
         chained = not self._log.policy.log_append_time
         due: list[tuple[Position, InFlightEntry]] = []
         soonest = LATE_TAIL_SECONDS
         for position, entry in sorted(self._stored.items(), key=lambda item: item[0]):
             before = Position(position.ledger, position.entry - 1)
             if chained and (before in self._stored or before in self._asking_fences):
-                continue  # the chain goes on from there
+                continue  # its offset follows from the one of the entry before
             left = entry.since + self._patience(position, now) - now
             if left <= 0:
                 due.append((position, entry))
@@ -638,7 +642,7 @@ class Appends:
         return due[:_ASK_AT_ONCE] or soonest
 
     def fenced(self, position: Position) -> None:
-        """A fence of this broker is stored: ask for its offset, from which those of the batches behind it follow."""
+        """Ask for the offset of a stored fence of this broker: those of the batches behind it follow from it."""
         log = self._log
         if log.attached and not log.policy.log_append_time and len(self._asking_fences) < _ASK_AT_ONCE:
             self._asking_fences[position] = self._loop.create_task(self._ask_fence(position))
@@ -648,7 +652,7 @@ class Appends:
             async with asyncio.timeout(QUESTION_SECONDS):
                 place = await self._ask_place(position, 1)
         except (PulsarError, KopError, TimeoutError):
-            return  # then it is asked for the first batch behind it
+            return  # Pulsar is then asked for the first batch behind the fence
         finally:
             del self._asking_fences[position]
         if self._anchor is None or self._anchor[0] < position:
@@ -659,7 +663,7 @@ class Appends:
         try:
             async with asyncio.timeout(QUESTION_SECONDS):
                 place = await self._ask_place(position, entry.count)
-        except Exception as error:  # the question is asked again until nobody waits
+        except Exception as error:  # `_ask` asks again until no entry waits
             known = isinstance(error, PulsarError | KopError | TimeoutError)
             level = logging.DEBUG if known else logging.ERROR
             self._count(Fault.OFFSET_REQUESTS_FAILED)
@@ -672,7 +676,7 @@ class Appends:
             )
             return False
         if self._stored.get(position) is not entry:
-            return True  # the tail, or the end of the log
+            return True  # the tail brought it meanwhile, or the log was closed
         del self._stored[position]
         log = self._log
         late = not log.attached or position > log.last_position
@@ -691,7 +695,7 @@ class Appends:
     # --- earlier copies
 
     def find_again(self, append: Append, producer: EntryProducer, sequence_id: int) -> None:
-        """Search for the batch, which is stored under this sequence id: it was not told in time at which offset."""
+        """Search for a batch that is stored under this sequence id, and whose offset was not known in time."""
         asked = self.searched(producer.name, sequence_id)
         if asked is not None:
             asked.append.waiters += append.waiters
@@ -718,7 +722,7 @@ class Appends:
                 ]
                 try:
                     answers = await self._search(wanted)
-                except Exception as error:  # no client may wait for ever
+                except Exception as error:  # whatever it is, the clients that wait have to be answered
                     level = logging.INFO if isinstance(error, PulsarError | KopError) else logging.ERROR
                     _log.log(
                         level,
@@ -728,7 +732,7 @@ class Appends:
                     )
                     answers = [Stored(Outcome.UNFINISHED)] * len(due)
                 for entry, stored in zip(due, answers, strict=True):
-                    if entry in self._duplicates:  # else the tail brought it meanwhile
+                    if entry in self._duplicates:  # the tail may have brought it meanwhile
                         self._stop_search(entry)
                         self._end_search(entry, stored)
         finally:
@@ -743,7 +747,7 @@ class Appends:
         elif stored.outcome is Outcome.SCATTERED:
             append.scattered = True
         elif stored.outcome is Outcome.ABSENT:
-            # Later ones of its producer are stored, or its first records are, so Pulsar drops it.
+            # Pulsar drops it as a duplicate, because its first records, or later entries of its producer, are stored.
             self._count(Fault.DUPLICATES_THAT_ARE_NOT_STORED)
             text = "the batch, or a part of it, was refused when it was sent first, and what came behind is stored"
             if append.idempotent:

@@ -74,7 +74,7 @@ class PulsarLog(Partition):
         self.attached = False
         self.size_bytes = 0
         self.end_has_offset = True
-        """The entry at `last_position` has offsets, so that the next entry's offset follows from them."""
+        """Whether the entry at `last_position` has offsets, from which the next entry's offset follows."""
         self.clock_ahead = _CLOCK_TOLERANCE
         """By how many ms a record may be older in the log than by its timestamp: look-ups by time begin earlier."""
         self._last = Position(-1, -1)
@@ -266,7 +266,7 @@ class PulsarLog(Partition):
         await self.services.confirm(self, producer)
 
     def tail_lost(self, error: PulsarError | KopError) -> None:
-        """The tail cannot go on. The log attaches again when somebody asks for it the next time."""
+        """Detach, because the tail cannot go on. The log attaches again when somebody asks for it the next time."""
         if self.deleted:
             self.detach(self.gone())
             return
@@ -335,7 +335,7 @@ class PulsarLog(Partition):
             self._producers.join(producer_id, producer_epoch, txn)
 
     def fenced(self, position: Position) -> None:
-        """A fence of this broker is stored at this position, and batches of its transaction come behind it."""
+        """Note that a fence of this broker is stored at this position: batches of its transaction come behind it."""
         self.appends.fenced(position)
 
     async def lead(self, lost: Callable[[], None]) -> None:
@@ -348,7 +348,7 @@ class PulsarLog(Partition):
         return self._lease.confirmed
 
     async def verify_lead(self) -> None:
-        """Ask Pulsar; see `PartitionLog.verify_lead`."""
+        """Ask Pulsar whether this broker still leads; see `PartitionLog.verify_lead`."""
         await self._lease.make_sure()
 
     async def resign(self) -> None:
@@ -360,7 +360,7 @@ class PulsarLog(Partition):
         return self.size_bytes if self.attached else await self.search.size()
 
     async def refresh(self) -> None:
-        """Wait until the log ends behind the entry that is the last one now; see `PartitionLog.refresh`."""
+        """Wait until the log ends behind the entry that is the partition's last one now; see `PartitionLog.refresh`."""
         await self.attach()
         if not self.tail.following:
             raise BackendError(f"the gateway's reader of the end of {self.title} has failed")
@@ -416,7 +416,7 @@ class PulsarLog(Partition):
         end, before = self.high_watermark, self._last
         if entry is None or not self.appends.brought(entry, stored):
             if entry is None:
-                self._need_tail()  # of somebody else, of whom receipts tell nothing
+                self._need_tail()  # only the tail brings the entries of others
             for batch in self.tail.converter.feed(stored, kept):
                 self._advance(stored.position, batch)
                 if batch.missing:
@@ -462,7 +462,7 @@ class PulsarLog(Partition):
 
     @property
     def tail_pauses(self) -> bool:
-        """The tail brings nothing now: nobody needs it."""
+        """Whether the tail pauses, and brings nothing, because nobody needs it."""
         return self._demand.paused
 
     def _need_tail(self) -> None:
@@ -470,7 +470,7 @@ class PulsarLog(Partition):
             self._resume_tail()
 
     def _pause_tail_if_not_needed(self) -> None:
-        """Called once for a number of entries. A coordinator's log and one with append times keep their tails."""
+        """Let the tail pause if nobody needs it. Logs of coordinators and logs with append times keep their tails."""
         if self.topic.internal or self.policy.log_append_time or not self.attached:
             return
         if self.observed or self.appends or not self.tail.delivers:
@@ -514,7 +514,7 @@ class PulsarLog(Partition):
         return self.services.kept_number(self.topic.topic_id, self.index, kind)
 
     async def _learn_when_refreshed(self) -> None:
-        """Bring the log up to date first: another broker deleted records that the tail has not read yet."""
+        """Take a log start behind the log's end: another broker deleted records that the tail has not read yet."""
         await self.refresh()
         start = min(self._kept_number(LOG_START), self.high_watermark)
         if start > self.log_start_offset:
@@ -534,7 +534,7 @@ class PulsarLog(Partition):
         return self.tail.read_cached(offset, max_bytes, min_one=min_one)
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
-        """Batches from Pulsar; see `PartitionLog.read`."""
+        """Read batches from Pulsar; see `PartitionLog.read`."""
         await self.attach()
         if offset > self.high_watermark and not self.deleted:
             await self.refresh()
@@ -582,7 +582,7 @@ class PulsarLog(Partition):
             self._move_start(start)
 
     def _end_at_start(self, start: int) -> None:
-        """Retention took all that readers may have, and what is left is of transactions that are open or aborted."""
+        """Let the log end at `start`, where no entry is left but those of open or aborted transactions."""
         self.high_watermark, self.end_has_offset = start, False
         self.tail.converter.next_offset = start
         self.tail.drop_all()
@@ -620,7 +620,7 @@ class PulsarLog(Partition):
             raise self.refused(error, f"cannot look up times in {self.title}") from error
 
     def producers(self) -> Sequence[ProducerView]:
-        """Idempotent producers that this broker serves now."""
+        """The idempotent producers that this broker serves now."""
         return self._producers.views()
 
     # --- listeners, upkeep

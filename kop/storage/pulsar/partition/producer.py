@@ -56,13 +56,13 @@ log = logging.getLogger(__name__)
 
 
 class WrittenLog(PartitionView, Protocol):
-    """The log that is written to."""
+    """The log that the producers of a partition write to, as they see it."""
 
     log_start_offset: int
 
     @property
     def last_position(self) -> Position:
-        """Of the entry before the high watermark."""
+        """The position of the entry before the high watermark."""
 
 
 @dataclass(slots=True)
@@ -95,17 +95,17 @@ class PartitionProducer:
     ) -> None:
         self.name = name
         self.exclusive = exclusive
-        """The only writer of the log; whoever was it before is fenced when it opens."""
+        """Whether this is the only writer of the log, which fences the writer before it when it opens."""
         self.transactional = transactional
         """Its batches are of transactions. One that may have been stored is not sent again by itself: the transaction
         may have ended meanwhile. Its client sends it again, and then it is asked whether the transaction is open."""
         self.used = 0.0
-        """Loop time of the last batch."""
+        """Loop time at which the last batch was added."""
         self.idempotent = idempotent
         self.sequences: SequenceWindow | None = None
         self.ended = False
         self.taken_bytes = 0
-        """Of entries that Pulsar has answered."""
+        """Bytes of the entries that Pulsar has answered."""
         self._sent_bytes = 0
         self._path = path
         self._log = path.log
@@ -118,14 +118,14 @@ class PartitionProducer:
         self._next = 0
         self._producer: Producer | None = None
         self._lane = ""
-        """Which of this broker's connections to the Pulsar broker it uses."""
+        """Which of this broker's connections to the Pulsar broker the producer uses."""
         self._queue: deque[Append] = deque()
         self._opening: asyncio.Task[None] | None = None
         self._refused: KopError | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether no batch waits in it."""
+        """Whether no batch waits in the producer."""
         waits = self._producer is not None and self._producer.pending
         return not waits and not self._queue and self._opening is None
 
@@ -138,11 +138,11 @@ class PartitionProducer:
 
     @property
     def sure_at(self) -> float:
-        """The latest loop time at which it was surely not fenced."""
+        """The latest loop time at which the producer was surely not fenced."""
         return float("-inf") if self._producer is None else self._producer.sure_at
 
     async def verify(self) -> None:
-        """Ask Pulsar whether it is fenced. PulsarError where it is, or Pulsar does not answer."""
+        """Ask Pulsar whether the producer is fenced. PulsarError where it is, or where Pulsar does not answer."""
         if self._producer is not None:
             await self._producer.verify()
 
@@ -163,17 +163,17 @@ class PartitionProducer:
             self._opening = self._loop.create_task(self._open())
 
     async def open(self) -> None:
-        """Open the producer now; the KopError of why it cannot be."""
+        """Open the producer now. The KopError says why it cannot be opened."""
         await self._open()
         if self._producer is None:
             raise self._refused or BackendError(f"cannot write to {self._log.title}")
 
     async def close(self) -> None:
-        """Close the producer, so that another broker may have its name. What waits in it fails."""
+        """Close the producer, so that another broker may have its name. The batches that wait in it fail."""
         self.fail(BackendError(f"the producer of {self._log.title} was closed"))
         opening, self._opening = self._opening, None
         if opening is not None:
-            # What is being opened may bring back a topic that is gone. Only who hears the answer can see to that.
+            # A producer that is being opened may bring back a deleted topic. That is mended by whoever gets the answer.
             await asyncio.wait({opening}, timeout=_HEAR_SECONDS)
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
@@ -233,7 +233,7 @@ class PartitionProducer:
         self.fail(refused)
 
     async def _known_sequences(self, producer: Producer) -> SequenceWindow:
-        """Where the sequences begin. PulsarError and KopError where that cannot be found out.
+        """Find out where the sequences of the producer begin. PulsarError and KopError where nobody tells.
 
         A Pulsar broker that loads a topic under load may replay its entries twice for deduplication (seen on 4.0.8:
         once for the topic, once more for its policies). The second replay puts the sequence ids of old entries in the
@@ -255,7 +255,7 @@ class PartitionProducer:
         return sequences
 
     def _misfit(self, sequences: SequenceWindow) -> PeerError | None:
-        """Why the first batch that waits does not fit to what Pulsar says is stored; None where it fits.
+        """The error where the first batch that waits does not fit what Pulsar says is stored; None where it fits.
 
         A client that pipelines sends the batch that comes next once more, behind others, where it alone was refused.
         """
@@ -426,7 +426,9 @@ class PartitionProducer:
             )
             entry.sent_again = known
             producer.submit(entry)
-            if self.ended and append.left:  # one was refused before it was sent: what comes next must not pass it
+            if (
+                self.ended and append.left
+            ):  # a batch was refused before it was sent, and the next ones must not overtake it
                 append.refuse(
                     append.error or self._refused or BackendError(f"the producer of {self._log.title} has ended")
                 )
@@ -434,7 +436,7 @@ class PartitionProducer:
                 return
 
     def _check_sizes(self, frames: Sequence[transcode.SendFrame]) -> None:
-        """Before a sequence is taken: MESSAGE_TOO_LARGE where the topic's own limit forbids an entry."""
+        """Raise MESSAGE_TOO_LARGE where the topic's own limit forbids an entry, before the batch takes a sequence."""
         limit = self._path.entry_size_limit
         for made in frames:
             size = made.entry_size + ENTRY_FRAMING
@@ -448,7 +450,7 @@ class PartitionProducer:
                 )
 
     def _frames(self, append: Append, first: int, producer_id: int, *, confirm: bool) -> Sequence[transcode.SendFrame]:
-        """A batch as Pulsar gets it, in the topic's entry format; its first record has the sequence id `first`.
+        """Encode a batch for Pulsar, in the topic's entry format; its first record has the sequence id `first`.
 
         What a compressed batch is decompressed to counts: BackendError where its request had its share of that.
         """
@@ -466,7 +468,7 @@ class PartitionProducer:
     def _converted(
         self, append: Append, first: int, producer_id: int, max_bytes: int, *, confirm: bool
     ) -> Sequence[transcode.SendFrame]:
-        """As `_frames`; `max_bytes` bounds what the batch is decompressed to."""
+        """Do the work of `_frames`; `max_bytes` bounds what the batch is decompressed to."""
         owner, header = self._log, append.header
         policy, publish_time = owner.policy, int(time.time() * 1000)
         max_size = self._context.client.max_message_size
@@ -500,7 +502,7 @@ class PartitionProducer:
         )
 
     def received(self, entry: InFlightEntry, position: Position) -> None:
-        """The receipt of an entry is here."""
+        """Take the receipt of an entry."""
         self._answered(entry)
         if position.ledger >= 0:
             self._appends.stored(entry, position)
@@ -517,7 +519,7 @@ class PartitionProducer:
             entry.append.throttle_ms = still_to_wait(waited, taken, entry.size + behind)
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
-        """An entry has no receipt and gets none."""
+        """Take the failure of an entry, which gets no receipt."""
         self._answered(entry)
         if entry.done:
             return
@@ -550,7 +552,10 @@ class PartitionProducer:
         return entry.sent_again or entry.highest_sequence_id <= self._producer.last_sequence_id
 
     def _unanswered(self, entry: InFlightEntry, error: KopError) -> None:
-        """An entry was sent, and nobody will tell whether it is stored. NOT_LEADER_OR_FOLLOWER says that it is not."""
+        """Fail an entry that was sent, and of which nobody will tell whether it is stored.
+
+        Its error is never NOT_LEADER_OR_FOLLOWER, which says that the entry is not stored.
+        """
         if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
             error = BackendError(error.message, ErrorCode.KAFKA_STORAGE_ERROR)
         self._appends.failed(entry, error)

@@ -39,11 +39,11 @@ class PartitionProducers:
 
     @property
     def idle(self) -> bool:
-        """Whether no batch waits in any of them."""
+        """Whether no batch waits in any of the producers."""
         return all(producer.idle for producer in self._producers.values())
 
     def join(self, producer_id: int, producer_epoch: int, txn: EntryTransaction) -> None:
-        """Transactional batches of this producer id and epoch belong to the transaction from now on."""
+        """Let transactional batches of this producer id and epoch belong to the transaction from now on."""
         self._joined[producer_id] = producer_epoch, txn
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
@@ -92,7 +92,7 @@ class PartitionProducers:
             producer.move()
 
     def _ended(self, producer: PartitionProducer) -> None:
-        """A producer takes no more batches: the next batch gets a new one."""
+        """Forget a producer that takes no more batches: the next batch gets a new one."""
         if self.lease.ended(producer):
             return
         for producer_id, known in self._producers.items():
@@ -111,7 +111,7 @@ class PartitionProducers:
             self._path.context.spawn(producer.close())
 
     def views(self) -> Sequence[ProducerView]:
-        """Idempotent producers that this broker serves now."""
+        """The idempotent producers that this broker serves now."""
         return [
             ProducerView(producer_id, known.epoch, known.last_sequence, known.last_timestamp)
             for producer_id, producer in sorted(self._producers.items())
@@ -127,5 +127,5 @@ class PartitionProducers:
                 self._path.context.spawn(producer.close())
 
     async def close(self) -> None:
-        """Close all producers. What waits in them fails."""
+        """Close all producers. The batches that wait in them fail."""
         await asyncio.gather(*(producer.close() for producer in tuple(self._producers.values())))

@@ -28,16 +28,16 @@ _MASK: Final = (1 << _SHIFT) - 1
 
 
 class Sent(NamedTuple):
-    """A batch of the window."""
+    """A batch of the window, by the sequence id that it was sent under."""
 
     base_sequence: int
     last_sequence: int
     owner: Any
     """The caller's: what a duplicate of the batch has to wait for."""
     sequence_id: int = -1
-    """Pulsar's, of its first record."""
+    """Pulsar's sequence id of the batch's first record."""
     crc: int = 0
-    """The checksum in its header."""
+    """The checksum in the batch's header."""
 
 
 class Verdict(NamedTuple):
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
     sequence_id: int | None = None
     """The batch is to be sent, its first record under this id."""
     known: bool = False
-    """Pulsar had it when we began: it is sent to be confirmed, it is not taken."""
+    """Whether Pulsar had the batch before this broker began: it is sent to be confirmed, and is not taken."""
     original: Sent | None = None
     """The batch is a duplicate of this one."""
     error: PeerError | None = None
@@ -103,7 +103,7 @@ class SequenceWindow:
         return header.producer_epoch << _SHIFT | header.base_sequence - 1
 
     def check(self, header: BatchHeader) -> Verdict:
-        """What to do with a batch; changes nothing."""
+        """Decide what to do with a batch; this changes nothing."""
         kind, original, error = self._window.check(header)
         epoch, sequence = header.producer_epoch, header.base_sequence
         if kind is Kind.NEW:
@@ -153,7 +153,7 @@ class SequenceWindow:
         )
 
     def take(self, header: BatchHeader, sequence_id: int, owner: Any) -> None:
-        """The batch that `check` let through is on its way."""
+        """Note that a batch which `check` let through is on its way."""
         epoch = header.producer_epoch
         if epoch != self.epoch:
             self._refused.clear()
