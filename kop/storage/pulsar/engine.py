@@ -176,7 +176,7 @@ class PulsarEngine:
         """A small durable value, or None."""
         read = partial(self._cluster_topic.get_state, key)
         try:
-            if self._registry.own is None:  # while the broker starts, no client is there that would retry
+            if self._registry.own is None:  # no client is there that would retry while the broker starts
                 return await self._tried("read a setting", read)
             return await read()
         except PulsarError as error:
@@ -220,14 +220,14 @@ class PulsarEngine:
         return "the storage engine is closed" if self.context.closed else self._upkeep.failure
 
     def policies_changed(self) -> None:
-        """The broker's defaults changed: the logs take them over."""
+        """Give the logs their policies again, after a change of the broker's defaults."""
         self.topics.update_logs()
 
     async def maintain(self, now_ms: int) -> None:
         """Does nothing: Pulsar drops whole ledgers by its own clock, and upkeep tells it now and then to compact."""
 
     def collect(self) -> Iterable[Metric]:
-        """What went wrong between gateway and Pulsar, and what no compaction has seen."""
+        """The metrics of faults between gateway and Pulsar, and of what no compaction has seen."""
         faults = counter_family("kop_pulsar_faults", "What went wrong between gateway and Pulsar.", ["fault"])
         for what, times in self.counts.items():
             faults.add_metric([what], times)
@@ -235,7 +235,7 @@ class PulsarEngine:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What went wrong and how often, for the metrics."""
+        """How often each fault occurred, for the metrics."""
         return self.faults.counts
 
     async def close(self) -> None:
@@ -279,7 +279,7 @@ class PulsarEngine:
         self.deletion_guard.removed(log_removed)
 
     def _announced(self, full_names: Sequence[str]) -> None:
-        """Another broker has changed the properties of these topics."""
+        """Look at topics again whose properties another broker has changed."""
         self._cluster_topic.announced(full_names)
         self.topics.watched(None, full_names, ())
 
@@ -290,7 +290,7 @@ class PulsarEngine:
 
     @property
     def producer_naming(self) -> ProducerNaming:
-        """Names of the Pulsar producers of this broker. For use after the start, which reads the cluster id."""
+        """The names of this broker's Pulsar producers. They are known after the start, which reads the cluster id."""
         return ProducerNaming(self.cluster_id, self._instance)
 
     # --- open

@@ -149,7 +149,7 @@ class Upkeep:
 
     def _not_looked_at(self, partition: PartitionView, error: Exception) -> None:
         if isinstance(error, KopError):
-            return  # counted and told where it came up
+            return  # the failure was counted and logged where it occurred
         self._failed(f"the look at the ends of {partition.title}", error)
 
 

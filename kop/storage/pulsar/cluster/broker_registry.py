@@ -97,7 +97,7 @@ class BrokerRegistry:
 
     @property
     def own(self) -> LiveBroker | None:
-        """This broker; None before it joins."""
+        """This broker as others see it; None before it joins."""
         return None if self._live is None else self._live.own
 
     @property
@@ -179,14 +179,14 @@ class BrokerRegistry:
         )
 
     def _out(self, error: PulsarError) -> None:
-        """Pulsar closed this broker's producer, for example because credentials ran out. Registration is retried."""
+        """Forget the producer, which Pulsar closed, perhaps because credentials ran out. Registration is retried."""
         self._producer = None
 
     def _deaf(self, error: PulsarError) -> None:
         self._reader = None
 
     def announce(self, topic: str) -> None:
-        """Tell the others to look at a topic again. Who misses it finds the change with the next full listing."""
+        """Tell the other brokers to look at a topic again. One that misses this sees the change when it lists all."""
         if self._producer is None:
             return
         self._publish(Record(0, 0, None, topic.encode())).add_done_callback(_announced)
@@ -285,13 +285,13 @@ class BrokerRegistry:
                 self._partition, name=f"{BROKER_PRODUCER}{next_one.node_id}", lane="broker_registry"
             )
         except PulsarError:
-            return  # ProducerBusy means that it is alive; `_look_again` logs other errors
+            return  # ProducerBusy means that the broker is alive; `_look_again` logs other errors
         took = loop.time() - asked
         await probe.close()
         if took < _TAKEN_SECONDS and self.fresh:
-            return  # nobody had the name, as after an unload: the snapshots decide
+            return  # nobody held the name, as after an unload, so that the snapshots decide
         if await self._answers(next_one):
-            return  # it is alive, and takes its name again
+            return  # the broker is alive, and takes its name again
         self._faults.count(Fault.BROKERS_THAT_DID_NOT_ANSWER)
         log.warning("broker %d left or does not answer Pulsar: others take over what it led", next_one.node_id)
         self._live.is_dead(next_one.node_id)
@@ -307,7 +307,7 @@ class BrokerRegistry:
         return next((other for other in others if other.node_id > own), others[0] if others else None)
 
     async def _look(self, live: LiveBrokers) -> bool:
-        """Ask who is attached. False where the Pulsar broker does not know yet."""
+        """Ask the Pulsar broker which brokers are attached. False where it does not know yet."""
         stats = await self._admin.stats(self._partition)
         attached = {
             broker.node_id: broker for broker in map(_broker_of, stats.get("publishers", ())) if broker is not None

@@ -45,7 +45,7 @@ class ClusterTopic:
             try:
                 await self._admin.create_namespace(self._namespace)
             except PulsarError as error:
-                if error.code != "Conflict":  # of brokers that start at once, one makes it
+                if error.code != "Conflict":  # another broker that starts at the same time made it
                     raise
         await self._admin.set_namespace_retention(self._namespace, FOREVER)
 
@@ -62,7 +62,7 @@ class ClusterTopic:
                 if raced.code != "Conflict":
                     raise
             properties = await self.properties()
-        await self._admin.keep_when_idle(self.full_name)  # whoever made it may not have come so far
+        await self._admin.keep_when_idle(self.full_name)  # the broker that made it may have stopped before this step
         cluster_id = id_of(properties)
         if cluster_id is None:
             raise BackendError(
@@ -108,7 +108,7 @@ class ClusterTopic:
         self._state_listeners.append(callback)
 
     def announced(self, full_names: Sequence[str]) -> None:
-        """Another broker says that the properties of these topics have changed."""
+        """Call the callbacks of `on_state` where another broker has changed the properties of this topic."""
         if self.full_name in full_names:
             for callback in self._state_listeners:
                 callback()

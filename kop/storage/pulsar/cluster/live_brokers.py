@@ -91,13 +91,13 @@ class LiveBrokers:
         return True
 
     def answered(self, node_id: int, answers: bool) -> None:
-        """Whether an absent broker has answered a Kafka request."""
+        """Note whether an absent broker has answered a Kafka request."""
         if (absence := self._absences.get(node_id)) is not None:
             absence.answered |= answers
             absence.silent = 0 if answers else absence.silent + 1
 
     def leaves(self, node_id: int, now: float) -> None:
-        """A broker said that it stops."""
+        """Note that a broker said that it stops."""
         self._leaving[node_id] = now
 
     def is_dead(self, node_id: int) -> None:

@@ -54,13 +54,13 @@ class ProducerIdBlocks:
         self._spare = await self._take()
 
     async def take(self) -> range:
-        """A block that nobody else has or had."""
+        """Reserve a block that no other broker has or had."""
         block, self._spare = self._spare, None
         return await self._take() if block is None else block
 
     async def _take(self) -> range:
-        """Write a message: its place in the topic, which no other message has, says which ids the block has."""
-        async with self._opening:  # two at once would take the name from each other
+        """Write a message, whose place in the topic, which no other message has, says which ids the block has."""
+        async with self._opening:  # two writers at once would take the name from each other
             if self._producer is None:
                 self._producer = await self._client.open_producer(self._partition, name=self._name, on_lost=self._lost)
         producer = self._producer
@@ -111,5 +111,5 @@ class ProducerIdBlocks:
         return range(taken.index * _BLOCK, (taken.index + 1) * _BLOCK)
 
     def _lost(self, error: PulsarError) -> None:
-        """The next who needs ids opens another one."""
+        """Forget the producer, which is lost: the next call that needs ids opens another one."""
         self._producer = None

@@ -35,7 +35,7 @@ class EntryWithOffsets(NamedTuple):
     position: Position
     base: int
     last: int
-    """Offset of its last message. What lies between the entry before and `base` was not handed out."""
+    """Offset of the entry's last message. Offsets between the entry before and `base` were not handed out."""
     entry: Entry
     info: transcode.EntryView
     error: KopError | None = None

@@ -24,7 +24,7 @@ async def close_ledger(context: PulsarContext, partition_name: str, title: str, 
     try:
         stats = await context.admin.internal_stats(partition_name)
         if stats["ledgers"] and stats["ledgers"][-1]["ledgerId"] != ledger:
-            return  # another broker was faster and has closed it
+            return  # another broker has closed the ledger already
         faults.count(Fault.LEDGERS_CLOSED_FOR_PACKED_OFFSETS)
         _log.info(
             "%s: ledger %d has nearly all entries that packed offsets can number: the partition is unloaded, so that "

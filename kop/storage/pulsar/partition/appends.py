@@ -492,7 +492,7 @@ class Appends:
             self._open_batches.take(self, first)
 
     def kept(self, tail_entry: EntryWithOffsets) -> Buffer | None:
-        """The batch of an entry of this broker that the tail brought, in the bytes that came in, where these are kept."""
+        """The batch of an entry of this broker that the tail brought, in its own bytes where these are kept."""
         position = tail_entry.position
         data = self._open_batches.take(self, position)
         return data if self._answered.get(position) == tail_entry.last else None

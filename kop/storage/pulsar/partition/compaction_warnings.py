@@ -20,7 +20,7 @@ class CompactionWarnings:
         self._partition = partition
 
     def keyless(self, messages: int) -> None:
-        """An entry has messages without a key."""
+        """Count an entry that has messages without a key, and warn of it."""
         if self._partition.policy.compact:
             self._tell(
                 Fault.KEYLESS_MESSAGES_ON_COMPACTED_TOPIC,
@@ -29,7 +29,7 @@ class CompactionWarnings:
             )
 
     def raw(self) -> None:
-        """An entry has Kafka's batches as they came."""
+        """Warn of an entry that holds Kafka's batches as they came."""
         if self._partition.policy.compact:
             self._tell(
                 Fault.RAW_BATCHES_ON_COMPACTED_TOPIC,

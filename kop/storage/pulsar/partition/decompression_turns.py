@@ -27,7 +27,7 @@ class DecompressionTurns:
 
     @property
     def is_over(self) -> bool:
-        """Whether this turn of the loop had its share: what is compressed or waited waits for the next one."""
+        """Whether this turn of the loop has decompressed its share: further batches have to wait for the next turn."""
         return self._bytes >= MOST_AT_ONCE
 
     def wait(self, go_on: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ class DecompressionTurns:
         self._waiting[go_on] = None
 
     def add(self, size: int) -> None:
-        """So many bytes are decompressed or converted; below zero, so many fewer than was said."""
+        """Count bytes that are decompressed or converted; a negative number takes back some that were counted."""
         if not self._bytes:
             self._loop.call_soon(self._next)
         self._bytes += size

@@ -96,5 +96,5 @@ class EntrySizeLimits:
         return limit
 
     def forget(self, topic_id: UUID) -> None:
-        """The topic is gone."""
+        """Forget the limit of a topic that is gone."""
         self._limits.pop(topic_id, None)

@@ -85,7 +85,7 @@ class WriterLease:
             await producer.close()
 
     def ended(self, producer: PartitionProducer) -> bool:
-        """A producer takes no more batches. True where it was the producer of the lease."""
+        """Note that a producer takes no more batches. True where it was the producer of the lease."""
         if producer is not self.producer:
             return False
         lost, self.producer, self._lost = self._lost, None, None

@@ -14,7 +14,7 @@ from kop.storage.base import LogPolicy, TopicInfo
 
 
 class TopicLog(Protocol):
-    """What the table asks of a log."""
+    """What the table needs of a log."""
 
     topic: TopicInfo
     policy: LogPolicy
@@ -22,10 +22,10 @@ class TopicLog(Protocol):
     """Whether the topic is being deleted, or gone."""
 
     def learn(self) -> None:
-        """The topic's properties may have changed."""
+        """Read the topic's properties again, which may have changed."""
 
     def remove(self) -> None:
-        """The topic is gone."""
+        """Close the log: its topic is gone."""
 
 
 L = TypeVar("L", bound=TopicLog)
@@ -56,7 +56,7 @@ class LogTable(Generic[L]):
         return [log for logs in self._logs.values() for log in logs]
 
     def update(self, topic: TopicInfo, partition_name: Callable[[int], str]) -> None:
-        """A topic is new or changed. `partition_name` tells Pulsar's name of each of its partitions."""
+        """Take a topic that is new or changed. `partition_name` tells Pulsar's name of each of its partitions."""
         logs = self._logs.setdefault(topic.topic_id, [])
         policy = self._policy(topic)
         for log in logs:
@@ -72,7 +72,7 @@ class LogTable(Generic[L]):
             log.deleted = not undone
 
     def remove(self, topic_id: UUID) -> None:
-        """A topic is gone."""
+        """Remove the logs of a topic that is gone."""
         for log in self._logs.pop(topic_id, ()):
             self._removing(log)
             log.remove()

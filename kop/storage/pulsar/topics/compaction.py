@@ -58,9 +58,9 @@ class Uncompacted:
     """What no compaction has seen of a partition."""
 
     size: int
-    """Bytes."""
+    """Bytes of records that no compaction has seen."""
     seconds: float
-    """Age of the oldest record of that; 0 where there is none."""
+    """Age of the oldest of these records; 0 where there is none."""
 
     @property
     def late(self) -> bool:
@@ -104,7 +104,7 @@ class Compactions:
         self._due: dict[str, float] = {}
 
     def collect(self) -> Sequence[Metric]:
-        """What no compaction has seen, as metrics."""
+        """The metrics of what no compaction has seen."""
         labels = ["topic", "partition"]
         size = gauge_family(
             "kop_uncompacted_bytes", "Bytes that no compaction has seen, of partitions led here.", labels

@@ -68,7 +68,7 @@ class DeletionGuard:
         await asyncio.gather(*self._taking_back, return_exceptions=True)
 
     def forget(self, topic_id: UUID) -> None:
-        """The topic is known to be gone."""
+        """Forget what was asked about a topic, which is known to be gone."""
         self._asked.pop(topic_id, None)
 
     async def may_attach(self, partition: PartitionView) -> bool:
@@ -76,7 +76,7 @@ class DeletionGuard:
         if not await self.still_there(partition):
             return False
         try:
-            await self._context.client.partitions(partition.partition_name)  # this look-up does not create it
+            await self._context.client.partitions(partition.partition_name)  # this look-up creates no partition
         except PulsarError as error:
             if error.code not in NOT_THERE:
                 raise
@@ -86,7 +86,7 @@ class DeletionGuard:
         return True
 
     def _is_missing(self, partition: PartitionView) -> None:
-        """A partition is missing: its topic is being deleted, which takes a moment, or the partition was never made."""
+        """Note that a partition is missing: its topic is being deleted, which takes a moment, or it was never made."""
         now = self._context.loop.time()
         if len(self._missing) > _MOST_MISSING:
             self._missing.clear()
@@ -111,9 +111,11 @@ class DeletionGuard:
                 break
             if asked is None or asked[1].done():
                 asked = self._asked[topic_id] = loop.time(), loop.create_task(self._ask(topic_id))
-                asked[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # who asked may be gone
+                asked[1].add_done_callback(
+                    lambda task: task.cancelled() or task.exception()
+                )  # callers may be cancelled
                 break
-            await asyncio.wait({asked[1]})  # one question at a time, however many partitions want to know
+            await asyncio.wait({asked[1]})  # all partitions that want to know share one question
         try:
             return await asyncio.shield(asked[1])
         except PulsarError:
@@ -176,7 +178,7 @@ class DeletionGuard:
         return str(stored[_LEDGER_MADE]) if is_unused(stored) and made >= earliest else None
 
     def removed(self, partition: PartitionView) -> None:
-        """The topic of a partition is gone: delete the partition again where one of its producers re-created it."""
+        """Delete a partition of a topic that is gone, where one of the partition's producers re-created it."""
         if partition.producing and _base(partition) != partition.partition_name:
             self.take_back(partition)
 

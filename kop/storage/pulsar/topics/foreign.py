@@ -38,11 +38,11 @@ class _Missing:
     until: float
     error: KopError
     refused: bool
-    """Whether making the topic failed; otherwise looking for it did."""
+    """Whether it failed to make the topic; otherwise it failed to look for it."""
 
 
 class Table(Protocol):
-    """What is asked of the table of topics."""
+    """What topics of other namespaces need of the table of topics."""
 
     def get(self, name: str) -> TopicInfo | None:
         """The topic of that name, or None."""
@@ -71,9 +71,9 @@ class ForeignTopics:
         self._missing: dict[str, _Missing] = {}
         self._watches: dict[str, Watch] = {}
         self._known: dict[str, set[str]] = {}
-        """Names by namespace."""
+        """The names of known topics, by namespace."""
         self._kept: set[str] = set()
-        """Names that are in the properties."""
+        """The names that are kept in the properties of the gateway's own topic."""
         table.on_change(self._changed)
 
     async def named(self) -> set[str]:
@@ -188,7 +188,7 @@ class ForeignTopics:
     def _watched(
         self, namespace: str, snapshot: Sequence[str] | None, added: Iterable[str], removed: Iterable[str]
     ) -> None:
-        """The watcher's callback: only what was named matters."""
+        """Take what the watcher tells, as far as it is of topics that clients have named."""
         known = {PERSISTENT + name for name in self._known.get(namespace, ())}
         there = {topic_of(name) for name in (*(snapshot or ()), *added)}
         for name in there:

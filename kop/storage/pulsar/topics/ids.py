@@ -127,7 +127,7 @@ class TopicIds:
         return min(await age(topic), await age(other_topic))[1]
 
     async def _after_others(self, key: str, plain: bool, done: Callable[[], Awaitable[T | None]]) -> T | None:
-        """What `done` finds once another broker has done the work; None where this broker has to do it.
+        """Wait until another broker has done the work, and return what `done` then gives; None where none has.
 
         `key` says which broker is to do it; the others wait for that one.
         """

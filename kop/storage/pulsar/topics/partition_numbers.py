@@ -51,11 +51,11 @@ class PartitionNumbers:
         else:
             self._context.count(Fault.PROPERTIES_NOT_KEPT)
             raise BackendError(f"Pulsar does not keep the property {name} of {topic.name}: clients try again")
-        # Also what this broker wrote, where another one has kept a larger number meanwhile.
+        # This broker's own number goes, too, where another broker has kept a larger one meanwhile.
         old = outdated(kept, kind, partition, largest)
         if old and remembered(kind, partition, largest) in kept:
             self._context.spawn(self._topics.remove_properties(topic_id, old))
 
     def forget(self, topic_id: UUID) -> None:
-        """The topic is gone."""
+        """Forget the numbers of a topic that is gone."""
         self._parsed.pop(topic_id, None)

@@ -52,7 +52,7 @@ class _Policy(NamedTuple):
 
 
 def retention_of(policy: LogPolicy) -> Retention:
-    """Minutes and MiB, -1 where there is no limit."""
+    """Pulsar's retention for a topic: minutes and MiB, -1 where there is no limit."""
     if not policy.delete:
         return Retention(-1, -1)
     minutes = -1 if policy.retention_ms < 0 else min(max(-(-policy.retention_ms // _MINUTE), 1), _LARGEST)
@@ -66,14 +66,14 @@ def keeps(retention: Retention) -> bool:
 
 
 def compaction_of(policy: LogPolicy, internal: bool = False) -> int:
-    """Bytes of backlog from which Pulsar compacts by itself; 0: never."""
+    """Pulsar's compaction threshold for a topic: bytes of backlog from which it compacts by itself, 0 for never."""
     if not policy.compact:
         return 0
     return OWN_COMPACTION_THRESHOLD if internal else COMPACTION_THRESHOLD
 
 
 def max_size_of(policy: LogPolicy, largest: int) -> int:
-    """Bytes of an entry, no more than the Pulsar brokers' own limit `largest`; 0: that limit alone."""
+    """Pulsar's limit of an entry in bytes, at most the Pulsar brokers' own `largest`; 0 stands for that one alone."""
     return min(_ENTRY_GROWTH * policy.max_message_bytes + _ENTRY_ROOM, largest) if policy.limits_messages else 0
 
 

@@ -83,7 +83,7 @@ T = TypeVar("T")
 
 
 class OtherBrokers(Protocol):
-    """What is asked of the registry of live brokers."""
+    """What the table of topics needs of the registry of live brokers."""
 
     def announce(self, full_name: str) -> None:
         """Tell the other brokers that a topic's properties changed."""
@@ -93,16 +93,16 @@ class OtherBrokers(Protocol):
 
 
 class TopicLogs(Protocol):
-    """What is asked of the table of logs."""
+    """What the table of topics needs of the table of logs."""
 
     def update(self, topic: TopicInfo, partition_name: Callable[[int], str]) -> None:
-        """A topic is new or changed. `partition_name` tells Pulsar's name of each of its partitions."""
+        """Take a topic that is new or changed. `partition_name` tells Pulsar's name of each of its partitions."""
 
     def deleting(self, topic_id: UUID, *, undone: bool = False) -> None:
-        """A topic is about to go; with `undone` it stays after all."""
+        """Note that a topic is about to be deleted; with `undone` it stays after all."""
 
     def remove(self, topic_id: UUID) -> None:
-        """A topic is gone."""
+        """Remove the logs of a topic that is gone."""
 
 
 class PulsarTopics(TopicTable):
@@ -131,9 +131,9 @@ class PulsarTopics(TopicTable):
         self._ids = TopicIds(context.admin, brokers.is_chosen)
         self._loaded = False
         self._awaited: set[str] = set()
-        """Pulsar names of the first listing that nobody has looked at yet."""
+        """Pulsar's names of topics of the first listing that were not looked at yet."""
         self._unread: dict[str, Backoff] = {}
-        """Pulsar names of topics that could not be read, with the waits before they are tried again."""
+        """Pulsar's names of topics that could not be read, with the waits before they are tried again."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._passed_over: set[str] = set()
         """Topics of the metadata namespace that are Pulsar's own."""
@@ -142,7 +142,7 @@ class PulsarTopics(TopicTable):
         """Loop time when the last listing began."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._dirty: set[str] = set()
-        """Pulsar names that the watcher named and nobody has looked at yet."""
+        """Pulsar's names of topics that the watcher has named, and that were not looked at yet."""
         self._wake = asyncio.Event()
         self._foreign = ForeignTopics(context, cluster_topic, self, brokers.announce)
 
@@ -201,7 +201,7 @@ class PulsarTopics(TopicTable):
         known = self.pulsar(topic_id)
         await self._ask("cannot keep a property", self._context.admin.set_properties(known.full_name, {key: value}))
         now = self._pulsar.get(topic_id)
-        if now is not None:  # with what else was set meanwhile
+        if now is not None:  # the properties that others set meanwhile stay
             self._pulsar[topic_id] = replace(now, properties={**now.properties, key: value})
             self._brokers.announce(known.full_name)
 
@@ -267,7 +267,7 @@ class PulsarTopics(TopicTable):
         try:
             known = await self._ask(doing, self._with_policies(topic, known))
         except KopError:
-            # Without its retention Pulsar would drop what no subscription holds: no topic is better than that one.
+            # Without its retention Pulsar would drop what no subscription holds: it is better to have no such topic.
             await self._ask(doing, self._context.admin.delete_partitioned(full_name))
             raise
         self._put(None, topic, known)
@@ -382,7 +382,7 @@ class PulsarTopics(TopicTable):
         doing = f"cannot change the configs of topic {topic.name!r}"
         await self._ask(doing, self._apply_policies(changed, known, before=topic))
         await self._ask(doing, self._context.admin.set_properties(known.full_name, properties))
-        known = self.pulsar(topic_id)  # with what else was set meanwhile
+        known = self.pulsar(topic_id)  # the properties that others set meanwhile stay
         known = replace(known, properties={**known.properties, **properties})
         self._put(topic, changed, known)
         self._brokers.announce(known.full_name)
@@ -570,11 +570,11 @@ class PulsarTopics(TopicTable):
         await asyncio.gather(*(look(name) for name in sorted(names)))
 
     def _gate_of(self, name: str) -> asyncio.Semaphore:
-        """Topics that could not be read last time wait for one another alone."""
+        """The bound on topics that are read at a time: those that could not be read last time have one of their own."""
         return self._retries if name in self._unread else self._looks
 
     def _not_read(self, name: str, error: Exception) -> None:
-        """A topic cannot be read: what is known of it stays, and it is tried again."""
+        """Note that a topic cannot be read: what is known of it stays, and reading it is tried again."""
         if not self._foreign.unreadable(name, error):
             self._context.count(Fault.TOPICS_NOT_READ)
             if isinstance(error, PulsarError):
@@ -609,12 +609,12 @@ class PulsarTopics(TopicTable):
         )
 
     def _rival(self, full_name: str, topic_id: UUID) -> PulsarTopic | None:
-        """Another topic that has the same id in memory."""
+        """Another topic that has the same id in memory; None where there is none."""
         known = self._pulsar.get(topic_id)
         return None if known is None or known.full_name == full_name else known
 
     async def _part(self, known_topic: PulsarTopic, rival: PulsarTopic, topic_id: UUID) -> None:
-        """Two names carry one id: one of them keeps it, the other one gets its own."""
+        """Let one of two topics that carry the same id keep it, and give the other one an id of its own."""
         known = rival.full_name if self._loaded else None
         keeps = await self._ids.keeper(
             topic_id, (known_topic.full_name, known_topic.plain), (rival.full_name, rival.plain), known=known
@@ -660,7 +660,7 @@ class PulsarTopics(TopicTable):
         return info, PulsarTopic(full_name, plain, properties)
 
     async def _usable(self, full_name: str, plain: bool, raw: Mapping[str, str]) -> Mapping[str, str]:
-        """Properties that parse, with an id that is the topic's own; what is missing for that is set in Pulsar."""
+        """The properties, mended where they do not parse, with an id of the topic's own, which is written to Pulsar."""
         known = self._known(full_name)
         before = {} if known is None else known.properties
         known_id = id_of(before)

@@ -73,11 +73,11 @@ class OncePerTopic:
         await self._ask(topic_id, first)
 
     def _ended(self, topic_id: UUID, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:  # its callers may all be gone
+        if task.cancelled() or task.exception() is not None:  # all callers may have been cancelled
             self._asked.pop(topic_id, None)
 
     def forget(self, topic_id: UUID) -> None:
-        """The topic is gone."""
+        """Forget what is known of a topic that is gone."""
         self._asked.pop(topic_id, None)
 
 
@@ -95,7 +95,7 @@ class WriteChecks:
         self._looked_at = 0
 
     def forget(self, topic_id: UUID) -> None:
-        """The topic is gone."""
+        """Forget what is known of a topic that is gone."""
         self.deduplicates.forget(topic_id)
         self.retains.forget(topic_id)
 
