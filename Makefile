@@ -29,7 +29,7 @@ test: $(VENV)/.test ## lint, types and the tests that need nothing else: six min
 	$(BIN)/python -m pytest -n 2 -m "not slow and not pulsar" $(ARGS)
 
 test-pulsar: $(VENV)/.test ## the tests over an Apache Pulsar that it starts (Java, Maven)
-	$(BIN)/python -m pytest -n 2 -m "pulsar and not slow" -r fE $(ARGS)
+	$(BIN)/python -m pytest -n 3 -m "pulsar and not slow" -r fE $(ARGS)
 
 test-full: $(VENV)/.test ## every test, the slow ones too (Java, Maven)
 	KOP_ALL_EXAMPLES=1 $(BIN)/python -m pytest -n 2 $(ARGS)
