@@ -31,10 +31,12 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     return store
 
 
-def hang(store: FaultyStore, *partitions: int) -> None:
-    """Let reads of these partitions wait until the test lets them go on."""
+def hang(store: FaultyStore, *partitions: int) -> asyncio.Event:
+    """Let reads of these partitions wait for the event."""
+    go_on = asyncio.Event()
     for partition in partitions:
-        store.log("t", partition).gate = asyncio.Event()
+        store.log("t", partition).gate = go_on
+    return go_on
 
 
 def reads_of(store: FaultyStore, partitions: int) -> list[int]:
@@ -125,10 +127,10 @@ def test_what_was_read_after_the_answer_is_found_by_the_next_fetch(tmp_path: Pat
     async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
             client = await filled(store, serving, 1)
-            hang(store, 0)
+            go_on = hang(store, 0)
             found, answer = await fetch(client, {0: 0}, session=(0, 0), max_wait_ms=100)
             assert found == {}
-            store.log("t").gate.set()  # type: ignore[union-attr]
+            go_on.set()
             found, _ = await fetch(client, {}, session=(answer.session_id, 1))
             assert found == {0: 2}
             assert reads_of(store, 1) == [1]
@@ -156,11 +158,11 @@ def test_what_is_in_memory_is_answered_at_once_and_the_rest_is_read_meanwhile(
     async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
             client = await filled(store, serving, 2, cold={0})
-            hang(store, 0)
+            go_on = hang(store, 0)
             found, _ = await fetch(client, {0: 0, 1: 0}, max_wait_ms=30_000)
             assert found == {1: 2}
             assert reads_of(store, 2) == [1, 0]
-            store.log("t").gate.set()  # type: ignore[union-attr]
+            go_on.set()
             found, _ = await fetch(client, {0: 0, 1: 2}, max_wait_ms=30_000)
             assert found == {0: 2}
             assert reads_of(store, 2) == [1, 0]

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
+from support.gateway import RawClient, batch, fetch_fields, gateway, log_of, produce_fields, run, topic_of
 from support.waiting import until
 
 from kop.errors import ErrorCode
@@ -51,9 +51,7 @@ def test_every_version_reads_what_was_written(tmp_path: Path, version: int) -> N
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 3)
-            topic = serving.gateway.topics.get("t")
-            assert topic is not None
-            part = await fetch(client, 0, name=topic.topic_id if version >= 13 else "t", version=version)
+            part = await fetch(client, 0, name=topic_of(serving).topic_id if version >= 13 else "t", version=version)
             assert (part.error_code, part.high_watermark, part.last_stable_offset) == (0, 6, 6)
             assert bases(part) == [0, 2, 4]
             if version >= 5:
@@ -88,9 +86,7 @@ def test_both_ends_out_of_range_answer_the_log_start(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 3)
-            log = serving.gateway.topics.log(serving.gateway.topics.get("t").topic_id, 0)  # type: ignore[union-attr]
-            assert log is not None
-            await log.delete_records(2)
+            await log_of(serving).delete_records(2)
             for offset in (-1, 0, 1, 7, 2**62):
                 part = await fetch(client, offset)
                 assert (part.error_code, part.log_start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 2), offset
@@ -255,9 +251,7 @@ def test_a_session_by_id_tells_a_deleted_topic_from_a_recreated_one(tmp_path: Pa
         async with gateway(tmp_path) as serving:
             client = await filled(serving, 1)
             topics = serving.gateway.engine.topics
-            topic = serving.gateway.topics.get("t")
-            assert topic is not None
-            old = topic.topic_id
+            old = topic_of(serving).topic_id
 
             async def code(session_id: int, epoch: int, *, ask: bool) -> tuple[int, int]:
                 fields = fetch_fields(old, 0, version=18, session_id=session_id, session_epoch=epoch)

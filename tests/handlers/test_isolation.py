@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from support.faulty_engine import FaultyLog, FaultyStore
-from support.gateway import RawClient, batch, fetch_fields, gateway, run
+from support.gateway import RawClient, batch, fetch_fields, gateway, run, topic_of
 from support.transactional import TransactionalWriter
 from support.waiting import SECONDS, until
 
@@ -50,9 +50,7 @@ async def append(log: FaultyLog, data: bytes) -> int:
 
 
 def named(serving: Serving, version: int) -> Any:
-    topic = serving.gateway.topics.get("t")
-    assert topic is not None
-    return topic.topic_id if version >= 13 else "t"
+    return topic_of(serving).topic_id if version >= 13 else "t"
 
 
 async def fetch(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway import RawClient, batch, gateway, produce_fields, run
+from support.gateway import RawClient, batch, gateway, log_of, produce_fields, run
 from support.waiting import SECONDS, until
 
 from kop.errors import ErrorCode
@@ -99,8 +99,7 @@ def test_an_empty_log_answers_its_ends_and_nothing_else(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await with_records(serving)
-            log = serving.gateway.topics.log(serving.gateway.topics.get("t").topic_id, 0)  # type: ignore[union-attr]
-            assert log is not None
+            log = log_of(serving)
             assert await log.delete_records(-1) == 6
             answers = {q: await ask(client, q) for q in (LATEST, EARLIEST, MAX_TIMESTAMP, 0)}
             seen = {q: (answer.timestamp, answer.offset) for q, answer in answers.items()}

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.gateway import RawClient, gateway, run
+from support.gateway import RawClient, gateway, run, topic_of
 
 from kop.errors import ErrorCode
 from kop.wire.messages import MetadataRequest
@@ -63,7 +63,7 @@ def test_ids_are_accepted_and_an_unknown_one_is_unknown_topic_id(tmp_path: Path,
     async def main() -> None:
         async with gateway(tmp_path) as serving:
             client = await with_topics(serving)
-            topic_id = serving.gateway.topics.get("two").topic_id  # type: ignore[union-attr]
+            topic_id = topic_of(serving, "two").topic_id
             found = await client.call(3, version, topics=asked(None, version=version, topic_id=topic_id))
             assert [(t.error_code, t.name, t.topic_id) for t in found.topics] == [(0, "two", topic_id)]
             found = await client.call(3, version, topics=asked("", version=version, topic_id=topic_id))
@@ -82,7 +82,7 @@ def test_a_deleted_and_recreated_topic_is_a_new_one(tmp_path: Path) -> None:
         async with gateway(tmp_path) as serving:
             client = await with_topics(serving)
             topics = serving.gateway.engine.topics
-            old = topics.get("one").topic_id  # type: ignore[union-attr]
+            old = topic_of(serving, "one").topic_id
             await topics.delete(old)
             new = (await topics.create("one", 2, {})).topic_id
             answer = await client.call(3, 13, topics=asked("one", version=13))

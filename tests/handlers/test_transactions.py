@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway import FAST, RawClient, batch, gateway, produce_fields, run
+from support.gateway import FAST, RawClient, batch, gateway, log_of, produce_fields, run, topic_of
 from support.waiting import until
 
 from kop.app import Serving
@@ -65,9 +65,7 @@ class Talk:
     async def produce(self, partition: int = 0, *, version: int = NEWEST, name: str = "tx", **who: int) -> Any:
         producer = self.who(**who)
         sent = batch([b"v"], transactional=True, base_sequence=self.sequences[partition], **producer)
-        topic = self.serving.gateway.topics.get("t")
-        assert topic is not None
-        asked = "t" if version < 13 else topic.topic_id
+        asked = "t" if version < 13 else topic_of(self.serving).topic_id
         fields = produce_fields(asked, sent, version=version, partition=partition) | {"transactional_id": name}
         answer = await self.client.call(0, version, **fields)
         part = answer.responses[0].partition_responses[0]
@@ -94,10 +92,7 @@ class Talk:
 
     def bounds(self, partition: int = 0) -> tuple[int, int]:
         """The last stable offset and the high watermark."""
-        topic = self.serving.gateway.topics.get("t")
-        assert topic is not None
-        log = self.serving.gateway.engine.log(topic.topic_id, partition)
-        assert log is not None
+        log = log_of(self.serving, "t", partition)
         return log.last_stable_offset, log.high_watermark
 
 

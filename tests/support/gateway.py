@@ -14,6 +14,7 @@ import uvloop
 from kop.app import Serving, start
 from kop.config import Config
 from kop.records.batch import Record, build
+from kop.storage.base import PartitionLog, TopicInfo
 from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES
 from support.bodies import encode_body
@@ -52,6 +53,20 @@ async def gateway(path: Path, **settings: str) -> AsyncIterator[Serving]:
             del _clients[id(serving)]
             for client in clients:
                 await client.close()
+
+
+def topic_of(serving: Serving, name: str = "t") -> TopicInfo:
+    """A topic that the gateway has."""
+    found = serving.gateway.topics.get(name)
+    assert found is not None, f"the gateway has no topic {name}"
+    return found
+
+
+def log_of(serving: Serving, name: str = "t", partition: int = 0) -> PartitionLog:
+    """The log of a partition that the gateway has."""
+    log = serving.gateway.topics.log(topic_of(serving, name).topic_id, partition)
+    assert log is not None, f"the topic {name} has no partition {partition}"
+    return log
 
 
 _clients: dict[int, list[RawClient]] = {}
