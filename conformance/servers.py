@@ -219,9 +219,9 @@ class KopOverPulsar(Kop):
 
     @property
     def behind(self) -> str:
-        """The admin URL of its Pulsar and its namespace there, with a comma between; it has to run."""
+        """The admin URL of its Pulsar, its namespace there, and the service URL, with commas between; it has to run."""
         assert self._urls is not None
-        return f"{self._urls[1]},{self._namespace}"
+        return f"{self._urls[1]},{self._namespace},{self._urls[0]}"
 
     def __enter__(self) -> str:
         if self._pulsar is not None:

@@ -1,6 +1,6 @@
 """What `format("kop")` has beyond Spark's Kafka source, and its own sink; over Apache Pulsar, unloads of topics, too.
 
-KOP_SPARK_PULSAR=ADMIN-URL,NAMESPACE names the Pulsar behind the gateway, for the cases that ask it something.
+KOP_SPARK_PULSAR=ADMIN-URL,NAMESPACE,SERVICE-URL names the Pulsar behind the gateway, for cases that ask it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import json
 import os
+import sys
 import threading
 import time
 import urllib.request
@@ -23,6 +25,7 @@ from spark_kit import BOUNDED, FORMAT, Stream, case, finish, folder, offsets, pl
 from suite import Run, Skip, same
 
 beyond = functools.partial(case, kop=True, kafka=False)
+EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "clicks"
 DECODER = """
 import json
 
@@ -34,7 +37,7 @@ def number(record):
 
 def pulsar() -> tuple[str, str]:
     """The admin URL and the namespace of the Pulsar behind the gateway."""
-    admin, _, namespace = os.environ.get("KOP_SPARK_PULSAR", "").partition(",")
+    admin, namespace, *_ = [*os.environ.get("KOP_SPARK_PULSAR", "").split(","), ""]
     if not admin:
         raise Skip("no Apache Pulsar is behind this server, or nobody says where")
     return admin, namespace
@@ -246,3 +249,44 @@ def bounds_that_hold_no_partition_of_the_read_are_refused(run: Run) -> None:
                 .start()
             ),
         )
+
+
+# The example of deploy/examples/clicks
+
+
+@beyond(limit=180)
+def example_makes_sessions_of_clicks(run: Run) -> None:
+    """Clicks by a Kafka client, over Pulsar by its own client as well; sessions once, read by both."""
+    sys.path.insert(0, str(EXAMPLE))
+    clicks, sessions, reading = map(importlib.import_module, ("clicks", "sessions", "read_sessions"))
+    topic, out = make_topic(run, partitions=2), make_topic(run, partitions=2)
+    begin = int(time.time() * 1000) - 6 * 3_600_000
+    made = clicks.clicks(begin)
+    service, namespace = in_pulsar()
+    if service:
+        others = [click for session in made[1::2] for click in session]
+        clicks.send_by_pulsar(service, f"persistent://{namespace}/{topic}", others)
+    own = [click for session in (made[::2] if service else made) for click in session]
+    clicks.send_by_kafka(run.bootstrap, [*own, clicks.the_end(begin)], topic)
+    with folder() as path:
+        for _ in range(2):  # the second run finds nothing to do
+            query = sessions.start(
+                session(), run.bootstrap, f"{path}/sessions", clicks=topic, sessions=out, trigger={"availableNow": True}
+            )
+            finish(query, 90)
+    gap = clicks.GAP_SECONDS * 1000
+    wanted = sorted(
+        (one[0].user, one[0].ms, one[-1].ms + gap, len(one), tuple(sorted({click.page for click in one})))
+        for one in made
+    )
+    same([tuple(found) for found in reading.by_kafka(run.bootstrap, out)], wanted, "sessions, by a Kafka client")
+    if service:
+        found = reading.by_pulsar(service, f"persistent://{namespace}/{out}")
+        same([tuple(one) for one in found], wanted, "sessions, by Pulsar's client")
+
+
+def in_pulsar() -> tuple[str, str]:
+    """The service URL and the namespace of the Pulsar behind the gateway, empty where there is none, or no client."""
+    _, _, rest = os.environ.get("KOP_SPARK_PULSAR", "").partition(",")
+    namespace, _, service = rest.partition(",")
+    return (service, namespace) if importlib.util.find_spec("pulsar") else ("", "")

@@ -1,11 +1,11 @@
-"""Kills the driver of a PySpark query and its gateway, again and again, and counts what the topic holds in the end.
+"""Kills the driver of a PySpark query, its workers and its gateway, and counts what the topic holds in the end.
 
     python -m conformance.spark [--batches N] [--seed N] [--python PATH]
 
 A query of kop's exactly-once sink writes numbers, while it is killed at the worst moments (`faulty_source.py` has the
-table) and started again, and so is the gateway, with `kill -9` each. Then a consumer with read_committed reads the
-topic: every number has to be there once. The same with tasks that do not look at their markers has to show duplicates:
-else this test could not fail. The gateway is `kop serve` of this checkout on its embedded engine.
+table) and started again, and so are its workers and the gateway, with `kill -9` each. Then a consumer with
+read_committed reads the topic: every number has to be there once. The same with tasks that do not look at their markers
+has to show duplicates: else this test could not fail. The gateway is `kop serve` of this checkout, embedded.
 
 Needs Java 17; PySpark goes into the venv of the suite `spark`. The exit code is 1 where a number is missing or twice.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import itertools
 import os
 import random
 import signal
@@ -23,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from kafka import KafkaConsumer, TopicPartition
@@ -32,8 +32,18 @@ from conformance.suites import HERE, Missing, python_clients
 
 TASKS = 2
 ROWS = 60
-PLAN = ("batch driver", "produced gateway", "ended driver", "marked gateway", "produced driver", "marked driver")
+PLAN = (
+    "batch driver",
+    "produced gateway",
+    "ended worker",
+    "ended driver",
+    "marked gateway",
+    "produced worker",
+    "produced driver",
+    "marked driver",
+)
 """Point and victim, in the order of the batches."""
+VICTIMS = ("driver", "worker", "gateway")
 SECONDS = 420
 """How long a driver may take to come to its next point: to start a session and write some batches."""
 
@@ -72,7 +82,9 @@ class Driver:
         self.process = None
 
 
-def crashes(python: str, batches: int, seed: int, plan: list[str], *, ignore_markers: bool) -> tuple[int, int, int]:
+def crashes(
+    python: str, batches: int, seed: int, plan: Mapping[int, str], *, ignore_markers: bool
+) -> tuple[int, int, int]:
     """Run a query to its end, whatever is killed; how many numbers were written, are missing, and are there twice."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="kop-spark-crashes-", ignore_cleanup_errors=True) as name:
@@ -81,7 +93,7 @@ def crashes(python: str, batches: int, seed: int, plan: list[str], *, ignore_mar
             (folder / part).mkdir()
         wanted = 0
         for batch in range(batches):
-            if batch < len(plan):
+            if batch in plan:
                 (folder / "plan" / str(batch)).write_text(plan[batch])
             lines = [f"key-{chance.randrange(20)},{wanted + number}" for number in range(ROWS)]
             path = folder / "input" / f"{batch:04}.txt"
@@ -101,7 +113,8 @@ def crashes(python: str, batches: int, seed: int, plan: list[str], *, ignore_mar
             found = collections.Counter(_read(bootstrap, "numbers"))
     missing = sum(1 for number in range(wanted) if str(number) not in found)
     twice = sum(count - 1 for count in found.values())
-    print(f"{batches} batches, {kills['driver']} kills of the driver, {kills['gateway']} of the gateway: ", end="")
+    killed = ", ".join(f"{kills[victim]} kills of the {victim}" for victim in VICTIMS)
+    print(f"{batches} batches, {killed}: ", end="")
     print(f"{wanted} rows, {missing} missing, {twice} duplicates{' without markers' if ignore_markers else ''}")
     return wanted, missing, twice
 
@@ -119,7 +132,7 @@ def _serve_points(folder: Path, gateway: Kop, driver: Driver) -> collections.Cou
             tail = (folder / "driver.log").read_text(errors="replace").splitlines()[-25:]
             why = f"the driver ended with {code}" if code is not None else f"no end and no point within {SECONDS} s"
             sys.exit("\n  ".join([f"{why}:", *tail, *gateway.warnings()]))
-        for victim in ("driver", "gateway"):
+        for victim in VICTIMS:
             at = folder / "at" / victim
             if not at.exists():
                 continue
@@ -129,6 +142,8 @@ def _serve_points(folder: Path, gateway: Kop, driver: Driver) -> collections.Cou
                 driver.kill()
                 at.unlink()
                 driver.start()
+            elif victim == "worker":
+                at.unlink()  # it has killed itself
             else:
                 gateway.kill()
                 gateway.start()
@@ -151,8 +166,8 @@ def _read(bootstrap: str, topic: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.spark", description=__doc__.partition("\n")[0])
-    parser.add_argument("--batches", type=int, default=8, help="batches to write; each of the first ones has a kill")
-    parser.add_argument("--kills", type=int, help="how many of them (batches - 1)")
+    parser.add_argument("--batches", type=int, default=8, help="batches to write (8)")
+    parser.add_argument("--kills", type=int, help="how many of them have a kill (batches - 1)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--python", help="an interpreter with pyspark and pyarrow instead of the suite's own venv")
     asked = parser.parse_args()
@@ -161,9 +176,9 @@ def main() -> int:
     except Missing as error:
         sys.exit(f"PySpark cannot be installed: {error}")
     kills = asked.batches - 1 if asked.kills is None else asked.kills
-    plan = list(itertools.islice(itertools.cycle(PLAN), kills))
+    plan = {number * asked.batches // kills: PLAN[number % len(PLAN)] for number in range(kills)}
     _, missing, twice = crashes(python, asked.batches, asked.seed, plan, ignore_markers=False)
-    _, _, seen = crashes(python, 3, asked.seed, ["batch driver"], ignore_markers=True)
+    _, _, seen = crashes(python, 3, asked.seed, {0: "batch driver"}, ignore_markers=True)
     if not seen:
         print("the query without markers shows no duplicates: this test cannot tell right from wrong")
     return 1 if missing or twice or not seen else 0
