@@ -32,6 +32,10 @@ Must not know: clients, servers, where a history comes from.
 A transaction of which it is not known how it ended may have ended either way, but wholly. Offsets are compared in the
 partitions that a reader read wholly once everything had ended (history.Whole): `lost`, `torn` and `chain_*` say nothing
 of others. Where open transactions hide what lies behind them (history.Engine), an acknowledgement says nothing of ends.
+
+Where librdkafka gives up a record after message.timeout.ms, it raises its epoch and sends all that is not answered, in
+all partitions, again under new sequences (https://github.com/confluentinc/librdkafka/issues/4953). No server can know
+these for the same records: outside of transactions, what was under way then is neither `doubled` nor `reordered`.
 """
 
 from __future__ import annotations
@@ -86,6 +90,8 @@ KINDS = (
     "unfenced",
 )
 ISOLATIONS: tuple[Isolation, ...] = ("committed", "uncommitted")
+_GIVEN_UP = "_MSG_TIMED_OUT"
+"""librdkafka's name of the error of a record that it gave up."""
 
 
 class Anomaly(NamedTuple):
@@ -139,6 +145,11 @@ class _Found:
         self.transactions = {one.name: one for one in history.transactions}
         """Of several lines of one transaction the last counts."""
         self.idempotent = {writer.name for writer in history.writers if writer.idempotent}
+        self._gave_up: defaultdict[str, list[float]] = defaultdict(list)
+        """When each writer's client gave up a record, in order."""
+        for send in sorted(history.sends, key=lambda one: one.done):
+            if send.error == _GIVEN_UP:
+                self._gave_up[send.writer].append(send.done)
         self.of_transaction: defaultdict[str, list[Send]] = defaultdict(list)
         for send in history.sends:
             if send.transaction and send.error != NOT_SENT:
@@ -181,6 +192,15 @@ class _Found:
         transaction = self.transaction_of(record)
         return transaction is not None and transaction.outcome == "aborted"
 
+    def sent_anew(self, record: Record) -> bool:
+        """Whether its client gave up a record of the same writer while this one was under way, in no transaction."""
+        send = self.sends.get(record)
+        if send is None or send.transaction:
+            return False
+        gave_up = self._gave_up.get(send.writer, [])
+        first = bisect_left(gave_up, send.sent)
+        return first < len(gave_up) and gave_up[first] <= send.done
+
     def places_of(self, record: Record) -> set[tuple[Place, int]]:
         """Wherever a reader of whole partitions found it."""
         return {place for isolation in ISOLATIONS for place in self.at[isolation].get(record, ())}
@@ -218,7 +238,7 @@ def _doubled(found: _Found) -> Iterator[Anomaly]:
     for record in {record: None for isolation in ISOLATIONS for record in found.at[isolation]}:
         places = sorted(found.places_of(record))
         copies = max(len(found.at[isolation].get(record, ())) for isolation in ISOLATIONS)
-        if max(len(places), copies) > 1 and record[0] in found.idempotent:
+        if max(len(places), copies) > 1 and record[0] in found.idempotent and not found.sent_anew(record):
             (topic, partition), offset = places[0]
             text = ", ".join(f"{place[0]} {place[1]} {at}" for place, at in places)
             yield Anomaly("doubled", name_of(record), topic, partition, offset, 0.0, f"stored at {text}")
@@ -287,7 +307,7 @@ def _reordered(found: _Found) -> Iterator[Anomaly]:
         highest: dict[str, int] = {}
         for offset, (writer, number) in sorted(rows):
             before = highest.get(writer, -1)
-            if number < before and writer in found.idempotent:
+            if number < before and writer in found.idempotent and not found.sent_anew((writer, number)):
                 yield Anomaly("reordered", name_of((writer, number)), *place, offset, 0.0, f"behind number {before}")
             highest[writer] = max(before, number)
 

@@ -517,6 +517,34 @@ def test_a_writer_that_is_not_idempotent_may_store_a_record_twice_and_in_any_ord
     assert kinds(history) == []
 
 
+@pytest.mark.parametrize(
+    ("at", "error", "told"),
+    [
+        (1002.05, "_MSG_TIMED_OUT", []),
+        (1002.05, "KAFKA_STORAGE_ERROR", ["doubled"]),
+        (1001.9, "_MSG_TIMED_OUT", ["doubled"]),
+        (1002.2, "_MSG_TIMED_OUT", ["doubled"]),
+    ],
+)
+def test_a_record_may_be_doubled_where_its_client_gave_up_another_one_meanwhile(
+    at: float, error: str, told: list[str]
+) -> None:
+    history = good()
+    doubled(history)
+    history.sends.append(send("plain", 99, 0, -1)._replace(sent=900.0, done=at, error=error))
+    (record,) = [one for one in history.sends if one.record == ("plain", 2)]
+    assert (record.sent, record.done) == (1002.0, 1002.1)
+    assert kinds(history) == told
+
+
+def test_a_record_of_a_transaction_may_not_be_doubled_even_so() -> None:
+    history = good()
+    doubled_and_aborted(history)
+    (record,) = [one for one in history.sends if one.record == ("tx", 4)]
+    history.sends.append(send("tx", 99, 0, -1)._replace(done=record.done, error="_MSG_TIMED_OUT"))
+    assert kinds(history) == ["doubled"]
+
+
 def test_nothing_is_lost_in_a_partition_that_was_not_read_wholly() -> None:
     history = good()
     history.wholes = [one for one in history.wholes if one.place != (IN, 1) or one.isolation != "committed"]
