@@ -247,8 +247,15 @@ def native(run: Run, client: pulsar.Client, writer: Writer) -> None:
         try:
             if place not in producers:
                 name = run.topics[record.topic].native_name(run.namespace, record.partition)
+                # Without a first sequence id of its own the client begins to count anew when its connection comes back
+                # before its first receipt: it gives ids a second time, and a topic that deduplicates drops what has
+                # them.
                 producers[place] = client.create_producer(
-                    name, send_timeout_millis=int(RECORD_SECONDS * 1000), block_if_queue_full=True, **settings
+                    name,
+                    send_timeout_millis=int(RECORD_SECONDS * 1000),
+                    block_if_queue_full=True,
+                    initial_sequence_id=0,
+                    **settings,
                 )
             value = value_of(writer.name, record.number, record.padding)
             producers[place].send_async(value, partial(answered, record.number))
