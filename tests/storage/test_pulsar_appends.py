@@ -436,9 +436,11 @@ async def test_a_stored_batch_that_is_sent_again_keeps_its_offset_where_the_limi
             assert await append_values(there, "behind", producer=9, sequence=2) == told[-1] + 1
         await limit(other, 2000)
         await refused_by_pulsar(other, native, 3000)
+        assert first(other).entry_size_limit.bytes == 0, "the gateway has not heard of it"
         again = [append_values(there, large, producer=9, sequence=number) for number in range(2)]
         assert await asyncio.gather(*again) == told
-        assert first(other).entry_size_limit.bytes == (2000 if hears else 0)
+        if hears:  # when it opens its producer; the other gateway asks in the background once a batch is refused
+            assert first(other).entry_size_limit.bytes == 2000
         next_sequence = 2 if hears else 3
         (refused,) = outcomes(
             await asyncio.gather(
