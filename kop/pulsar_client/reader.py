@@ -21,6 +21,8 @@ from kop.pulsar_client.reader_position import ReaderPosition
 from kop.pulsar_client.types import LATEST, Entry, Message, Position
 from kop.turns import Turns
 
+_NO_CONSUMER = "Consumer not found"
+"""Part of a broker's answer about a consumer that it has closed, as it does when the topic is unloaded."""
 _MOST_DAMAGED = 3
 """How often one entry is fetched again after its checksum did not match."""
 
@@ -102,7 +104,7 @@ class Reader(BrokerAttachment):
 
     async def last_position(self) -> Position:
         """The position of the topic's last entry, entry -1 where the ledger that it names has none. PulsarError."""
-        answer = await self._last()
+        answer = await self._last_anywhere()
         return wire.read_position(answer.last_message_id)
 
     async def mark_delete_position(self) -> Position | None:
@@ -111,7 +113,7 @@ class Reader(BrokerAttachment):
         A reader acknowledges nothing. Behind the place where it began only the broker moves that position: over the
         entries that it keeps from all readers, and over those past which it moves the reader, as expired ones.
         """
-        answer = await self._last()
+        answer = await self._last_anywhere()
         if not answer.HasField("consumer_mark_delete_position"):
             return None
         return wire.read_position(answer.consumer_mark_delete_position)
@@ -267,8 +269,27 @@ class Reader(BrokerAttachment):
             raise PulsarError("Timeout", f"Pulsar did not take {self._what} within {self._timeout:g} s") from None
         return self._connection
 
-    async def _last(self, connection: Connection | None = None) -> pb.CommandGetLastMessageIdResponse:
-        connection = connection or await self._until_ready()
+    async def _last_anywhere(self) -> pb.CommandGetLastMessageIdResponse:
+        """Ask for the last position, and once more where the topic has left the broker that was asked."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                while True:
+                    connection = await self._until_ready()
+                    consumer_id = self._id
+                    try:
+                        return await self._last(connection)
+                    except PulsarError as error:
+                        if not error.retriable or self._end is not None:
+                            raise
+                        if self._connection is connection and self._id == consumer_id:
+                            if _NO_CONSUMER not in error.message:
+                                raise
+                            connection.readers.pop(consumer_id, None)  # the word that it is closed is on its way
+                            self._start_over(PulsarError("ConnectionLost", error.message))
+        except TimeoutError:
+            raise PulsarError("Timeout", f"the last position of {self.topic} within {self._timeout:g} s") from None
+
+    async def _last(self, connection: Connection) -> pb.CommandGetLastMessageIdResponse:
         number = connection.request_id()
         asked = pb.CommandGetLastMessageId(consumer_id=self._id, request_id=number)
         command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID, getLastMessageId=asked)

@@ -112,6 +112,27 @@ async def test_the_last_position() -> None:
             assert await reader.last_position() == Position(100, 2)
 
 
+@pytest.mark.parametrize("told", ["before the question came", "behind the answer"])
+async def test_the_last_position_of_a_topic_that_is_unloaded_meanwhile(told: str) -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            seen: list[Entry] = []
+            reader = await made.open_reader(T, EARLIEST, permits=100, on_entry=seen.append)
+            fill(broker, 3)
+            await until(lambda: len(seen) == 3)
+            if told == "before the question came":
+                broker.unload(T)  # the client has not read that yet
+            else:
+                for session in broker.sessions:
+                    session.consumers.clear()
+            assert await reader.last_position() == Position(100, 2)
+            fill(broker, 1, 3)
+            await until(lambda: len(seen) == 4)
+            assert payloads(seen) == numbers(4)
+            assert reader.attached_times == 2
+
+
 async def test_a_reader_that_nobody_moved_is_marked_before_what_it_was_sent() -> None:
     async with fake_pulsar() as broker:
         broker.create(T)

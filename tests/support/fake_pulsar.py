@@ -474,7 +474,7 @@ class FakePulsar:
         asked = command.getLastMessageId
         consumer = session.consumers.get(asked.consumer_id)
         if consumer is None:
-            session.fail(asked.request_id, pb.MetadataError)
+            session.fail(asked.request_id, pb.MetadataError, "Consumer not found")
             return
         topic = self.topics[consumer.topic]
         answer = pb.CommandGetLastMessageIdResponse(request_id=asked.request_id)
