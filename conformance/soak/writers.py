@@ -247,7 +247,7 @@ def native(run: Run, client: pulsar.Client, writer: Writer) -> None:
         try:
             if place not in producers:
                 name = run.topics[record.topic].native_name(run.namespace, record.partition)
-                # Without a first sequence id of its own the client begins to count anew when its connection comes back
+                # Without a first sequence id of its own the client counts from 0 again when its connection comes back
                 # before its first receipt: it gives ids a second time, and a topic that deduplicates drops what has
                 # them.
                 producers[place] = client.create_producer(

@@ -204,7 +204,7 @@ class Printed:
         return True
 
     def finish(self) -> None:
-        """Commit what is left. A rebalance has some time to end first: what it gives anew is not printed."""
+        """Commit what is left. A rebalance has some time to end first: what it brings is not printed."""
         end = time.monotonic() + REBALANCE_SECONDS
         while not self.commit():
             if time.monotonic() > end:

@@ -125,7 +125,7 @@ class ClusterConnection:
         """Ask until it works or the patience is over; then the last error is raised, and `final` ones at once.
 
         Before each further try `forget` drops what the caller knows of the servers, and the coordinator is looked for
-        anew.
+        again.
         """
         end = time.monotonic() + self._patience
         while True:

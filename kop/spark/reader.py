@@ -76,7 +76,7 @@ def read_task(
                 made = decoder.add(batch)
                 yield made if options.include_headers else made.drop_columns(["headers"])
     except errors.KafkaError:
-        _clients.pop(repr(options.connection)).close()  # the task's next attempt connects anew
+        _clients.pop(repr(options.connection)).close()  # the task's next attempt makes a connection
         raise
 
 

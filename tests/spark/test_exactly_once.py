@@ -47,7 +47,7 @@ def test_a_task_that_dies_anywhere_is_repeated_without_loss_or_duplicates(sink: 
     with pytest.raises(GivenUpError):
         sink.write(1, 0, sink.rows(values(1, 0)), give_up=point)
     sink.write(1, 1, sink.rows(values(1, 1)))
-    # The batch is planned anew by another driver: the rows come in another order and in other pieces.
+    # Another driver plans the batch again: the rows come in another order and in other pieces.
     shuffled = random.Random(point).sample(values(1, 0), 8)
     outcome = sink.write(1, 0, sink.rows(shuffled, size=5))
     assert outcome == (8, point == "after end")

@@ -52,7 +52,7 @@ _COMMIT_PAGES = 4
 """Pages that a commit writes beside its batches, about."""
 
 
-class Limits(NamedTuple):
+class DeletableByRetention(NamedTuple):
     """A log, and which of its batches retention may delete."""
 
     log_id: int
@@ -236,7 +236,9 @@ class Maintenance:
             older_than = now_ms - policy.retention_ms if policy.retention_ms >= 0 else None
             max_size = policy.retention_bytes if 0 <= policy.retention_bytes < log.size_bytes else None
             limits.append(
-                Limits(log.log_id, log.log_start_offset, log.high_watermark, log.size_bytes, older_than, max_size)
+                DeletableByRetention(
+                    log.log_id, log.log_start_offset, log.high_watermark, log.size_bytes, older_than, max_size
+                )
             )
         starts = await self._threads.run(_expired, limits)
         moves = [(log, start) for log, start in zip(logs, starts, strict=True) if start is not None]
@@ -385,12 +387,12 @@ _NO_END = 2**63 - 1
 _DELETE_EMPTY_DEAD = "DELETE FROM log WHERE topic IS NULL AND NOT EXISTS (SELECT 1 FROM batch WHERE batch.log = log.id)"
 
 
-def _expired(conn: sqlite3.Connection, limits: Sequence[Limits]) -> list[int | None]:
+def _expired(conn: sqlite3.Connection, limits: Sequence[DeletableByRetention]) -> list[int | None]:
     """The new log start of each log, None where it stays."""
     return [_expired_of(conn, limit) for limit in limits]
 
 
-def _expired_of(conn: sqlite3.Connection, limit: Limits) -> int | None:
+def _expired_of(conn: sqlite3.Connection, limit: DeletableByRetention) -> int | None:
     start, size, new_start = limit.start, limit.size, None
     if limit.older_than is None and limit.max_size is None:
         return None
