@@ -144,7 +144,7 @@ def kill_some(target: Target, copiers: list[Copier], rng: random.Random, kills: 
         while time.monotonic() < pause:
             for copier in copiers:
                 copier.keep_running()
-            time.sleep(0.1)
+            time.sleep(0.1)  # how often it is looked whether a copier has to be started again
         if all(copier.done for copier in copiers):
             print(f"the copiers came to the end after {number} kills: more --records leave more time")
             return
@@ -152,7 +152,7 @@ def kill_some(target: Target, copiers: list[Copier], rng: random.Random, kills: 
             server = rng.choice(target.servers)
             print(f"kill -9 of gateway {target.servers.index(server) + 1}", flush=True)
             server.kill()
-            time.sleep(rng.uniform(*AWAY))
+            time.sleep(rng.uniform(*AWAY))  # for so long the gateway is away
             server.start()
         else:
             copier = rng.choice([each for each in copiers if not each.done])
@@ -194,7 +194,7 @@ def main() -> int:
                     return 1
                 for copier in copiers:
                     copier.keep_running()
-                time.sleep(0.2)
+                time.sleep(0.2)  # how often it is looked whether a copier has ended
             wrong = [
                 f"partition {partition}: {each}"
                 for partition in range(PARTITIONS)

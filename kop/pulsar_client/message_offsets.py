@@ -1,4 +1,4 @@
-"""The offsets of a message by its id, by Pulsar's admin REST.
+"""Which offsets a message has, by its message id. Pulsar's admin REST is asked.
 
 Owns: message ids as text, and the two ways in which entries have offsets: the broker's index, and the id itself.
 Must not know: Kafka, what the offsets are for.

@@ -1,4 +1,4 @@
-"""Connections to the servers of a Kafka cluster through kafka-python, and the waiting for what passes by itself.
+"""Requests to the servers of a Kafka cluster through kafka-python, tried again after errors that are temporary.
 
 Owns: the connections, the servers' addresses, the coordinators, and which failures are tried again until when.
 Must not know: pyspark, options, what the requests of reads and writes say (`read_client`, `write_client`).
@@ -78,8 +78,8 @@ class ClusterConnection:
                     answers.append(error)
             return answers
 
-        found: list[Any] = self._manager.run(exchange)
-        return found
+        answers: list[Any] = self._manager.run(exchange)
+        return answers
 
     def metadata(self, names: Collection[str] | None, *, make: bool = False) -> list[Any]:
         """The topics of these names, or all, as Metadata describes them; `make` lets the cluster make missing ones."""
@@ -105,10 +105,10 @@ class ClusterConnection:
         answer = self.send(
             FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key], min_version=1, max_version=4)
         )
-        found = answer.coordinators[0] if answer.API_VERSION >= 4 else answer
-        if found.error_code:
-            raise errors.for_code(found.error_code)(f"FindCoordinator of {key}")
-        node: int = found.node_id
+        server = answer.coordinators[0] if answer.API_VERSION >= 4 else answer
+        if server.error_code:
+            raise errors.for_code(server.error_code)(f"FindCoordinator of {key}")
+        node: int = server.node_id
         if self._manager.cluster.broker_metadata(node) is None:
             self.metadata([])
         self._coordinators[of] = node

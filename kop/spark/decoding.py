@@ -1,6 +1,6 @@
-"""What a user's function makes of each record: the option `decoder`, its column, and records that it does not take.
+"""The option `decoder`: a user's function is called for each record, and its results become a column.
 
-Owns: how the function is found and called, and what becomes of its errors.
+Owns: how the function is imported and called, and what becomes of its errors.
 Must not know: pyspark, where records come from, how options are written.
 """
 
@@ -55,12 +55,12 @@ class DecoderRecord(NamedTuple):
 
 
 class Decoder:
-    """A function, found; `kind` is the Arrow type of the column `decoded`."""
+    """The function of the option, imported; `kind` is the Arrow type of the column `decoded`."""
 
     def __init__(self, options: DecoderOptions, kind: pa.DataType) -> None:
         self._options = options
         self._kind = kind
-        self._function = _found(options.function)
+        self._function = _imported(options.function)
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows, which have headers, with the column `decoded`, and `decodeError` where it is permissive."""
@@ -109,19 +109,19 @@ class Decoder:
         ) from error
 
 
-def _found(name: str) -> Callable[[DecoderRecord], Any]:
+def _imported(name: str) -> Callable[[DecoderRecord], Any]:
     module, _, function = name.partition(":")
     try:
-        found: Callable[[DecoderRecord], Any] = getattr(importlib.import_module(module), function)
+        decoder: Callable[[DecoderRecord], Any] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise RecordDecodeError(
             f"give every worker the module {module}, by spark.sparkContext.addPyFile or in its environment, with a "
             f"function {function}: {error}"
         ) from error
-    return found
+    return decoder
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[DecoderRecord]:
     *plain, headers = (column.to_pylist() for column in batch.columns)
-    for *fields, found in zip(*plain, headers, strict=True):
-        yield DecoderRecord._make((*fields, [(header["key"], header["value"]) for header in found or ()]))
+    for *fields, of_record in zip(*plain, headers, strict=True):
+        yield DecoderRecord._make((*fields, [(header["key"], header["value"]) for header in of_record or ()]))

@@ -1,6 +1,7 @@
-"""Bounds that are Pulsar's message ids, as offsets: asked of Pulsar's admin REST, for Kafka's protocol has no such ids.
+"""The offsets of the messages that the options startingMessageId and endingMessageId name.
 
-Owns: the option values that name messages, and where Pulsar keeps a partition.
+Pulsar's admin REST tells them, because Kafka's protocol has no message ids.
+Owns: the form of these options' values, and the name that a partition has in Pulsar.
 Must not know: pyspark, the gateway.
 """
 
@@ -41,18 +42,18 @@ def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
         topics = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"is no JSON ({error})") from None
-    found: dict[TopicPartition, MessageId] = {}
+    messages: dict[TopicPartition, MessageId] = {}
     try:
         for topic, partitions in topics.items():
             for partition, message in partitions.items():
-                found[topic, int(partition)] = MessageId.parse(message)
+                messages[topic, int(partition)] = MessageId.parse(message)
     except MessageOffsetError as error:
         raise ValueError(f"has a message that is none: {error}") from None
     except (AttributeError, ValueError):
         raise ValueError('is not of the form {"topic": {"0": "LEDGER:ENTRY:BATCH-INDEX"}}') from None
-    if not found:
+    if not messages:
         raise ValueError("names no partition")
-    return found
+    return messages
 
 
 def offsets_of(admin: PulsarAdmin, wanted: Mapping[TopicPartition, tuple[int, int, int]], *, behind: bool) -> Offsets:
@@ -69,14 +70,14 @@ async def _offsets_of(
     admin: PulsarAdmin, wanted: Mapping[TopicPartition, tuple[int, int, int]], behind: bool
 ) -> Offsets:
     tls = TlsOptions(ca_file=admin.ca_file, system_too=True)
-    found: Offsets = {}
+    offsets: Offsets = {}
     async with Admin(admin.url, auth=parse_auth(admin.auth, tls), tls=tls) as client:
         for (topic, partition), message in wanted.items():
             local = topic.removeprefix(_SCHEME)
             name = _SCHEME + (local if "/" in local else f"{admin.namespace}/{local}")
             first, last = await _message(client, name, partition, MessageId(*message), admin.packed)
-            found[topic, partition] = last + 1 if behind else first
-    return found
+            offsets[topic, partition] = last + 1 if behind else first
+    return offsets
 
 
 async def _message(client: Admin, name: str, partition: int, message: MessageId, packed: bool) -> tuple[int, int]:

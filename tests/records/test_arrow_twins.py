@@ -47,6 +47,15 @@ def some_records(rng: random.Random) -> list[Record]:
     return found
 
 
+def broken(part: Any, seed: int) -> Any:
+    """Buffers of columns, each damaged as `seed` says; the largest stay whole."""
+    if isinstance(part, tuple):
+        return tuple(broken(each, seed) for each in part)
+    if isinstance(part, bytes | memoryview) and len(part) < 10_000:
+        return damaged(bytes(part), seed)
+    return part
+
+
 record_lists = st.builds(some_records, st.builds(random.Random, seeds))
 
 
@@ -230,13 +239,6 @@ def test_rows_are_what_their_batches_hold(rows: pa.RecordBatch, codec: Codec) ->
 def test_buffers_of_rows_that_do_not_fit(rows: pa.RecordBatch, seed: int, room: int) -> None:
     """No buffer is read beyond its end, and no offsets are believed."""
 
-    def broken(part: Any) -> Any:
-        if isinstance(part, tuple):
-            return tuple(map(broken, part))
-        if isinstance(part, bytes | memoryview) and len(part) < 10_000:
-            return damaged(bytes(part), seed)
-        return part
-
     taken: list[Any] = []
 
     class Recorder:
@@ -249,7 +251,7 @@ def test_buffers_of_rows_that_do_not_fit(rows: pa.RecordBatch, seed: int, room: 
         patch.setattr(columns, "twin", Recorder)
         outcome(lambda: pieces(rows, max_bytes=1000, now=5))
     ((_, count, *parts, now, _),) = taken
-    for bad in (tuple(parts), broken(tuple(parts))):
+    for bad in (tuple(parts), broken(tuple(parts), seed)):
         args = (0, count, *bad, now, room)
         assert outcome(native.encode_rows, *args) == outcome(_pure_arrow.encode_rows, *args)
 
@@ -301,13 +303,6 @@ def test_digest_of_long_values(value: bytes) -> None:
 @settings(deadline=None, max_examples=examples(300))
 @given(some_rows(), seeds)
 def test_buffers_of_digests_that_do_not_fit(rows: pa.RecordBatch, seed: int) -> None:
-    def broken(part: Any) -> Any:
-        if isinstance(part, tuple):
-            return tuple(map(broken, part))
-        if isinstance(part, bytes | memoryview) and len(part) < 10_000:
-            return damaged(bytes(part), seed)
-        return part
-
     taken: list[Any] = []
 
     class Recorder:
@@ -320,7 +315,7 @@ def test_buffers_of_digests_that_do_not_fit(rows: pa.RecordBatch, seed: int) -> 
         patch.setattr(columns, "twin", Recorder)
         arrow.digest(rows)
     ((count, *parts),) = taken
-    bad = broken(tuple(parts))
+    bad = broken(tuple(parts), seed)
     assert outcome(native.digest_of, count, *bad) == outcome(_pure_arrow.digest_of, count, *bad)
 
 

@@ -77,8 +77,8 @@ class LateFences:
         self._doubts.pop(txn, None)
 
     def ended_of_other(self, txn: TxnId, partitions: Collection[str], now: float) -> None:
-        """The transaction has ended, and a broker that may be dead has written fences into it, or another one ended
-        it.
+        """The transaction has ended, and this broker did not begin it or did not end it: fences that another broker
+        sent may be stored later.
         """
         known = self._doubts.pop(txn, None)
         names = frozenset(partitions) | (known.partitions if known is not None else frozenset())
