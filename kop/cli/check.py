@@ -333,9 +333,9 @@ class RoundTrip:
     @staticmethod
     def _read(consumer: Any, count: int) -> Sequence[Any]:
         """Poll until `count` records are there or STEP_SECONDS have passed."""
-        got: list[Any] = []
+        records_read: list[Any] = []
         end = time.monotonic() + STEP_SECONDS
-        while len(got) < count and time.monotonic() < end:
+        while len(records_read) < count and time.monotonic() < end:
             for records in consumer.poll(timeout_ms=500).values():
-                got += records
-        return got
+                records_read += records
+        return records_read

@@ -85,7 +85,7 @@ def idempotent_producers(settings: Settings) -> str:
     minutes = _number(settings, "brokerDeduplicationProducerInactivityTimeoutMinutes")
     if producers is None or minutes is None:
         return Caution("this Pulsar broker does not say how long it remembers producers")
-    told = (
+    text = (
         f"a partition remembers {producers:,} producers, each until it is idle for {_time(minutes)}; one that it has "
         "forgotten gets UNKNOWN_PRODUCER_ID or OUT_OF_ORDER_SEQUENCE_NUMBER, and a batch that it sends again then "
         "cannot be told from a new one"
@@ -95,7 +95,7 @@ def idempotent_producers(settings: Settings) -> str:
         small.append(f"brokerDeduplicationMaxNumberOfProducers={producers} (10000 as it comes)")
     if minutes < SHORT_IDLE_MINUTES:
         small.append(f"brokerDeduplicationProducerInactivityTimeoutMinutes={minutes} (360 as it comes)")
-    return Caution(f"{told}; small: raise {' and '.join(small)}") if small else told
+    return Caution(f"{text}; small: raise {' and '.join(small)}") if small else text
 
 
 def snapshots(settings: Settings) -> str:
@@ -105,13 +105,13 @@ def snapshots(settings: Settings) -> str:
     if entries is None:
         return Caution("this Pulsar broker does not say how often it keeps what it knows of producers")
     often = f"every {entries:,} entries" + (f" or {seconds} s" if seconds else "")
-    told = f"{often}; entries since the last one outlive their retention and are read again when a topic moves"
+    text = f"{often}; entries since the last one outlive their retention and are read again when a topic moves"
     if entries > MANY_ENTRIES:
-        return Caution(f"{told}, which takes long: lower brokerDeduplicationEntriesInterval (1000 as it comes)")
+        return Caution(f"{text}, which takes long: lower brokerDeduplicationEntriesInterval (1000 as it comes)")
     if not seconds:
         name = "brokerDeduplicationSnapshotIntervalSeconds"
-        return Caution(f"{told}; a quiet topic never gets one: set {name} (120 as it comes)")
-    return told
+        return Caution(f"{text}; a quiet topic never gets one: set {name} (120 as it comes)")
+    return text
 
 
 def message_size(settings: Settings) -> str:
@@ -119,12 +119,12 @@ def message_size(settings: Settings) -> str:
     size = _number(settings, "maxMessageSize")
     if size is None:
         return Caution("this Pulsar broker does not say how large an entry may be")
-    told = f"an entry may have {size:,} bytes; larger batches are split, a larger record is MESSAGE_TOO_LARGE"
+    text = f"an entry may have {size:,} bytes; larger batches are split, a larger record is MESSAGE_TOO_LARGE"
     if size < SMALL_MESSAGE:
         return Caution(
-            f"{told}; that is less than Kafka's message.max.bytes: raise maxMessageSize (5242880 as it comes)"
+            f"{text}; that is less than Kafka's message.max.bytes: raise maxMessageSize (5242880 as it comes)"
         )
-    return told
+    return text
 
 
 LOOKS: tuple[tuple[str, Callable[[Settings], str]], ...] = (

@@ -54,10 +54,10 @@ def aborted_in(partition_log: PartitionLog, result: ReadResult) -> list[tuple[in
     for batch in buffers:
         offsets.setdefault(transactional_producer_of(batch), []).append(base_offset_of(batch))
 
-    told = []
+    listed = []
     for transaction in aborted:
         of_producer = offsets.get(transaction.producer_id, [])
         index = bisect_left(of_producer, transaction.first_offset)
         if index < len(of_producer) and of_producer[index] <= transaction.last_offset:
-            told.append((transaction.producer_id, transaction.first_offset))
-    return told
+            listed.append((transaction.producer_id, transaction.first_offset))
+    return listed

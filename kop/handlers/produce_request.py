@@ -41,8 +41,8 @@ def read(body: memoryview, version: int, *, walks: bool, copies: bool) -> ReadPr
     `walks`: the records of batches that are not compressed are walked, too. `copies`: batches that are right come as
     copies, which may be kept and changed; all others are views into `body`.
     """
-    found: ReadProduce | None = twin.read_produce(body, version, walks, copies)
-    return found if found is not None else _fields(body, version)
+    request: ReadProduce | None = twin.read_produce(body, version, walks, copies)
+    return request if request is not None else _fields(body, version)
 
 
 def read_produce(body: memoryview, version: int, walks: bool, copies: bool) -> ReadProduce | None:

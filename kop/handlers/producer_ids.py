@@ -20,7 +20,7 @@ from kop.wire.messages import InitProducerIdResponse
 
 
 async def init_producer_id(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Answer who the producer is from now on."""
+    """Answer with the id and epoch that the producer has from now on."""
     version = ctx.version
     response = InitProducerIdResponse(version=version, error_code=0, producer_id=-1, producer_epoch=-1)
     expected = (request.producer_id, request.producer_epoch) if version >= 3 else (-1, -1)
@@ -29,13 +29,13 @@ async def init_producer_id(gw: Gateway, ctx: Context, request: Any) -> Any:
     elif request.transactional_id is None:
         response.producer_id, response.producer_epoch = await gw.producer_ids.take(), 0
     else:
-        who = await gw.transactions.init_producer_id(
+        identity = await gw.transactions.init_producer_id(
             request.transactional_id,
             request.transaction_timeout_ms,
             None if expected[0] < 0 else expected,
         )
-        response.error_code = error_for(who.error, knows_fenced=version >= 4)
-        response.producer_id, response.producer_epoch = who.producer_id, who.producer_epoch
+        response.error_code = error_for(identity.error, knows_fenced=version >= 4)
+        response.producer_id, response.producer_epoch = identity.producer_id, identity.producer_epoch
     return response
 
 

@@ -155,16 +155,16 @@ async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
 async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Commit or abort a transaction, and answer once that is durable; its markers are written after the answer."""
     version = ctx.version
-    who = await gw.transactions.end(
+    identity = await gw.transactions.end(
         request.transactional_id,
         request.producer_id,
         request.producer_epoch,
         commit=request.committed,
         client_version=EPOCH_BUMPED_AT_END if version >= 5 else 0,
     )
-    response = EndTxnResponse(version=version, error_code=error_for(who.error, knows_fenced=version >= 2))
+    response = EndTxnResponse(version=version, error_code=error_for(identity.error, knows_fenced=version >= 2))
     if version >= 5:
-        response.producer_id, response.producer_epoch = who.producer_id, who.producer_epoch
+        response.producer_id, response.producer_epoch = identity.producer_id, identity.producer_epoch
     return response
 
 

@@ -70,14 +70,20 @@ def read_frames(data: memoryview, limit: int) -> tuple[list[Received], int, int,
     return received, at, -1, ""
 
 
-def _receipt(told: pb.ReceiptFields) -> Receipt:
-    place = told.message_id
-    return told.producer_id, told.sequence_id, told.highest_sequence_id, place.ledgerId, place.entryId
+def _receipt(receipt: pb.ReceiptFields) -> Receipt:
+    message_id = receipt.message_id
+    return (
+        receipt.producer_id,
+        receipt.sequence_id,
+        receipt.highest_sequence_id,
+        message_id.ledgerId,
+        message_id.entryId,
+    )
 
 
-def _message(told: pb.MessageFields, entry: memoryview) -> Message:
+def _message(command: pb.MessageFields, entry: memoryview) -> Message:
     """The message of a command, with the entry that stands behind it."""
-    place = (told.consumer_id, told.message_id.ledgerId, told.message_id.entryId)
+    identity = (command.consumer_id, command.message_id.ledgerId, command.message_id.entryId)
     index: int | None = None
     timestamp = at = 0
     nothing = entry[:0]
@@ -92,19 +98,19 @@ def _message(told: pb.MessageFields, entry: memoryview) -> Message:
             if by_broker.HasField("index"):
                 index = by_broker.index
     except (StructError, DecodeError):
-        return *place, None, 0, 0, nothing, nothing, "what the broker says of it cannot be read"
+        return *identity, None, 0, 0, nothing, nothing, "what the broker says of it cannot be read"
     try:
         if at:
             magic = _U16.unpack_from(entry, at)[0]
         if magic == _CHECKSUM_MAGIC:
             if crc32c(entry[at + 6 :]) != _U32.unpack_from(entry, at + 2)[0]:
-                return *place, index, timestamp, 1, nothing, nothing, "its checksum does not fit"
+                return *identity, index, timestamp, 1, nothing, nothing, "its checksum does not fit"
             at += 6
         start = at + 4
         end = start + _U32.unpack_from(entry, at)[0]
         if end > len(entry):
-            return *place, index, timestamp, 1, nothing, nothing, "its metadata is longer than its frame"
+            return *identity, index, timestamp, 1, nothing, nothing, "its metadata is longer than its frame"
         messages = pb.EntryMessages.FromString(bytes(entry[start:end])).num_messages_in_batch
     except (StructError, DecodeError):
-        return *place, index, timestamp, 1, nothing, nothing, "its metadata cannot be read"
-    return *place, index, timestamp, max(1, messages), entry[start:end], entry[end:], ""
+        return *identity, index, timestamp, 1, nothing, nothing, "its metadata cannot be read"
+    return *identity, index, timestamp, max(1, messages), entry[start:end], entry[end:], ""

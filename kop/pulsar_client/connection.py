@@ -227,10 +227,10 @@ class Connection(asyncio.BufferedProtocol):
         for user in users:
             self._tell(user.on_disconnect, error, None)
 
-    def _tell(self, call: Callable[..., None], *what: Any) -> None:
+    def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
         """Tell one of several users: one that fails keeps no other from being told."""
         try:
-            call(*what)
+            call(*arguments)
         except Exception:
             log.exception("%s: %r failed", self.name, call)
 
@@ -370,40 +370,40 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(command.error.request_id, error)
 
     def _on_producer_success(self, command: pb.BaseCommand) -> None:
-        told = command.producer_success
-        future = self._requests.pop(told.request_id, None)
+        success = command.producer_success
+        future = self._requests.pop(success.request_id, None)
         # One that waits for its turn has a second answer, which may come in the same read.
-        follow = None if told.producer_ready else self.expect(told.request_id)
+        follow = None if success.producer_ready else self.expect(success.request_id)
         if future is not None and not future.done():
-            future.set_result((told, follow))
+            future.set_result((success, follow))
 
     def _on_send_error(self, command: pb.BaseCommand) -> None:
-        told = command.send_error
-        producer = self.producers.get(told.producer_id)
+        refusal = command.send_error
+        producer = self.producers.get(refusal.producer_id)
         if producer is not None:
-            producer.on_send_error(told.sequence_id, server_error(told.error, told.message))
+            producer.on_send_error(refusal.sequence_id, server_error(refusal.error, refusal.message))
 
     def _on_close_producer(self, command: pb.BaseCommand) -> None:
-        told = command.close_producer
-        producer = self.producers.pop(told.producer_id, None)
-        self._blocked.pop(told.producer_id, None)
+        closing = command.close_producer
+        producer = self.producers.pop(closing.producer_id, None)
+        self._blocked.pop(closing.producer_id, None)
         if producer is not None:
             producer.on_disconnect(
-                PulsarError("ConnectionLost", f"{self.name}: the broker closed the producer"), self._assigned(told)
+                PulsarError("ConnectionLost", f"{self.name}: the broker closed the producer"), self._assigned(closing)
             )
 
     def _on_close_consumer(self, command: pb.BaseCommand) -> None:
-        told = command.close_consumer
-        reader = self.readers.pop(told.consumer_id, None)
+        closing = command.close_consumer
+        reader = self.readers.pop(closing.consumer_id, None)
         if reader is not None:
             reader.on_disconnect(
-                PulsarError("ConnectionLost", f"{self.name}: the broker closed the consumer"), self._assigned(told)
+                PulsarError("ConnectionLost", f"{self.name}: the broker closed the consumer"), self._assigned(closing)
             )
 
-    def _assigned(self, told: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str | None:
+    def _assigned(self, closing: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str | None:
         """The broker that has the topic now, if this one says so."""
         secure = self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
-        return (told.assignedBrokerServiceUrlTls if secure else told.assignedBrokerServiceUrl) or None
+        return (closing.assignedBrokerServiceUrlTls if secure else closing.assignedBrokerServiceUrl) or None
 
     def _on_end_of_topic(self, command: pb.BaseCommand) -> None:
         reader = self.readers.get(command.reachedEndOfTopic.consumer_id)
@@ -411,42 +411,42 @@ class Connection(asyncio.BufferedProtocol):
             reader.on_end()
 
     def _on_lookup(self, command: pb.BaseCommand) -> None:
-        told = command.lookupTopicResponse
-        if told.response == pb.CommandLookupTopicResponse.Failed:
-            self._refuse(told.request_id, server_error(told.error, f"{self.name}: {told.message}"))
+        response = command.lookupTopicResponse
+        if response.response == pb.CommandLookupTopicResponse.Failed:
+            self._refuse(response.request_id, server_error(response.error, f"{self.name}: {response.message}"))
         else:
-            self._answer(told.request_id, told)
+            self._answer(response.request_id, response)
 
     def _on_partitions(self, command: pb.BaseCommand) -> None:
-        told = command.partitionMetadataResponse
-        if told.response == pb.CommandPartitionedTopicMetadataResponse.Failed or told.HasField("error"):
-            self._refuse(told.request_id, server_error(told.error, f"{self.name}: {told.message}"))
+        response = command.partitionMetadataResponse
+        if response.response == pb.CommandPartitionedTopicMetadataResponse.Failed or response.HasField("error"):
+            self._refuse(response.request_id, server_error(response.error, f"{self.name}: {response.message}"))
         else:
-            self._answer(told.request_id, told.partitions)
+            self._answer(response.request_id, response.partitions)
 
     def _on_last_message_id(self, command: pb.BaseCommand) -> None:
         self._answer(command.getLastMessageIdResponse.request_id, command.getLastMessageIdResponse)
 
     def _on_topics(self, command: pb.BaseCommand) -> None:
-        told = command.getTopicsOfNamespaceResponse
-        self._answer(told.request_id, list(told.topics))
+        response = command.getTopicsOfNamespaceResponse
+        self._answer(response.request_id, list(response.topics))
 
     def _on_watch_success(self, command: pb.BaseCommand) -> None:
         self._answer(command.watchTopicListSuccess.request_id, command.watchTopicListSuccess)
 
     def _on_watch_update(self, command: pb.BaseCommand) -> None:
-        told = command.watchTopicUpdate
-        watch = self.watches.get(told.watcher_id)
+        update = command.watchTopicUpdate
+        watch = self.watches.get(update.watcher_id)
         if watch is not None:
-            watch.on_update(list(told.new_topics), list(told.deleted_topics))
+            watch.on_update(list(update.new_topics), list(update.deleted_topics))
 
     def _on_transactions(self, command: pb.BaseCommand) -> None:
         """Take an answer of a transaction coordinator; all of them name an error in the same way."""
-        told = getattr(command, _OF_COORDINATORS[command.type])
-        if told.HasField("error"):
-            self._refuse(told.request_id, server_error(told.error, f"{self.name}: {told.message}"))
+        response = getattr(command, _OF_COORDINATORS[command.type])
+        if response.HasField("error"):
+            self._refuse(response.request_id, server_error(response.error, f"{self.name}: {response.message}"))
         else:
-            self._answer(told.request_id, told)
+            self._answer(response.request_id, response)
 
     def _on_challenge(self, command: pb.BaseCommand) -> None:
         task = self._loop.create_task(self._respond())

@@ -296,10 +296,10 @@ class Producer(BrokerAttachment):
             answer: tuple[pb.CommandProducerSuccess, asyncio.Future[Any] | None] = await connection.request(
                 command, number, self._timeout, self._what
             )
-            told, follow = answer
+            success, follow = answer
             while follow is not None:  # another holds the topic: our turn comes when it comes
                 self._turn = follow
-                told, follow = await follow
+                success, follow = await follow
         except BaseException as error:
             connection.producers.pop(self._id, None)
             connection.forget(number)
@@ -309,16 +309,16 @@ class Producer(BrokerAttachment):
         finally:
             self._turn = None
         self.attach_seconds = self._loop.time() - asked
-        self.name = told.producer_name
-        self.last_sequence_id = told.last_sequence_id
-        if self.attached_times and told.last_sequence_id > self._highest:
+        self.name = success.producer_name
+        self.last_sequence_id = success.last_sequence_id
+        if self.attached_times and success.last_sequence_id > self._highest:
             connection.producers.pop(self._id, None)
             connection.write(self._close_command(connection.request_id()))
-            text = f"another producer of this name stored up to {told.last_sequence_id}, this one sent up to"
+            text = f"another producer of this name stored up to {success.last_sequence_id}, this one sent up to"
             raise PulsarError("ProducerFenced", f"{self._what}: {text} {self._highest}")
-        self._highest = max(self._highest, told.last_sequence_id)
-        if told.HasField("topic_epoch"):
-            self.topic_epoch = told.topic_epoch
+        self._highest = max(self._highest, success.last_sequence_id)
+        if success.HasField("topic_epoch"):
+            self.topic_epoch = success.topic_epoch
         self._max_size = connection.max_message_size
         self.sure_at = asked
 

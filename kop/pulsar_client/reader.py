@@ -98,9 +98,9 @@ class Reader(BrokerAttachment):
 
     def flow(self, messages: int) -> None:
         """Let the broker send `messages` more."""
-        told = self._position.add(messages)
+        granted = self._position.add(messages)
         if self._connection is not None:
-            self._flow(self._connection, told)
+            self._flow(self._connection, granted)
 
     async def last_position(self) -> Position:
         """The position of the topic's last entry, entry -1 where the ledger that it names has none. PulsarError."""

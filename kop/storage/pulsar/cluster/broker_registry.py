@@ -127,7 +127,7 @@ class BrokerRegistry:
         await self._admin.keep_when_idle(self._topic)
         loop = asyncio.get_running_loop()
         end = loop.time() + BUSY_SECONDS
-        told = False
+        warned = False
         while self._producer is None:
             try:
                 await self._take_place(broker)
@@ -140,8 +140,8 @@ class BrokerRegistry:
                         "(--set node.id=N)",
                         ErrorCode.BROKER_ID_NOT_REGISTERED,
                     ) from None
-                if not told:
-                    told = True
+                if not warned:
+                    warned = True
                     log.warning(
                         "node.id %d is held by another broker; waiting up to %.0f s for it to go, if it was stopped",
                         broker.node_id,
@@ -340,7 +340,7 @@ def _announced(sent: asyncio.Future[Position]) -> None:
 
 
 def _broker_of(publisher: dict[str, Any]) -> LiveBroker | None:
-    name, told = publisher.get("producerName", ""), publisher.get("metadata", {})
-    if not name.startswith(BROKER_PRODUCER) or "host" not in told:
+    name, properties = publisher.get("producerName", ""), publisher.get("metadata", {})
+    if not name.startswith(BROKER_PRODUCER) or "host" not in properties:
         return None
-    return LiveBroker(int(name.removeprefix(BROKER_PRODUCER)), told["host"], int(told["port"]))
+    return LiveBroker(int(name.removeprefix(BROKER_PRODUCER)), properties["host"], int(properties["port"]))

@@ -198,8 +198,8 @@ class PartitionSearch:
             oldest = _oldest_position(stats)
             if arrived.done() and arrived.result().position == oldest:
                 return arrived.result(), newest
-            if (told := await self._asked(oldest)) is not None:
-                return told, newest
+            if (entry := await self._asked(oldest)) is not None:
+                return entry, newest
             if newest.entry < 0 and not arrived.done():
                 return None, newest
             first = await self._arrival(arrived, EARLIEST)
@@ -263,8 +263,8 @@ class PartitionSearch:
 
     async def _probe(self, position: Position, *, maybe_empty: bool, compacted: bool = False) -> ProbedEntry | None:
         """The entry at `position`; where there is none, or it cannot be asked for, the next one of a reader."""
-        if not compacted and (told := await self._asked(position)) is not None:
-            return told
+        if not compacted and (entry := await self._asked(position)) is not None:
+            return entry
         stream, arrived = await self._open(position, compacted=compacted)
         try:
             if maybe_empty and not arrived.done() and (await stream.last_position()).entry < 0 and not arrived.done():

@@ -89,12 +89,12 @@ class LateFences:
 
     def due(self, now: float) -> list[Due]:
         """What has to be asked now. Each is due again after a while, unless it is answered."""
-        found = []
+        due = []
         for txn, doubt in self._doubts.items():
             if doubt.at <= now:
                 doubt.at = now + SOON_SECONDS
-                found.append(Due(txn, doubt.partitions, doubt.ended))
-        return found
+                due.append(Due(txn, doubt.partitions, doubt.ended))
+        return due
 
     def answered(self, asked: Due, now: float) -> None:
         """The transaction is open, or it has ended and its partitions were looked at: those that were asked about."""
