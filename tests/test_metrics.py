@@ -179,10 +179,10 @@ def works() -> set[str]:
 
 def rows(heading: str) -> dict[str, list[str]]:
     """The table below a heading of the page: the name in the first column, and the other columns."""
-    section = PAGE.read_text().partition(f"\n## {heading}\n")[2]
+    section = PAGE.read_text().partition(f"\n### {heading}\n")[2]
     assert section, f"docs/operations.md has no section {heading!r}"
     found: dict[str, list[str]] = {}
-    for line in re.split(r"\n##? ", section)[0].splitlines():
+    for line in re.split(r"\n##+ ", section)[0].splitlines():
         if row := re.fullmatch(r"\| `([^`]+)` \|(.*)\|", line):
             assert row[1] not in found, f"docs/operations.md has two rows of {row[1]}"
             found[row[1]] = [column.strip() for column in row[2].split(" | ")]
