@@ -267,13 +267,13 @@ def partitions_of(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | No
     It is the lower 31 bits of the key's murmur2, modulo the count. A null key has none.
     """
     nulls = _Nulls()
-    found = array("i")
+    partitions = array("i")
     for row in range(rows):
         item = _item(key, row)
         if item is None:
             nulls.rows.append(row)
-        found.append(0 if item is None else (_murmur2(item) & 0x7FFFFFFF) % count)
-    return *nulls.validity(rows), found.tobytes()
+        partitions.append(0 if item is None else (_murmur2(item) & 0x7FFFFFFF) % count)
+    return *nulls.validity(rows), partitions.tobytes()
 
 
 def digest_of(
@@ -312,15 +312,15 @@ def digest_of(
 def _murmur2(data: bytes) -> int:
     """The hash that Kafka's `Utils.murmur2` gives, of 32 bits without a sign."""
     mask, factor = 0xFFFFFFFF, 0x5BD1E995
-    found = 0x9747B28C ^ len(data)
+    hashed = 0x9747B28C ^ len(data)
     whole = len(data) & ~3
     for (part,) in _WORD.iter_unpack(data[:whole]):
         word = part * factor & mask
-        found = (found * factor ^ (word ^ word >> 24) * factor) & mask
+        hashed = (hashed * factor ^ (word ^ word >> 24) * factor) & mask
     if whole < len(data):
-        found = (found ^ int.from_bytes(data[whole:], "little")) * factor & mask
-    found = (found ^ found >> 13) * factor & mask
-    return found ^ found >> 15
+        hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * factor & mask
+    hashed = (hashed ^ hashed >> 13) * factor & mask
+    return hashed ^ hashed >> 15
 
 
 def _is_null(validity: Buffer | None, place: int) -> bool:
@@ -356,15 +356,15 @@ def _headers(headers: HeadersIn | None, row: int) -> list[tuple[bytes, bytes | N
     first, validity, offsets, (first_entry, entries), names, values = headers
     if _is_null(validity, first + row):
         return []
-    found = []
+    pairs = []
     for entry in range(*_range(offsets, first + row, None)):
         if _is_null(entries, first_entry + entry):
             raise _invalid(f"row {row} has a header that is null")
         name = _item(names, entry)
         if name is None:
             raise _invalid(f"row {row} has a header without a name")
-        found.append((name, _item(values, entry)))
-    return found
+        pairs.append((name, _item(values, entry)))
+    return pairs
 
 
 def _timestamp(timestamps: TimestampsIn | None, row: int, now: int) -> int:

@@ -205,12 +205,12 @@ def digest(rows: pa.RecordBatch) -> int:
     """
     import pyarrow as pa  # noqa: PLC0415
 
-    found = _columns(rows)
+    columns = _columns(rows)
     return rows_digest(
         _rows_in(rows),
-        _bytes_in(found.get("topic"), "topic"),
-        _numbers_in(found.get("partition"), pa.int32()),
-        _numbers_in(found.get("timestamp"), pa.int64()),
+        _bytes_in(columns.get("topic"), "topic"),
+        _numbers_in(columns.get("partition"), pa.int32()),
+        _numbers_in(columns.get("timestamp"), pa.int64()),
     )
 
 
@@ -219,13 +219,13 @@ def _columns(rows: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 def _rows_in(rows: pa.RecordBatch) -> RowsIn:
-    found = _columns(rows)
+    columns = _columns(rows)
     return RowsIn(
         rows.num_rows,
-        _bytes_in(found.get("key"), "key"),
-        _bytes_in(found.get("value"), "value"),
-        _headers_in(found.get("headers")),
-        _timestamps_in(found.get("timestamp")),
+        _bytes_in(columns.get("key"), "key"),
+        _bytes_in(columns.get("value"), "value"),
+        _headers_in(columns.get("headers")),
+        _timestamps_in(columns.get("timestamp")),
     )
 
 

@@ -234,7 +234,7 @@ class _Transactions:
     """Which batches belong to aborted transactions: the consumer's part of KIP-98."""
 
     def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
-        self._to_come = sorted(aborted, key=lambda one: one[1], reverse=True)
+        self._to_come = sorted(aborted, key=lambda transaction: transaction[1], reverse=True)
         self._open: set[int] = set()
 
     @property
@@ -332,8 +332,8 @@ def key_partitions(rows: int, key: ColumnIn, count: int) -> tuple[int, bytes | N
     """
     if not 0 < count < 2**31:
         raise InternalError(f"a topic of {count} partitions")
-    found: tuple[int, bytes | None, bytes] = twin.partitions_of(rows, key, count)
-    return found
+    partitions: tuple[int, bytes | None, bytes] = twin.partitions_of(rows, key, count)
+    return partitions
 
 
 def rows_digest(rows: RowsIn, topic: ColumnIn | None, partition: NumbersIn | None, time: NumbersIn | None) -> int:

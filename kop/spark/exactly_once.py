@@ -171,9 +171,9 @@ def write_task(task: SinkTask, rows: Iterable[pa.RecordBatch], transactions: Tas
             f"df.repartition({task.tasks}, ...), or give a new sink (exactlyOnceId) a larger exactlyOnceTasks."
         )
     transactions.fence()
-    found = {number: Marker.read(*marker) for number, marker in transactions.read_markers().items()}
-    _check(task, found)
-    marker = found.get(task.task)
+    markers = {number: Marker.read(*marker) for number, marker in transactions.read_markers().items()}
+    _check(task, markers)
+    marker = markers.get(task.task)
     seen = Digest()
     if marker is not None and marker.next_batch > task.batch:
         for batch in rows:

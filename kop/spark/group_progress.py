@@ -44,12 +44,12 @@ def partitions_of(sources: Iterable[Any]) -> list[PartitionProgress]:
 
     `sources`: those of a StreamingQueryProgress, or of its JSON.
     """
-    found = []
+    progress = []
     for source in sources:
         ends = _offsets(_field(source, "latestOffset"))
         for (topic, partition), offset in _offsets(_field(source, "endOffset")).items():
-            found.append(PartitionProgress(topic, partition, offset, ends.get((topic, partition))))
-    return sorted(found)
+            progress.append(PartitionProgress(topic, partition, offset, ends.get((topic, partition))))
+    return sorted(progress)
 
 
 def _field(source: Any, name: str) -> Any:

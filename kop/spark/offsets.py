@@ -47,15 +47,15 @@ def parse_offsets(text: str) -> Offsets:
         topics = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"is no JSON ({error})") from None
-    found: Offsets = {}
+    offsets: Offsets = {}
     for topic, partitions in _object(topics).items():
         for partition, number in _object(partitions).items():
             if not partition.isdecimal():
                 raise ValueError(f"names a partition {partition!r} of {topic}, which is no number")
             if type(number) is not int:
                 raise ValueError(f"gives {topic} partition {partition} {number!r}, which is no whole number")
-            found[topic, int(partition)] = number
-    return found
+            offsets[topic, int(partition)] = number
+    return offsets
 
 
 def parse_assignment(text: str) -> list[TopicPartition]:
@@ -64,12 +64,12 @@ def parse_assignment(text: str) -> list[TopicPartition]:
         topics = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"is no JSON ({error})") from None
-    found: list[TopicPartition] = []
+    assigned: list[TopicPartition] = []
     for topic, partitions in _object(topics).items():
         if not isinstance(partitions, list) or not all(type(p) is int and p >= 0 for p in partitions):
             raise ValueError(f"gives {topic} {partitions!r}, which is no list of partitions")
-        found += [(topic, partition) for partition in partitions]
-    return found
+        assigned += [(topic, partition) for partition in partitions]
+    return assigned
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -80,10 +80,10 @@ def _object(value: Any) -> dict[str, Any]:
 
 def to_dict(offsets: Mapping[TopicPartition, int]) -> OffsetDict:
     """As Spark keeps offsets, in order of topic and partition: equal offsets are equal text."""
-    found: OffsetDict = {}
+    by_topic: OffsetDict = {}
     for topic, partition in sorted(offsets):
-        found.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
-    return found
+        by_topic.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
+    return by_topic
 
 
 def from_dict(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:

@@ -265,10 +265,10 @@ def duration(value: str) -> int:
 
 def size(value: str) -> int:
     """Bytes: `1048576`, `64k`, `16m`, `1g`."""
-    found = _with_unit(value, UNITS_OF_SIZE, "size")
-    if found < 1:
+    byte_count = _with_unit(value, UNITS_OF_SIZE, "size")
+    if byte_count < 1:
         raise ValueError("is below 1")
-    return found
+    return byte_count
 
 
 def one_of(*values: str) -> Callable[[str], str]:
@@ -591,7 +591,7 @@ def _inclusive(given: Given, bound: str, *, when: bool, default: bool) -> bool:
 
 
 def _event_times(given: Given, streaming: bool) -> tuple[int | None, int | None]:
-    found: list[int | None] = []
+    bounds: list[int | None] = []
     for which in ("starting", "ending"):
         name = f"{which}EventTime"
         asked = given.has(name)
@@ -602,8 +602,8 @@ def _event_times(given: Given, streaming: bool) -> tuple[int | None, int | None]
             )
         time = given.take(name, whole(0), 0)
         inclusive = _inclusive(given, name, when=asked, default=which == "starting")
-        found.append(time + (inclusive != (which == "starting")) if asked else None)
-    return found[0], found[1]
+        bounds.append(time + (inclusive != (which == "starting")) if asked else None)
+    return bounds[0], bounds[1]
 
 
 def _bound(given: Given, which: str, streaming: bool) -> Bound | None:

@@ -50,11 +50,11 @@ def split(ranges: Sequence[OffsetRange], min_partitions: int | None, max_records
         for _ in range(wanted - sum(tasks)):
             largest = max(range(len(ranges)), key=lambda i: ranges[i].size / tasks[i])
             tasks[largest] += 1
-    found: list[OffsetRange] = []
+    pieces: list[OffsetRange] = []
     for whole, count in zip(ranges, tasks, strict=True):
         cuts = [whole.start + whole.size * i // count for i in range(count + 1)]
-        found += [replace(whole, start=a, end=b) for a, b in pairwise(cuts)]
-    return found
+        pieces += [replace(whole, start=a, end=b) for a, b in pairwise(cuts)]
+    return pieces
 
 
 def limit(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
@@ -92,11 +92,11 @@ def limit_bytes(
     total = sum(count * each[partition] for partition, count in new.items())
     if total <= most:
         return dict(latest)
-    found = dict(latest) | {p: start[p] + int(count * most / total) for p, count in new.items()}
-    if all(found[p] == start[p] for p in new):
+    end = dict(latest) | {p: start[p] + int(count * most / total) for p, count in new.items()}
+    if all(end[p] == start[p] for p in new):
         largest = max(sorted(new), key=lambda p: new[p] * each[p])
-        found[largest] += 1
-    return found
+        end[largest] += 1
+    return end
 
 
 def count_new(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> int:

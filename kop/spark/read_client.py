@@ -35,7 +35,7 @@ class FetchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicFound:
+class TopicMetadata:
     """A topic that there is; `topic_id` is None where the servers have no ids. A leader of -1 is none at the moment."""
 
     topic_id: str | None
@@ -65,17 +65,17 @@ class ReadClient:
 
     def __init__(self, settings: Mapping[str, Any], patience_ms: int) -> None:
         self._connection = ClusterConnection(settings, patience_ms / 1000)
-        self._topics: dict[str, TopicFound] = {}
+        self._topics: dict[str, TopicMetadata] = {}
 
     def close(self) -> None:
         """Close every connection."""
         self._connection.close()
 
-    def topics(self, names: Collection[str] | None) -> dict[str, TopicFound]:
+    def topics(self, names: Collection[str] | None) -> dict[str, TopicMetadata]:
         """The topics of these names that there are, or all; no topic is made by asking."""
 
-        def ask() -> dict[str, TopicFound]:
-            found: dict[str, TopicFound] = {}
+        def ask() -> dict[str, TopicMetadata]:
+            topics: dict[str, TopicMetadata] = {}
             for topic in self._connection.metadata(names):
                 error = errors.for_code(topic.error_code)
                 if error in {errors.UnknownTopicOrPartitionError, errors.InvalidTopicError}:
@@ -84,25 +84,25 @@ class ReadClient:
                     raise error(f"topic {topic.name}")
                 topic_id = None if topic.topic_id is None else str(topic.topic_id)
                 leaders = {p.partition_index: p.leader_id for p in topic.partitions}
-                found[topic.name] = TopicFound(
+                topics[topic.name] = TopicMetadata(
                     None if topic_id == NO_TOPIC_ID else topic_id, leaders, bool(topic.is_internal)
                 )
-            return found
+            return topics
 
         if names is not None and not names:
             return {}
-        found = self._connection.patiently(ask, final=GONE)
+        topics = self._connection.patiently(ask, final=GONE)
         if names is None:
-            self._topics = dict(found)
+            self._topics = dict(topics)
         else:
             for name in names:
                 self._topics.pop(name, None)
-            self._topics |= found
-        return found
+            self._topics |= topics
+        return topics
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
         """The offset for each time (ms), EARLIEST or LATEST; -1 where no record is that late."""
-        left, found = dict(wanted), Offsets()
+        left, offsets = dict(wanted), Offsets()
 
         def ask() -> None:
             for leader, partitions in self._by_leader(left).items():
@@ -128,7 +128,7 @@ class ReadClient:
                     for partition in topic.partitions:
                         error = errors.for_code(partition.error_code)
                         if error is errors.NoError:
-                            found[topic.name, partition.partition_index] = partition.offset
+                            offsets[topic.name, partition.partition_index] = partition.offset
                             left.pop((topic.name, partition.partition_index), None)
                         else:
                             failed = error(f"topic {topic.name} partition {partition.partition_index}")
@@ -136,13 +136,13 @@ class ReadClient:
                     raise failed
 
         self._connection.patiently(ask, forget=lambda: self._forget(topic for topic, _ in left), final=GONE)
-        return found
+        return offsets
 
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Bytes of each log as its leader says (DescribeLogDirs); 0 where it does not."""
 
         def ask() -> dict[TopicPartition, int]:
-            found = dict.fromkeys(partitions, 0)
+            sizes = dict.fromkeys(partitions, 0)
             topic_class = DescribeLogDirsRequest.DescribableLogDirTopic
             for leader, led in self._by_leader(partitions).items():
                 topics: dict[str, list[int]] = {}
@@ -155,9 +155,9 @@ class ReadClient:
                         raise errors.for_code(directory.error_code)("DescribeLogDirs, for maxBytesPerTrigger")
                     for topic in directory.topics:
                         for row in topic.partitions:
-                            if (topic.name, row.partition_index) in found and not row.is_future_key:
-                                found[topic.name, row.partition_index] = row.partition_size
-            return found
+                            if (topic.name, row.partition_index) in sizes and not row.is_future_key:
+                                sizes[topic.name, row.partition_index] = row.partition_size
+            return sizes
 
         topics = {topic for topic, _ in partitions}
         return self._connection.patiently(ask, forget=lambda: self._forget(topics), final=GONE)
@@ -191,8 +191,8 @@ class ReadClient:
             )
             if answer.error_code:
                 raise errors.for_code(answer.error_code)(f"Fetch from {topic} partition {index}")
-            (found,) = answer.responses[0].partitions
-            error = errors.for_code(found.error_code)
+            (response,) = answer.responses[0].partitions
+            error = errors.for_code(response.error_code)
             if error in GONE:
                 now = self.topics({topic}).get(topic)
                 if now is not None and index in now.leaders and now.topic_id == (topic_id or now.topic_id):
@@ -200,11 +200,11 @@ class ReadClient:
             if error is not errors.NoError:
                 raise error(f"Fetch from {topic} partition {index} at offset {offset}")
             return Fetched(
-                bytes(found.records or b""),
-                found.high_watermark,
-                found.last_stable_offset,
-                found.log_start_offset,
-                tuple((entry.producer_id, entry.first_offset) for entry in found.aborted_transactions or ()),
+                bytes(response.records or b""),
+                response.high_watermark,
+                response.last_stable_offset,
+                response.log_start_offset,
+                tuple((entry.producer_id, entry.first_offset) for entry in response.aborted_transactions or ()),
             )
 
         return self._connection.patiently(ask, forget=lambda: self._forget([topic]), final=GONE)
@@ -215,7 +215,7 @@ class ReadClient:
         unknown = {t for t, p in partitions if t not in self._topics or p not in self._topics[t].leaders}
         if unknown:
             self.topics(unknown)
-        found: dict[int, list[TopicPartition]] = {}
+        by_leader: dict[int, list[TopicPartition]] = {}
         for topic, partition in partitions:
             known = self._topics.get(topic)
             leader = None if known is None else known.leaders.get(partition)
@@ -223,8 +223,8 @@ class ReadClient:
                 raise errors.UnknownTopicOrPartitionError(f"topic {topic} partition {partition}")
             if leader < 0:
                 raise errors.LeaderNotAvailableError(f"topic {topic} partition {partition}")
-            found.setdefault(leader, []).append((topic, partition))
-        return found
+            by_leader.setdefault(leader, []).append((topic, partition))
+        return by_leader
 
     def _forget(self, topics: Iterable[str]) -> None:
         for topic in topics:

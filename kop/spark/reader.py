@@ -96,14 +96,14 @@ class KopBatchReader(DataSourceReader):
         """The tasks, from the starting offsets to the ending ones as they are now."""
         options = self._options
         client = client_of_process(options.connection)
-        found = find_partitions(client, options)
-        starts = resolve_start(client, options, found.keys())
+        partitions = find_partitions(client, options)
+        starts = resolve_start(client, options, partitions.keys())
         ending = options.ending or Bound("endingOffsets", everywhere=LATEST)
-        ends = resolve_end(client, options, ending, found.keys())
+        ends = resolve_end(client, options, ending, partitions.keys())
         if ending.each is not None:
             ends = self._no_later_than_the_log(client, ends)
         return as_tasks(
-            options, [OffsetRange(t, topic_id, p, starts[t, p], ends[t, p]) for (t, p), topic_id in found.items()]
+            options, [OffsetRange(t, topic_id, p, starts[t, p], ends[t, p]) for (t, p), topic_id in partitions.items()]
         )
 
     def _no_later_than_the_log(self, client: ReadClient, ends: Offsets) -> Offsets:

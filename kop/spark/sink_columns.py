@@ -123,8 +123,8 @@ class SinkColumns:
         for name, place in self.places.items():
             values = [_plain(row[place]) for row in rows]
             arrays.append(pa.array(values, schema().field(name).type))
-        found = SinkColumns(dict(zip(self.places, range(len(arrays)), strict=True)), self.topic)
-        return found.batch(pa.RecordBatch.from_arrays(arrays, names=list(self.places)))
+        columns = SinkColumns(dict(zip(self.places, range(len(arrays)), strict=True)), self.topic)
+        return columns.batch(pa.RecordBatch.from_arrays(arrays, names=list(self.places)))
 
 
 def _plain(value: Any) -> Any:

@@ -104,32 +104,32 @@ class StreamState:
         gone = [p for p in start if p not in end]
         if gone:
             self._lost(f"{_listed(gone)} are gone")
-        found = []
+        ranges = []
         for (topic, partition), stop in end.items():
             begin = start.get((topic, partition), first.get((topic, partition), 0))
             if stop < begin:
                 self._lost(
                     f"the end of topic {topic} partition {partition}: its offset was changed from {begin} to {stop}"
                 )
-            found.append(OffsetRange(topic, self._partitions.get((topic, partition)), partition, begin, stop))
-        return found
+            ranges.append(OffsetRange(topic, self._partitions.get((topic, partition)), partition, begin, stop))
+        return ranges
 
     # -- the end of the logs
 
     def _discover(self, *, strict: bool = False) -> None:
         """Find the partitions; a topic that is not there any more, or is another one, is lost data."""
         try:
-            found = find_partitions(self._lookup, self._options)
+            partitions = find_partitions(self._lookup, self._options)
         except MissingTopicError as error:
             if strict:
                 raise
             self._lost(f"a topic is not there: {error}")
-            found = find_partitions(self._lookup, self._options, strict=False)
-        for partition, topic_id in found.items():
+            partitions = find_partitions(self._lookup, self._options, strict=False)
+        for partition, topic_id in partitions.items():
             known = self._partitions.get(partition)
             if known is not None and topic_id != known:
                 self._lost(f"topic {partition[0]} was deleted and made again: its id was {known} and is {topic_id}")
-        self._partitions = found
+        self._partitions = partitions
         self._discovered = self._now()
 
     def _next_latest(self, start: Mapping[TopicPartition, int]) -> Offsets:

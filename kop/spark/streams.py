@@ -59,7 +59,7 @@ def write_stream(
 
 def _query_id(batch: Any) -> str:
     """The id of the streaming query that calls: it stays the same when the query is started again."""
-    found = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if not found:
+    query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
         raise ValueError("set exactlyOnceId to a name of this query: this Spark does not tell its id")
-    return str(found)
+    return str(query_id)

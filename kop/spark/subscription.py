@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from kop.spark.offsets import EARLIEST, LATEST, Bound, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions
-from kop.spark.read_client import TopicFound
+from kop.spark.read_client import TopicMetadata
 
 PARTITION: Final = re.compile(r"(.+)-partition-(\d+)")
 """What Pulsar calls a partition of a topic; no topic of a gateway over Pulsar has such a name."""
@@ -24,7 +24,7 @@ Partitions: TypeAlias = dict[TopicPartition, str | None]
 class OffsetLookup(Protocol):
     """What is asked of the servers; `kop.spark.read_client.ReadClient` is one."""
 
-    def topics(self, names: Collection[str] | None) -> dict[str, TopicFound]:
+    def topics(self, names: Collection[str] | None) -> dict[str, TopicMetadata]:
         """The topics of these names that there are, or all."""
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
@@ -45,30 +45,30 @@ def find_partitions(lookup: OffsetLookup, options: ReadOptions, *, strict: bool 
     """
     if options.pattern is not None:
         matches = re.compile(options.pattern).fullmatch
-        found = {name: t for name, t in lookup.topics(None).items() if matches(name) and not t.internal}
-        wanted = _all_of(found)
+        topics = {name: t for name, t in lookup.topics(None).items() if matches(name) and not t.internal}
+        wanted = _all_of(topics)
     elif options.assign:
-        found = lookup.topics(dict.fromkeys(topic for topic, _ in options.assign))
+        topics = lookup.topics(dict.fromkeys(topic for topic, _ in options.assign))
         wanted = list(options.assign)
     else:
-        found = lookup.topics(options.topics)
-        wanted = _all_of(found)
-        missing = [topic for topic in options.topics if topic not in found]
+        topics = lookup.topics(options.topics)
+        wanted = _all_of(topics)
+        missing = [topic for topic in options.topics if topic not in topics]
         partitions = [(m[1], int(m[2])) for m in map(PARTITION.fullmatch, missing) if m is not None]
         if partitions:
-            found |= lookup.topics({topic for topic, _ in partitions})
+            topics |= lookup.topics({topic for topic, _ in partitions})
             wanted += [p for p in partitions if p not in wanted]
             missing = [topic for topic in missing if not PARTITION.fullmatch(topic)]
         if missing and strict:
             raise _missing(missing)
-    there = [(t, p) for t, p in wanted if t in found and p in found[t].leaders]
+    there = [(t, p) for t, p in wanted if t in topics and p in topics[t].leaders]
     if strict and len(there) < len(wanted):
         raise _missing(f"{t}-{p}" for t, p in wanted if (t, p) not in there)
-    return {(topic, partition): found[topic].topic_id for topic, partition in sorted(there)}
+    return {(topic, partition): topics[topic].topic_id for topic, partition in sorted(there)}
 
 
-def _all_of(found: Mapping[str, TopicFound]) -> list[TopicPartition]:
-    return [(topic, partition) for topic, known in found.items() for partition in known.leaders]
+def _all_of(topics: Mapping[str, TopicMetadata]) -> list[TopicPartition]:
+    return [(topic, partition) for topic, known in topics.items() for partition in known.leaders]
 
 
 def _missing(names: Iterable[str]) -> MissingTopicError:
@@ -80,23 +80,23 @@ def _missing(names: Iterable[str]) -> MissingTopicError:
 def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]) -> Offsets:
     """The first offset of each partition that is read; OptionError where the option does not fit the partitions."""
     bound = options.starting
-    found = _resolve(lookup, options, bound, partitions)
-    late = [p for p, offset in found.items() if offset < 0]
+    starts = _resolve(lookup, options, bound, partitions)
+    late = [p for p, offset in starts.items() if offset < 0]
     if late and not options.late_start_is_latest:
         raise OptionError(
             f"set startingOffsetsByTimestampStrategy to latest, or {bound.option} to an earlier time: "
             f"No offset matched in {_listed(late)}, no record is that late"
         )
-    return found | (lookup.list_offsets(dict.fromkeys(late, LATEST), options.fetch.isolation) if late else {})
+    return starts | (lookup.list_offsets(dict.fromkeys(late, LATEST), options.fetch.isolation) if late else {})
 
 
 def resolve_end(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
     """The first offset of each partition that is not read any more; where no record is that late, the log's end."""
-    found = _resolve(lookup, options, bound, partitions)
-    open_end = [p for p, offset in found.items() if offset < 0]
-    return found | (lookup.list_offsets(dict.fromkeys(open_end, LATEST), options.fetch.isolation) if open_end else {})
+    ends = _resolve(lookup, options, bound, partitions)
+    open_end = [p for p, offset in ends.items() if offset < 0]
+    return ends | (lookup.list_offsets(dict.fromkeys(open_end, LATEST), options.fetch.isolation) if open_end else {})
 
 
 def _resolve(

@@ -85,11 +85,11 @@ class WriteClient:
             return known.leaders
 
         def ask() -> Mapping[int, int]:
-            (found,) = self._connection.metadata([topic], make=make)
-            if found.error_code == errors.UnknownTopicOrPartitionError.errno and not make:
+            (described,) = self._connection.metadata([topic], make=make)
+            if described.error_code == errors.UnknownTopicOrPartitionError.errno and not make:
                 return {}
-            _raise(found.error_code, f"topic {topic}")
-            leaders = {partition.partition_index: partition.leader_id for partition in found.partitions}
+            _raise(described.error_code, f"topic {topic}")
+            leaders = {partition.partition_index: partition.leader_id for partition in described.partitions}
             self._topics[topic] = _Topic(leaders, time.monotonic())
             return leaders
 
@@ -99,11 +99,11 @@ class WriteClient:
         """Make a topic that never holds records, or give it more partitions, where it has fewer than `count`."""
 
         def ask() -> None:
-            found = self.leaders(topic, make=False)
-            if len(found) >= count:
+            leaders = self.leaders(topic, make=False)
+            if len(leaders) >= count:
                 return
             self._topics.pop(topic, None)
-            if found:
+            if leaders:
                 asked = CreatePartitionsRequest.CreatePartitionsTopic(name=topic, count=count, assignments=None)
                 answer = self._connection.send(
                     CreatePartitionsRequest(topics=[asked], timeout_ms=30_000, validate_only=False),
@@ -257,10 +257,10 @@ class WriteClient:
                 ),
                 self._connection.coordinator((GROUP, group)),
             )
-            found = answer.groups[0] if answer.API_VERSION >= 8 else answer
-            _raise(found.error_code, f"OffsetFetch of group {group}")
+            response = answer.groups[0] if answer.API_VERSION >= 8 else answer
+            _raise(response.error_code, f"OffsetFetch of group {group}")
             offsets: dict[int, tuple[int, str]] = {}
-            for row in found.topics:
+            for row in response.topics:
                 for partition in row.partitions:
                     if partition.partition_index == stable or partition.error_code != _UNSTABLE:
                         _raise(partition.error_code, f"OffsetFetch of group {group}")

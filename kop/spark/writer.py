@@ -113,10 +113,10 @@ class _Connected:
         self._options = options
 
     def __enter__(self) -> _Kept:
-        found = _kept.get(self._key)
-        if found is None:
-            found = _kept[self._key] = _Kept(self._options)
-        return found
+        kept = _kept.get(self._key)
+        if kept is None:
+            kept = _kept[self._key] = _Kept(self._options)
+        return kept
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:

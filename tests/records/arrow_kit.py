@@ -67,7 +67,7 @@ def decode(
 
 def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
     """Offset, milliseconds, key, value and headers of each row; all else is checked."""
-    found = []
+    rows = []
     for batch in batches:
         batch.validate(full=True)
         assert batch.schema == arrow.schema("headers" in batch.schema.names)
@@ -77,9 +77,9 @@ def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
             assert micros % 1000 == 0
             headers = row.get("headers")
             assert headers != []
-            pairs = tuple((one["key"].encode(), one["value"]) for one in headers or ())
-            found.append((row["offset"], micros // 1000, row["key"], row["value"], pairs))
-    return found
+            pairs = tuple((header["key"].encode(), header["value"]) for header in headers or ())
+            rows.append((row["offset"], micros // 1000, row["key"], row["value"], pairs))
+    return rows
 
 
 def offsets_of(decoded: arrow.Decoded) -> list[int]:

@@ -38,12 +38,12 @@ RECORDS: dict[str, Sequence[Record]] = {
 
 def spread(count: int) -> list[Record]:
     """Records of many sizes, some larger than a piece."""
-    found = []
+    records = []
     for index in range(count):
         headers = ((b"n", b"%d" % index), (b"n", b"x")) if index % 3 == 0 else ()
         value = bytes([index % 256]) * (index * 37 % 300)
-        found.append(Record(index, NOW + index * 7 % 50, b"\x80" * (index % 5) or None, value, headers))
-    return found
+        records.append(Record(index, NOW + index * 7 % 50, b"\x80" * (index % 5) or None, value, headers))
+    return records
 
 
 def to_pulsar(name: str, records: Sequence[Record], max_size: int) -> dict[str, Any]:
@@ -72,7 +72,9 @@ def to_kafka(name: str, entry: tuple[bytes, bytes], log_append_time: int | None 
 def native_entries() -> dict[str, tuple[bytes, bytes]]:
     single = pb.SingleMessageMetadata
     stub = single(compacted_out=True, partition_key="k")
-    one = pb.MessageMetadata(**NATIVE, partition_key="k", event_time=5, properties=properties(("b", "1"), ("a", "2")))
+    metadata = pb.MessageMetadata(
+        **NATIVE, partition_key="k", event_time=5, properties=properties(("b", "1"), ("a", "2"))
+    )
     nothing = pb.MessageMetadata(**NATIVE, null_value=True, ordering_key=b"\x00")
     return {
         "batch": native_batch(
@@ -85,7 +87,7 @@ def native_entries() -> dict[str, tuple[bytes, bytes]]:
         ),
         "compacted": native_batch([(stub, b""), (single(partition_key="l", event_time=NOW), b"v"), (stub, b"")]),
         "all compacted": native_batch([(stub, b""), (stub, b"")]),
-        "single": (one.SerializeToString(), b"value"),
+        "single": (metadata.SerializeToString(), b"value"),
         "single null": (nothing.SerializeToString(), b""),
         "marker": (pb.MessageMetadata(**NATIVE, marker_type=21).SerializeToString(), b""),
     }

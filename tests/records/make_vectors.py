@@ -43,7 +43,7 @@ def with_body(body: bytes, count: int = 1, codec: int = 0) -> str:
 def produced() -> dict[str, dict[str, Any]]:
     """Batches to produce, by what they are."""
     ok = bytes(build([Record(i, T + i, b"k", b"value%d" % i) for i in range(3)]))
-    one = bytes(build([Record(0, T, b"k", b"v")]))[HEADER_SIZE:]
+    record = bytes(build([Record(0, T, b"k", b"v")]))[HEADER_SIZE:]
     plain = bytes.fromhex("0c0000000101" + "00")  # length 6, null key and value
     cases: dict[str, str] = {
         "good": ok.hex(),
@@ -80,11 +80,11 @@ def produced() -> dict[str, dict[str, Any]]:
         "sequence without producer id": sealed(ok, base_sequence=4),
         "no timestamps": bytes(build([Record(0, -1, b"k", b"v")])).hex(),
         "no records": with_body(b""),
-        "record cut off": with_body(one[:-1]),
-        "byte behind the records": with_body(one + b"x"),
-        "record length -1": with_body(b"\x01" + one[1:]),
-        "record length too long": with_body(b"\x24" + one[1:]),
-        "record length too short": with_body(b"\x14" + one[1:]),
+        "record cut off": with_body(record[:-1]),
+        "byte behind the records": with_body(record + b"x"),
+        "record length -1": with_body(b"\x01" + record[1:]),
+        "record length too long": with_body(b"\x24" + record[1:]),
+        "record length too short": with_body(b"\x14" + record[1:]),
         "key length -4": with_body(bytes.fromhex("0c0000000701" + "00")),
         "key longer than the record": with_body(bytes.fromhex("0c000000780100")),
         "header count -1": with_body(bytes.fromhex("0c000000010101")),
@@ -94,7 +94,7 @@ def produced() -> dict[str, dict[str, Any]]:
         "record attributes": with_body(bytes.fromhex("0c050000010100")),
         "varint of 6 bytes": with_body(bytes.fromhex("160000808080808001" + "010100")),
         "varint of 11 bytes": with_body(bytes.fromhex("2000" + "80" * 10 + "01" + "00010100")),
-        "gzip with bytes behind the records": with_body(gzip.compress(one + b"xyz", mtime=0), codec=1),
+        "gzip with bytes behind the records": with_body(gzip.compress(record + b"xyz", mtime=0), codec=1),
         # where we are stricter, or say it with another code
         "base offset in a damaged second batch": (ok + ok[:16] + b"\x09" + ok[17:]).hex(),
         "byte behind the batch": (ok + b"x").hex(),
@@ -105,7 +105,7 @@ def produced() -> dict[str, dict[str, Any]]:
         "offset delta 5": with_body(bytes.fromhex("0c00000a010100")),
         "varint of 35 bits": with_body(bytes.fromhex("14000080808080700101" + "00")),
         **{f"damaged {Codec(codec).name}": with_body(b"garbage here", codec=codec) for codec in CODECS[1:]},
-        "gzip and then junk": with_body(gzip.compress(one, mtime=0) + b"junkjunkjunk", codec=1),
+        "gzip and then junk": with_body(gzip.compress(record, mtime=0) + b"junkjunkjunk", codec=1),
     }
     questions: dict[str, dict[str, Any]] = {name: {"hex": text} for name, text in cases.items()}
     large = sealed(build([Record(0, T, b"k", bytes(200))]))

@@ -74,7 +74,7 @@ def test_every_kind_of_record_in_every_codec(codec: Codec, headers: bool) -> Non
     decoded = decode(data, 10, headers=headers)
     batches = list(decoded)
     assert ("headers" in batches[0].schema.names) == headers
-    expected = [plain(one, 10 + 5 * part + at) for part in range(2) for at, one in enumerate(ALL_KINDS)]
+    expected = [plain(record, 10 + 5 * part + at) for part in range(2) for at, record in enumerate(ALL_KINDS)]
     assert rows_of(batches) == [row if headers else (*row[:4], ()) for row in expected]
     if headers:
         assert batches[0].column("headers").null_count == 6
@@ -404,8 +404,8 @@ def test_names_of_headers_that_are_no_utf8() -> None:
     (batch,) = decode(batch_at(0, [Record(0, 1, None, b"", tuple((name, name) for name in names))]))
     batch.validate(full=True)
     (headers,) = batch.column("headers").to_pylist()
-    assert [one["key"] for one in headers] == [name.decode(errors="replace") for name in names]
-    assert [one["value"] for one in headers] == names
+    assert [header["key"] for header in headers] == [name.decode(errors="replace") for name in names]
+    assert [header["value"] for header in headers] == names
 
 
 @pytest.mark.parametrize("timestamp", [2**63 // 1000 + 1, -(2**63) // 1000, 2**62])
@@ -440,16 +440,16 @@ def written(
     """What kafka-python reads, which shares no code with this."""
     from kafka.record import MemoryRecords
 
-    for one in made:
-        records = MemoryRecords(bytes(one.batch))
+    for encoded_batch in made:
+        records = MemoryRecords(bytes(encoded_batch.batch))
         batch = records.next_batch()
         assert batch is not None
         assert not records.has_next()
         assert batch.validate_crc()
-        found = list(batch)
-        assert len(found) == one.records
-        assert max(each.timestamp for each in found) == one.max_timestamp
-        for each in found:
+        records_read = list(batch)
+        assert len(records_read) == encoded_batch.records
+        assert max(each.timestamp for each in records_read) == encoded_batch.max_timestamp
+        for each in records_read:
             yield each.timestamp, each.key, each.value, list(each.headers)
 
 
@@ -480,8 +480,8 @@ WRITTEN = [
 def test_rows_become_batches(codec: Codec) -> None:
     made = encoded(pa.concat_batches([ROWS] * 20), codec=codec)
     assert list(written(made)) == WRITTEN * 20
-    (one,) = made
-    header = read_header(one.batch)
+    (piece,) = made
+    header = read_header(piece.batch)
     assert (header.base_offset, header.leader_epoch, header.codec) == (0, -1, codec)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
     assert not header.transactional
@@ -498,8 +498,8 @@ def test_headers_whose_parts_are_slices() -> None:
     entries = pa.array([{"key": "no", "value": b""}, *({"key": f"k{at}", "value": b"%d" % at} for at in range(9))])
     headers = pa.ListArray.from_arrays(pa.array([0, 2, 2, 9], pa.int32()), entries.slice(1))
     rows = table(value=pa.array([b"1", b"2", b"3"], pa.binary()), headers=headers)
-    found = [[name for name, _ in row[3]] for row in written(encoded(rows.slice(1)))]
-    assert found == [[], ["k2", "k3", "k4", "k5", "k6", "k7", "k8"]]
+    names = [[name for name, _ in row[3]] for row in written(encoded(rows.slice(1)))]
+    assert names == [[], ["k2", "k3", "k4", "k5", "k6", "k7", "k8"]]
 
 
 def test_what_is_missing_is_null() -> None:
@@ -518,8 +518,8 @@ def test_what_is_missing_is_null() -> None:
 )  # fmt: skip
 def test_other_types_of_bytes(kind: pa.DataType) -> None:
     values = pa.array(["one", None, "", "ü" * 20]).cast(kind)
-    found = [row[2] for row in written(encoded(table(value=values).slice(1)))]
-    assert found == [None, b"", "ü".encode() * 20]
+    written_values = [row[2] for row in written(encoded(table(value=values).slice(1)))]
+    assert written_values == [None, b"", "ü".encode() * 20]
 
 
 @pytest.mark.parametrize(("unit", "value"), [("s", 12), ("ms", 12_000), ("us", 12_000_999), ("ns", 12_000_999_999)])
@@ -560,20 +560,20 @@ def test_batches_are_cut_at_their_largest_size(codec: Codec) -> None:
     assert [row[2] for row in written(made)] == values
     assert len(made) > 20
     sequence = 2**31 - 10
-    for one in made:
-        assert len(one.batch) <= 400
-        header = read_header(one.batch)
+    for piece in made:
+        assert len(piece.batch) <= 400
+        header = read_header(piece.batch)
         assert (header.producer_id, header.producer_epoch, header.base_sequence) == (5, 2, sequence)
         assert header.transactional
-        sequence = (sequence + one.records) % 2**31
+        sequence = (sequence + piece.records) % 2**31
     if codec is Codec.NONE:  # no batch could have held the next row, too
-        assert all(len(one.batch) > 400 - 40 for one in made[:-1])
+        assert all(len(piece.batch) > 400 - 40 for piece in made[:-1])
 
 
 def test_what_a_codec_makes_larger_is_not_compressed() -> None:
-    (one,) = encoded(table(value=pa.array([b"v"], pa.binary())), codec=Codec.GZIP)
-    assert read_header(one.batch).codec == Codec.NONE
-    assert list(written([one])) == [(99, None, b"v", [])]
+    (piece,) = encoded(table(value=pa.array([b"v"], pa.binary())), codec=Codec.GZIP)
+    assert read_header(piece.batch).codec == Codec.NONE
+    assert list(written([piece])) == [(99, None, b"v", [])]
 
 
 def test_a_row_that_is_too_large_is_named() -> None:
@@ -596,7 +596,7 @@ def test_a_header_without_a_name_is_refused(headers: list[object]) -> None:
 def test_times_too_far_from_each_other_for_one_batch() -> None:
     times = pa.array([-(2**62), 2**62, 2**62 + 1], pa.timestamp("ms"))
     made = encoded(table(value=pa.array([b"a", b"b", b"c"], pa.binary()), timestamp=times))
-    assert [one.records for one in made] == [1, 2]
+    assert [piece.records for piece in made] == [1, 2]
     assert [row[0] for row in written(made)] == [-(2**62), 2**62, 2**62 + 1]
 
 
@@ -609,9 +609,9 @@ def test_sizes_that_cannot_be(max_bytes: int) -> None:
 def test_what_was_read_can_be_written() -> None:
     """Of any topic to another, with headers, the source's columns as they are."""
     data = batch_at(0, ALL_KINDS)
-    made = [one for rows in decode(data) for one in encoded(rows)]
-    assert rows_of(list(decode(b"".join(bytes(one.batch) for one in made)))) == [
-        plain(one, at) for at, one in enumerate(ALL_KINDS)
+    made = [piece for rows in decode(data) for piece in encoded(rows)]
+    assert rows_of(list(decode(b"".join(bytes(piece.batch) for piece in made)))) == [
+        plain(record, at) for at, record in enumerate(ALL_KINDS)
     ]
 
 
@@ -633,16 +633,16 @@ def test_partitions_of_keys_as_kafkas_own_code_hashes_them() -> None:
         b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
         b"abc": 479470107,
     }
-    found = arrow.partitions(pa.array(list(hashes), pa.binary()), 2**31 - 1)
-    assert found.to_pylist() == [(number & 0x7FFFFFFF) % (2**31 - 1) for number in hashes.values()]
+    chosen = arrow.partitions(pa.array(list(hashes), pa.binary()), 2**31 - 1)
+    assert chosen.to_pylist() == [(number & 0x7FFFFFFF) % (2**31 - 1) for number in hashes.values()]
 
 
 def test_partitions_of_every_length_of_key() -> None:
     keys = [bytes(range(200, 200 + size)) for size in range(40)]
-    found = arrow.partitions(pa.array([None, None, *keys, None], pa.binary()).slice(1), 7)
-    found.validate(full=True)
-    assert found.type == pa.int32()
-    assert found.to_pylist() == [None, *((murmur2(key) & 0x7FFFFFFF) % 7 for key in keys), None]
+    chosen = arrow.partitions(pa.array([None, None, *keys, None], pa.binary()).slice(1), 7)
+    chosen.validate(full=True)
+    assert chosen.type == pa.int32()
+    assert chosen.to_pylist() == [None, *((murmur2(key) & 0x7FFFFFFF) % 7 for key in keys), None]
     assert arrow.partitions(pa.nulls(2), 7).to_pylist() == [None, None]
     assert arrow.partitions(pa.array(["a"]), 7).to_pylist() == [(murmur2(b"a") & 0x7FFFFFFF) % 7]
 

@@ -38,13 +38,13 @@ TIMES = [-1, 0, 1, 1_700_000_000_000, 1_700_000_000_123, -(2**53), 2**53]
 
 def some_records(rng: random.Random) -> list[Record]:
     """Records with gaps between their offsets, as compaction leaves them."""
-    found: list[Record] = []
+    records: list[Record] = []
     offset = -1
     for _ in range(rng.choice([1, 1, 2, 5, 9, 20])):
         offset += rng.choice([1, 1, 1, 2, 9])
         headers = [(rng.choice(NAMES), rng.choice(BYTES)) for _ in range(rng.choice([0, 0, 1, 4]))]
-        found.append(Record(offset, rng.choice(TIMES), rng.choice(BYTES), rng.choice(BYTES), tuple(headers)))
-    return found
+        records.append(Record(offset, rng.choice(TIMES), rng.choice(BYTES), rng.choice(BYTES), tuple(headers)))
+    return records
 
 
 def broken(part: Any, seed: int) -> Any:
@@ -98,9 +98,9 @@ def test_records_to_chunks(limits: tuple[bool, int, int], batches: list[Any], fo
         )
         for records, base, append_time, (low, high) in batches
     ]  # fmt: skip
-    found = chunks(_pure_arrow, limits, calls)
-    assert chunks(native, limits, calls) == found
-    assert isinstance(found, list)
+    made = chunks(_pure_arrow, limits, calls)
+    assert chunks(native, limits, calls) == made
+    assert isinstance(made, list)
 
 
 @only_with_two
@@ -197,19 +197,20 @@ def some_rows(names_may_miss: bool = False) -> st.SearchStrategy[pa.RecordBatch]
 
 def pieces(rows: pa.RecordBatch, **how: Any) -> list[tuple[bytes, int, int]]:
     return [
-        (bytes(one.batch), one.records, one.max_timestamp) for one in arrow.encode(rows, arrow.EncodeSettings(**how))
+        (bytes(piece.batch), piece.records, piece.max_timestamp)
+        for piece in arrow.encode(rows, arrow.EncodeSettings(**how))
     ]
 
 
 @settings(deadline=None, max_examples=examples(300))
 @given(some_rows(names_may_miss=True), st.integers(HEADER_SIZE + 1, 200), int64)
 def test_rows_to_batches(rows: pa.RecordBatch, max_bytes: int, now: int) -> None:
-    found = set()
+    answers = set()
     for param in TWINS:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(columns, "twin", param.values[0])
-            found.add(str(outcome(lambda: pieces(rows, max_bytes=max_bytes, now=now))))
-    assert len(found) == 1
+            answers.add(str(outcome(lambda: pieces(rows, max_bytes=max_bytes, now=now))))
+    assert len(answers) == 1
 
 
 @settings(deadline=None, max_examples=examples(300))
@@ -225,7 +226,9 @@ def test_rows_are_what_their_batches_hold(rows: pa.RecordBatch, codec: Codec) ->
         plain = rows.drop_columns(["timestamp"]).to_pylist() if "timestamp" in have else rows.to_pylist()
         for record, row in zip(records, plain or [{}] * len(records), strict=True):
             assert (record.key, record.value) == (row.get("key"), row.get("value"))
-            assert list(record.headers) == [(one["key"].encode(), one["value"]) for one in row.get("headers") or ()]
+            assert list(record.headers) == [
+                (header["key"].encode(), header["value"]) for header in row.get("headers") or ()
+            ]
         if "timestamp" in have:
             column = rows.column("timestamp")
             divisor = {"ms": 1, "us": 1000, "ns": 1_000_000}[column.type.unit]
@@ -269,12 +272,12 @@ def test_partitions_of_keys(keys: list[bytes | None], count: int, seed: int | No
 
 
 def some_digests(rows: pa.RecordBatch) -> set[Any]:
-    found = set()
+    digests = set()
     for param in TWINS:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(columns, "twin", param.values[0])
-            found.add(str(outcome(lambda: arrow.digest(rows))))
-    return found
+            digests.add(str(outcome(lambda: arrow.digest(rows))))
+    return digests
 
 
 @settings(deadline=None, max_examples=examples(300))
@@ -285,10 +288,10 @@ def test_digests_of_rows(rows: pa.RecordBatch, seed: int) -> None:
     topics = pa.array([rng.choice([None, "", "t", "ü" * 70]) for _ in range(count)], pa.string())
     partitions = pa.array([rng.choice([None, -1, 0, 2**31 - 1]) for _ in range(count)], pa.int32())
     placed = rows.append_column("topic", topics).append_column("partition", partitions)
-    found = some_digests(placed)
-    assert len(found) == 1
+    digests = some_digests(placed)
+    assert len(digests) == 1
     order = rng.sample(range(count), count)
-    assert some_digests(placed.take(pa.array(order, pa.int64()))) == found
+    assert some_digests(placed.take(pa.array(order, pa.int64()))) == digests
 
 
 @only_with_two
@@ -398,9 +401,9 @@ def test_a_response_gives_what_a_consumer_sees(log: Any, start: int, end: int | 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(columns, "twin", param.values[0])
                 decoded = decode(data, start, end=end, aborted=about, max_rows=rows, max_bytes=size)
-                found = list(decoded)
-            assert rows_of(found) == [row for row in seen if start <= row[0] < last]
-            assert all(batch.num_rows <= rows for batch in found)
+                batches = list(decoded)
+            assert rows_of(batches) == [row for row in seen if start <= row[0] < last]
+            assert all(batch.num_rows <= rows for batch in batches)
             reached = max(start, min(behind, last))
             assert decoded.next_offset == reached or reached < decoded.next_offset == last
             assert decoded.cut_off == 0
@@ -417,11 +420,13 @@ def test_a_damaged_response_gives_both_twins_the_same(
         decoded = decode(data, 0, end=end, aborted=log[1], headers=headers, max_rows=rows)
         return rows_of(list(decoded)), decoded.next_offset, decoded.cut_off
 
-    found = []
+    answers = []
     for param in TWINS:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(columns, "twin", param.values[0])
-            found.append(outcome(read))
-    assert found[0] == found[-1]
-    if isinstance(found[0][0], list):  # what is not refused is a part of the log: bytes outside of checksums may differ
-        assert {row[1:4] for row in found[0][0]} <= {row[1:4] for row in log[2]}
+            answers.append(outcome(read))
+    assert answers[0] == answers[-1]
+    if isinstance(
+        answers[0][0], list
+    ):  # what is not refused is a part of the log: bytes outside of checksums may differ
+        assert {row[1:4] for row in answers[0][0]} <= {row[1:4] for row in log[2]}

@@ -32,9 +32,9 @@ def data(text: str | None) -> bytes | None:
 @pytest.mark.parametrize("vector", [v for v in VECTORS if not v["name"].startswith("magic-")], ids=lambda v: v["name"])
 def test_headers_and_records_are_what_java_sees(vector: dict[str, Any]) -> None:
     raw = base64.b64decode(vector["bytes"])
-    found = list(iter_batches(raw))
-    assert len(found) == len(vector["batches"])
-    for (pos, header), java in zip(found, vector["batches"], strict=True):
+    batches = list(iter_batches(raw))
+    assert len(batches) == len(vector["batches"])
+    for (pos, header), java in zip(batches, vector["batches"], strict=True):
         assert header.size == java["size"]
         assert (header.magic, header.codec, header.crc) == (java["magic"], java["codec_id"], java["crc"])
         assert header.log_append_time == (java["timestamp_type"] == "LogAppendTime")

@@ -19,8 +19,8 @@ FILE = Path(__file__).parents[2] / "conformance" / "vectors" / "batches.jsonl.gz
 
 def kafkas(name: str) -> bytes:
     with gzip.open(FILE, "rt", encoding="utf-8") as lines:
-        (found,) = [row for row in map(json.loads, lines) if row["name"] == name]
-    return base64.b64decode(found["bytes"])
+        (vector,) = [row for row in map(json.loads, lines) if row["name"] == name]
+    return base64.b64decode(vector["bytes"])
 
 
 @pytest.mark.parametrize("commit", [True, False])

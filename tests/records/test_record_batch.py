@@ -267,13 +267,13 @@ def test_read_header_refuses_other_formats_and_stumps() -> None:
 
 
 def test_batches_in_a_row() -> None:
-    one, two = build([Record(0, T, b"k", b"v")]), build([Record(1, T, b"k", b"longer"), Record(2, T, b"k", b"v")])
-    found = list(iter_batches(memoryview(one + two)))
-    assert found == [(0, read_header(one)), (len(one), read_header(two))]
+    first, second = build([Record(0, T, b"k", b"v")]), build([Record(1, T, b"k", b"longer"), Record(2, T, b"k", b"v")])
+    headers = list(iter_batches(memoryview(first + second)))
+    assert headers == [(0, read_header(first)), (len(first), read_header(second))]
     assert list(iter_batches(b"")) == []
-    for cut in range(1, len(two)):
+    for cut in range(1, len(second)):
         with pytest.raises(PeerError):
-            list(iter_batches((one + two)[:-cut]))
+            list(iter_batches((first + second)[:-cut]))
 
 
 def test_records_of_a_cut_off_batch_are_not_read() -> None:
@@ -365,8 +365,8 @@ def test_look_ups_by_time_agree_with_the_records(written: list[Record], codec: C
     start = data.draw(st.sampled_from([0, written[0].offset + 1, written[-1].offset, written[-1].offset + 1]))
     left = [r for r in written if r.offset >= start]
 
-    def first(found: Iterator[Record]) -> tuple[int, int] | None:
-        return next(((r.offset, r.timestamp) for r in found), None)
+    def first(records: Iterator[Record]) -> tuple[int, int] | None:
+        return next(((r.offset, r.timestamp) for r in records), None)
 
     assert first_at_or_after(batch, header, asked, max_bytes=LIMIT, from_offset=start) == first(
         r for r in left if r.timestamp >= asked
@@ -389,8 +389,8 @@ def test_look_ups_on_append_time_answer_the_first_record() -> None:
 
 
 def test_the_largest_timestamp_of_several_batches() -> None:
-    one = build([Record(0, T + 1, None, b""), Record(1, T + 3, None, b"")])
-    two = build([Record(2, T + 2, None, b"")])
-    assert [max_timestamp_of(buf) for buf in (one, two, one + two, memoryview(bytes(two + one)))] == [
+    first = build([Record(0, T + 1, None, b""), Record(1, T + 3, None, b"")])
+    second = build([Record(2, T + 2, None, b"")])
+    assert [max_timestamp_of(buf) for buf in (first, second, first + second, memoryview(bytes(second + first)))] == [
         T + 3, T + 2, T + 3, T + 3
     ]  # fmt: skip

@@ -121,13 +121,13 @@ def test_malformed_records_are_invalid(name: str) -> None:
 def test_200_000_empty_headers_in_one_record(codec: Codec) -> None:
     data = batch(record(0, 0, 1, b"k", -1, 200_000, bytes(400_000)), codec=codec)
     check(data)
-    (one,) = iter_records(data, max_bytes=LIMIT)
-    assert len(one.headers) == 200_000
-    assert one.headers[-1] == (b"", b"")
+    (only,) = iter_records(data, max_bytes=LIMIT)
+    assert len(only.headers) == 200_000
+    assert only.headers[-1] == (b"", b"")
     assert rewrite(data, read_header(data), lambda _: True, max_bytes=LIMIT) is data
     moved = rewrite(data, read_header(data), lambda _: True, max_bytes=LIMIT, delete_horizon=T + 5)
     assert moved is not None
-    assert list(iter_records(moved, max_bytes=LIMIT)) == [one]
+    assert list(iter_records(moved, max_bytes=LIMIT)) == [only]
 
 
 def test_checks_and_look_ups_make_no_object_per_header() -> None:
@@ -156,9 +156,9 @@ def test_a_bomb_in_a_batch(codec: Codec) -> None:
 def outcome(read: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> str:
     """The name of the error that a call ends in, or NONE; what it answers bit by bit is taken to the end."""
     try:
-        found = read(*args, **kwargs)
-        if isinstance(found, Iterator):
-            list(found)
+        answer = read(*args, **kwargs)
+        if isinstance(answer, Iterator):
+            list(answer)
     except PeerError as error:
         return error.code.name
     return "NONE"

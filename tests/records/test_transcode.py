@@ -61,8 +61,8 @@ def plain(*names: bytes, size: int = 10) -> list[Record]:
 def test_what_kafka_wrote_comes_back_exactly(twin: ModuleType, records: list[Record], codec: Codec, base: int) -> None:
     with using(twin):
         (entry,) = entries(records, codec)
-        header, found = back(entry.metadata, entry.payload, base)
-    assert found == [record._replace(offset=base + record.offset) for record in records]
+        header, read_back = back(entry.metadata, entry.payload, base)
+    assert read_back == [record._replace(offset=base + record.offset) for record in records]
     assert (header.base_offset, header.last_offset, header.record_count) == (
         base,
         base + len(records) - 1,
@@ -198,17 +198,17 @@ def test_timestamps_further_apart_than_a_delta_can_be(twin: ModuleType) -> None:
         (entry,) = transcode.to_entries(
             wide, read_header(wide), producer_name="p", sequence_base=0, publish_time=1, max_size=MAX_SIZE
         )
-        _, found = back(entry.metadata, entry.payload)
-    assert [record.timestamp for record in found] == [INT64_MAX, INT64_MIN, 5]
+        _, read_back = back(entry.metadata, entry.payload)
+    assert [record.timestamp for record in read_back] == [INT64_MAX, INT64_MIN, 5]
 
 
 def test_log_append_time_is_every_records_time(twin: ModuleType) -> None:
     with using(twin):
         (entry,) = entries(plain(b"a", b"b"))
-        header, found = back(entry.metadata, entry.payload, 5, log_append_time=777)
+        header, read_back = back(entry.metadata, entry.payload, 5, log_append_time=777)
     assert header.log_append_time
     assert header.max_timestamp == 777
-    assert [record.timestamp for record in found] == [777, 777]
+    assert [record.timestamp for record in read_back] == [777, 777]
 
 
 # splitting
@@ -225,15 +225,15 @@ def test_pieces_are_in_order_within_the_limit_and_hold_all(
         except PeerError as error:
             assert error.code is ErrorCode.MESSAGE_TOO_LARGE  # noqa: PT017
             return
-        found: list[Record] = []
+        read_back: list[Record] = []
         for entry in pieces:
             assert len(entry.payload) <= room
             meta = pb.MessageMetadata.FromString(entry.metadata)
-            assert entry.first == len(found)
+            assert entry.first == len(read_back)
             assert meta.sequence_id == 1000 + entry.first
             assert meta.highest_sequence_id == 1000 + entry.first + entry.num_messages - 1
-            found += back(entry.metadata, entry.payload, entry.first)[1]
-    assert found == records
+            read_back += back(entry.metadata, entry.payload, entry.first)[1]
+    assert read_back == records
 
 
 def test_pieces_do_not_depend_on_names_numbers_and_codecs(twin: ModuleType) -> None:
@@ -352,9 +352,9 @@ def test_raw_entries_keep_the_batch_byte_for_byte(twin: ModuleType, records: lis
         entry = transcode.to_raw_entry(
             batch, header, producer_name="p", sequence_base=5, publish_time=1, max_size=MAX_SIZE
         )
-        found = transcode.to_batch(entry.metadata, entry.payload, base_offset=50, log_append_time=None)
-    assert found[17:] == batch[17:]
-    assert read_header(found).base_offset == 50
+        read_back = transcode.to_batch(entry.metadata, entry.payload, base_offset=50, log_append_time=None)
+    assert read_back[17:] == batch[17:]
+    assert read_header(read_back).base_offset == 50
     assert entry.payload == batch
     meta = pb.MessageMetadata.FromString(entry.metadata)
     assert [(pair.key, pair.value) for pair in meta.properties] == [("entry.format", "kafka")]
@@ -362,16 +362,16 @@ def test_raw_entries_keep_the_batch_byte_for_byte(twin: ModuleType, records: lis
 
 
 def test_kops_entries_of_several_batches(twin: ModuleType) -> None:
-    (meta, one), (_, two) = raw(plain(b"a", b"b"), count=5), raw(plain(b"c", b"d", b"e"))
+    (meta, first), (_, second) = raw(plain(b"a", b"b"), count=5), raw(plain(b"c", b"d", b"e"))
     with using(twin):
-        found = transcode.to_batch(meta, one + two, base_offset=100, log_append_time=None)
-    assert [header.base_offset for _, header in iter_batches(found)] == [100, 102]
+        read_back = transcode.to_batch(meta, first + second, base_offset=100, log_append_time=None)
+    assert [header.base_offset for _, header in iter_batches(read_back)] == [100, 102]
 
 
 def test_raw_entries_get_the_brokers_time(twin: ModuleType) -> None:
     with using(twin):
-        _, found = back(*raw(plain(b"a", b"b"), Codec.LZ4), log_append_time=99)
-    assert [record.timestamp for record in found] == [99, 99]
+        _, read_back = back(*raw(plain(b"a", b"b"), Codec.LZ4), log_append_time=99)
+    assert [record.timestamp for record in read_back] == [99, 99]
 
 
 def test_raw_entries_that_are_not_right(twin: ModuleType) -> None:
@@ -396,10 +396,10 @@ def test_raw_entries_have_a_limit_too(twin: ModuleType) -> None:
 
 def keyless(twin: ModuleType, meta: bytes, payload: bytes) -> list[int]:
     """What a reader hears of messages that compaction will drop."""
-    found: list[int] = []
+    keyless_offsets: list[int] = []
     with using(twin):
-        transcode.to_batch(meta, payload, base_offset=0, log_append_time=None, on_keyless=found.append)
-    return found
+        transcode.to_batch(meta, payload, base_offset=0, log_append_time=None, on_keyless=keyless_offsets.append)
+    return keyless_offsets
 
 
 @pytest.mark.parametrize("compression", range(5))
@@ -431,8 +431,8 @@ def test_single_messages_and_raw_batches_without_a_key(twin: ModuleType) -> None
 def test_empty_batches_cover_offsets(twin: ModuleType) -> None:
     with using(twin):
         batch = transcode.empty_batch(5, 5 + 2**31 - 1)
-        header, found = read(batch)
-        assert found == []
+        header, read_back = read(batch)
+        assert read_back == []
         assert (header.base_offset, header.last_offset) == (5, 5 + 2**31 - 1)
         with pytest.raises(InternalError):
             transcode.empty_batch(5, 5 + 2**31)
@@ -563,10 +563,10 @@ def test_batches_that_java_made_come_back(twin: ModuleType) -> None:
                         to_entries(batch, header)
                     continue
                 tried += 1
-                found = []
+                read_back = []
                 for entry in to_entries(batch, header):
-                    found += back(entry.metadata, entry.payload, header.base_offset + entry.first)[1]
-                assert found == list(iter_records(batch, max_bytes=1 << 26))
+                    read_back += back(entry.metadata, entry.payload, header.base_offset + entry.first)[1]
+                assert read_back == list(iter_records(batch, max_bytes=1 << 26))
     assert tried > 50
     assert refused_ones > 0
 

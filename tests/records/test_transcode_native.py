@@ -38,9 +38,9 @@ def test_native_batches_in_all_compressions(twin: ModuleType, compression: int) 
         (pb.SingleMessageMetadata(partition_key="p", null_partition_key=True), b""),
     ]
     with using(twin):
-        header, found = back(*native_batch(messages, compression), base_offset=40)
+        header, records = back(*native_batch(messages, compression), base_offset=40)
     now = 1_700_000_000_999
-    assert found == [
+    assert records == [
         Record(40, 5, b"k", b"one" * 500),
         Record(41, now, b"\xff\x00", b""),
         Record(42, now, b"\x00o", None),
@@ -65,8 +65,8 @@ def test_native_single_messages(twin: ModuleType, compression: int, value: bytes
         deliver_at_time=5,
     ).SerializeToString()
     with using(twin):
-        _, found = back(meta, squeeze(compression, value), base_offset=3)
-    assert found == [Record(3, 9, b"k", value, ((b"p", b"q"), (b"entry.format", b"kafka")))]
+        _, records = back(meta, squeeze(compression, value), base_offset=3)
+    assert records == [Record(3, 9, b"k", value, ((b"p", b"q"), (b"entry.format", b"kafka")))]
 
 
 def test_the_entrys_event_time_stands_for_missing_ones_as_in_native_clients(twin: ModuleType) -> None:
@@ -79,17 +79,17 @@ def test_the_entrys_event_time_stands_for_missing_ones_as_in_native_clients(twin
 
 def test_an_event_time_before_1970_that_lost_its_sign(twin: ModuleType) -> None:
     with using(twin):
-        _, found = back(*native_batch([(pb.SingleMessageMetadata(event_time=2**64 - 1000), b"v")]))
-    assert found[0].timestamp == -1000
+        _, records = back(*native_batch([(pb.SingleMessageMetadata(event_time=2**64 - 1000), b"v")]))
+    assert records[0].timestamp == -1000
 
 
 def test_compacted_stubs_are_gaps(twin: ModuleType) -> None:
     stub = pb.SingleMessageMetadata(compacted_out=True, partition_key="k")
     messages = [(stub, b""), (pb.SingleMessageMetadata(partition_key="l", event_time=8), b"v"), (stub, b"")]
     with using(twin):
-        header, found = back(*native_batch(messages), base_offset=10)
+        header, records = back(*native_batch(messages), base_offset=10)
         nothing, none = back(*native_batch([(stub, b""), (stub, b"")]), base_offset=10)
-    assert found == [Record(11, 8, b"l", b"v")]
+    assert records == [Record(11, 8, b"l", b"v")]
     assert (header.base_offset, header.last_offset, header.record_count) == (10, 12, 1)
     assert none == []
     assert (nothing.base_offset, nothing.last_offset, nothing.record_count) == (10, 11, 0)
@@ -98,8 +98,8 @@ def test_compacted_stubs_are_gaps(twin: ModuleType) -> None:
 def test_markers_are_empty_batches(twin: ModuleType) -> None:
     meta = pb.MessageMetadata(**NATIVE, marker_type=21, txnid_least_bits=1, txnid_most_bits=2).SerializeToString()
     with using(twin):
-        header, found = back(meta, b"whatever", base_offset=77)
-    assert found == []
+        header, records = back(meta, b"whatever", base_offset=77)
+    assert records == []
     assert (header.base_offset, header.last_offset) == (77, 77)
 
 
@@ -141,8 +141,8 @@ def test_properties_that_were_changed_removed_or_added_win(twin: ModuleType) -> 
         (b"c", None),
         (b"z", b"3"),
     ]
-    found = passed_on(twin, headers, {"z": "new", "b": None, "d": "added", "c": "set"})
-    assert found == [(b"a", b"\xff"), (b"c", b"set"), (b"d", b"added"), (b"z", b"new")]
+    records = passed_on(twin, headers, {"z": "new", "b": None, "d": "added", "c": "set"})
+    assert records == [(b"a", b"\xff"), (b"c", b"set"), (b"d", b"added"), (b"z", b"new")]
 
 
 def test_properties_added_to_very_many_headers_follow_them(twin: ModuleType) -> None:

@@ -25,9 +25,9 @@ COMPRESSIONS = ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"]
 @pytest.fixture(scope="module")
 def client(pulsar: Pulsar) -> Iterator[native.Client]:
     quiet = native.ConsoleLogger(native.LoggerLevel.Error)
-    found = native.Client(pulsar.service_url, logger=quiet)
-    yield found
-    found.close()
+    made = native.Client(pulsar.service_url, logger=quiet)
+    yield made
+    made.close()
 
 
 async def send(pulsar: Pulsar, topic: str, batches: Sequence[tuple[Sequence[Record], Codec]]) -> None:
@@ -59,11 +59,11 @@ async def stored(pulsar: Pulsar, topic: str, messages: int) -> list[Entry]:
     async with asyncio.timeout(SECONDS):
         ours = Client(pulsar.service_url)
         await ours.start()
-        found: list[Entry] = []
+        entries: list[Entry] = []
         done = asyncio.Event()
 
         def on_entry(entry: Entry) -> None:
-            found.append(entry)
+            entries.append(entry)
             if entry.index == messages - 1:
                 done.set()
 
@@ -71,7 +71,7 @@ async def stored(pulsar: Pulsar, topic: str, messages: int) -> list[Entry]:
         await done.wait()
         await reader.close()
         await ours.close()
-    return found
+    return entries
 
 
 def kafka_records(pulsar: Pulsar, topic: str, messages: int) -> list[KafkaRecord]:
@@ -79,16 +79,16 @@ def kafka_records(pulsar: Pulsar, topic: str, messages: int) -> list[KafkaRecord
     for entry in asyncio.run(stored(pulsar, topic, messages)):
         assert entry.index is not None
         base = entry.index - entry.num_messages + 1
-        found = transcode.to_batch(entry.metadata, entry.payload, base_offset=base, log_append_time=None)
-        records += read(found)[1]
+        batch = transcode.to_batch(entry.metadata, entry.payload, base_offset=base, log_append_time=None)
+        records += read(batch)[1]
     return records
 
 
 def native_messages(client: native.Client, topic: str, count: int) -> list[native.Message]:
     consumer = client.subscribe(topic, "s", initial_position=native.InitialPosition.Earliest)
-    found = [consumer.receive(timeout_millis=20_000) for _ in range(count)]
+    messages = [consumer.receive(timeout_millis=20_000) for _ in range(count)]
     consumer.close()
-    return found
+    return messages
 
 
 RECORDS = [
@@ -141,11 +141,11 @@ def test_we_read_what_a_native_producer_wrote(
     producer.flush()
     producer.close()
     assert sent == [native.Result.Ok] * 3
-    one, two, three = kafka_records(pulsar, topic, 3)
-    assert one == Record(0, NOW, "schlüssel".encode(), b"a" * 2000)
-    assert two == Record(1, NOW + 1, b"o", b"", ((b"p", b"1"),))
-    assert three._replace(timestamp=0) == Record(2, 0, b"k", b"\x00\xff", (("ü".encode(), "ö".encode()),))
-    assert three.timestamp > NOW  # the publish time
+    first, second, third = kafka_records(pulsar, topic, 3)
+    assert first == Record(0, NOW, "schlüssel".encode(), b"a" * 2000)
+    assert second == Record(1, NOW + 1, b"o", b"", ((b"p", b"1"),))
+    assert third._replace(timestamp=0) == Record(2, 0, b"k", b"\x00\xff", (("ü".encode(), "ö".encode()),))
+    assert third.timestamp > NOW  # the publish time
     assert len(asyncio.run(stored(pulsar, topic, 3))) == (1 if batching else 3)
 
 
@@ -159,14 +159,14 @@ def test_large_and_chunked_messages_of_a_native_producer(pulsar: Pulsar, client:
     producer.send(value, partition_key="k", event_timestamp=NOW)
     producer.close()
     whole, *chunks = asyncio.run(stored(pulsar, topic, 4))
-    found = transcode.to_batch(whole.metadata, whole.payload, base_offset=0, log_append_time=None)
-    assert read(found)[1][0].value == value[: 4 * 1024 * 1024]
+    batch = transcode.to_batch(whole.metadata, whole.payload, base_offset=0, log_append_time=None)
+    assert read(batch)[1][0].value == value[: 4 * 1024 * 1024]
     views = [transcode.parse_entry(chunk.metadata) for chunk in chunks]
     assert [view.chunk_id for view in views] == [0, 1, 2]
     assert {(view.uuid, view.num_chunks, view.total_chunk_size) for view in views} == {(views[0].uuid, 3, len(value))}
     together = b"".join(chunk.payload for chunk in chunks)
-    found = transcode.to_batch(chunks[-1].metadata, together, base_offset=3, log_append_time=None)
-    assert read(found)[1] == [Record(3, NOW, b"k", value)]
+    batch = transcode.to_batch(chunks[-1].metadata, together, base_offset=3, log_append_time=None)
+    assert read(batch)[1] == [Record(3, NOW, b"k", value)]
 
 
 def test_a_native_consumer_passes_messages_of_ours_on(pulsar: Pulsar, client: native.Client) -> None:

@@ -28,10 +28,10 @@ uint64 = st.integers(0, 2**64 - 1)
 def outcome(function: Callable[..., Any], *args: object) -> Any:
     """What comes back, or the error that a caller can tell apart from others."""
     try:
-        found = function(*args)
+        answer = function(*args)
     except KopError as error:
         return type(error), error.code, getattr(error, "reason", None)
-    return tuple(found) if isinstance(found, tuple) else found
+    return tuple(answer) if isinstance(answer, tuple) else answer
 
 
 def same(name: str, *args: object) -> Any:
@@ -275,9 +275,9 @@ def test_any_bytes(data: bytes, count: int) -> None:
 @pytest.mark.parametrize("count", [999, 1000, 1001, 200_000])
 def test_very_many_headers(count: int) -> None:
     headers = tuple((b"%d" % (index % 1000), None) for index in range(count))
-    found = same("pack", body_of([Record(0, 1, None, b"", headers)]), 1, 1, None, 1 << 30, False)
-    assert isinstance(found, tuple)
-    ((payload, count),), _ = found
+    packed = same("pack", body_of([Record(0, 1, None, b"", headers)]), 1, 1, None, 1 << 30, False)
+    assert isinstance(packed, tuple)
+    ((payload, count),), _ = packed
     records = same("unpack", payload, count, 0, 0)
     assert isinstance(records, tuple)
     assert records[1] == 1

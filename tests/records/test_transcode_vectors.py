@@ -39,18 +39,18 @@ def test_batch_to_entries(twin: ModuleType, case: dict[str, Any]) -> None:
         ]
         records = []
         for entry in made:
-            found = transcode.to_batch(entry.metadata, entry.payload, base_offset=entry.first, log_append_time=None)
-            records += read(found)[1]
+            back = transcode.to_batch(entry.metadata, entry.payload, base_offset=entry.first, log_append_time=None)
+            records += read(back)[1]
     assert records == read(batch)[1]
 
 
 @pytest.mark.parametrize("case", VECTORS["to_kafka"], ids=lambda case: case["name"])
 def test_entry_to_batch(twin: ModuleType, case: dict[str, Any]) -> None:
     with using(twin):
-        found = transcode.to_batch(
+        made = transcode.to_batch(
             hexed(case, "metadata"),
             hexed(case, "payload"),
             base_offset=10**12,
             log_append_time=case["log_append_time"],
         )
-    assert found == hexed(case, "batch")
+    assert made == hexed(case, "batch")

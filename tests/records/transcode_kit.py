@@ -181,15 +181,15 @@ def native_view(entry: transcode.PulsarEntry) -> list[tuple[pb.SingleMessageMeta
     """The messages of an entry of ours as a native consumer takes them apart."""
     meta = pb.MessageMetadata.FromString(entry.metadata)
     payload = unsqueeze(meta.compression, entry.payload, meta.uncompressed_size)
-    found, pos = [], 0
+    messages, pos = [], 0
     for _ in range(meta.num_messages_in_batch):
         size = int.from_bytes(payload[pos : pos + 4], "big")
         single = pb.SingleMessageMetadata.FromString(payload[pos + 4 : pos + 4 + size])
         pos += 4 + size
-        found.append((single, payload[pos : pos + single.payload_size]))
+        messages.append((single, payload[pos : pos + single.payload_size]))
         pos += single.payload_size
     assert pos == len(payload)
-    return found
+    return messages
 
 
 def native_key(message: pb.SingleMessageMetadata) -> bytes | None:

@@ -36,9 +36,9 @@ class GivenUp:
         self._at("after fence")
 
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
-        found = self._of.read_markers()
+        markers = self._of.read_markers()
         self._at("after markers")
-        return found
+        return markers
 
     def produce(self, rows: Iterable[pa.RecordBatch]) -> None:
         def some() -> Iterator[pa.RecordBatch]:
@@ -114,8 +114,8 @@ def read(bootstrap: str, topic: str, isolation: str = "read_uncommitted") -> lis
         places = [TopicPartition(topic, partition) for partition in consumer.partitions_for_topic(topic) or ()]
         consumer.assign(places)
         ends = consumer.end_offsets(places)
-        found = []
+        rows = []
         while any(consumer.position(place) < ends[place] for place in places):
             for records in consumer.poll(timeout_ms=200).values():
-                found += [((record.value or b"").decode(), record) for record in records]
-        return found
+                rows += [((record.value or b"").decode(), record) for record in records]
+        return rows

@@ -27,7 +27,7 @@ def decode(record: DecoderRecord) -> dict[str, object] | None:
 
 
 def rows(*values: bytes | None) -> pa.RecordBatch:
-    found = [
+    records = [
         {
             "key": b"k",
             "value": value,
@@ -40,7 +40,7 @@ def rows(*values: bytes | None) -> pa.RecordBatch:
         }
         for at, value in enumerate(values)
     ]
-    return pa.RecordBatch.from_pylist(found, schema=schema(headers=True))
+    return pa.RecordBatch.from_pylist(records, schema=schema(headers=True))
 
 
 def decoder(function: str = "decode", permissive: bool = False) -> Decoder:
@@ -49,9 +49,9 @@ def decoder(function: str = "decode", permissive: bool = False) -> Decoder:
 
 def test_a_decoder_gets_the_whole_record() -> None:
     seen.clear()
-    found = decoder().add(rows(b"1 one", None))
-    assert found.schema.names == [*schema(headers=True).names, "decoded"]
-    assert found.column("decoded").to_pylist() == [{"id": 1, "name": "one"}, None]
+    decoded = decoder().add(rows(b"1 one", None))
+    assert decoded.schema.names == [*schema(headers=True).names, "decoded"]
+    assert decoded.column("decoded").to_pylist() == [{"id": 1, "name": "one"}, None]
     assert seen[0] == DecoderRecord(b"k", b"1 one", "t", 3, 40, NOON, 0, [("h", b"x"), ("h", None)])
     assert seen[1].headers == []
 
@@ -60,9 +60,9 @@ def test_a_decoder_gets_the_whole_record() -> None:
 def test_a_record_that_is_not_taken_ends_the_read_or_is_null(value: bytes) -> None:
     with pytest.raises(RecordDecodeError, match=r"set mode to PERMISSIVE.*topic t partition 3 offset 41: \w+:"):
         decoder().add(rows(b"1 one", value, b"2 two"))
-    found = decoder(permissive=True).add(rows(b"1 one", value, b"2 two"))
-    assert found.column("decoded").to_pylist() == [{"id": 1, "name": "one"}, None, {"id": 2, "name": "two"}]
-    errors = found.column("decodeError").to_pylist()
+    decoded = decoder(permissive=True).add(rows(b"1 one", value, b"2 two"))
+    assert decoded.column("decoded").to_pylist() == [{"id": 1, "name": "one"}, None, {"id": 2, "name": "two"}]
+    errors = decoded.column("decodeError").to_pylist()
     assert [errors[0], errors[2]] == [None, None]
     assert "Error" in errors[1] or "Arrow" in errors[1]
 

@@ -59,9 +59,9 @@ def test_offsets_are_committed_to_a_group(kop_shared_broker: Broker, caplog: pyt
         )
         progress.close()
     admin = KafkaAdminClient(bootstrap_servers=kop_shared_broker.bootstrap)
-    found = admin.list_group_offsets({"spark-group": None})["spark-group"]
+    committed = admin.list_group_offsets({"spark-group": None})["spark-group"]
     admin.close()
-    assert {tuple(place): value.offset for place, value in found.items()} == {
+    assert {tuple(place): value.offset for place, value in committed.items()} == {
         ("read-by-spark", 0): 7,
         ("read-by-spark", 1): 6,
     }

@@ -101,8 +101,8 @@ def test_partitions_are_those_of_kafkas_clients() -> None:
     keys = [f"key-{number}".encode() for number in range(200)]
     for count in (1, 3, 16):
         wanted = [kafkas.partition("t", key, key, None, None, _Metadata(count)) for key in keys]
-        found = Partitioner().partitions(pa.array(keys), pa.nulls(len(keys), pa.int32()), count)
-        assert found.to_pylist() == wanted
+        chosen = Partitioner().partitions(pa.array(keys), pa.nulls(len(keys), pa.int32()), count)
+        assert chosen.to_pylist() == wanted
 
 
 class _Metadata:
@@ -124,8 +124,8 @@ class _Metadata:
 def test_rows_without_a_key_go_to_one_partition_of_a_batch_and_then_to_the_next() -> None:
     partitioner = Partitioner()
     keys, given = pa.nulls(4, pa.binary()), pa.array([None, None, 2, None], pa.int32())
-    found = [partitioner.partitions(keys, given, 3).to_pylist() for _ in range(4)]
-    assert found == [[0, 0, 2, 0], [1, 1, 2, 1], [2, 2, 2, 2], [0, 0, 2, 0]]
+    batches = [partitioner.partitions(keys, given, 3).to_pylist() for _ in range(4)]
+    assert batches == [[0, 0, 2, 0], [1, 1, 2, 1], [2, 2, 2, 2], [0, 0, 2, 0]]
 
 
 # -- against a broker
@@ -160,14 +160,14 @@ def test_every_field_of_a_record_arrives(kop_shared_broker: Broker, client: Writ
         timestamp=[NOON, NOON, None],
     )
     producer(client).write(written)
-    found = [record for _, record in read(kop_shared_broker.bootstrap, "fields")]
-    assert [(r.partition, r.key, r.value, r.headers) for r in found] == [
+    records = [record for _, record in read(kop_shared_broker.bootstrap, "fields")]
+    assert [(r.partition, r.key, r.value, r.headers) for r in records] == [
         (1, b"k", b"v", [("h", b"x"), ("h", None)]),
         (1, None, b"", []),
         (1, None, None, []),
     ]
-    assert [r.timestamp for r in found[:2]] == [int(NOON.timestamp() * 1000)] * 2
-    assert found[2].timestamp > found[0].timestamp
+    assert [r.timestamp for r in records[:2]] == [int(NOON.timestamp() * 1000)] * 2
+    assert records[2].timestamp > records[0].timestamp
 
 
 @pytest.mark.parametrize("codec", range(5))
@@ -183,12 +183,12 @@ def test_many_batches_to_many_partitions_keep_their_order(
         part = wanted[start : start + 1500]
         names = [topics[int(value) % 2] for value in part]
         own.write(rows(key=[value[-1] for value in part], value=part, topic=names))
-    found = {topic: [value for value, _ in read(kop_shared_broker.bootstrap, topic)] for topic in topics}
-    assert sorted(found[topics[0]] + found[topics[1]]) == wanted
-    assert all(int(value) % 2 == number for number in (0, 1) for value in found[topics[number]])
+    values = {topic: [value for value, _ in read(kop_shared_broker.bootstrap, topic)] for topic in topics}
+    assert sorted(values[topics[0]] + values[topics[1]]) == wanted
+    assert all(int(value) % 2 == number for number in (0, 1) for value in values[topics[number]])
     for topic in topics:
         for last in "0123456789":
-            of_key = [value for value in found[topic] if value[-1] == last]
+            of_key = [value for value in values[topic] if value[-1] == last]
             assert of_key == sorted(of_key)
 
 

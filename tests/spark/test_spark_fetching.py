@@ -95,8 +95,8 @@ def test_a_range_is_read_from_within_batches(topic: Topic) -> None:
 def test_a_range_is_read_in_pieces_that_are_smaller_than_a_batch(topic: Topic) -> None:
     for part in range(0, 50, 10):
         topic.send(*(b"x" * 1000 + b"%d" % i for i in range(part, part + 10)), batch_size=1 << 20)
-    found = topic.read(max_partition_fetch_bytes="100", fetch_max_bytes="100")
-    assert [offset for offset, _ in found] == list(range(50))
+    rows = topic.read(max_partition_fetch_bytes="100", fetch_max_bytes="100")
+    assert [offset for offset, _ in rows] == list(range(50))
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -157,15 +157,15 @@ def test_rows_of_other_times_are_left_out(topic: Topic) -> None:
     made = batch_options({"kafka.bootstrap.servers": topic.bootstrap, "subscribe": topic.name})
     wanted = OffsetRange(topic.name, None, 0, 0, 5)
 
-    def found(*bounds: int | None) -> list[int]:
+    def times_between(*bounds: int | None) -> list[int]:
         settings = ReadSettings(made.fetch, False, True, 1000, event_times=(bounds[0], bounds[1]))
         return [int(row["value"]) for batch in read_range(topic.client, wanted, settings) for row in batch.to_pylist()]
 
-    assert found(None, None) == times
-    assert found(20, None) == [30, 50, 20, 40]
-    assert found(None, 40) == [30, 10, 20]
-    assert found(20, 41) == [30, 20, 40]
-    assert found(60, None) == []
+    assert times_between(None, None) == times
+    assert times_between(20, None) == [30, 50, 20, 40]
+    assert times_between(None, 40) == [30, 10, 20]
+    assert times_between(20, 41) == [30, 20, 40]
+    assert times_between(60, None) == []
 
 
 def test_a_time_of_the_server_is_none_of_an_event(topic: Topic) -> None:

@@ -18,8 +18,8 @@ def test_offsets_are_read_and_written_as_sparks_kafka_source_does() -> None:
 
 
 def test_equal_offsets_are_equal_text() -> None:
-    one, other = {("b", 2): 1, ("b", 10): 2, ("a", 0): 3}, {("a", 0): 3, ("b", 10): 2, ("b", 2): 1}
-    assert json.dumps(to_dict(one)) == json.dumps(to_dict(other)) == '{"a": {"0": 3}, "b": {"2": 1, "10": 2}}'
+    offsets, same = {("b", 2): 1, ("b", 10): 2, ("a", 0): 3}, {("a", 0): 3, ("b", 10): 2, ("b", 2): 1}
+    assert json.dumps(to_dict(offsets)) == json.dumps(to_dict(same)) == '{"a": {"0": 3}, "b": {"2": 1, "10": 2}}'
 
 
 @pytest.mark.parametrize(

@@ -103,25 +103,25 @@ def test_of_several_bounds_the_one_counts_that_counts_in_sparks_source() -> None
 
 def test_bounds_of_time_may_be_inclusive_or_not() -> None:
     both = {"startingTimestamp": "10", "endingTimestamp": "20"}
-    found = batch(**both)
-    assert (found.starting.time, found.ending and found.ending.time) == (10, 20)
-    found = batch(**both, startingTimestampInclusive="false", endingTimestampInclusive="true")
-    assert (found.starting.time, found.ending and found.ending.time) == (11, 21)
-    found = batch(startingOffsetsByTimestamp='{"t": {"0": 7}}', startingTimestampInclusive="false")
-    assert found.starting.times == {("t", 0): 8}
+    options = batch(**both)
+    assert (options.starting.time, options.ending and options.ending.time) == (10, 20)
+    options = batch(**both, startingTimestampInclusive="false", endingTimestampInclusive="true")
+    assert (options.starting.time, options.ending and options.ending.time) == (11, 21)
+    options = batch(startingOffsetsByTimestamp='{"t": {"0": 7}}', startingTimestampInclusive="false")
+    assert options.starting.times == {("t", 0): 8}
 
 
 def test_times_of_events_leave_rows_out_and_move_no_bound() -> None:
-    found = batch(startingEventTime="10", endingEventTime="20")
-    assert (found.event_times, found.starting.everywhere, found.ending) == ((10, 20), EARLIEST, None)
-    found = batch(
+    options = batch(startingEventTime="10", endingEventTime="20")
+    assert (options.event_times, options.starting.everywhere, options.ending) == ((10, 20), EARLIEST, None)
+    options = batch(
         startingEventTime="10",
         startingEventTimeInclusive="false",
         endingEventTime="20",
         endingEventTimeInclusive="true",
         startingTimestamp="5",
     )
-    assert (found.event_times, found.starting.time) == ((11, 21), 5)
+    assert (options.event_times, options.starting.time) == ((11, 21), 5)
     assert stream(startingEventTime="10").starting.everywhere == EARLIEST
     with pytest.raises(OptionError, match="endingEventTime would never end it"):
         stream(endingEventTime="10")
@@ -129,22 +129,22 @@ def test_times_of_events_leave_rows_out_and_move_no_bound() -> None:
 
 def test_messages_are_bounds_where_pulsar_can_be_asked() -> None:
     given = {"startingMessageId": '{"t": {"0": "12:5:-1"}}', "pulsar__admin__url": "http://a:8080"}
-    found = batch(**given)
-    assert (found.starting.messages, found.starting.behind) == ({("t", 0): (12, 5, -1)}, False)
-    assert found.pulsar is not None
-    assert (found.pulsar.url, found.pulsar.packed) == ("http://a:8080", False)
+    options = batch(**given)
+    assert (options.starting.messages, options.starting.behind) == ({("t", 0): (12, 5, -1)}, False)
+    assert options.pulsar is not None
+    assert (options.pulsar.url, options.pulsar.packed) == ("http://a:8080", False)
     assert batch(**given, startingMessageIdInclusive="false").starting.behind
-    found = batch(**given, endingMessageId='{"t": {"0": "12:6:2"}}', endingMessageIdInclusive="true")
-    assert found.ending is not None
-    assert found.ending.behind
+    options = batch(**given, endingMessageId='{"t": {"0": "12:6:2"}}', endingMessageIdInclusive="true")
+    assert options.ending is not None
+    assert options.ending.behind
     with pytest.raises(OptionError, match="set one of startingMessageId and startingTimestamp"):
         batch(**given, startingTimestamp="1")
 
 
 def test_topics_without_a_namespace_get_the_one_that_was_asked_for() -> None:
     assert batch(subscribe="a,b/c/d", topicNamespace="x/y").topics == ("x/y/a", "b/c/d")
-    found = batch_options(SERVER | {"assign": '{"a": [1]}', "topicNamespace": "x/y", "topicDomain": "persistent"})
-    assert found.assign == (("x/y/a", 1),)
+    options = batch_options(SERVER | {"assign": '{"a": [1]}', "topicNamespace": "x/y", "topicDomain": "persistent"})
+    assert options.assign == (("x/y/a", 1),)
 
 
 def test_a_stream_may_start_at_latest_in_some_partitions() -> None:
@@ -152,9 +152,9 @@ def test_a_stream_may_start_at_latest_in_some_partitions() -> None:
 
 
 def test_settings_of_the_connection_become_those_of_kafka_python() -> None:
-    found = settings(kafka__client__id="me", kafka__request__timeout__ms="5000", kafka__receive__buffer__bytes="4096")
-    assert (found["client_id"], found["request_timeout_ms"], found["security_protocol"]) == ("me", 5000, "PLAINTEXT")
-    assert any(option[2] == 4096 for option in found["socket_options"])
+    made = settings(kafka__client__id="me", kafka__request__timeout__ms="5000", kafka__receive__buffer__bytes="4096")
+    assert (made["client_id"], made["request_timeout_ms"], made["security_protocol"]) == ("me", 5000, "PLAINTEXT")
+    assert any(option[2] == 4096 for option in made["socket_options"])
 
 
 JAAS = 'org.apache.kafka.common.security.{0} required username="alice" password="a\\"b;c";'
@@ -166,9 +166,9 @@ def test_a_line_of_jaas_gives_the_user() -> None:
         "kafka__sasl__mechanism": "PLAIN",
         "kafka__sasl__jaas__config": JAAS.format("plain.PlainLoginModule"),
     }
-    found = settings(**given)
-    assert (found["sasl_mechanism"], found["sasl_plain_username"]) == ("PLAIN", "alice")
-    assert found["sasl_plain_password"] == 'a"b;c'
+    made = settings(**given)
+    assert (made["sasl_mechanism"], made["sasl_plain_username"]) == ("PLAIN", "alice")
+    assert made["sasl_plain_password"] == 'a"b;c'
     given["kafka__sasl__mechanism"] = "SCRAM-SHA-512"
     with pytest.raises(OptionError, match="a line of ScramLoginModule"):
         settings(**given)
@@ -181,10 +181,10 @@ def test_stores_of_java_are_refused_and_pem_files_taken() -> None:
         settings(kafka__security__protocol="SSL", kafka__ssl__truststore__location="/trust.jks")
     with pytest.raises(OptionError, match="export them as PEM files"):
         settings(kafka__ssl__truststore__type="JKS", kafka__ssl__truststore__location="/trust.jks")
-    found = settings(
+    made = settings(
         kafka__security__protocol="SSL",
         kafka__ssl__truststore__type="PEM",
         kafka__ssl__truststore__location="/ca.pem",
         kafka__ssl__endpoint__identification__algorithm="",
     )
-    assert (found["ssl_cafile"], found["ssl_check_hostname"]) == ("/ca.pem", False)
+    assert (made["ssl_cafile"], made["ssl_check_hostname"]) == ("/ca.pem", False)

@@ -14,8 +14,8 @@ def ranges(*sizes: int) -> list[OffsetRange]:
     return [OffsetRange("t", None, partition, 100, 100 + size) for partition, size in enumerate(sizes)]
 
 
-def bounds(found: list[OffsetRange]) -> list[tuple[int, int, int]]:
-    return [(r.partition, r.start, r.end) for r in found]
+def bounds(pieces: list[OffsetRange]) -> list[tuple[int, int, int]]:
+    return [(r.partition, r.start, r.end) for r in pieces]
 
 
 def test_a_partition_is_a_task_and_an_empty_one_is_none() -> None:
@@ -28,21 +28,21 @@ def test_a_task_has_no_more_records_than_it_may() -> None:
 
 
 def test_there_are_as_many_tasks_as_are_wanted_and_large_partitions_have_more_of_them() -> None:
-    found = split(ranges(90, 10), 10, None)
-    assert len(found) == 10
-    assert [sum(r.partition == p for r in found) for p in (0, 1)] == [9, 1]
+    pieces = split(ranges(90, 10), 10, None)
+    assert len(pieces) == 10
+    assert [sum(r.partition == p for r in pieces) for p in (0, 1)] == [9, 1]
     assert len(split(ranges(2, 1), 8, None)) == 3
 
 
 @given(SIZES, st.integers(0, 50), st.integers(0, 100))
 def test_every_offset_is_in_one_task_and_the_tasks_are_as_asked(sizes: list[int], least: int, most: int) -> None:
     whole = ranges(*sizes)
-    found = split(whole, least or None, most or None)
-    offsets = [(r.partition, offset) for r in found for offset in range(r.start, r.end)]
+    pieces = split(whole, least or None, most or None)
+    offsets = [(r.partition, offset) for r in pieces for offset in range(r.start, r.end)]
     assert offsets == [(r.partition, offset) for r in whole for offset in range(r.start, r.end)]
-    assert all(r.size for r in found)
-    assert len(found) >= min(least, sum(sizes))
-    assert not most or max((r.size for r in found), default=0) <= most
+    assert all(r.size for r in pieces)
+    assert len(pieces) >= min(least, sum(sizes))
+    assert not most or max((r.size for r in pieces), default=0) <= most
 
 
 def test_a_limit_is_shared_by_what_is_new() -> None:

@@ -11,7 +11,7 @@ import pytest
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions, stream_options
 from kop.spark.planning import DataLossError
-from kop.spark.read_client import TopicFound
+from kop.spark.read_client import TopicMetadata
 from kop.spark.stream_state import IDLE_SECONDS, SETTLE_SECONDS, StreamState
 from kop.spark.subscription import MissingTopicError, find_partitions, resolve_end, resolve_start
 
@@ -51,21 +51,21 @@ class FakeServers:
             self.write(topic, partition, count)
         self.while_it_sleeps.clear()
 
-    def topics(self, names: Collection[str] | None) -> dict[str, TopicFound]:
+    def topics(self, names: Collection[str] | None) -> dict[str, TopicMetadata]:
         wanted = self.ids if names is None else [name for name in names if name in self.ids]
         return {
-            name: TopicFound(self.ids[name], {p: 0 for t, p in self.logs if t == name}, name.startswith("__"))
+            name: TopicMetadata(self.ids[name], {p: 0 for t, p in self.logs if t == name}, name.startswith("__"))
             for name in wanted
         }
 
     def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation: int) -> Offsets:
         self.asked += 1
-        found: Offsets = {}
+        offsets: Offsets = {}
         for partition, time in wanted.items():
             log = self.logs[partition]
             late = [log.start + i for i, at in enumerate(log.times) if at >= time]
-            found[partition] = {EARLIEST: log.start, LATEST: log.end}.get(time, late[0] if late else -1)
-        return found
+            offsets[partition] = {EARLIEST: log.start, LATEST: log.end}.get(time, late[0] if late else -1)
+        return offsets
 
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {partition: self.record_bytes * len(self.logs[partition].times) for partition in partitions}
@@ -110,26 +110,26 @@ def test_starts_and_ends_become_offsets() -> None:
     for time in (10, 20, 30):
         servers.write("t", 0, 1, time)
     servers.logs["t", 1].start = 5
-    found = find_partitions(servers, options())
+    partitions = find_partitions(servers, options())
     said = options(startingOffsets='{"t": {"0": 1, "1": -2}}', endingOffsets='{"t": {"0": -1, "1": 5}}')
     assert said.ending is not None
-    assert resolve_start(servers, said, found) == {("t", 0): 1, ("t", 1): 5}
-    assert resolve_end(servers, said, said.ending, found) == {("t", 0): 3, ("t", 1): 5}
+    assert resolve_start(servers, said, partitions) == {("t", 0): 1, ("t", 1): 5}
+    assert resolve_end(servers, said, said.ending, partitions) == {("t", 0): 3, ("t", 1): 5}
     said = options(startingTimestamp="15", startingOffsetsByTimestampStrategy="latest", endingTimestamp="25")
     assert said.ending is not None
-    assert resolve_start(servers, said, found) == {("t", 0): 1, ("t", 1): 5}
-    assert resolve_end(servers, said, said.ending, found) == {("t", 0): 2, ("t", 1): 5}
+    assert resolve_start(servers, said, partitions) == {("t", 0): 1, ("t", 1): 5}
+    assert resolve_end(servers, said, said.ending, partitions) == {("t", 0): 2, ("t", 1): 5}
 
 
 def test_a_start_that_does_not_fit_is_an_error() -> None:
     servers = FakeServers(t=2)
-    found = find_partitions(servers, options())
+    partitions = find_partitions(servers, options())
     with pytest.raises(
         OptionError, match=r"set startingOffsets for each partition.* it has t-0, and t-0, t-1 are read"
     ):
-        resolve_start(servers, options(startingOffsets='{"t": {"0": 1}}'), found)
+        resolve_start(servers, options(startingOffsets='{"t": {"0": 1}}'), partitions)
     with pytest.raises(OptionError, match="No offset matched in t-0, t-1"):
-        resolve_start(servers, options(startingTimestamp="1"), found)
+        resolve_start(servers, options(startingTimestamp="1"), partitions)
 
 
 # Batches
@@ -305,8 +305,8 @@ def test_a_log_that_stays_shorter_is_lost_data(caplog: pytest.LogCaptureFixture)
     with pytest.raises(DataLossError, match="offset was changed from 10 to 4"):
         query.ranges({("t", 0): 10}, end)
     with caplog.at_level(logging.WARNING):
-        (found,) = progress(servers, failOnDataLoss="false").ranges({("t", 0): 10}, end)
-    assert found.size == 0
+        (left,) = progress(servers, failOnDataLoss="false").ranges({("t", 0): 10}, end)
+    assert left.size == 0
     assert "offset was changed" in caplog.text
 
 

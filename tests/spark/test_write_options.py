@@ -16,13 +16,13 @@ def stream(**options: str) -> WriteOptions:
 
 
 def test_what_is_not_said() -> None:
-    found = stream()
-    assert (found.topic, found.exactly_once, found.patience) == (None, None, 120.0)
-    assert (found.produce.codec, found.produce.acks, found.produce.max_batch_bytes) == (0, -1, (1 << 20) - 1024)
+    options = stream()
+    assert (options.topic, options.exactly_once, options.patience) == (None, None, 120.0)
+    assert (options.produce.codec, options.produce.acks, options.produce.max_batch_bytes) == (0, -1, (1 << 20) - 1024)
 
 
 def test_names_in_any_case() -> None:
-    found = write_options(
+    options = write_options(
         {
             "KAFKA.BOOTSTRAP.SERVERS": "a:1",
             "Topic": "t",
@@ -33,8 +33,8 @@ def test_names_in_any_case() -> None:
         },
         streaming=True,
     )
-    assert (found.topic, found.produce.codec, found.patience) == ("t", 4, 5.0)
-    assert (found.produce.max_batch_bytes, found.produce.transaction_timeout_ms) == (5000 - 1024, 1234)
+    assert (options.topic, options.produce.codec, options.patience) == ("t", 4, 5.0)
+    assert (options.produce.max_batch_bytes, options.produce.transaction_timeout_ms) == (5000 - 1024, 1234)
 
 
 def test_options_of_sparks_kafka_sink_may_stay() -> None:
