@@ -139,12 +139,14 @@ def messages_of_pulsar_are_bounds(run: Run) -> None:
     topic = make_topic(run)
     send(run, topic, 8)
     ledger = ask("GET", f"{topic}-partition-0/internalStats")["ledgers"][-1]["ledgerId"]
-    asked = {"pulsar.admin.url": admin, "topicNamespace": namespace}
-    first, last = (json.dumps({f"{namespace}/{topic}": {"0": f"{ledger}:{entry}:-1"}}) for entry in (2, 5))
+    asked = {"pulsar.admin.url": admin}
+    first, last = (json.dumps({topic: {"0": f"{ledger}:{entry}:-1"}}) for entry in (2, 5))
     by_id: dict[str, Any] = {"startingMessageId": first, "endingMessageId": last}
     same([r.offset for r in records(read(run, topic, **asked, **by_id))], [2, 3, 4])
     by_id |= {"startingMessageIdInclusive": "false", "endingMessageIdInclusive": "true"}
     same([r.offset for r in records(read(run, topic, **asked, **by_id))], [3, 4, 5])
+    full = {name: text.replace(topic, f"{namespace}/{topic}") for name, text in by_id.items()}
+    same([r.offset for r in records(read(run, topic, topicNamespace=namespace, **asked, **full))], [3, 4, 5])
 
 
 # Writing

@@ -1,8 +1,9 @@
 """The offsets of the messages that the options startingMessageId and endingMessageId name.
 
-Pulsar's admin REST tells them, because Kafka's protocol has no message ids.
+Pulsar's admin REST tells them, because Kafka's protocol has no message ids. The gateway's own settings say which
+namespace a topic with a short name is of, and how offsets are made.
 Owns: the form of these options' values, and the name that a partition has in Pulsar.
-Must not know: pyspark, the gateway.
+Must not know: pyspark, how the gateway is asked.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from kop.pulsar_client import PulsarError, TlsOptions
 from kop.pulsar_client.admin import Admin
@@ -18,7 +20,13 @@ from kop.pulsar_client.auth import parse_auth
 from kop.pulsar_client.message_offsets import MessageId, MessageOffsetError, message_offsets
 from kop.spark.offsets import Offsets, TopicPartition
 
-_SCHEME = "persistent://"
+__all__ = ["SETTINGS", "MessageBoundError", "MessageId", "PulsarAdmin", "offsets_of", "parse_messages"]
+
+_SCHEME: Final = "persistent://"
+_NAMESPACE: Final = "kop.pulsar.namespace"
+_OFFSETS: Final = "kop.pulsar.offsets"
+SETTINGS: Final = (_NAMESPACE, _OFFSETS)
+"""The settings of the gateway that say which topic of Pulsar a short name is, and which offsets its messages have."""
 
 
 class MessageBoundError(Exception):
@@ -27,13 +35,12 @@ class MessageBoundError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PulsarAdmin:
-    """How Pulsar is asked. `packed` is whether the gateway has kop.pulsar.offsets=packed."""
+    """How Pulsar is asked. `offsets` is `index` or `packed`, None for what the gateway says (kop.pulsar.offsets)."""
 
     url: str
     auth: str = ""
     ca_file: str | None = None
-    packed: bool = False
-    namespace: str = "public/default"
+    offsets: str | None = None
 
 
 def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
@@ -56,26 +63,54 @@ def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
     return messages
 
 
-def offsets_of(admin: PulsarAdmin, wanted: Mapping[TopicPartition, tuple[int, int, int]], *, behind: bool) -> Offsets:
-    """The offset of each message, or the one behind it; MessageBoundError."""
+def offsets_of(
+    admin: PulsarAdmin, settings: Mapping[str, str], wanted: Mapping[TopicPartition, MessageId], *, behind: bool
+) -> Offsets:
+    """The offset of each message, or the one behind it; MessageBoundError.
+
+    `settings` are those of SETTINGS that the gateway told.
+    """
+    offsets = admin.offsets or settings.get(_OFFSETS)
+    if offsets is None:
+        raise MessageBoundError(
+            f"set pulsar.offsets to the gateway's {_OFFSETS}, index or packed: this user may not ask it "
+            "(DescribeConfigs on the cluster), or the servers are no gateway of Pulsar"
+        )
+    names = {topic: _full_name(topic, settings) for topic, _ in wanted}
     try:
-        return asyncio.run(_offsets_of(admin, wanted, behind))
+        return asyncio.run(_offsets_of(admin, names, wanted, packed=offsets == "packed", behind=behind))
     except (PulsarError, MessageOffsetError, ValueError) as error:
         raise MessageBoundError(
             f"set pulsar.admin.url, pulsar.auth and the message ids to what Pulsar has: {admin.url} says {error}"
         ) from error
 
 
+def _full_name(topic: str, settings: Mapping[str, str]) -> str:
+    """The name of a topic in Pulsar; MessageBoundError where nobody says its namespace."""
+    local = topic.removeprefix(_SCHEME)
+    if "/" in local:
+        return _SCHEME + local
+    if _NAMESPACE not in settings:
+        raise MessageBoundError(
+            f"name the topic {topic} as TENANT/NAMESPACE/{topic}, or set topicNamespace: this user may not ask the "
+            f"gateway for its {_NAMESPACE} (DescribeConfigs on the cluster), or the servers are no gateway of Pulsar"
+        )
+    return f"{_SCHEME}{settings[_NAMESPACE]}/{local}"
+
+
 async def _offsets_of(
-    admin: PulsarAdmin, wanted: Mapping[TopicPartition, tuple[int, int, int]], behind: bool
+    admin: PulsarAdmin,
+    names: Mapping[str, str],
+    wanted: Mapping[TopicPartition, MessageId],
+    *,
+    packed: bool,
+    behind: bool,
 ) -> Offsets:
     tls = TlsOptions(ca_file=admin.ca_file, system_too=True)
     offsets: Offsets = {}
     async with Admin(admin.url, auth=parse_auth(admin.auth, tls), tls=tls) as client:
         for (topic, partition), message in wanted.items():
-            local = topic.removeprefix(_SCHEME)
-            name = _SCHEME + (local if "/" in local else f"{admin.namespace}/{local}")
-            first, last = await _message(client, name, partition, MessageId(*message), admin.packed)
+            first, last = await _message(client, names[topic], partition, message, packed)
             offsets[topic, partition] = last + 1 if behind else first
     return offsets
 

@@ -1,6 +1,6 @@
 """Offsets of partitions as Spark's Kafka source writes them: JSON, `{"topic": {"0": 23, "1": -2}}`.
 
-Owns: what is read from and written to that JSON, and where a read starts and ends.
+Owns: what is read from and written to that JSON.
 Must not know: pyspark, sockets.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 EARLIEST: Final = -2
@@ -19,26 +18,6 @@ TopicPartition: TypeAlias = tuple[str, int]
 Offsets: TypeAlias = dict[TopicPartition, int]
 OffsetDict: TypeAlias = dict[str, dict[str, int]]
 """The same as Spark keeps it in its checkpoint: topic -> partition, as text -> offset."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Where a read starts, or where it ends (that offset is not read any more).
-
-    One of the five is set: an offset for all partitions (EARLIEST or LATEST), an offset for each, a time for all, a
-    time for each (ms since the epoch), or a message for each. `option` is the name of the option that said so, for
-    errors.
-    """
-
-    option: str
-    everywhere: int | None = None
-    each: Mapping[TopicPartition, int] | None = None
-    time: int | None = None
-    times: Mapping[TopicPartition, int] | None = None
-    messages: Mapping[TopicPartition, tuple[int, int, int]] | None = None
-    """Ledger, entry, and place in the entry, -1 for the whole entry."""
-    behind: bool = False
-    """The offset behind the message is meant, not its own."""
 
 
 def parse_offsets(text: str) -> Offsets:

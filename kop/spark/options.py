@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+from kop.spark.bounds import Bound
 from kop.spark.decoding import DecoderOptions
-from kop.spark.offsets import EARLIEST, LATEST, Bound, TopicPartition, parse_assignment, parse_offsets
+from kop.spark.offsets import EARLIEST, LATEST, TopicPartition, parse_assignment, parse_offsets
 from kop.spark.read_client import FetchSettings
 
 if TYPE_CHECKING:
@@ -578,7 +579,7 @@ def _pulsar(given: Given, wanted: bool) -> PulsarAdmin | None:
         given.take("pulsar.admin.url", text, ""),
         given.take("pulsar.auth", text, ""),
         given.take("pulsar.tls.ca.file", text, "") or None,
-        given.take("pulsar.offsets", one_of("index", "packed"), "index") == "packed",
+        given.take("pulsar.offsets", one_of("index", "packed"), None),
     )
 
 

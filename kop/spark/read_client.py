@@ -1,4 +1,4 @@
-"""What a reader asks Kafka servers: Metadata, ListOffsets, DescribeLogDirs and Fetch, one request at a time.
+"""What a reader asks Kafka servers: Metadata, ListOffsets, DescribeLogDirs, DescribeConfigs and Fetch, one at a time.
 
 Owns: these requests, which server leads a partition, and which of their errors mean that a topic is gone.
 Must not know: pyspark, options, what is in the records, how requests are sent again (`kop.spark.connection`).
@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka import errors
-from kafka.protocol.admin import DescribeLogDirsRequest
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from kop.spark.connection import ClusterConnection
 from kop.spark.offsets import Offsets, TopicPartition
 
 NO_TOPIC_ID: Final = "00000000-0000-0000-0000-000000000000"
+_BROKER: Final = 4
+"""The kind of resource, as DescribeConfigs numbers them."""
 GONE: Final = (errors.UnknownTopicOrPartitionError, errors.UnknownTopicIdError, errors.InconsistentTopicIdError)
 """The topic, or the partition, is not there any more, or is another one by now."""
 
@@ -161,6 +163,26 @@ class ReadClient:
 
         topics = {topic for topic, _ in partitions}
         return self._connection.patiently(ask, forget=lambda: self._forget(topics), final=GONE)
+
+    def server_configs(self, names: Collection[str]) -> dict[str, str]:
+        """The settings of these names that a server has and tells; none where this user may not ask."""
+
+        def ask() -> dict[str, str]:
+            self._connection.metadata([])
+            server = self._connection.controller
+            resource = DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=_BROKER, resource_name=str(server), configuration_keys=list(names)
+            )
+            answer = self._connection.send(DescribeConfigsRequest(resources=[resource], max_version=4), server)
+            (described,) = answer.results
+            error = errors.for_code(described.error_code)
+            if error is errors.ClusterAuthorizationFailedError:
+                return {}
+            if error is not errors.NoError:
+                raise error(f"DescribeConfigs of server {server}: {described.error_message}")
+            return {row.name: row.value for row in described.configs if row.value is not None}
+
+        return self._connection.patiently(ask)
 
     def fetch(self, partition: TopicPartition, topic_id: str | None, offset: int, settings: FetchSettings) -> Fetched:
         """Batches of a partition from the one on that holds `offset`; none where there is none within the wait.

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from kop.spark.bounds import Bound
 from kop.spark.decoding import Decoder
 from kop.spark.fetching import ReadSettings, lost, read_range
-from kop.spark.offsets import LATEST, Bound, OffsetDict, Offsets, from_dict, to_dict
+from kop.spark.offsets import LATEST, OffsetDict, Offsets, from_dict, to_dict
 from kop.spark.options import ConnectionOptions, ReadOptions
 from kop.spark.planning import OffsetRange, split
 from kop.spark.read_client import ReadClient

@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
-from kop.spark.offsets import EARLIEST, LATEST, Bound, Offsets, TopicPartition
+from kop.spark.bounds import Bound
+from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions
 from kop.spark.read_client import TopicMetadata
 
@@ -32,6 +33,9 @@ class OffsetLookup(Protocol):
 
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Bytes of each log as its server says; 0 where it does not."""
+
+    def server_configs(self, names: Collection[str]) -> dict[str, str]:
+        """The settings of these names that a server has and tells."""
 
 
 class MissingTopicError(Exception):
@@ -118,10 +122,10 @@ def _resolve(
     if bound.times is not None:
         return lookup.list_offsets(bound.times, isolation)
     if bound.messages is not None:
-        from kop.spark.message_ids import offsets_of  # noqa: PLC0415 (it takes an HTTP client along)
+        from kop.spark.message_ids import SETTINGS, offsets_of  # noqa: PLC0415 (it takes an HTTP client along)
 
         assert options.pulsar is not None
-        return offsets_of(options.pulsar, bound.messages, behind=bound.behind)
+        return offsets_of(options.pulsar, lookup.server_configs(SETTINGS), bound.messages, behind=bound.behind)
     asked = {p: offset for p, offset in given.items() if offset in {EARLIEST, LATEST}}
     return dict(given) | (lookup.list_offsets(asked, isolation) if asked else {})
 

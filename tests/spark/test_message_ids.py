@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -12,6 +12,10 @@ from kop.pulsar_client.message_offsets import MessageId
 from kop.pulsar_client.packed import pack
 from kop.pulsar_client.types import Position
 from kop.spark.message_ids import MessageBoundError, PulsarAdmin, offsets_of
+from kop.spark.options import batch_options
+from kop.spark.read_client import ReadClient
+from kop.spark.subscription import find_partitions, resolve_start
+from kop.testing.broker import Broker
 
 ENTRIES = {
     "public/default/orders-partition-2/ledger/12/entry/5": (104, 5),
@@ -52,9 +56,20 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def offset(admin: PulsarAdmin, topic: str, partition: int, message: MessageId, *, behind: bool = False) -> int:
+GATEWAY = {"kop.pulsar.namespace": "public/default", "kop.pulsar.offsets": "index"}
+
+
+def offset(
+    admin: PulsarAdmin,
+    topic: str,
+    partition: int,
+    message: MessageId,
+    *,
+    behind: bool = False,
+    settings: Mapping[str, str] = GATEWAY,
+) -> int:
     place = (topic, partition)
-    return offsets_of(admin, {place: message}, behind=behind)[place]
+    return offsets_of(admin, settings, {place: message}, behind=behind)[place]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +90,41 @@ def test_topics_of_other_namespaces_and_without_partitions(url: str) -> None:
 
 
 def test_packed_offsets(url: str) -> None:
-    admin = PulsarAdmin(url, packed=True)
-    assert offset(admin, "orders", 2, MessageId(12, 5, 3)) == pack(Position(12, 5)) + 3
+    there = pack(Position(12, 5)) + 3
+    assert offset(PulsarAdmin(url, offsets="packed"), "orders", 2, MessageId(12, 5, 3)) == there
+    settings = GATEWAY | {"kop.pulsar.offsets": "packed"}
+    assert offset(PulsarAdmin(url), "orders", 2, MessageId(12, 5, 3), settings=settings) == there
+    assert offset(PulsarAdmin(url, offsets="index"), "orders", 2, MessageId(12, 5, 3), settings=settings) == 103
+
+
+def test_a_gateway_that_does_not_tell_its_settings(url: str) -> None:
+    """Its user may not describe configs: the namespace and the kind of offsets have to be said, none is assumed."""
+    message = MessageId(12, 5)
+    with pytest.raises(MessageBoundError, match=r"set pulsar\.offsets .* index or packed"):
+        offset(PulsarAdmin(url), "public/default/orders", 2, message, settings={})
+    admin = PulsarAdmin(url, offsets="index")
+    with pytest.raises(MessageBoundError, match="name the topic orders as TENANT/NAMESPACE/orders, or set topicNamesp"):
+        offset(admin, "orders", 2, message, settings={})
+    assert offset(admin, "public/default/orders", 2, message, settings={}) == 100
+
+
+def test_a_short_name_is_of_the_namespace_of_the_gateway(url: str, kop_broker_factory: Callable[..., Broker]) -> None:
+    broker = kop_broker_factory(kop_pulsar_namespace="sales/eu")
+    broker.create_topic("orders")
+    options = batch_options(
+        {
+            "kafka.bootstrap.servers": broker.bootstrap,
+            "subscribe": "orders",
+            "pulsar.admin.url": url,
+            "startingMessageId": '{"orders": {"0": "3:1:1"}}',
+        }
+    )
+    client = ReadClient(options.connection.settings, 20_000)
+    try:
+        partitions = find_partitions(client, options)
+        assert resolve_start(client, options, partitions) == {("orders", 0): 41}
+    finally:
+        client.close()
 
 
 @pytest.mark.parametrize(

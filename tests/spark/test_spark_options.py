@@ -132,7 +132,7 @@ def test_messages_are_bounds_where_pulsar_can_be_asked() -> None:
     options = batch(**given)
     assert (options.starting.messages, options.starting.behind) == ({("t", 0): (12, 5, -1)}, False)
     assert options.pulsar is not None
-    assert (options.pulsar.url, options.pulsar.packed) == ("http://a:8080", False)
+    assert (options.pulsar.url, options.pulsar.offsets) == ("http://a:8080", None)
     assert batch(**given, startingMessageIdInclusive="false").starting.behind
     options = batch(**given, endingMessageId='{"t": {"0": "12:6:2"}}', endingMessageIdInclusive="true")
     assert options.ending is not None

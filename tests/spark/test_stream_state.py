@@ -70,6 +70,9 @@ class FakeServers:
     def log_sizes(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return {partition: self.record_bytes * len(self.logs[partition].times) for partition in partitions}
 
+    def server_configs(self, names: Collection[str]) -> dict[str, str]:
+        return {}
+
 
 def options(**given: str) -> ReadOptions:
     said = {"subscribe": "t", "startingOffsets": "earliest"} | given
