@@ -104,7 +104,7 @@ def copied(bootstrap: str, run: str, partition: int) -> list[str]:
         }
     )
     consumer.assign([TopicPartition(f"{run}-out", partition, 0)])
-    found: list[str] = []
+    values: list[str] = []
     try:
         while True:
             message = consumer.poll(60)
@@ -112,20 +112,20 @@ def copied(bootstrap: str, run: str, partition: int) -> list[str]:
                 raise KafkaException(f"nothing comes of {run}-out-{partition} for 60 s, not even its end")
             if (error := message.error()) is not None:
                 if error.name() == "_PARTITION_EOF":
-                    return found
+                    return values
                 if not error.retriable():
                     raise KafkaException(error)
                 continue
             value = message.value()
             assert value is not None
-            found.append(value.decode())
+            values.append(value.decode())
     finally:
         consumer.close()
 
 
-def differences(expected: Sequence[str], found: Sequence[str]) -> list[str]:
+def differences(expected: Sequence[str], copied: Sequence[str]) -> list[str]:
     """In what the output differs from the input; nothing where they are the same."""
-    counts, wanted = Counter(found), set(expected)
+    counts, wanted = Counter(copied), set(expected)
     missing = [value for value in expected if value not in counts]
     twice = [value for value, count in counts.items() if count > 1]
     strange = [value for value in counts if value not in wanted]
@@ -134,7 +134,7 @@ def differences(expected: Sequence[str], found: Sequence[str]) -> list[str]:
         for what, values in (("missing", missing), ("more than once", twice), ("never written", strange))
         if values
     ]
-    return told or ([] if list(found) == list(expected) else ["another order"])
+    return told or ([] if list(copied) == list(expected) else ["another order"])
 
 
 def kill_some(target: Target, copiers: list[Copier], rng: random.Random, kills: int) -> None:

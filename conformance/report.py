@@ -89,10 +89,10 @@ class Report:
         return f"{result.detail}\n    the client's own: fails on Apache Kafka too ({seen.detail})"
 
     def _section(self, lines: list[str], verdict: str, title: str, say: Any) -> None:
-        found = self.results(verdict)
-        if found:
+        results = self.results(verdict)
+        if results:
             lines += ["", f"{title}:"]
-            for result in found:
+            for result in results:
                 lines.append(f"  {result.id}")
                 lines += [f"    {part}" if i == 0 else part for i, part in enumerate(say(result).split("\n"))]
 

@@ -78,8 +78,8 @@ class Kop:
             return [str(beside)]
         if self._checkout != HERE.parent:
             raise StartFailed(f"there is no {beside}: install that checkout (make -C {self._checkout} .venv/bin/kop)")
-        found = shutil.which("kop")
-        return [found] if found else [sys.executable, "-m", "kop.cli.main"]
+        command = shutil.which("kop")
+        return [command] if command else [sys.executable, "-m", "kop.cli.main"]
 
     def _store(self) -> list[str]:
         return ["--store", f"sqlite:{self._folder / 'kop.db'}"]

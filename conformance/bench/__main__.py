@@ -39,7 +39,7 @@ examples:
 Starts an Apache Pulsar and an Apache Kafka (Java 17, and Maven once); KOP_TEST_PULSAR=pulsar://...,http://... names
 a Pulsar that runs. CPU is the server's own, by the kernel's account, all its threads.
 """
-Found = dict[str, list[Run]]
+RunsOfServers = dict[str, list[Run]]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -99,15 +99,15 @@ class ProgressLine:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def measure(engines: Engines, row: Row, rounds: int, progress: ProgressLine) -> Found:
+def measure(engines: Engines, row: Row, rounds: int, progress: ProgressLine) -> RunsOfServers:
     """All rounds of a row, by server."""
-    found: Found = {}
+    runs: RunsOfServers = {}
     for count in range(1, rounds + 1):
         progress.step(f"{row.name}, round {count} of {rounds}")
         for name, run in engines.round(row, count).items():
-            found.setdefault(name, []).append(run)
+            runs.setdefault(name, []).append(run)
         progress.done()
-    return found
+    return runs
 
 
 def main() -> int:
@@ -132,7 +132,7 @@ def main() -> int:
         if kind != "compiled":
             print(f"{name} runs as {kind}: its kop._native is missing, or of other sources", file=sys.stderr)
     began = time.monotonic()
-    all_found: dict[str, Found] = {}
+    all_runs: dict[str, RunsOfServers] = {}
     lines, memory, failed = [], [], False
     progress = ProgressLine(len(rows) * rounds)
     with progress.shown():
@@ -145,14 +145,14 @@ def main() -> int:
                             progress.say(f"{row.name} is left out: {why}")
                             continue
                         try:
-                            found = measure(engines, row, rounds, progress)
+                            by_server = measure(engines, row, rounds, progress)
                         except (LoadFailed, OSError, KafkaException) as error:
                             failed = True
                             progress.say(f"{row.name} failed: {error}")
                             continue
-                        peer = next((name for name in found if name != KOP), "peer")
-                        all_found[row.name] = found
-                        lines.append(line(row, found[KOP], found.get(peer, []), peer))
+                        peer = next((name for name in by_server if name != KOP), "peer")
+                        all_runs[row.name] = by_server
+                        lines.append(line(row, by_server[KOP], by_server.get(peer, []), peer))
                         progress.say(in_words(lines[-1]))
                     for server in engines.servers:
                         memory.append(f"{server.name} {engine} {resident_mib(server.process.pid):.0f} MiB")
@@ -166,8 +166,8 @@ def main() -> int:
     print(f"memory afterwards: {', '.join(memory)}")
     if options.json:
         kept = {
-            row: {name: [asdict(run) for run in runs] for name, runs in found.items()}
-            for row, found in all_found.items()
+            row: {name: [asdict(run) for run in runs] for name, runs in by_server.items()}
+            for row, by_server in all_runs.items()
         }
         options.json.write_text(json.dumps(kept, indent=1))
     return int(failed)

@@ -162,7 +162,7 @@ def transactions(
     )
     value = os.urandom(RECORD_BYTES)
 
-    def one() -> float:
+    def time_transaction() -> float:
         if not plain:
             producer.begin_transaction()
         for _ in range(records):
@@ -181,11 +181,11 @@ def transactions(
 
     if not plain:
         producer.init_transactions(60)
-    one()
+    time_transaction()
     began = time.perf_counter()
     taken: list[float] = []
     while len(taken) < most and time.perf_counter() < began + seconds:
-        taken.append(one())
+        taken.append(time_transaction())
     whole = time.perf_counter() - began
     sent = len(taken) * records
     taken.sort()
@@ -214,10 +214,12 @@ def read(bootstrap: str, topic: str, records: int, isolation: str, times: int) -
         consumer.assign([TopicPartition(topic, 0, 0)])
         seen = 0
         while seen < records:
-            found = consumer.consume(min(1000, records - seen), 30)
-            if not found or any(message.error() for message in found):
-                raise SystemExit(f"{seen} of {records} records were read, then: {[each.error() for each in found][:1]}")
-            seen += len(found)
+            messages = consumer.consume(min(1000, records - seen), 30)
+            if not messages or any(message.error() for message in messages):
+                raise SystemExit(
+                    f"{seen} of {records} records were read, then: {[each.error() for each in messages][:1]}"
+                )
+            seen += len(messages)
         consumer.close()
     taken = time.perf_counter() - began
     return {

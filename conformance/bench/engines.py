@@ -56,10 +56,10 @@ class Engines:
             servers.reverse()
         if row.load == "fetch":
             return self._read(row, servers)
-        found = {server.name: SIMPLE[row.load](server, row, self.sizes) for server in servers}
+        runs = {server.name: SIMPLE[row.load](server, row, self.sizes) for server in servers}
         if self.native is not None and not row.beside_kafka and (peer := self.native.peer(row, self.sizes)):
-            found["pulsar-client" if row.load == "latency" else PERF] = peer
-        return found
+            runs["pulsar-client" if row.load == "latency" else PERF] = peer
+        return runs
 
     def _read(self, row: Row, servers: list[Server]) -> dict[str, Run]:
         records, times = loads.amount(row.source, self.sizes)
@@ -67,17 +67,17 @@ class Engines:
         if row.source == "broker-cold":
             assert self.pulsar is not None
             self.pulsar.restart()
-        found = {}
+        runs = {}
         for server in servers:
             if row.source != "memory":
                 server.restart()
-            found[server.name] = loads.fetch(server, *filled[server.name], times)
+            runs[server.name] = loads.fetch(server, *filled[server.name], times)
         if self.native is not None and self.native.perf is not None:
             topic, count = filled[KOP]
-            found[PERF] = self.native.perf.consume(f"{self.servers[0].namespace}/{topic}", count)
+            runs[PERF] = self.native.perf.consume(f"{self.servers[0].namespace}/{topic}", count)
         for server in servers:
             server.forget(filled[server.name][0])
-        return found
+        return runs
 
 
 @contextmanager
@@ -91,21 +91,21 @@ def started(rows: list[Row], sizes: Sizes, other: Path | None, peers: bool) -> I
     with ExitStack() as stack:
         if rows[0].engine == "embedded":
             servers = [Server(name, Kop(checkout=path, settings=SETTINGS)) for name, path in checkouts.items()]
-            found = Engines(sizes, servers)
+            engines = Engines(sizes, servers)
         else:
-            found = _over_pulsar(stack, sizes, checkouts, peers)
-        for server in found.servers:
+            engines = _over_pulsar(stack, sizes, checkouts, peers)
+        for server in engines.servers:
             server.address = stack.enter_context(server.process)
         if peers and any(row.beside_kafka for row in rows):
-            found.kafka = Server(KAFKA, Kafka())
+            engines.kafka = Server(KAFKA, Kafka())
             try:
-                found.kafka.address = stack.enter_context(found.kafka.process)
+                engines.kafka.address = stack.enter_context(engines.kafka.process)
             except StartFailed as error:
                 print(f"{KAFKA} is left out: {error}", file=sys.stderr)
-                found.kafka = None
-        for server in [*found.servers, *([found.kafka] if found.kafka else [])]:
+                engines.kafka = None
+        for server in [*engines.servers, *([engines.kafka] if engines.kafka else [])]:
             loads.warm_up(server, sizes)
-        yield found
+        yield engines
 
 
 def _over_pulsar(stack: ExitStack, sizes: Sizes, checkouts: dict[str, Path], peers: bool) -> Engines:

@@ -81,18 +81,18 @@ FIGURES: list[tuple[str, Figure, int]] = [
 
 def median(runs: Sequence[Run], figure: Figure) -> float | None:
     """Of the rounds that have the figure."""
-    found = [value for run in runs if (value := figure(run)) is not None]
-    return statistics.median(found) if found else None
+    figures = [value for run in runs if (value := figure(run)) is not None]
+    return statistics.median(figures) if figures else None
 
 
 def ratio(ours: Sequence[Run], theirs: Sequence[Run], figure: Figure) -> float | None:
     """The median, over the rounds, of ours divided by theirs of the same round."""
-    found = []
+    ratios = []
     for our, their in zip(ours, theirs, strict=False):  # the last round may have been cut short
         above, below = figure(our), figure(their)
         if above is not None and below:
-            found.append(above / below)
-    return statistics.median(found) if found else None
+            ratios.append(above / below)
+    return statistics.median(ratios) if ratios else None
 
 
 def number(value: float | None, digits: int) -> str:
@@ -120,8 +120,8 @@ def line(row: Row, ours: Sequence[Run], theirs: Sequence[Run], other: str) -> li
 def in_words(line: Sequence[str]) -> str:
     """A row in a line of text: what it has, each figure after its name."""
     peer = line[-2]
-    found = [f"{name} {value}" for name, value in zip(head(peer)[1:-2], line[1:-2], strict=True) if value != "-"]
-    return f"{line[0]}: {', '.join(found)}"
+    cells = [f"{name} {value}" for name, value in zip(head(peer)[1:-2], line[1:-2], strict=True) if value != "-"]
+    return f"{line[0]}: {', '.join(cells)}"
 
 
 def report(lines: Sequence[Sequence[str]], other: str) -> str:

@@ -55,8 +55,8 @@ def text(value: str | None) -> bytes:
 
 def array(items: Iterable[bytes]) -> bytes:
     """A compact array of encoded items."""
-    found = list(items)
-    return uvarint(len(found) + 1) + b"".join(found)
+    encoded = list(items)
+    return uvarint(len(encoded) + 1) + b"".join(encoded)
 
 
 def request(api: int, body: bytes) -> bytearray:
@@ -170,8 +170,8 @@ class CommitRequest:
     def next(self, correlation: int) -> bytes:
         """The bytes to send: another offset every time."""
         self._offset += 1
-        one = struct.pack(">iqi", self._partition, self._offset, -1) + text("") + b"\0"
-        frame = request(OFFSET_COMMIT, self._head + array([self._topic + array([one]) + b"\0"]) + b"\0")
+        partition = struct.pack(">iqi", self._partition, self._offset, -1) + text("") + b"\0"
+        frame = request(OFFSET_COMMIT, self._head + array([self._topic + array([partition]) + b"\0"]) + b"\0")
         struct.pack_into(">i", frame, CORRELATION_AT, correlation)
         return bytes(frame)
 
@@ -190,10 +190,10 @@ class FetchRequest:
 
     def next(self, correlation: int) -> bytes:
         """The bytes to send."""
-        one = struct.pack(">iiqiqi", self._partition, -1, self.offset, -1, -1, self._most) + b"\0"
+        partition = struct.pack(">iiqiqi", self._partition, -1, self.offset, -1, -1, self._most) + b"\0"
         body = (
             struct.pack(">iiiibii", -1, 500, 1, self._most, 0, 0, -1)
-            + array([self._topic + array([one]) + b"\0"])
+            + array([self._topic + array([partition]) + b"\0"])
             + array([])
             + text("")
             + b"\0"

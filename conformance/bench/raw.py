@@ -178,17 +178,17 @@ async def produce(
     until = began + seconds
     opened: list[Connection] = []
 
-    async def one(number: int) -> None:
+    async def produce_on_a_connection(number: int) -> None:
         connection = await connect(address, in_flight, until, requests)
         opened.append(connection)
         content = plain
         if idempotent:
-            answer = await connection.ask_until_taken(bytes(init_producer_id()), lambda found: producer_of(found)[0])
+            answer = await connection.ask_until_taken(bytes(init_producer_id()), lambda body: producer_of(body)[0])
             content = batch(records, record_bytes, codec, producer_of(answer)[1:])
         names = sorted((number * batches + i) % partitions for i in range(batches))
         await connection.run(ProduceRequest(topic, names, content))
 
-    await asyncio.gather(*(one(i) for i in range(connections)))
+    await asyncio.gather(*(produce_on_a_connection(i) for i in range(connections)))
     taken = time.perf_counter() - began
     answered = sum(connection.answered for connection in opened)
     for connection in opened:
@@ -220,14 +220,14 @@ async def commit(address: str, topic: str, seconds: float, groups: int) -> dict[
     began = time.perf_counter()
     opened: list[Connection] = []
 
-    async def one(number: int) -> None:
+    async def commit_in_a_group(number: int) -> None:
         connection = await connect(address, 1, began + seconds, 2**62)
         opened.append(connection)
         group = f"{topic}-{number}"
         await connection.ask(bytes(find_coordinator(group)))
         await connection.run(CommitRequest(group, topic, 0))
 
-    await asyncio.gather(*(one(i) for i in range(groups)))
+    await asyncio.gather(*(commit_in_a_group(i) for i in range(groups)))
     taken = time.perf_counter() - began
     answered = sum(connection.answered for connection in opened)
     for connection in opened:

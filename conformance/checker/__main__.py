@@ -278,17 +278,17 @@ class Run:
 def report(history: History, anomalies: list[Anomaly], problems: list[str]) -> None:
     """The closing table, and what does not fit into it."""
     console = Console(width=max(110, shutil.get_terminal_size().columns))
-    last = {one.name: one for one in history.transactions}
+    last = {transaction.name: transaction for transaction in history.transactions}
     by_writer: dict[str, list[Transaction]] = {}
-    for one in last.values():
-        by_writer.setdefault(_role(one.name), []).append(one)
+    for transaction in last.values():
+        by_writer.setdefault(_role(transaction.name), []).append(transaction)
     sends: Counter[tuple[str, bool]] = Counter()
     for send in history.sends:
         sends[_role(send.writer), send.acknowledged] += 1
-    named: Counter[str] = Counter(_role(one.who) for one in anomalies)
+    named: Counter[str] = Counter(_role(anomaly.who) for anomaly in anomalies)
     table = Table("writer", "acknowledged", "not", "committed", "aborted", "unknown", "anomalies", title="the history")
     for writer in sorted({name for name, _ in sends}):
-        outcomes = Counter(one.outcome for one in by_writer.get(writer, ()))
+        outcomes = Counter(transaction.outcome for transaction in by_writer.get(writer, ()))
         figures = [outcomes["committed"], outcomes["aborted"], outcomes["unknown"], named[writer]]
         table.add_row(writer, str(sends[writer, True]), str(sends[writer, False]), *map(str, figures))
     console.print(table)
@@ -296,7 +296,7 @@ def report(history: History, anomalies: list[Anomaly], problems: list[str]) -> N
     console.print(
         f"{len(history.sends)} records sent, {given} given to consumers in {len({p.session for p in history.polls})} "
         f"sessions, {len(history.ends)} ends of logs, {len(history.committed)} answers about committed offsets; "
-        f"faults: {_counted(Counter(one.kind for one in history.disturbances)) or 'none'}"
+        f"faults: {_counted(Counter(disturbance.kind for disturbance in history.disturbances)) or 'none'}"
     )
     for anomaly in anomalies[:10]:
         console.print(f"[red]{anomaly.kind}[/] {anomaly.who} {anomaly.topic} {anomaly.partition} {anomaly.offset}: "
@@ -311,8 +311,8 @@ def _role(name: str) -> str:
     return name.partition("#")[0]
 
 
-def _counted(found: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in found.most_common())
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
 def write_details(path: Path, history: History, anomalies: list[Anomaly]) -> None:
@@ -328,14 +328,17 @@ def judge(folder: Path, problems: list[str]) -> tuple[int, History, list[Anomaly
     """The exit code for what the files of a folder tell."""
     history = load(sorted(folder.glob("history-*.jsonl")))
     # A run that shows nothing must not look like one in which nothing is wrong.
-    outcomes = Counter(one.outcome for one in {one.name: one for one in history.transactions}.values())
+    outcomes = Counter(
+        transaction.outcome
+        for transaction in {transaction.name: transaction for transaction in history.transactions}.values()
+    )
     missing = [what for what in ("committed", "aborted") if not outcomes[what]]
-    found = [*problems, *(f"no transaction was {what}" for what in missing)]
-    found += [f"the chain {chain.name} wrote nothing" for chain in history.chains if not _wrote(history, chain)]
+    all_problems = [*problems, *(f"no transaction was {what}" for what in missing)]
+    all_problems += [f"the chain {chain.name} wrote nothing" for chain in history.chains if not _wrote(history, chain)]
     anomalies = check(history)
     write_details(folder / "anomalies.jsonl", history, anomalies)
-    report(history, anomalies, found)
-    return int(bool(anomalies or found)), history, anomalies
+    report(history, anomalies, all_problems)
+    return int(bool(anomalies or all_problems)), history, anomalies
 
 
 def _wrote(history: History, chain: Chain) -> bool:
@@ -359,7 +362,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         shutil.rmtree(folder)
         kept = None
     print(
-        f"{len({one.name for one in history.transactions})} transactions, {len(history.sends)} records, "
+        f"{len({transaction.name for transaction in history.transactions})} transactions, "
+        f"{len(history.sends)} records, "
         f"{len(anomalies)} anomalies; seed {options.seed}, {options.seconds:g} s"
         + (f"; histories and logs: {kept}; again: --check {kept}" if kept else "")
     )

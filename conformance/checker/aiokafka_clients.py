@@ -370,10 +370,10 @@ class _Member(ConsumerRebalanceListener):  # type: ignore[misc]
         self._positions.begin(positions)
 
     async def poll(self, most: int, seconds: float) -> list[_Row]:
-        found = await self.consumer.getmany(timeout_ms=int(seconds * 1000), max_records=most)
+        fetched = await self.consumer.getmany(timeout_ms=int(seconds * 1000), max_records=most)
         rows = [
             ((tp.topic, tp.partition), message.offset, record_of(message.value))
-            for tp, messages in found.items()
+            for tp, messages in fetched.items()
             for message in messages
         ]
         moved = self._positions.given(rows)
@@ -388,7 +388,9 @@ class _Member(ConsumerRebalanceListener):  # type: ignore[misc]
         begin, error = time.time(), ""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                await self.consumer.commit({TopicPartition(*one[:2]): one[2] for one in offsets})
+                await self.consumer.commit(
+                    {TopicPartition(topic, partition): offset for topic, partition, offset in offsets}
+                )
         except _ERRORS as failure:
             error = type(failure).__name__
         self._work.recorder.add(Commit(self._group, begin, time.time(), error, offsets))

@@ -110,44 +110,44 @@ class Anomaly(NamedTuple):
 
 def check(history: History) -> list[Anomaly]:
     """Every anomaly, in the order of the table above."""
-    found = _Found(history)
+    indexed = _IndexedHistory(history)
     anomalies = [
-        *_sends(found),
-        *_doubled(found),
-        *_reads(found),
-        *_torn(found),
-        *_reordered(found),
-        *_two_values(found),
-        *_sessions(found),
-        *_ends(found),
-        *_commits(found),
-        *_half_committed(found),
-        *_chains(found),
-        *_unfenced(found),
+        *_sends(indexed),
+        *_doubled(indexed),
+        *_reads(indexed),
+        *_torn(indexed),
+        *_reordered(indexed),
+        *_two_values(indexed),
+        *_sessions(indexed),
+        *_ends(indexed),
+        *_commits(indexed),
+        *_half_committed(indexed),
+        *_chains(indexed),
+        *_unfenced(indexed),
     ]
-    return sorted(anomalies, key=lambda one: KINDS.index(one.kind))
+    return sorted(anomalies, key=lambda anomaly: KINDS.index(anomaly.kind))
 
 
 def nearest(disturbances: Iterable[Disturbance], at: float) -> Disturbance | None:
     """The disturbance that began last before `at`, else the first one."""
-    ordered = sorted(disturbances, key=lambda one: one.begin)
+    ordered = sorted(disturbances, key=lambda disturbance: disturbance.begin)
     if not at or not ordered:
         return None
-    return ordered[max(0, bisect_left([one.begin for one in ordered], at) - 1)]
+    return ordered[max(0, bisect_left([disturbance.begin for disturbance in ordered], at) - 1)]
 
 
-class _Found:
+class _IndexedHistory:
     """A history with the indexes that several checks use."""
 
     def __init__(self, history: History) -> None:
         self.history = history
         self.sends: dict[Record, Send] = {send.record: send for send in history.sends}
-        self.transactions = {one.name: one for one in history.transactions}
+        self.transactions = {transaction.name: transaction for transaction in history.transactions}
         """Of several lines of one transaction the last counts."""
         self.idempotent = {writer.name for writer in history.writers if writer.idempotent}
         self._gave_up: defaultdict[str, list[float]] = defaultdict(list)
         """When each writer's client gave up a record, in order."""
-        for send in sorted(history.sends, key=lambda one: one.done):
+        for send in sorted(history.sends, key=lambda send: send.done):
             if send.error == _GIVEN_UP:
                 self._gave_up[send.writer].append(send.done)
         self.of_transaction: defaultdict[str, list[Send]] = defaultdict(list)
@@ -158,9 +158,10 @@ class _Found:
         """The partitions of each topic that anything was sent to."""
         for send in history.sends:
             self.places[send.topic].add(send.place)
-        whole = {one.session for one in history.wholes}
+        whole = {whole.session for whole in history.wholes}
         self.whole: dict[Isolation, set[Place]] = {
-            isolation: {one.place for one in history.wholes if one.isolation == isolation} for isolation in ISOLATIONS
+            isolation: {whole.place for whole in history.wholes if whole.isolation == isolation}
+            for isolation in ISOLATIONS
         }
         """What was read wholly."""
         self.rows: dict[Isolation, defaultdict[Place, list[tuple[int, Record]]]] = {
@@ -213,32 +214,32 @@ def _of_send(kind: str, send: Send, detail: str = "") -> Anomaly:
 # --- what was sent
 
 
-def _sends(found: _Found) -> Iterator[Anomaly]:
+def _sends(indexed: _IndexedHistory) -> Iterator[Anomaly]:
     """Lost, elsewhere, untold: each record by itself."""
-    for send in found.history.sends:
-        places = found.places_of(send.record)
+    for send in indexed.history.sends:
+        places = indexed.places_of(send.record)
         if send.acknowledged and send.offset < 0:
             yield _of_send("untold", send)
         if send.acknowledged and send.offset >= 0 and places and (send.place, send.offset) not in places:
             yield _of_send("elsewhere", send, f"stored at {', '.join(str(offset) for _, offset in sorted(places))}")
-        if send.place not in found.whole["committed"] or found.at["committed"].get(send.record):
+        if send.place not in indexed.whole["committed"] or indexed.at["committed"].get(send.record):
             continue
         if not send.transaction:
             if send.acknowledged:
                 yield _of_send("lost", send)
         elif send.error != NOT_SENT:
-            transaction = found.transactions.get(send.transaction)
-            others = found.of_transaction[send.transaction]
-            torn = any(found.at["committed"].get(other.record) for other in others)
+            transaction = indexed.transactions.get(send.transaction)
+            others = indexed.of_transaction[send.transaction]
+            torn = any(indexed.at["committed"].get(other.record) for other in others)
             if transaction is not None and transaction.outcome == "committed" and not torn:
                 yield _of_send("lost", send, f"of the committed transaction {transaction.name}")
 
 
-def _doubled(found: _Found) -> Iterator[Anomaly]:
-    for record in {record: None for isolation in ISOLATIONS for record in found.at[isolation]}:
-        places = sorted(found.places_of(record))
-        copies = max(len(found.at[isolation].get(record, ())) for isolation in ISOLATIONS)
-        if max(len(places), copies) > 1 and record[0] in found.idempotent and not found.sent_anew(record):
+def _doubled(indexed: _IndexedHistory) -> Iterator[Anomaly]:
+    for record in {record: None for isolation in ISOLATIONS for record in indexed.at[isolation]}:
+        places = sorted(indexed.places_of(record))
+        copies = max(len(indexed.at[isolation].get(record, ())) for isolation in ISOLATIONS)
+        if max(len(places), copies) > 1 and record[0] in indexed.idempotent and not indexed.sent_anew(record):
             (topic, partition), offset = places[0]
             text = ", ".join(f"{place[0]} {place[1]} {at}" for place, at in places)
             yield Anomaly("doubled", name_of(record), topic, partition, offset, 0.0, f"stored at {text}")
@@ -247,19 +248,19 @@ def _doubled(found: _Found) -> Iterator[Anomaly]:
 # --- what was read
 
 
-def _reads(found: _Found) -> Iterator[Anomaly]:
+def _reads(indexed: _IndexedHistory) -> Iterator[Anomaly]:
     """Invented, aborted_read, uncommitted_read: each record that a consumer was given, by itself."""
-    for poll in found.history.polls:
+    for poll in indexed.history.polls:
         for offset, writer, number in poll.records:
             record = (writer, number)
-            send = found.sends.get(record)
+            send = indexed.sends.get(record)
             where = (name_of(record), poll.topic, poll.partition, offset, poll.at)
             if send is None or send.place != poll.place:
                 elsewhere = f"sent to {send.topic} {send.partition}" if send else "never sent"
                 why = "no record of the run" if writer == UNREADABLE else elsewhere
                 yield Anomaly("invented", *where, f"{why}, read by {poll.session}")
                 continue
-            transaction = found.transaction_of(record)
+            transaction = indexed.transaction_of(record)
             if poll.isolation != "committed" or transaction is None:
                 continue
             if transaction.outcome == "aborted":
@@ -269,14 +270,14 @@ def _reads(found: _Found) -> Iterator[Anomaly]:
                 yield Anomaly("uncommitted_read", *where, f"{before}, read by {poll.session}")
 
 
-def _torn(found: _Found) -> Iterator[Anomaly]:
+def _torn(indexed: _IndexedHistory) -> Iterator[Anomaly]:
     """Of a transaction that may have been committed, at the end everything is there or nothing."""
-    last = _last_committed(found.history.committed)
-    for transaction in found.transactions.values():
+    last = _last_committed(indexed.history.committed)
+    for transaction in indexed.transactions.values():
         if transaction.outcome == "aborted":
             continue
-        sends = [one for one in found.of_transaction[transaction.name] if one.place in found.whole["committed"]]
-        missing = [send for send in sends if not found.at["committed"].get(send.record)]
+        sends = [send for send in indexed.of_transaction[transaction.name] if send.place in indexed.whole["committed"]]
+        missing = [send for send in sends if not indexed.at["committed"].get(send.record)]
         there = len(sends) - len(missing)
         if there and missing:
             send = missing[0]
@@ -294,36 +295,36 @@ def _torn(found: _Found) -> Iterator[Anomaly]:
 
 def _last_committed(answers: Iterable[Committed]) -> dict[tuple[str, Place], int]:
     """What each group was told last."""
-    found: dict[tuple[str, Place], int] = {}
-    for answer in sorted(answers, key=lambda one: one.done):
+    told: dict[tuple[str, Place], int] = {}
+    for answer in sorted(answers, key=lambda answer: answer.done):
         for topic, partition, offset in answer.offsets:
-            found[answer.group, (topic, partition)] = offset
-    return found
+            told[answer.group, (topic, partition)] = offset
+    return told
 
 
-def _reordered(found: _Found) -> Iterator[Anomaly]:
-    for place in sorted(found.whole["committed"] | found.whole["uncommitted"]):
-        rows = {row for isolation in ISOLATIONS for row in found.rows[isolation][place]}
+def _reordered(indexed: _IndexedHistory) -> Iterator[Anomaly]:
+    for place in sorted(indexed.whole["committed"] | indexed.whole["uncommitted"]):
+        rows = {row for isolation in ISOLATIONS for row in indexed.rows[isolation][place]}
         highest: dict[str, int] = {}
         for offset, (writer, number) in sorted(rows):
             before = highest.get(writer, -1)
-            if number < before and writer in found.idempotent and not found.sent_anew((writer, number)):
+            if number < before and writer in indexed.idempotent and not indexed.sent_anew((writer, number)):
                 yield Anomaly("reordered", name_of((writer, number)), *place, offset, 0.0, f"behind number {before}")
             highest[writer] = max(before, number)
 
 
-def _two_values(found: _Found) -> Iterator[Anomaly]:
+def _two_values(indexed: _IndexedHistory) -> Iterator[Anomaly]:
     """Acknowledgements of what no reader found, as aborted records over Pulsar, are compared with each other."""
     told: dict[tuple[Place, int], tuple[Record, str]] = {}
     readings = (
         (poll.place, offset, (writer, number), poll.session)
-        for poll in found.history.polls
+        for poll in indexed.history.polls
         for offset, writer, number in poll.records
     )
     unread = (
         (send.place, send.offset, send.record, "its acknowledgement")
-        for send in found.history.sends
-        if send.acknowledged and send.offset >= 0 and not found.places_of(send.record)
+        for send in indexed.history.sends
+        if send.acknowledged and send.offset >= 0 and not indexed.places_of(send.record)
     )
     reported: set[tuple[Place, int, Record]] = set()
     for source in (readings, unread):
@@ -338,12 +339,12 @@ def _two_values(found: _Found) -> Iterator[Anomaly]:
 # --- sessions
 
 
-def _sessions(found: _Found) -> Iterator[Anomaly]:
-    for (session, place), polls in found.sessions.items():
+def _sessions(indexed: _IndexedHistory) -> Iterator[Anomaly]:
+    for (session, place), polls in indexed.sessions.items():
         yield from _positions(session, place, polls)
         isolation = polls[0].isolation
-        if place in found.whole[isolation]:
-            yield from _against_the_whole(found, session, place, polls)
+        if place in indexed.whole[isolation]:
+            yield from _against_the_whole(indexed, session, place, polls)
 
 
 def _positions(session: str, place: Place, polls: list[Poll]) -> Iterator[Anomaly]:
@@ -363,27 +364,27 @@ def _positions(session: str, place: Place, polls: list[Poll]) -> Iterator[Anomal
         position = max(behind, poll.position)
 
 
-def _against_the_whole(found: _Found, session: str, place: Place, polls: list[Poll]) -> Iterator[Anomaly]:
+def _against_the_whole(indexed: _IndexedHistory, session: str, place: Place, polls: list[Poll]) -> Iterator[Anomaly]:
     """What a session was given of the offsets that it passed, against what is there in the end."""
     isolation = polls[0].isolation
     given = {offset: (writer, number) for poll in polls for offset, writer, number in poll.records}
-    whole = dict(found.rows["committed"][place])  # everybody has to see that
+    whole = dict(indexed.rows["committed"][place])  # everybody has to see that
     if isolation == "uncommitted":
-        whole |= dict(found.rows["uncommitted"][place])
+        whole |= dict(indexed.rows["uncommitted"][place])
     start, end = polls[0].start, max(poll.position for poll in polls)
-    begun = {transaction.name for record in given.values() if (transaction := found.transaction_of(record))}
+    begun = {transaction.name for record in given.values() if (transaction := indexed.transaction_of(record))}
     for offset, record in sorted(whole.items()):
         passed = start <= offset < end and offset not in given
-        if passed and not (isolation == "committed" and found.aborted(record)):
-            transaction = found.transaction_of(record)
+        if passed and not (isolation == "committed" and indexed.aborted(record)):
+            transaction = indexed.transaction_of(record)
             torn = transaction is not None and transaction.name in begun
             text = f"{session} passed it and was not given it"
             if transaction is not None and torn:
                 text += f", but others of {transaction.name}"
             yield Anomaly("torn" if torn else "skipped", name_of(record), *place, offset, polls[-1].at, text)
     for offset, record in given.items():
-        explained = isolation == "committed" and found.aborted(record)
-        send = found.sends.get(record)
+        explained = isolation == "committed" and indexed.aborted(record)
+        send = indexed.sends.get(record)
         if offset not in whole and not explained and send is not None and send.place == place:
             yield Anomaly("vanished", name_of(record), *place, offset, polls[-1].at, f"{session} was given it")
 
@@ -408,8 +409,8 @@ class _Floor:
         return self._greatest[place - 1] if place else None
 
 
-def _ends(found: _Found) -> Iterator[Anomaly]:
-    history = found.history
+def _ends(indexed: _IndexedHistory) -> Iterator[Anomaly]:
+    history = indexed.history
     asked: defaultdict[tuple[Place, str], list[End]] = defaultdict(list)
     for end in history.ends:
         asked[end.place, end.kind].append(end)
@@ -443,13 +444,13 @@ def _ends(found: _Found) -> Iterator[Anomaly]:
                 yield Anomaly(problem, kind, *place, end.offset, end.done, f"before that {text}")
 
 
-def _commits(found: _Found) -> Iterator[Anomaly]:
+def _commits(indexed: _IndexedHistory) -> Iterator[Anomaly]:
     """What answers about committed offsets say, against commits and earlier answers.
 
     A commit without an answer may be carried out late, behind one that the same member made afterwards: what equals one
     is not held against the server.
     """
-    history = found.history
+    history = indexed.history
     told: defaultdict[tuple[str, Place], list[tuple[float, int, str]]] = defaultdict(list)
     plain: defaultdict[tuple[str, Place], list[tuple[float, int, str]]] = defaultdict(list)
     ended: defaultdict[tuple[str, Place], list[tuple[float, int, str]]] = defaultdict(list)
@@ -467,7 +468,7 @@ def _commits(found: _Found) -> Iterator[Anomaly]:
                 late.add((commit.group, place, offset))
             else:
                 plain[commit.group, place].append((commit.done, offset, f"{offset} was committed"))
-    for transaction in found.transactions.values():
+    for transaction in indexed.transactions.values():
         for topic, partition, offset in transaction.offsets:
             place = (topic, partition)
             if transaction.outcome == "aborted":
@@ -496,27 +497,33 @@ def _commits(found: _Found) -> Iterator[Anomaly]:
                     break
 
 
-def _half_committed(found: _Found) -> Iterator[Anomaly]:
+def _half_committed(indexed: _IndexedHistory) -> Iterator[Anomaly]:
     """In one answer, a transaction's offsets for several partitions are there or are not."""
     by_group: defaultdict[str, list[Transaction]] = defaultdict(list)
-    for transaction in found.transactions.values():
+    for transaction in indexed.transactions.values():
         if transaction.outcome == "committed" and len(transaction.offsets) > 1:
             by_group[transaction.group].append(transaction)
     for transactions in by_group.values():
-        transactions.sort(key=lambda one: one.ended)
+        transactions.sort(key=lambda transaction: transaction.ended)
     reported: set[str] = set()
-    for answer in found.history.committed:
+    for answer in indexed.history.committed:
         if not answer.stable:
             continue
         transactions = by_group[answer.group]
         offsets = {(topic, partition): offset for topic, partition, offset in answer.offsets}
         # What had ended before the question is held by `commit_lost`, what was asked for behind the answer by
         # `commit_invented`.
-        for transaction in transactions[bisect_right(transactions, answer.begin, key=lambda one: one.ended) :]:
+        for transaction in transactions[
+            bisect_right(transactions, answer.begin, key=lambda transaction: transaction.ended) :
+        ]:
             if transaction.ending > answer.done or transaction.name in reported:
                 continue
-            asked = [one for one in transaction.offsets if one[:2] in offsets]
-            missing = [one for one in transaction.offsets if offsets.get(one[:2], one[2]) < one[2]]
+            asked = [asked_offset for asked_offset in transaction.offsets if asked_offset[:2] in offsets]
+            missing = [
+                asked_offset
+                for asked_offset in transaction.offsets
+                if offsets.get(asked_offset[:2], asked_offset[2]) < asked_offset[2]
+            ]
             if missing and len(missing) < len(asked):
                 reported.add(transaction.name)
                 topic, partition, at = missing[0]
@@ -527,26 +534,26 @@ def _half_committed(found: _Found) -> Iterator[Anomaly]:
 # --- chains and producers
 
 
-def _chains(found: _Found) -> Iterator[Anomaly]:
-    last = _last_committed(found.history.committed)
-    for chain in found.history.chains:
-        yield from _chain(found, chain, last)
+def _chains(indexed: _IndexedHistory) -> Iterator[Anomaly]:
+    last = _last_committed(indexed.history.committed)
+    for chain in indexed.history.chains:
+        yield from _chain(indexed, chain, last)
 
 
-def _chain(found: _Found, chain: Chain, last: dict[tuple[str, Place], int]) -> Iterator[Anomaly]:
+def _chain(indexed: _IndexedHistory, chain: Chain, last: dict[tuple[str, Place], int]) -> Iterator[Anomaly]:
     inputs = {
         source_of(place, offset): (place, offset)
         for topic in chain.inputs
-        for place in sorted(found.places[topic])
-        for offset, _ in found.rows["committed"][place]
+        for place in sorted(indexed.places[topic])
+        for offset, _ in indexed.rows["committed"][place]
     }
-    whole = found.whole["committed"]
-    inputs_are_whole = all(found.places[topic] <= whole for topic in chain.inputs)
+    whole = indexed.whole["committed"]
+    inputs_are_whole = all(indexed.places[topic] <= whole for topic in chain.inputs)
     outputs: Counter[str] = Counter()
-    for place in sorted(found.places[chain.output]):
-        for offset, record in found.rows["committed"][place]:
-            send = found.sends.get(record)
-            if send is None or found.aborted(record):
+    for place in sorted(indexed.places[chain.output]):
+        for offset, record in indexed.rows["committed"][place]:
+            send = indexed.sends.get(record)
+            if send is None or indexed.aborted(record):
                 continue  # invented, aborted_read
             if not send.source:
                 continue  # of a writer that is no part of the chain
@@ -559,22 +566,31 @@ def _chain(found: _Found, chain: Chain, last: dict[tuple[str, Place], int]) -> I
             text = f"{outputs[source]} outputs of {chain.name}"
             yield Anomaly("chain_doubled", source, *place, offset, 0.0, text)
         elif (
-            not outputs[source] and found.places[chain.output] <= whole and offset < last.get((chain.group, place), -1)
+            not outputs[source]
+            and indexed.places[chain.output] <= whole
+            and offset < last.get((chain.group, place), -1)
         ):
             text = f"no output of {chain.name}, which has passed it"
             yield Anomaly("chain_lost", source, *place, offset, 0.0, text)
 
 
-def _unfenced(found: _Found) -> Iterator[Anomaly]:
+def _unfenced(indexed: _IndexedHistory) -> Iterator[Anomaly]:
     """A producer that was refused may have been told so late: its records show what happened."""
     initialized: defaultdict[str, list[Instance]] = defaultdict(list)
-    for instance in found.history.instances:
+    for instance in indexed.history.instances:
         initialized[instance.transactional_id].append(instance)
-    for one in found.transactions.values():
-        read = any(found.at["committed"].get(send.record) for send in found.of_transaction[one.name])
-        if one.outcome == "committed" or (one.outcome == "unknown" and read):
-            others = initialized[one.transactional_id]
-            later = [other.number for other in others if other.number > one.instance and other.done < one.ending]
+    for transaction in indexed.transactions.values():
+        read = any(indexed.at["committed"].get(send.record) for send in indexed.of_transaction[transaction.name])
+        if transaction.outcome == "committed" or (transaction.outcome == "unknown" and read):
+            others = initialized[transaction.transactional_id]
+            later = [
+                other.number
+                for other in others
+                if other.number > transaction.instance and other.done < transaction.ending
+            ]
             if later:
-                text = f"producer {one.instance} of {one.transactional_id}, after {max(later)} was initialized"
-                yield Anomaly("unfenced", one.name, "", -1, -1, one.ending, text)
+                text = (
+                    f"producer {transaction.instance} of {transaction.transactional_id}, "
+                    f"after {max(later)} was initialized"
+                )
+                yield Anomaly("unfenced", transaction.name, "", -1, -1, transaction.ending, text)

@@ -74,8 +74,8 @@ def reading(work: Work) -> Iterator[Callable[[], None]]:
 
 
 def _error(error: KafkaException) -> KafkaError:
-    found: KafkaError = error.args[0]
-    return found
+    cause: KafkaError = error.args[0]
+    return cause
 
 
 # --- producers
@@ -413,13 +413,13 @@ class _Member:
         self.at = {}
 
     def _assign(self, partitions: list[TopicPartition]) -> None:
-        found = self.committed(partitions) if partitions else []
-        if found is None:  # librdkafka asks again by itself
+        committed = self.committed(partitions) if partitions else []
+        if committed is None:  # librdkafka asks again by itself
             self._positions.begin({})
             self.consumer.assign(partitions)
         else:
-            starts = [TopicPartition(topic, partition, max(0, offset)) for topic, partition, offset in found]
-            self._positions.begin({(one.topic, one.partition): one.offset for one in starts})
+            starts = [TopicPartition(topic, partition, max(0, offset)) for topic, partition, offset in committed]
+            self._positions.begin({(start.topic, start.partition): start.offset for start in starts})
             self.consumer.assign(starts)
         self.at = {}
 
@@ -431,13 +431,13 @@ class _Member:
         """The group's offsets, -1 for none; None where there was no answer."""
         begin = time.time()
         try:
-            found = self.consumer.committed(partitions, timeout=10)
+            positions = self.consumer.committed(partitions, timeout=10)
         except KafkaException as error:
             print(f"{self._group}: committed: {error}", file=sys.stderr)
             return None
-        if any(one.error is not None for one in found):
+        if any(position.error is not None for position in positions):
             return None
-        offsets = [(one.topic, one.partition, max(-1, one.offset)) for one in found]
+        offsets = [(position.topic, position.partition, max(-1, position.offset)) for position in positions]
         stable = self._isolation == "committed"
         self._work.recorder.add(Committed(self._group, stable, begin, time.time(), tuple(offsets)))
         return offsets
@@ -465,8 +465,8 @@ class _Member:
         offsets = tuple((*place, offset) for place, offset in self.at.items())
         begin, error = time.time(), ""
         try:
-            told = self.consumer.commit(offsets=[TopicPartition(*one) for one in offsets], asynchronous=False)
-            error = next((one.error.name() for one in told or () if one.error is not None), "")
+            told = self.consumer.commit(offsets=[TopicPartition(*offset) for offset in offsets], asynchronous=False)
+            error = next((position.error.name() for position in told or () if position.error is not None), "")
         except KafkaException as failure:
             error = _error(failure).name()
         self._work.recorder.add(Commit(self._group, begin, time.time(), error, offsets))

@@ -110,8 +110,8 @@ class Executor:
         if kind == "kill":
             server.kill()
         elif kind == "kill_all":
-            for one in self._target.servers:
-                one.kill()
+            for server in self._target.servers:
+                server.kill()
         elif kind == "terminate":
             server.stop()
         elif kind == "pause":
@@ -150,9 +150,9 @@ class Executor:
 
     def _undo(self, kind: str, number: int) -> None:
         if kind in ("kill", "kill_all", "terminate"):
-            for one in self._target.servers:
-                if not one.running:
-                    one.start()
+            for server in self._target.servers:
+                if not server.running:
+                    server.start()
         elif kind == "pause":
             os.kill(self._target.servers[number].pid, signal.SIGCONT)
         elif kind == "delay_clients":

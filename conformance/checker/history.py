@@ -234,8 +234,8 @@ class History:
 
     def events(self) -> Iterator[Event]:
         """Everything, by kind."""
-        for one in fields(self):
-            yield from getattr(self, one.name)
+        for kind in fields(self):
+            yield from getattr(self, kind.name)
 
 
 _LISTS: dict[str, tuple[str, Any]] = {

@@ -54,7 +54,7 @@ class Observer:
         """One end of all partitions, of those that were told."""
         spec = OffsetSpec.earliest() if kind == "start" else OffsetSpec.latest()
         level = IsolationLevel.READ_COMMITTED if kind == "stable" else IsolationLevel.READ_UNCOMMITTED
-        found: dict[Place, int] = {}
+        ends: dict[Place, int] = {}
         begin = time.time()
         asked = self._admin.list_offsets(
             {TopicPartition(*place): spec for place in self.places},
@@ -72,8 +72,8 @@ class Observer:
             place = (partition.topic, partition.partition)
             self._recorder.add(End(*place, begin, time.time(), kind, offset))
             self.answers += 1
-            found[place] = offset
-        return found
+            ends[place] = offset
+        return ends
 
     def committed(self, group: str, topics: Iterable[str]) -> dict[Place, int] | None:
         """The group's offsets, once no transaction is open that may change them; None where there was no answer."""

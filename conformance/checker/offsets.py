@@ -43,9 +43,9 @@ class GroupOffsets:
             told = self._consumer.committed([TopicPartition(*place) for place in places], timeout=_ANSWER_SECONDS)
         except KafkaException:
             return None
-        if any(one.error is not None for one in told):
+        if any(position.error is not None for position in told):
             return None
-        offsets = tuple((one.topic, one.partition, max(-1, one.offset)) for one in told)
+        offsets = tuple((position.topic, position.partition, max(-1, position.offset)) for position in told)
         self._recorder.add(Committed(self._group, True, begin, time.time(), offsets))
         return {(topic, partition): offset for topic, partition, offset in offsets}
 

@@ -127,7 +127,7 @@ class Names:
 
 def partitions_of(topic: str) -> int:
     """How many a topic of the table has."""
-    return next(one.partitions for one in TOPICS if one.name == topic)
+    return next(known.partitions for known in TOPICS if known.name == topic)
 
 
 def deeds(role: WriterRole, seed: int) -> Iterator[Deed]:
@@ -167,5 +167,5 @@ class Settings(NamedTuple):
     seed: int
 
     @classmethod
-    def read(cls, found: dict[str, Any]) -> Settings:
-        return cls(**found)
+    def read(cls, fields: dict[str, Any]) -> Settings:
+        return cls(**fields)

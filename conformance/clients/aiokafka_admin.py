@@ -114,9 +114,9 @@ async def list_and_describe_groups(run: Run) -> None:
             return owns(c) == {0, 1}
 
         await eventually(joined)
-        found = (await a.describe_consumer_groups([group]))[0].groups[0]
-        same((found[0], found[1], found[2], found[3]), (0, group, "Stable", "consumer"))
-        member = found[5][0]
+        group_row = (await a.describe_consumer_groups([group]))[0].groups[0]
+        same((group_row[0], group_row[1], group_row[2], group_row[3]), (0, group, "Stable", "consumer"))
+        member = group_row[5][0]
         assert member[0].startswith("the-member"), f"member id {member[0]}"
         same(member[2] if len(member) > 5 else member[1], "the-member", "client id")
         assert (group, "consumer") in await a.list_consumer_groups(), "not listed"
@@ -127,6 +127,6 @@ async def list_and_describe_groups(run: Run) -> None:
 @suite.case()
 async def describe_cluster(run: Run) -> None:
     async with admin(run) as a:
-        found = await a.describe_cluster()
-        same(len(found["cluster_id"]), 22)
-        assert found["controller_id"] in {b["node_id"] for b in found["brokers"]}, "the controller is no broker"
+        cluster = await a.describe_cluster()
+        same(len(cluster["cluster_id"]), 22)
+        assert cluster["controller_id"] in {b["node_id"] for b in cluster["brokers"]}, "the controller is no broker"

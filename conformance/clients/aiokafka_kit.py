@@ -89,8 +89,12 @@ async def create(a: AIOKafkaAdminClient, topic: str, partitions: int = 1, factor
 
 async def visible(a: AIOKafkaAdminClient, topic: str) -> dict[str, Any]:
     async def look() -> dict[str, Any] | None:
-        found: dict[str, Any] = (await a.describe_topics([topic]))[0]
-        return found if found["error_code"] == 0 and all(p["leader"] >= 0 for p in found["partitions"]) else None
+        description: dict[str, Any] = (await a.describe_topics([topic]))[0]
+        return (
+            description
+            if description["error_code"] == 0 and all(p["leader"] >= 0 for p in description["partitions"])
+            else None
+        )
 
     return await eventually(look)
 

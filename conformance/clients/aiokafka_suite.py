@@ -231,8 +231,8 @@ async def offsets_for_times_finds_the_first_record_at_or_after(run: Run) -> None
     async with consumer(run) as c:
 
         async def at(time_ms: int) -> tuple[int, int] | None:
-            found = (await c.offsets_for_times({tp: time_ms}))[tp]
-            return found and (found.offset, found.timestamp)
+            position = (await c.offsets_for_times({tp: time_ms}))[tp]
+            return position and (position.offset, position.timestamp)
 
         same(await at(0), (0, base))
         same(await at(base + 1000), (1, base + 1000))
@@ -459,20 +459,20 @@ async def static_member_restarts_without_a_rebalance(run: Run) -> None:
     topic, group = await make_topic(run, partitions=4), run.group()
     config = QUICK | {"group_id": group, "session_timeout_ms": 20_000}
     listener = Listener()
-    async with consumer(run, group_instance_id="two", **config) as two:
-        two.subscribe([topic], listener=listener)
-        one = AIOKafkaConsumer(topic, bootstrap_servers=run.bootstrap, group_instance_id="one", **config)
-        await one.start()
+    async with consumer(run, group_instance_id="two", **config) as second:
+        second.subscribe([topic], listener=listener)
+        first = AIOKafkaConsumer(topic, bootstrap_servers=run.bootstrap, group_instance_id="one", **config)
+        await first.start()
 
         async def settled() -> bool:
-            return check_split([owns(one), owns(two)], 4)
+            return check_split([owns(first), owns(second)], 4)
 
         await eventually(settled, 20)
         await asyncio.sleep(0.5)  # a rebalance that is still to come is not the restart's
-        had, kept, rounds = owns(one), owns(two), listener.assigned
+        had, kept, rounds = owns(first), owns(second), listener.assigned
         # aiokafka leaves the group on close even as a static member: end it as a crash would.
-        one._coordinator._maybe_leave_group = _nothing
-        await one.stop()
+        first._coordinator._maybe_leave_group = _nothing
+        await first.stop()
         async with consumer(run, topic, group_instance_id="one", **config) as again:
 
             async def back() -> bool:
@@ -480,7 +480,7 @@ async def static_member_restarts_without_a_rebalance(run: Run) -> None:
 
             await eventually(back, 15)
             await asyncio.sleep(0.5)
-            same((owns(two), listener.assigned), (kept, rounds), "the other member's (partitions, rebalances)")
+            same((owns(second), listener.assigned), (kept, rounds), "the other member's (partitions, rebalances)")
 
 
 async def _nothing(*_: Any) -> None:

@@ -35,20 +35,20 @@ def stored(run: Run, topic: str, partition: int = 0) -> list[rawlog.Batch]:
 
 def check_codec(run: Run, topic: str, codec: str) -> None:
     """Every stored batch carries the bits of this codec: the client did compress, the server did not undo it."""
-    found = stored(run, topic)
-    assert found, "nothing is stored"
-    same({b.codec for b in found}, {codec}, "codec bits of the stored batches")
-    same({b.magic for b in found}, {2}, "magic of the stored batches")
+    batches = stored(run, topic)
+    assert batches, "nothing is stored"
+    same({b.codec for b in batches}, {codec}, "codec bits of the stored batches")
+    same({b.magic for b in batches}, {2}, "magic of the stored batches")
 
 
 def check_idempotent(run: Run, topic: str, records: int, partition: int = 0) -> None:
     """One producer id, and sequences that follow each other without a hole, as offsets do."""
-    found = stored(run, topic, partition)
-    same(sum(b.count for b in found), records, "records stored")
-    same({(b.producer_id >= 0, b.producer_epoch) for b in found}, {(True, 0)}, "(has producer id, epoch)")
-    same(len({b.producer_id for b in found}), 1, "producer ids")
+    batches = stored(run, topic, partition)
+    same(sum(b.count for b in batches), records, "records stored")
+    same({(b.producer_id >= 0, b.producer_epoch) for b in batches}, {(True, 0)}, "(has producer id, epoch)")
+    same(len({b.producer_id for b in batches}), 1, "producer ids")
     sequence = offset = 0
-    for batch in found:
+    for batch in batches:
         same((batch.base_sequence, batch.base_offset), (sequence, offset), "(sequence, offset)")
         sequence += batch.count
         offset += batch.count

@@ -30,8 +30,8 @@ from suite import Run, eventually, same
 
 def config_of(run: Run, topic: str) -> dict[str, tuple[str | None, ConfigSource]]:
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    found = admin(run).describe_configs([resource])[resource].result(10)
-    return {name: (entry.value, ConfigSource(entry.source)) for name, entry in found.items()}
+    entries = admin(run).describe_configs([resource])[resource].result(10)
+    return {name: (entry.value, ConfigSource(entry.source)) for name, entry in entries.items()}
 
 
 @suite.case(factor=(-1, 1, 3))
@@ -105,8 +105,8 @@ def list_offsets_by_every_spec(run: Run) -> None:
     tp = TopicPartition(topic, 0)
 
     def at(spec: OffsetSpec) -> tuple[int, int]:
-        found = admin(run).list_offsets({tp: spec})[tp].result(10)
-        return found.offset, found.timestamp
+        position = admin(run).list_offsets({tp: spec})[tp].result(10)
+        return position.offset, position.timestamp
 
     same(at(OffsetSpec.earliest()), (0, -1), "earliest")
     same(at(OffsetSpec.latest()), (3, -1), "latest")
@@ -150,9 +150,9 @@ def describe_broker_configs(run: Run) -> None:
     a = admin(run)
     broker = next(iter(a.list_topics(timeout=5).brokers))
     resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
-    found = a.describe_configs([resource])[resource].result(10)
-    same(found["node.id"].value, str(broker))
-    assert found["num.partitions"].value, "num.partitions is empty"
+    entries = a.describe_configs([resource])[resource].result(10)
+    same(entries["node.id"].value, str(broker))
+    assert entries["num.partitions"].value, "num.partitions is empty"
 
 
 @suite.case()
@@ -160,15 +160,15 @@ def describe_topics_and_cluster(run: Run) -> None:
     topic = make_topic(run, partitions=3)
     a = admin(run)
     absent = run.name("absent")
-    found = a.describe_topics(TopicCollection([topic, absent]), include_authorized_operations=True)
-    one = found[topic].result(10)
-    same((one.name, len(one.partitions), one.is_internal), (topic, 3, False))
-    assert str(one.topic_id) != "AAAAAAAAAAAAAAAAAAAAAA", "no topic id"
-    refused(KafkaError.UNKNOWN_TOPIC_OR_PART, lambda: found[absent].result(10))
+    descriptions = a.describe_topics(TopicCollection([topic, absent]), include_authorized_operations=True)
+    description = descriptions[topic].result(10)
+    same((description.name, len(description.partitions), description.is_internal), (topic, 3, False))
+    assert str(description.topic_id) != "AAAAAAAAAAAAAAAAAAAAAA", "no topic id"
+    refused(KafkaError.UNKNOWN_TOPIC_OR_PART, lambda: descriptions[absent].result(10))
     cluster = a.describe_cluster(include_authorized_operations=True).result(10)
     same(len(cluster.cluster_id), 22)
     assert cluster.controller.id in {n.id for n in cluster.nodes}, "the controller is no broker"
-    same({len(p.isr) for p in one.partitions}, {1})
+    same({len(p.isr) for p in description.partitions}, {1})
 
 
 @suite.case()
@@ -177,10 +177,10 @@ def describe_and_list_groups_by_state_and_type(run: Run) -> None:
     member = Member(run, group, topic, client_id="the-member", partition_assignment_strategy="roundrobin")
     eventually(lambda: member.partitions == {0, 1}, 15)
     a = admin(run)
-    found = a.describe_consumer_groups([group])[group].result(10)
-    same((found.state, found.partition_assignor), (ConsumerGroupState.STABLE, "roundrobin"))
-    same([m.client_id for m in found.members], ["the-member"])
-    same({p.partition for p in found.members[0].assignment.topic_partitions}, {0, 1})
+    description = a.describe_consumer_groups([group])[group].result(10)
+    same((description.state, description.partition_assignor), (ConsumerGroupState.STABLE, "roundrobin"))
+    same([m.client_id for m in description.members], ["the-member"])
+    same({p.partition for p in description.members[0].assignment.topic_partitions}, {0, 1})
 
     def listed(**filters: object) -> bool:
         return group in {g.group_id for g in a.list_consumer_groups(**filters).result(10).valid}
@@ -197,8 +197,8 @@ def describe_and_list_groups_by_state_and_type(run: Run) -> None:
 @suite.case()
 def describe_an_unknown_group(run: Run) -> None:
     group = run.group()
-    found = admin(run).describe_consumer_groups([group])[group].result(10)
-    same(found.state, ConsumerGroupState.DEAD)
+    description = admin(run).describe_consumer_groups([group])[group].result(10)
+    same(description.state, ConsumerGroupState.DEAD)
 
 
 @suite.case()
@@ -220,8 +220,8 @@ def list_and_alter_group_offsets(run: Run) -> None:
     a = admin(run)
     wanted = [TopicPartition(topic, 0, 3), TopicPartition(topic, 1, 0)]
     a.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)])[group].result(10)
-    found = a.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(10)
-    same(sorted((p.partition, p.offset) for p in found.topic_partitions), [(0, 3), (1, 0)])
+    offsets = a.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(10)
+    same(sorted((p.partition, p.offset) for p in offsets.topic_partitions), [(0, 3), (1, 0)])
     stable = a.list_consumer_group_offsets(
         [ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])], require_stable=True
     )[group].result(10)
@@ -238,8 +238,8 @@ def elect_leaders_is_not_needed(run: Run) -> None:
     topic = make_topic(run)
     tp = TopicPartition(topic, 0)
     a = admin(run)
-    found = a.elect_leaders(ElectionType.PREFERRED, [tp]).result(10)
-    same(found[tp].name(), "ELECTION_NOT_NEEDED")
+    errors = a.elect_leaders(ElectionType.PREFERRED, [tp]).result(10)
+    same(errors[tp].name(), "ELECTION_NOT_NEEDED")
 
 
 @suite.case(codec=("gzip", "zstd", "uncompressed"))

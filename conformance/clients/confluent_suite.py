@@ -319,8 +319,8 @@ def group_resumes_from_its_commit(run: Run) -> None:
     with consumer(run, topic, group_id=group) as c:
         same([r.offset() for r in take(c, 6)], list(range(4, 10)))
         c.commit(offsets=[TopicPartition(topic, 0, 2, metadata="why")], asynchronous=False)
-        found = c.committed([tp], timeout=5)[0]
-        same((found.offset, found.metadata), (2, "why"))
+        committed = c.committed([tp], timeout=5)[0]
+        same((committed.offset, committed.metadata), (2, "why"))
 
 
 @suite.case()
@@ -432,18 +432,18 @@ def group_rebalances_one_two_three_and_back(run: Run, assignor: str) -> None:
 @suite.case(limit=40)
 def static_member_restarts_without_a_rebalance(run: Run) -> None:
     topic, group = make_topic(run, partitions=4), run.group()
-    one = Member(run, group, topic, group_instance_id="one")
-    two = Member(run, group, topic, group_instance_id="two")
-    eventually(lambda: check_split([one.partitions, two.partitions], 4), 20)
+    first = Member(run, group, topic, group_instance_id="one")
+    second = Member(run, group, topic, group_instance_id="two")
+    eventually(lambda: check_split([first.partitions, second.partitions], 4), 20)
     time.sleep(0.5)  # a rebalance that is still to come is not the restart's
-    had, kept, rounds = one.partitions, two.partitions, two.rounds
-    one.leave()
+    had, kept, rounds = first.partitions, second.partitions, second.rounds
+    first.leave()
     again = Member(run, group, topic, group_instance_id="one")
     eventually(lambda: again.partitions == had, 15)
     time.sleep(0.5)
-    same((two.partitions, two.rounds), (kept, rounds), "the other member's (partitions, rebalances)")
+    same((second.partitions, second.rounds), (kept, rounds), "the other member's (partitions, rebalances)")
     again.leave()
-    two.leave()
+    second.leave()
 
 
 @suite.case()

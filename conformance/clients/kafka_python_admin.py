@@ -43,8 +43,8 @@ def create(a: KafkaAdminClient, topic: str, **options: Any) -> Any:
 
 def config_of(a: KafkaAdminClient, topic: str, name: str) -> tuple[str, str]:
     """(value, source) of a topic's setting."""
-    found = a.describe_configs([ConfigResource("TOPIC", topic)], config_filter="all")["topic"][topic][name]
-    return found["value"], found["config_source"]
+    entry = a.describe_configs([ConfigResource("TOPIC", topic)], config_filter="all")["topic"][topic][name]
+    return entry["value"], entry["config_source"]
 
 
 def alter(a: KafkaAdminClient, topic: str, configs: dict[str, Any], **options: Any) -> None:
@@ -57,9 +57,9 @@ def create_topic_with_replication_factor(run: Run, factor: int) -> None:
     topic = run.name()
     with admin(run) as a:
         create(a, topic, num_partitions=3, replication_factor=factor)
-        found = eventually(lambda: [t for t in a.describe_topics([topic]) if t["error_code"] == 0])[0]
-        same(len(found["partitions"]), 3)
-        same({len(p["replica_nodes"]) for p in found["partitions"]}, {1}, "replicas of a partition")
+        description = eventually(lambda: [t for t in a.describe_topics([topic]) if t["error_code"] == 0])[0]
+        same(len(description["partitions"]), 3)
+        same({len(p["replica_nodes"]) for p in description["partitions"]}, {1}, "replicas of a partition")
 
 
 @suite.case()
@@ -109,8 +109,8 @@ def internal_topics_cannot_be_made_or_deleted(run: Run) -> None:
         c.commit()
     with admin(run) as a:
         refused(E.TopicAlreadyExistsError, create, a, "__consumer_offsets")
-        found = a.describe_topics(["__consumer_offsets"])[0]
-        same((found["error_code"], found["is_internal"]), (0, True))
+        description = a.describe_topics(["__consumer_offsets"])[0]
+        same((description["error_code"], description["is_internal"]), (0, True))
 
 
 @suite.case()
@@ -180,8 +180,8 @@ def max_timestamp_and_special_list_offsets(run: Run) -> None:
     with admin(run) as a:
 
         def at(spec: Any, where: TopicPartition = tp) -> tuple[int, int]:
-            found = a.list_partition_offsets({where: spec})[where]
-            return found.offset, found.timestamp
+            position = a.list_partition_offsets({where: spec})[where]
+            return position.offset, position.timestamp
 
         same(at(OffsetSpec.EARLIEST), (0, -1), "earliest")
         same(at(OffsetSpec.LATEST), (3, -1), "latest")
@@ -210,10 +210,10 @@ def describe_configs_shows_defaults_and_what_was_set(run: Run) -> None:
 def describe_broker_configs(run: Run) -> None:
     with admin(run) as a:
         broker = str(a.describe_cluster()["brokers"][0]["broker_id"])
-        found = a.describe_configs([ConfigResource("BROKER", broker)], config_filter="all")["broker"][broker]
-        same(found["node.id"]["value"], broker)
-        assert int(found["num.partitions"]["value"]) > 0, "num.partitions"
-        assert found["auto.create.topics.enable"]["value"] in ("true", "false"), "auto.create.topics.enable"
+        entries = a.describe_configs([ConfigResource("BROKER", broker)], config_filter="all")["broker"][broker]
+        same(entries["node.id"]["value"], broker)
+        assert int(entries["num.partitions"]["value"]) > 0, "num.partitions"
+        assert entries["auto.create.topics.enable"]["value"] in ("true", "false"), "auto.create.topics.enable"
 
 
 @suite.case()
@@ -356,12 +356,12 @@ def describe_and_list_groups_by_state(run: Run) -> None:
     member = Member(run, group, topic, client_id="the-member", group_instance_id="the-instance")
     with admin(run) as a:
         eventually(lambda: member.partitions == {0, 1}, 15)
-        found = eventually(lambda: (g := a.describe_groups([group])[group])["group_state"] == "Stable" and g)
-        same((found["protocol_type"], found["protocol_data"]), ("consumer", "range"))
-        one = found["members"][0]
-        same((one["client_id"], one["group_instance_id"]), ("the-member", "the-instance"))
-        assert one["client_host"], "no client host"
-        same(one["member_assignment"]["assigned_partitions"][0]["partitions"], [0, 1])
+        description = eventually(lambda: (g := a.describe_groups([group])[group])["group_state"] == "Stable" and g)
+        same((description["protocol_type"], description["protocol_data"]), ("consumer", "range"))
+        its_member = description["members"][0]
+        same((its_member["client_id"], its_member["group_instance_id"]), ("the-member", "the-instance"))
+        assert its_member["client_host"], "no client host"
+        same(its_member["member_assignment"]["assigned_partitions"][0]["partitions"], [0, 1])
 
         def listed(*states: str) -> list[tuple[str, str]]:
             return [
@@ -386,9 +386,9 @@ def describe_and_list_groups_by_state(run: Run) -> None:
 def describe_an_unknown_group(run: Run) -> None:
     group = run.group()
     with admin(run) as a:
-        found = a.describe_groups([group])[group]
-        same(found["group_state"], "Dead")
-        assert "GroupIdNotFound" in str(found["error"]), f"error {found['error']}"
+        description = a.describe_groups([group])[group]
+        same(description["group_state"], "Dead")
+        assert "GroupIdNotFound" in str(description["error"]), f"error {description['error']}"
 
 
 @suite.case(attempts=RACE)
@@ -415,8 +415,8 @@ def list_alter_and_delete_group_offsets(run: Run) -> None:
             group, {first: OffsetAndMetadata(3, "note", -1), second: OffsetAndMetadata(0, "", -1)}
         )
         same(set(answer.values()), {E.NoError})
-        found = a.list_group_offsets(group)[group]
-        same({tp: (o.offset, o.metadata) for tp, o in found.items()}, {first: (3, "note"), second: (0, "")})
+        offsets = a.list_group_offsets(group)[group]
+        same({tp: (o.offset, o.metadata) for tp, o in offsets.items()}, {first: (3, "note"), second: (0, "")})
         same(a.list_group_offsets({group: [first]})[group][first].offset, 3)
         same(a.reset_group_offsets(group, {first: OffsetSpec.EARLIEST})[first]["offset"], 0)
         with consumer(run, topic, group_id=group) as c:
@@ -449,12 +449,12 @@ def deleting_a_topic_deletes_its_committed_offsets(run: Run) -> None:
 @suite.case()
 def describe_cluster_and_quorum(run: Run) -> None:
     with admin(run) as a:
-        found = a.describe_cluster()
-        same(len(found["cluster_id"]), 22, "length of the cluster id")
-        brokers = {b["broker_id"]: b for b in found["brokers"]}
-        assert found["controller_id"] in brokers, f"controller {found['controller_id']} of {set(brokers)}"
+        cluster = a.describe_cluster()
+        same(len(cluster["cluster_id"]), 22, "length of the cluster id")
+        brokers = {b["broker_id"]: b for b in cluster["brokers"]}
+        assert cluster["controller_id"] in brokers, f"controller {cluster['controller_id']} of {set(brokers)}"
         assert run.port in {b["port"] for b in brokers.values()}, f"{run.port} of {brokers}"
-        same(a.describe_cluster()["cluster_id"], found["cluster_id"])
+        same(a.describe_cluster()["cluster_id"], cluster["cluster_id"])
         quorum = a.describe_metadata_quorum()["topics"][0]["partitions"][0]
         same(len(quorum["current_voters"]), 1)
         same(quorum["current_voters"][0]["replica_id"], quorum["leader_id"])
@@ -485,10 +485,10 @@ def describe_producers_shows_the_idempotent_one(run: Run) -> None:
     tp = TopicPartition(topic, 0)
     fill(run, topic, 5, enable_idempotence=True)
     with admin(run) as a:
-        found = a.describe_producers([tp])[tp].active_producers
-        same(len(found), 1)
-        same((found[0].last_sequence, found[0].current_transaction_start_offset), (4, -1))
-        same(found[0].producer_id, stored(run, topic)[0].producer_id)
+        producers = a.describe_producers([tp])[tp].active_producers
+        same(len(producers), 1)
+        same((producers[0].last_sequence, producers[0].current_transaction_start_offset), (4, -1))
+        same(producers[0].producer_id, stored(run, topic)[0].producer_id)
 
 
 @suite.case()
@@ -512,8 +512,12 @@ def reassignments_elections_and_acls_answer_truthfully(run: Run) -> None:
     topic = make_topic(run)
     with admin(run) as a:
         same(a.list_partition_reassignments(), {})
-        found = a.elect_leaders(0, {topic: [0]}, raise_errors=False).to_dict()
-        same(found["replica_election_results"][0]["partition_result"][0]["error_code"], 84, "ELECTION_NOT_NEEDED is 84")
+        election = a.elect_leaders(0, {topic: [0]}, raise_errors=False).to_dict()
+        same(
+            election["replica_election_results"][0]["partition_result"][0]["error_code"],
+            84,
+            "ELECTION_NOT_NEEDED is 84",
+        )
         anything = ACLFilter(
             None,
             None,
@@ -528,7 +532,7 @@ def reassignments_elections_and_acls_answer_truthfully(run: Run) -> None:
 def list_config_resources(run: Run) -> None:
     topic = make_topic(run)
     with admin(run) as a:
-        found = a.list_config_resources()
-        assert topic in found["topic"], "the topic is missing"
+        resources = a.list_config_resources()
+        assert topic in resources["topic"], "the topic is missing"
         broker = str(a.describe_cluster()["brokers"][0]["broker_id"])
-        assert broker in found["broker"], f"broker {broker} not in {found['broker']}"
+        assert broker in resources["broker"], f"broker {broker} not in {resources['broker']}"

@@ -202,8 +202,8 @@ def offsets_for_times_finds_the_first_record_at_or_after(run: Run) -> None:
     with consumer(run) as c:
 
         def at(time_ms: int) -> tuple[int, int] | None:
-            found = c.offsets_for_times({tp: time_ms})[tp]
-            return found and (found.offset, found.timestamp)
+            position = c.offsets_for_times({tp: time_ms})[tp]
+            return position and (position.offset, position.timestamp)
 
         same(at(0), (0, base))
         same(at(base + 1000), (1, base + 1000))
@@ -434,18 +434,18 @@ def group_rebalances_one_two_three_and_back(run: Run, assignor: str) -> None:
 @suite.case(limit=40, attempts=RACE)
 def static_member_restarts_without_a_rebalance(run: Run) -> None:
     topic, group = make_topic(run, partitions=4), run.group()
-    one = Member(run, group, topic, group_instance_id="one", session_timeout_ms=20_000)
-    two = Member(run, group, topic, group_instance_id="two", session_timeout_ms=20_000)
-    eventually(lambda: check_split([one.partitions, two.partitions], 4), 20)
+    first = Member(run, group, topic, group_instance_id="one", session_timeout_ms=20_000)
+    second = Member(run, group, topic, group_instance_id="two", session_timeout_ms=20_000)
+    eventually(lambda: check_split([first.partitions, second.partitions], 4), 20)
     time.sleep(0.5)  # a rebalance that is still to come is not the restart's
-    had, kept, rounds = one.partitions, two.partitions, two.assigned
-    one.leave()
+    had, kept, rounds = first.partitions, second.partitions, second.assigned
+    first.leave()
     again = Member(run, group, topic, group_instance_id="one", session_timeout_ms=20_000)
     eventually(lambda: again.partitions == had, 15)
     time.sleep(0.5)
-    same((two.partitions, two.assigned), (kept, rounds), "the other member's (partitions, rebalances)")
+    same((second.partitions, second.assigned), (kept, rounds), "the other member's (partitions, rebalances)")
     again.leave()
-    two.leave()
+    second.leave()
 
 
 @suite.case(limit=45, attempts=RACE)

@@ -28,8 +28,8 @@ def version() -> str:
         text = subprocess.run([KCAT, "-V"], capture_output=True, text=True, check=False).stdout
     except OSError:
         return ""
-    found = re.search(r"Version (\S+).*librdkafka (\S+)", text)
-    return f"{found[1]} (librdkafka {found[2]})" if found else text.strip()
+    versions = re.search(r"Version (\S+).*librdkafka (\S+)", text)
+    return f"{versions[1]} (librdkafka {versions[2]})" if versions else text.strip()
 
 
 suite = Suite("kcat", version())
@@ -62,8 +62,8 @@ def make_topic(run: Run, partitions: int = 1, **configs: str) -> str:
 
 
 def metadata(run: Run, topic: str) -> dict[str, list[dict[str, object]]]:
-    found: dict[str, list[dict[str, object]]] = json.loads(kcat(run, "-L", "-J", "-t", topic))["topics"][0]
-    return found
+    topic_row: dict[str, list[dict[str, object]]] = json.loads(kcat(run, "-L", "-J", "-t", topic))["topics"][0]
+    return topic_row
 
 
 def produce(run: Run, topic: str, lines: list[bytes], *arguments: str) -> None:
@@ -179,9 +179,9 @@ def query_offsets_by_time(run: Run) -> None:
     produce(run, topic, [b"two", b"three"])
 
     def query(stamp: int) -> int:
-        found = re.search(r"offset (-?\d+)", kcat(run, "-Q", "-t", f"{topic}:0:{stamp}"))
-        assert found, "no offset printed"
-        return int(found[1])
+        printed = re.search(r"offset (-?\d+)", kcat(run, "-Q", "-t", f"{topic}:0:{stamp}"))
+        assert printed, "no offset printed"
+        return int(printed[1])
 
     same([query(-2), query(-1)], [0, 3], "earliest and latest")
     same([query(1), query(middle)], [0, 1], "by time")
@@ -191,11 +191,11 @@ def query_offsets_by_time(run: Run) -> None:
 @suite.case()
 def metadata_as_text_and_json(run: Run) -> None:
     topic = make_topic(run, partitions=3)
-    found = json.loads(kcat(run, "-L", "-J", "-t", topic))
-    brokers = {broker["id"] for broker in found["brokers"]}
-    assert found["controllerid"] in brokers, f"controller {found['controllerid']} of {brokers}"
-    same([t["topic"] for t in found["topics"]], [topic])
-    partitions = found["topics"][0]["partitions"]
+    listing = json.loads(kcat(run, "-L", "-J", "-t", topic))
+    brokers = {broker["id"] for broker in listing["brokers"]}
+    assert listing["controllerid"] in brokers, f"controller {listing['controllerid']} of {brokers}"
+    same([t["topic"] for t in listing["topics"]], [topic])
+    partitions = listing["topics"][0]["partitions"]
     same([p["partition"] for p in partitions], [0, 1, 2])
     assert {p["leader"] for p in partitions} <= brokers, "a leader is no broker"
     same([[r["id"] for r in p["isrs"]] for p in partitions], [[p["leader"]] for p in partitions])
@@ -326,9 +326,9 @@ def a_waiting_consumer_is_woken_at_once(run: Run) -> None:
 def json_envelopes_show_all_of_a_message(run: Run) -> None:
     topic = make_topic(run)
     produce(run, topic, [b"k:v"], "-K:", "-H", "h=1")
-    found = json.loads(kcat(run, "-C", "-t", topic, "-p", "0", "-e", "-q", "-o", "beginning", "-J"))
+    envelope = json.loads(kcat(run, "-C", "-t", topic, "-p", "0", "-e", "-q", "-o", "beginning", "-J"))
     same(
-        {name: found[name] for name in ("topic", "partition", "offset", "tstype", "key", "payload", "headers")},
+        {name: envelope[name] for name in ("topic", "partition", "offset", "tstype", "key", "payload", "headers")},
         {
             "topic": topic,
             "partition": 0,

@@ -44,8 +44,8 @@ def kafka_python_creates_and_describes_all(run: Run) -> None:
     client = KafkaAdminClient(bootstrap_servers=run.bootstrap)
     try:
         brokers = {b["broker_id"] for b in client.describe_cluster()["brokers"]}
-        for found in (client.describe_topics(list(names)), client.describe_topics()):
-            mine = {t["name"]: t for t in found if t["name"] in names}
+        for descriptions in (client.describe_topics(list(names)), client.describe_topics()):
+            mine = {t["name"]: t for t in descriptions if t["name"] in names}
             same({(t["error_code"], len(t["partitions"])) for t in mine.values()}, {(0, PARTITIONS)})
             same(len({t["topic_id"] for t in mine.values()}), TOPICS, "topic ids")
             assert {p["leader_id"] for t in mine.values() for p in t["partitions"]} <= brokers, "a leader is no broker"
@@ -68,8 +68,8 @@ def kafka_python_finds_the_ends_of_1600_partitions(run: Run) -> None:
 @suite.case(limit=90)
 def confluent_lists_all_and_produces_to_each(run: Run) -> None:
     names = topics(run.bootstrap)
-    found = AdminClient({"bootstrap.servers": run.bootstrap}).list_topics(timeout=20).topics
-    same({len(found[n].partitions) for n in names}, {PARTITIONS})
+    listed = AdminClient({"bootstrap.servers": run.bootstrap}).list_topics(timeout=20).topics
+    same({len(listed[n].partitions) for n in names}, {PARTITIONS})
     producer = Producer({"bootstrap.servers": run.bootstrap, "linger.ms": 5})
     errors: list[KafkaError] = []
 

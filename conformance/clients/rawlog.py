@@ -141,7 +141,7 @@ def leader(host: str, port: int, topic: str, partition: int) -> tuple[str, int]:
 def batches(host: str, port: int, topic: str, partition: int = 0, offset: int = 0) -> list[Batch]:
     """Every batch stored from `offset` to the end of the partition."""
     host, port = leader(host, port, topic, partition)
-    found: list[Batch] = []
+    batches: list[Batch] = []
     while True:
         raw = fetch_records(host, port, topic, partition, offset)
         before, at = offset, 0
@@ -149,11 +149,11 @@ def batches(host: str, port: int, topic: str, partition: int = 0, offset: int = 
             batch = _header(raw, at)
             if at + 12 + batch.length > len(raw):
                 break
-            found.append(batch)
+            batches.append(batch)
             at += 12 + batch.length
             offset = batch.base_offset + batch.last_offset_delta + 1
         if offset == before:
-            return found
+            return batches
 
 
 def _header(raw: bytes, at: int) -> Batch:

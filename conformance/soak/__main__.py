@@ -261,7 +261,7 @@ class Soak:
                 self._rest.call("DELETE", f"persistent/{self._namespace}/{topic.name}/{name}")
         progress.say("open transactions end")
         self._await_transactions()
-        found = {}
+        views = {}
         for number, name in enumerate(READERS):
             progress.say(f"reading by {name}")
             path = self._folder / f"stored-{name}.jsonl"
@@ -288,8 +288,8 @@ class Soak:
             told = json.loads(done.stdout.splitlines()[-1])
             for topic, partition, why in told["unread"]:
                 self.problems.append(f"{name} could not read {topic} {partition}: {why}")
-            found[name] = (stored_in(path), [(topic, partition) for topic, partition in told["read"]])
-        return found
+            views[name] = (stored_in(path), [(topic, partition) for topic, partition in told["read"]])
+        return views
 
     def _await_transactions(self) -> None:
         """Until no transaction hides what lies behind its first record."""
@@ -308,22 +308,22 @@ class Soak:
                         break
                     time.sleep(1)
 
-    def history(self, found: dict[str, tuple[list[Stored], list[tuple[str, int]]]]) -> History:
+    def history(self, views: dict[str, tuple[list[Stored], list[tuple[str, int]]]]) -> History:
         """All of it. What the entry reader could not read is left out of everything."""
         writes = [write for path in self._paths() for write in writes_in(path)]
-        stored, read = found.pop("entries", ([], []))
+        stored, read = views.pop("entries", ([], []))
         known = set(read)
         return History(
             idempotent={writer.name for writer in WRITERS if writer.idempotent},
             tells_offsets={writer.name for writer in WRITERS if writer.tells_offsets},
             references={writer.name for writer in WRITERS if writer.family == "native" and writer.sizes != "chunked"},
             limited={topic.name for topic in TOPICS if "maxMessageSize" in topic.policies}
-            | {one.topic for one in self.executor.disturbances if one.kind == "size_limit"},
+            | {disturbance.topic for disturbance in self.executor.disturbances if disturbance.kind == "size_limit"},
             bumps_epoch={writer.name for writer in WRITERS if writer.idempotent and writer.family == "librdkafka"},
             writes=[write for write in writes if (write.topic, write.partition) in known],
             stored=stored,
-            views={name: rows for name, (rows, _) in found.items()},
-            view_partitions={name: known & set(partitions) for name, (_, partitions) in found.items()},
+            views={name: rows for name, (rows, _) in views.items()},
+            view_partitions={name: known & set(partitions) for name, (_, partitions) in views.items()},
             disturbances=self.executor.disturbances,
         )
 
@@ -377,7 +377,7 @@ def print_report(history: History, anomalies: list[Anomaly], soak: Soak) -> None
         figures = [seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)], seconds[-1]]
         times.add_row(kind, str(len(seconds)), *(f"{figure:.3f}" for figure in figures))
     console.print(times)
-    faults = Counter(one.kind for one in history.disturbances)
+    faults = Counter(disturbance.kind for disturbance in history.disturbances)
     console.print(f"faults done: {_counted(faults) or 'none'}")
     console.print(
         f"{sum(counts[name, 'acknowledged'] for name in {name for name, _ in counts})} acknowledged, "
@@ -389,8 +389,8 @@ def print_report(history: History, anomalies: list[Anomaly], soak: Soak) -> None
     console.print(f"anomalies: {_counted(kinds) or 'none'}", style="bold red" if kinds else "bold green")
 
 
-def _counted(found: Counter[str] | None) -> str:
-    return ", ".join(f"{name} {count}" for name, count in (found or Counter()).most_common())
+def _counted(counts: Counter[str] | None) -> str:
+    return ", ".join(f"{name} {count}" for name, count in (counts or Counter()).most_common())
 
 
 def write_details(path: Path, history: History, anomalies: list[Anomaly]) -> None:
@@ -415,9 +415,9 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         progress = stack.enter_context(ProgressLine())
         soak.prepare(stack)
         soak.load(progress)
-        found = soak.read(progress)
+        views = soak.read(progress)
     soak.look_into_logs()
-    history = soak.history(found)
+    history = soak.history(views)
     assert soak.sampler is not None
     anomalies = [*check(history), *soak.sampler.anomalies]
     write_details(folder / "anomalies.jsonl", history, anomalies)

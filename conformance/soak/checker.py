@@ -56,7 +56,7 @@ class Anomaly(NamedTuple):
     partition: int
     told: int
     """The offset in the acknowledgement, -1 for none."""
-    found: tuple[int, ...]
+    stored_at: tuple[int, ...]
     """Offsets at which the record is stored."""
     at: float
     detail: str
@@ -77,19 +77,19 @@ def check(history: History) -> list[Anomaly]:
 
 def latencies(history: History) -> dict[str, list[float]]:
     """Sorted seconds from sending to acknowledgement, by what was broken at that time; "quiet" for nothing."""
-    found: defaultdict[str, list[float]] = defaultdict(list)
+    by_kind: defaultdict[str, list[float]] = defaultdict(list)
     for write in history.writes:
         if write.outcome == "acknowledged":
-            kinds = {one.kind for one in _during(history.disturbances, write)} or {"quiet"}
+            kinds = {disturbance.kind for disturbance in _during(history.disturbances, write)} or {"quiet"}
             for kind in kinds:
-                found[kind].append(write.done - write.sent)
-    return {kind: sorted(seconds) for kind, seconds in found.items()}
+                by_kind[kind].append(write.done - write.sent)
+    return {kind: sorted(seconds) for kind, seconds in by_kind.items()}
 
 
 def _anomaly(kind: str, write: Write, copies: Iterable[Stored], detail: str = "") -> Anomaly:
-    found = tuple(copy.offset for copy in copies)
+    stored_at = tuple(copy.offset for copy in copies)
     return Anomaly(
-        kind, write.writer, write.number, write.topic, write.partition, write.offset, found, write.done, detail
+        kind, write.writer, write.number, write.topic, write.partition, write.offset, stored_at, write.done, detail
     )
 
 
@@ -110,22 +110,22 @@ def _records(history: History) -> Iterator[Anomaly]:
         if _TOO_LARGE.search(write.error):
             refused[write.writer].append(write.done)
     for write in history.writes:
-        found = copies[write.record]
+        stored_copies = copies[write.record]
         if write.outcome == "acknowledged":
-            if not found:
-                yield _anomaly("lost", write, found)
-            elif write.offset >= 0 and write.offset not in {one.offset for one in found}:
-                yield _anomaly("elsewhere", write, found)
+            if not stored_copies:
+                yield _anomaly("lost", write, stored_copies)
+            elif write.offset >= 0 and write.offset not in {copy.offset for copy in stored_copies}:
+                yield _anomaly("elsewhere", write, stored_copies)
             if write.offset < 0 and writer_of(write.writer) in history.tells_offsets:
-                yield _anomaly("untold", write, found)
-        elif write.outcome == "refused" and found and not _refused_at_a_retry(history, write):
-            yield _anomaly("refused_stored", write, found, write.error)
+                yield _anomaly("untold", write, stored_copies)
+        elif write.outcome == "refused" and stored_copies and not _refused_at_a_retry(history, write):
+            yield _anomaly("refused_stored", write, stored_copies, write.error)
         if (
-            len(found) > 1
+            len(stored_copies) > 1
             and writer_of(write.writer) in history.idempotent
-            and not _sent_again_in_a_new_epoch(history, write, found, refused[write.writer])
+            and not _sent_again_in_a_new_epoch(history, write, stored_copies, refused[write.writer])
         ):
-            yield _anomaly("doubled", write, found)
+            yield _anomaly("doubled", write, stored_copies)
 
 
 def _refused_at_a_retry(history: History, write: Write) -> bool:
@@ -133,11 +133,13 @@ def _refused_at_a_retry(history: History, write: Write) -> bool:
 
     Nothing tells a server that the record is stored already. Apache Kafka refuses it, too.
     """
-    lowered = any(one.kind == "size_limit" for one in _during(history.disturbances, write))
+    lowered = any(disturbance.kind == "size_limit" for disturbance in _during(history.disturbances, write))
     return lowered and bool(_TOO_LARGE.search(write.error)) and writer_of(write.writer) not in history.idempotent
 
 
-def _sent_again_in_a_new_epoch(history: History, write: Write, found: list[Stored], refused: list[float]) -> bool:
+def _sent_again_in_a_new_epoch(
+    history: History, write: Write, stored_copies: list[Stored], refused: list[float]
+) -> bool:
     """Whether another record of its writer was refused for its size while the answer of this one may have been lost.
 
     librdkafka then begins a new epoch, on all partitions, and sends in it what has no answer. Any server stores that
@@ -146,19 +148,19 @@ def _sent_again_in_a_new_epoch(history: History, write: Write, found: list[Store
     return (
         writer_of(write.writer) in history.bumps_epoch
         and write.outcome == "acknowledged"
-        and write.offset == max(one.offset for one in found)
+        and write.offset == max(copy.offset for copy in stored_copies)
         and any(write.sent <= told < write.done for told in refused)
-        and any(one.kind not in HARMLESS for one in _during(history.disturbances, write))
+        and any(disturbance.kind not in HARMLESS for disturbance in _during(history.disturbances, write))
     )
 
 
 def _order(history: History) -> Iterator[Anomaly]:
     """A size limit that is lowered meets batches under way: Pulsar refuses one and stores those behind it."""
     sent = {write.record: write for write in history.writes}
-    lowered = [one for one in history.disturbances if one.kind == "size_limit"]
+    lowered = [disturbance for disturbance in history.disturbances if disturbance.kind == "size_limit"]
     highest: dict[tuple[str, str, int], int] = {}
     seen: set[tuple[str, int]] = set()
-    for stored in sorted(history.stored, key=lambda one: (one.topic, one.partition, one.offset)):
+    for stored in sorted(history.stored, key=lambda record: (record.topic, record.partition, record.offset)):
         if writer_of(stored.writer) not in history.idempotent or stored.record in seen:
             continue
         seen.add(stored.record)
@@ -204,7 +206,7 @@ def _slow(history: History) -> Iterator[Anomaly]:
         if write.outcome != "acknowledged" or seconds <= SLOW_SECONDS:
             continue
         during = _during(history.disturbances, write)
-        if any(one.kind not in HARMLESS for one in during):
+        if any(disturbance.kind not in HARMLESS for disturbance in during):
             continue
         beside = (other for other in others if other.sent <= write.done and write.sent <= other.done)
         usual = max((other.done - other.sent for other in beside), default=0.0)
@@ -215,9 +217,9 @@ def _slow(history: History) -> Iterator[Anomaly]:
 
 def _during(disturbances: Iterable[Disturbance], write: Write) -> list[Disturbance]:
     return [
-        one
-        for one in disturbances
-        if one.begin <= write.done and write.sent <= one.end and one.topic in ("", write.topic)
+        disturbance
+        for disturbance in disturbances
+        if disturbance.begin <= write.done and write.sent <= disturbance.end and disturbance.topic in ("", write.topic)
     ]
 
 
@@ -265,7 +267,7 @@ def _view(name: str, expected: list[Stored], seen: list[Stored]) -> Iterator[Ano
 
 def nearest(disturbances: list[Disturbance], at: float) -> Disturbance | None:
     """The disturbance that began last before `at`, else the first one."""
-    ordered = sorted(disturbances, key=lambda one: one.begin)
+    ordered = sorted(disturbances, key=lambda disturbance: disturbance.begin)
     if not at or not ordered:
         return None
-    return ordered[max(0, bisect_left([one.begin for one in ordered], at) - 1)]
+    return ordered[max(0, bisect_left([disturbance.begin for disturbance in ordered], at) - 1)]

@@ -61,14 +61,14 @@ class Report:
     @contextmanager
     def of(self, topic: Topic, partition: int) -> Iterator[list[Stored]]:
         """The list to put its records into."""
-        found: list[Stored] = []
+        stored: list[Stored] = []
         try:
-            yield found
+            yield stored
         except Exception as error:
-            self.unread.append((topic.name, partition, f"{type(error).__name__}: {error}, after {len(found)} records"))
+            self.unread.append((topic.name, partition, f"{type(error).__name__}: {error}, after {len(stored)} records"))
         else:
             self.read.append((topic.name, partition))
-            self.stored += found
+            self.stored += stored
 
 
 # --- every entry, by the broker's index
@@ -123,7 +123,7 @@ def _inflated(metadata: pb.MessageMetadata, payload: bytes) -> bytes:
 
 
 def _values(metadata: pb.MessageMetadata, payload: bytes) -> Iterator[bytes | None]:
-    if any(one.key == "entry.format" and one.value == "kafka" for one in metadata.properties):
+    if any(property_.key == "entry.format" and property_.value == "kafka" for property_ in metadata.properties):
         for at, header in iter_batches(payload):
             yield from (record.value for record in iter_records(payload[at : at + header.size], max_bytes=_LARGEST))
     elif not metadata.HasField("num_messages_in_batch"):
@@ -144,8 +144,8 @@ async def entries(run: dict[str, Any], report: Report) -> None:
     await client.start()
     try:
         for topic, partition in report.partitions():
-            with report.of(topic, partition) as found:
-                found.extend(await _partition_entries(client, topic, partition, run["namespace"]))
+            with report.of(topic, partition) as stored:
+                stored.extend(await _partition_entries(client, topic, partition, run["namespace"]))
     finally:
         await client.close()
 
@@ -188,7 +188,7 @@ def native(run: dict[str, Any], report: Report) -> None:
     for topic, partition in report.partitions():
         if topic.raw:
             continue
-        with report.of(topic, partition) as found:
+        with report.of(topic, partition) as stored:
             reader = client.create_reader(topic.native_name(run["namespace"], partition), pulsar.MessageId.earliest)
             end = time.monotonic() + PARTITION_SECONDS
             while reader.has_message_available():
@@ -200,7 +200,7 @@ def native(run: dict[str, Any], report: Report) -> None:
                     continue
                 place = message.message_id()
                 position = f"{place.ledger_id()}:{place.entry_id()}:{place.batch_index()}"
-                found.append(Stored(topic.name, partition, -1, position, *record_of(message.data())))
+                stored.append(Stored(topic.name, partition, -1, position, *record_of(message.data())))
             reader.close()
     client.close()
 
@@ -223,7 +223,7 @@ def confluent(run: dict[str, Any], report: Report) -> None:
         }
     )
     for topic, partition in report.partitions():
-        with report.of(topic, partition) as found:
+        with report.of(topic, partition) as stored:
             place = TopicPartition(topic.name, partition)
             low, high = _watermarks(consumer, place)
             consumer.assign([TopicPartition(topic.name, partition, low)])
@@ -236,7 +236,7 @@ def confluent(run: dict[str, Any], report: Report) -> None:
                     if error is None:
                         offset = message.offset()
                         assert offset is not None
-                        found.append(Stored(topic.name, partition, offset, "", *record_of(message.value())))
+                        stored.append(Stored(topic.name, partition, offset, "", *record_of(message.value())))
                     elif not error.retriable() and error.code() > 0:
                         raise Incomplete(str(error))
         consumer.unassign()
@@ -274,7 +274,7 @@ async def aiokafka(run: dict[str, Any], report: Report) -> None:
     await consumer.start()
     try:
         for topic, partition in report.partitions():
-            with report.of(topic, partition) as found:
+            with report.of(topic, partition) as stored:
                 place = AioPartition(topic.name, partition)
                 consumer.assign([place])
                 high = (await consumer.end_offsets([place]))[place]
@@ -284,7 +284,7 @@ async def aiokafka(run: dict[str, Any], report: Report) -> None:
                     if time.monotonic() > end:
                         raise Incomplete(f"{at} of {high}")
                     for message in (await consumer.getmany(place, timeout_ms=500)).get(place, []):
-                        found.append(Stored(topic.name, partition, message.offset, "", *record_of(message.value)))
+                        stored.append(Stored(topic.name, partition, message.offset, "", *record_of(message.value)))
     finally:
         await consumer.stop()
 
@@ -292,7 +292,7 @@ async def aiokafka(run: dict[str, Any], report: Report) -> None:
 def main() -> int:
     name, path = sys.argv[1], Path(sys.argv[2])
     run = json.load(sys.stdin)
-    report = Report([Topic(**found) for found in run["topics"]])
+    report = Report([Topic(**fields) for fields in run["topics"]])
     if name == "entries":
         asyncio.run(entries(run, report))
     elif name == "pulsar":

@@ -66,9 +66,9 @@ class Sampler:
                 continue
             self.compared += 1
             offset = message.offset()
-            found = record_of(message.value())
-            if (offset, found) != (write.offset, write.record):
-                detail = f"fetched at the offset that was told: {found[0]} {found[1]} at {offset}"
+            record = record_of(message.value())
+            if (offset, record) != (write.offset, write.record):
+                detail = f"fetched at the offset that was told: {record[0]} {record[1]} at {offset}"
                 places = () if offset is None else (offset,)
                 self.anomalies.append(
                     Anomaly(

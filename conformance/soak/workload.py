@@ -178,6 +178,6 @@ def specification(writer: Writer) -> dict[str, Any]:
     return asdict(writer)
 
 
-def specified(found: Mapping[str, Any]) -> Writer:
+def specified(fields: Mapping[str, Any]) -> Writer:
     """The other way round."""
-    return Writer(**{**found, "topics": tuple(found["topics"])})
+    return Writer(**{**fields, "topics": tuple(fields["topics"])})

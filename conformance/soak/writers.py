@@ -51,9 +51,9 @@ class Log:
     def done(self, writer: str, number: int, offset: int = -1, error: str = "") -> None:
         """What comes behind the first answer is ignored: the record has been given up."""
         with self._lock:
-            found = self._open.pop((writer, number), None)
-            if found is not None and not self._file.closed:
-                record, sent = found
+            opened = self._open.pop((writer, number), None)
+            if opened is not None and not self._file.closed:
+                record, sent = opened
                 row = Write(writer, number, record.topic, record.partition, sent, time.time(), offset, error)
                 self._file.write(json.dumps(row) + "\n")
 
@@ -77,8 +77,8 @@ class Run:
         self.service_url: str = specification["service_url"]
         self.namespace: str = specification["namespace"]
         self.seed: int = specification["seed"]
-        self.topics = {found["name"]: Topic(**found) for found in specification["topics"]}
-        self.writers = [specified(found) for found in specification["writers"]]
+        self.topics = {fields["name"]: Topic(**fields) for fields in specification["topics"]}
+        self.writers = [specified(fields) for fields in specification["writers"]]
         self.log = log
         self.stop = threading.Event()
 
@@ -285,9 +285,9 @@ def main() -> int:
         logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
         work = [partial(native, run, pulsar.Client(run.service_url, logger=logger), writer) for writer in run.writers]
 
-    def write(one: Callable[[], object]) -> None:
+    def write(task: Callable[[], object]) -> None:
         try:
-            one()
+            task()
         except Exception:
             traceback.print_exc()
             failed.set()
@@ -298,7 +298,7 @@ def main() -> int:
 
     threading.Thread(target=watch, daemon=True).start()
     # Daemons: one that hangs must not keep the outcome of the others.
-    threads = [threading.Thread(target=write, args=(one,), daemon=True) for one in work]
+    threads = [threading.Thread(target=write, args=(task,), daemon=True) for task in work]
     for thread in threads:
         thread.start()
     while not run.stop.wait(1):

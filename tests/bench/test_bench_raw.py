@@ -43,8 +43,8 @@ def test_a_batch_is_taken_by_the_checks_of_a_broker(codec: str) -> None:
     made = batch(15, 1024, codec)
     header = check_produced(made, max_message_bytes=2**20, zstd_allowed=True)
     assert header.record_count == 15
-    found = list(iter_records(made, header, max_bytes=2**20))
-    assert [len(record.value or b"") for record in found] == [1024] * 15
+    records = list(iter_records(made, header, max_bytes=2**20))
+    assert [len(record.value or b"") for record in records] == [1024] * 15
     assert (len(made) < 15 * 1024 * 0.7) == (codec != "none")
 
 

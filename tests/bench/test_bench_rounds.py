@@ -81,8 +81,8 @@ def test_two_checkouts_take_turns_in_the_order_a_b_b_a(asked: list[str], tmp_pat
 )
 def test_each_row_has_the_peer_that_does_the_same(asked: list[str], tmp_path: Path, row: Row, peers: set[str]) -> None:
     over = native() if row.engine == "pulsar" else None
-    found = Engines(QUICK, [server(KOP, tmp_path)], kafka=server(KAFKA, tmp_path), native=over).round(row, 1)
-    assert found.keys() == {KOP} | peers
+    runs = Engines(QUICK, [server(KOP, tmp_path)], kafka=server(KAFKA, tmp_path), native=over).round(row, 1)
+    assert runs.keys() == {KOP} | peers
 
 
 def test_rows_that_cannot_be_measured_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

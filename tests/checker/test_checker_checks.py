@@ -135,8 +135,8 @@ def good() -> History:
 def place_of(history: History, session: str, topic: str, partition: int) -> int:
     return next(
         number
-        for number, one in enumerate(history.polls)
-        if (one.session, one.topic, one.partition) == (session, topic, partition)
+        for number, poll in enumerate(history.polls)
+        if (poll.session, poll.topic, poll.partition) == (session, topic, partition)
     )
 
 
@@ -146,23 +146,23 @@ def change_poll(history: History, session: str, change: Callable[[Poll], Poll], 
 
 
 def without(offset: int) -> Callable[[Poll], Poll]:
-    return lambda one: one._replace(records=tuple(row for row in one.records if row[0] != offset))
+    return lambda poll: poll._replace(records=tuple(row for row in poll.records if row[0] != offset))
 
 
 def having(offset: int, writer: str, number: int) -> Callable[[Poll], Poll]:
-    def change(one: Poll) -> Poll:
-        kept = [row for row in one.records if row[0] != offset]
-        position = max(one.position, offset + 1)
-        return one._replace(records=tuple(sorted([*kept, (offset, writer, number)])), position=position)
+    def change(poll: Poll) -> Poll:
+        kept = [row for row in poll.records if row[0] != offset]
+        position = max(poll.position, offset + 1)
+        return poll._replace(records=tuple(sorted([*kept, (offset, writer, number)])), position=position)
 
     return change
 
 
 def everywhere(history: History, change: Callable[[Poll], Poll], topic: str = IN, part: int = 0) -> None:
     """What all readers see who came that far."""
-    for number, one in enumerate(history.polls):
-        if (one.topic, one.partition) == (topic, part):
-            history.polls[number] = change(one)
+    for number, poll in enumerate(history.polls):
+        if (poll.topic, poll.partition) == (topic, part):
+            history.polls[number] = change(poll)
 
 
 def drop_everywhere(history: History, offset: int, topic: str = IN, part: int = 0) -> None:
@@ -175,12 +175,12 @@ def add_at_the_end(history: History, offset: int, writer: str, number: int, topi
 
 
 def change_send(history: History, writer: str, number: int, **values: Any) -> None:
-    place = next(at for at, one in enumerate(history.sends) if one.record == (writer, number))
+    place = next(at for at, send in enumerate(history.sends) if send.record == (writer, number))
     history.sends[place] = history.sends[place]._replace(**values)
 
 
 def change_transaction(history: History, name: str, **values: Any) -> None:
-    place = next(at for at, one in enumerate(history.transactions) if one.name == name)
+    place = next(at for at, transaction in enumerate(history.transactions) if transaction.name == name)
     history.transactions[place] = history.transactions[place]._replace(**values)
 
 
@@ -215,7 +215,7 @@ def untold(history: History) -> None:
 def never_sent(history: History) -> None:
     add_at_the_end(history, 9, "loose", 7, part=1)
     history.polls.pop(place_of(history, "whole-uncommitted", IN, 1))
-    history.wholes = [one for one in history.wholes if one.place != (IN, 1) or one.isolation == "committed"]
+    history.wholes = [whole for whole in history.wholes if whole.place != (IN, 1) or whole.isolation == "committed"]
     history.polls.pop(place_of(history, "live/2", IN, 1))
 
 
@@ -236,12 +236,12 @@ def aborted_read_at_the_end(history: History) -> None:
 
 
 def never_ended_and_read(history: History) -> None:
-    history.transactions = [one for one in history.transactions if one.name != "tx/2"]
+    history.transactions = [transaction for transaction in history.transactions if transaction.name != "tx/2"]
     change_poll(history, "whole-committed", having(2, "tx", 4), part=1)
 
 
 def uncommitted_read(history: History) -> None:
-    change_poll(history, "live/1", lambda one: one._replace(at=1009.0), part=1)
+    change_poll(history, "live/1", lambda poll: poll._replace(at=1009.0), part=1)
 
 
 def uncommitted_read_of_an_unknown_transaction(history: History) -> None:
@@ -314,7 +314,7 @@ def given_twice(history: History) -> None:
 
 
 def position_behind_what_was_given(history: History) -> None:
-    change_poll(history, "live/2", lambda one: one._replace(position=3))
+    change_poll(history, "live/2", lambda poll: poll._replace(position=3))
 
 
 def high_watermark_back(history: History) -> None:
@@ -399,7 +399,7 @@ def chain_made_of_an_aborted_record(history: History) -> None:
 
 def unfenced(history: History) -> None:
     change_transaction(history, "tx/1", ending=1023, ended=1024)
-    history.polls = [one for one in history.polls if one.session != "live/1"]
+    history.polls = [poll for poll in history.polls if poll.session != "live/1"]
 
 
 def refused_and_committed(history: History) -> None:
@@ -464,7 +464,7 @@ def test_a_good_history_has_no_anomaly() -> None:
 def test_each_anomaly_is_found_and_no_other(change: Callable[[History], None], kind: str) -> None:
     history = good()
     change(history)
-    assert {found.kind for found in check(history)} == {kind}
+    assert {anomaly.kind for anomaly in check(history)} == {kind}
 
 
 def test_every_kind_has_a_history_of_its_own() -> None:
@@ -472,7 +472,7 @@ def test_every_kind_has_a_history_of_its_own() -> None:
 
 
 def kinds(history: History) -> list[str]:
-    return [found.kind for found in check(history)]
+    return [anomaly.kind for anomaly in check(history)]
 
 
 def test_an_anomaly_names_the_record_the_place_and_what_was_told() -> None:
@@ -532,7 +532,7 @@ def test_a_record_may_be_doubled_where_its_client_gave_up_another_one_meanwhile(
     history = good()
     doubled(history)
     history.sends.append(send("plain", 99, 0, -1)._replace(sent=900.0, done=at, error=error))
-    (record,) = [one for one in history.sends if one.record == ("plain", 2)]
+    (record,) = [send for send in history.sends if send.record == ("plain", 2)]
     assert (record.sent, record.done) == (1002.0, 1002.1)
     assert kinds(history) == told
 
@@ -540,14 +540,14 @@ def test_a_record_may_be_doubled_where_its_client_gave_up_another_one_meanwhile(
 def test_a_record_of_a_transaction_may_not_be_doubled_even_so() -> None:
     history = good()
     doubled_and_aborted(history)
-    (record,) = [one for one in history.sends if one.record == ("tx", 4)]
+    (record,) = [send for send in history.sends if send.record == ("tx", 4)]
     history.sends.append(send("tx", 99, 0, -1)._replace(done=record.done, error="_MSG_TIMED_OUT"))
     assert kinds(history) == ["doubled"]
 
 
 def test_nothing_is_lost_in_a_partition_that_was_not_read_wholly() -> None:
     history = good()
-    history.wholes = [one for one in history.wholes if one.place != (IN, 1) or one.isolation != "committed"]
+    history.wholes = [whole for whole in history.wholes if whole.place != (IN, 1) or whole.isolation != "committed"]
     history.sends.append(send("tx", 9, 1, 9, "tx/9"))
     history.transactions.append(transaction("tx/9", 1080, instance=2))
     assert kinds(history) == []

@@ -102,8 +102,14 @@ def test_the_lines_of_a_transaction_tell_its_outcome(tmp_path: Path) -> None:
     aborted.answer("abort")
     left.leave()
     recorder.close()
-    last = {one.name: one for one in load([tmp_path / "history.jsonl"]).transactions}
-    assert [one.outcome for one in last.values()] == ["committed", "unknown", "unknown", "aborted", "aborted"]
+    last = {transaction.name: transaction for transaction in load([tmp_path / "history.jsonl"]).transactions}
+    assert [transaction.outcome for transaction in last.values()] == [
+        "committed",
+        "unknown",
+        "unknown",
+        "aborted",
+        "aborted",
+    ]
     assert last["tx#1/0"].offsets == (("t", 0, 3),)
 
 

@@ -8,7 +8,7 @@ from conformance.copier import differences
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("copied", "told"),
     [
         (["a", "b", "c"], []),
         (["a", "c"], ["1 missing, as b"]),
@@ -18,5 +18,5 @@ from conformance.copier import differences
         (["b", "a", "c"], ["another order"]),
     ],
 )
-def test_each_difference_is_named(found: list[str], told: list[str]) -> None:
-    assert differences(["a", "b", "c"], found) == told
+def test_each_difference_is_named(copied: list[str], told: list[str]) -> None:
+    assert differences(["a", "b", "c"], copied) == told

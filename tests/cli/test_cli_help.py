@@ -15,13 +15,13 @@ from kop.cli.main import COMMANDS, cli
 
 def commands() -> list[tuple[str, ...]]:
     """Every command and sub-command."""
-    found: list[tuple[str, ...]] = [()]
+    paths: list[tuple[str, ...]] = [()]
     for name in COMMANDS:
-        found.append((name,))
+        paths.append((name,))
         command = cli.get_command(click.Context(cli), name)
         if isinstance(command, click.Group):
-            found += [(name, member) for member in command.commands]
-    return found
+            paths += [(name, member) for member in command.commands]
+    return paths
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)

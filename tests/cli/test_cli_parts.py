@@ -170,7 +170,7 @@ class RebalancingConsumer:
     def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
         if self.left > 0:
             raise RebalanceInProgressError("the group rebalances")
-        self.committed |= {key: found.offset for key, found in offsets.items()}
+        self.committed |= {key: position.offset for key, position in offsets.items()}
 
 
 @pytest.mark.parametrize(("seconds", "committed"), [(100.0, {TopicPartition("t", 0): 8}), (-1.0, {})])

@@ -63,9 +63,9 @@ def test_settings_as_they_come_are_well_and_said_in_words() -> None:
     ],
 )
 def test_small_values_are_noted(name: str, changed: dict[str, str], said: str) -> None:
-    found = look(name, **changed)
-    assert isinstance(found, Caution)
-    assert said in found
+    verdict = look(name, **changed)
+    assert isinstance(verdict, Caution)
+    assert said in verdict
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_offsets_of_a_topic_by_its_full_name(pulsar: Pulsar, invoke: Invoke) -> 
 
     message_id = asyncio.run(write())
     for name in (topic, topic.removeprefix("persistent://")):
-        found = invoke("offsets", name, "--message-id", message_id, "--admin-url", pulsar.admin_url)
-        assert (found.exit_code, found.stdout) == (0, "2\n"), found.output
+        result = invoke("offsets", name, "--message-id", message_id, "--admin-url", pulsar.admin_url)
+        assert (result.exit_code, result.stdout) == (0, "2\n"), result.output
         back = invoke("offsets", name, "--offset", "2", "--admin-url", pulsar.admin_url)
         assert back.stdout == f"{message_id}:0\n"
     both = invoke("offsets", topic, "--offset", "2", "--namespace", "a/b")

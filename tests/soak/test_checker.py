@@ -164,7 +164,7 @@ def test_a_clean_history_has_no_anomaly() -> None:
 def test_each_anomaly_is_found_and_no_other(change: Callable[[History], None], kind: str) -> None:
     history = clean()
     change(history)
-    assert [found.kind for found in check(same_views(history))] == [kind]
+    assert [anomaly.kind for anomaly in check(same_views(history))] == [kind]
 
 
 def test_an_anomaly_names_the_record_what_was_told_and_what_was_found() -> None:
@@ -192,7 +192,9 @@ def test_what_is_allowed_is_no_anomaly() -> None:
 def test_what_pulsars_own_producers_waited_for_is_not_slow() -> None:
     history = clean()
     history.writes[3] = write(3, seconds=9)
-    assert [found.detail for found in check(history)] == ["9.0 s with nothing broken, 0.0 s to Pulsar's own producers"]
+    assert [anomaly.detail for anomaly in check(history)] == [
+        "9.0 s with nothing broken, 0.0 s to Pulsar's own producers"
+    ]
     history.writes[17] = write(2, -1, writer="native", seconds=5)
     assert check(history) == []
 
@@ -204,7 +206,7 @@ def test_a_size_limit_that_was_lowered_excuses_the_refusal_of_a_plain_writers_re
     history.writes[13] = write(3, writer="plain", error="MSG_SIZE_TOO_LARGE")
     assert check(same_views(history)) == []
     history.writes[3] = write(3, error="MSG_SIZE_TOO_LARGE")
-    assert [(found.kind, found.writer) for found in check(same_views(history))] == [("refused_stored", "rd")]
+    assert [(anomaly.kind, anomaly.writer) for anomaly in check(same_views(history))] == [("refused_stored", "rd")]
 
 
 def test_a_new_epoch_after_a_refusal_for_size_excuses_the_second_copy_of_what_had_no_answer() -> None:
@@ -225,7 +227,7 @@ def test_a_new_epoch_after_a_refusal_for_size_excuses_the_second_copy_of_what_ha
         history.stored.append(stored(3, 20))
         history.writes[3] = write(3, told, seconds=5)
         history.writes.append(write(50, error=error)._replace(sent=1002.0, done=refused_at))
-        return [found.kind for found in check(same_views(history)) if found.kind != "slow"]
+        return [anomaly.kind for anomaly in check(same_views(history)) if anomaly.kind != "slow"]
 
     assert changed() == []
     assert changed(bumps=False) == ["doubled"]
@@ -242,7 +244,7 @@ def test_a_size_limit_that_was_lowered_excuses_the_order_of_what_was_under_way_t
     history.disturbances.append(Disturbance("size_limit", TOPIC, 1002.0, 1009.0))
     assert check(same_views(history)) == []
     history.disturbances[0] = Disturbance("size_limit", TOPIC, 1006.0, 1009.0)
-    assert [found.kind for found in check(same_views(history))] == ["reordered"]
+    assert [anomaly.kind for anomaly in check(same_views(history))] == ["reordered"]
 
 
 def test_a_plain_writer_that_was_told_either_copy_was_told_right() -> None:
@@ -258,14 +260,14 @@ def test_generations_of_a_writer_are_one_writer_with_records_of_their_own() -> N
     history.stored.append(stored(0, 20, writer="rd#2"))
     assert check(same_views(history)) == []
     history.stored.append(stored(0, 21, writer="rd#2"))
-    assert [found.kind for found in check(same_views(history))] == ["doubled"]
+    assert [anomaly.kind for anomaly in check(same_views(history))] == ["doubled"]
 
 
 @pytest.mark.parametrize("view", ["consumer", "native reader"])
 def test_a_reader_that_misses_a_record_is_found(view: str) -> None:
     history = clean()
     del history.views[view][3]
-    assert [(found.kind, found.number, found.detail) for found in check(history)] == [
+    assert [(anomaly.kind, anomaly.number, anomaly.detail) for anomaly in check(history)] == [
         ("view", 3, f"not seen by {view}, entry 7:3:-1")
     ]
 
@@ -273,7 +275,7 @@ def test_a_reader_that_misses_a_record_is_found(view: str) -> None:
 def test_a_reader_that_sees_a_record_elsewhere_is_found() -> None:
     history = clean()
     history.views["consumer"][-1] = history.views["consumer"][-1]._replace(offset=25)
-    assert [found.detail for found in check(history)] == [
+    assert [anomaly.detail for anomaly in check(history)] == [
         "not seen by consumer, entry 7:19:-1",
         "seen and not stored so by consumer",
     ]
@@ -283,7 +285,7 @@ def test_a_reader_that_is_given_records_out_of_order_is_found() -> None:
     history = clean()
     rows = history.views["consumer"]
     rows[3], rows[4] = rows[4], rows[3]
-    assert [found.detail for found in check(history)] == ["delivered behind offset 4 by consumer"]
+    assert [anomaly.detail for anomaly in check(history)] == ["delivered behind offset 4 by consumer"]
 
 
 def test_a_reader_that_sees_nothing_is_found_and_a_partition_that_it_left_out_is_not_compared() -> None:

@@ -50,25 +50,25 @@ def the_end(begin: int) -> Click:
     return Click("end", "/", begin + 4 * 3_600_000)
 
 
-def send_by_kafka(bootstrap: str, found: Iterable[Click], topic: str = TOPIC) -> None:
+def send_by_kafka(bootstrap: str, clicks: Iterable[Click], topic: str = TOPIC) -> None:
     """Send clicks with kafka-python; the time of the click is the record's timestamp."""
     from kafka import KafkaProducer
 
     with KafkaProducer(bootstrap_servers=bootstrap) as producer:
-        for click in found:
+        for click in clicks:
             value = json.dumps({"page": click.page}).encode()
             producer.send(topic, value, click.user.encode(), timestamp_ms=click.ms)
         producer.flush()
 
 
-def send_by_pulsar(url: str, topic: str, found: Iterable[Click]) -> None:
+def send_by_pulsar(url: str, topic: str, clicks: Iterable[Click]) -> None:
     """Send clicks with Pulsar's own client; the time of the click is the message's event time."""
     import pulsar
 
     client = pulsar.Client(url)
     try:
         producer = client.create_producer(topic)
-        for click in found:
+        for click in clicks:
             value = json.dumps({"page": click.page}).encode()
             producer.send(value, partition_key=click.user, event_timestamp=click.ms)
     finally:

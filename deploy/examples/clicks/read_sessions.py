@@ -22,15 +22,15 @@ class Session(NamedTuple):
 
 
 def _session(user: str, value: bytes) -> Session:
-    found: dict[str, Any] = json.loads(value)
-    return Session(user, found["start"], found["end"], found["clicks"], tuple(found["pages"]))
+    fields: dict[str, Any] = json.loads(value)
+    return Session(user, fields["start"], fields["end"], fields["clicks"], tuple(fields["pages"]))
 
 
 def by_kafka(bootstrap: str, topic: str = "sessions") -> list[Session]:
     """All sessions that are committed, as kafka-python reads them."""
     from kafka import KafkaConsumer, TopicPartition
 
-    found = []
+    sessions = []
     with KafkaConsumer(
         bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     ) as consumer:
@@ -39,8 +39,8 @@ def by_kafka(bootstrap: str, topic: str = "sessions") -> list[Session]:
         ends = consumer.end_offsets(parts)
         while any(consumer.position(part) < ends[part] for part in parts):
             for records in consumer.poll(timeout_ms=500).values():
-                found += [_session(record.key.decode(), record.value) for record in records]
-    return sorted(found)
+                sessions += [_session(record.key.decode(), record.value) for record in records]
+    return sorted(sessions)
 
 
 def by_pulsar(url: str, topic: str, seconds: float = 10) -> list[Session]:
@@ -55,13 +55,13 @@ def by_pulsar(url: str, topic: str, seconds: float = 10) -> list[Session]:
             initial_position=pulsar.InitialPosition.Earliest,
             consumer_type=pulsar.ConsumerType.Shared,
         )
-        found: list[Session] = []
+        sessions: list[Session] = []
         while True:
             try:
                 message = consumer.receive(int(seconds * 1000))
             except pulsar.Timeout:
-                return sorted(found)
-            found.append(_session(message.partition_key(), message.data()))
+                return sorted(sessions)
+            sessions.append(_session(message.partition_key(), message.data()))
             consumer.acknowledge(message)
     finally:
         client.close()
