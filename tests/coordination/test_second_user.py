@@ -90,16 +90,19 @@ async def test_nothing_is_served_before_the_start_and_after_the_end() -> None:
 async def test_each_partition_goes_to_the_broker_that_it_is_given_to_with_all_that_was_written() -> None:
     engine = await FaultyStore().open()
     here, there = GivenTo(0, 1), GivenTo()
-    async with started(CounterCoordinator(engine, here)) as one, started(CounterCoordinator(engine, there)) as other:
-        first, second = names(one)
-        assert [await one.add(first, 1), await one.add(second, 2)] == [1, 2]
+    async with (
+        started(CounterCoordinator(engine, here)) as first_broker,
+        started(CounterCoordinator(engine, there)) as other,
+    ):
+        first, second = names(first_broker)
+        assert [await first_broker.add(first, 1), await first_broker.add(second, 2)] == [1, 2]
         assert other.get(first) == E.NOT_COORDINATOR
         here.give(0)
         there.give(1)
         await until(lambda: other.get(second) == 2)
-        assert one.get(second) == E.NOT_COORDINATOR
+        assert first_broker.get(second) == E.NOT_COORDINATOR
         assert await other.add(second, 1) == 3
-        assert one.get(first) == 1, "a partition that stays is served on"
+        assert first_broker.get(first) == 1, "a partition that stays is served on"
 
 
 async def test_a_lost_lead_ends_what_is_in_force_and_another_takeover_reads_what_was_written_meanwhile() -> None:

@@ -11,5 +11,5 @@ from support.pulsar import Pulsar, Urls, fresh_namespace
 @pytest.fixture
 def fresh(pulsar_urls: Urls) -> Iterator[Pulsar]:
     """A namespace of this test on the run's broker."""
-    with fresh_namespace(pulsar_urls) as found:
-        yield found
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield pulsar

@@ -46,12 +46,12 @@ def gateway(directory: Path, pulsar: Pulsar, node_id: int = 1, http: str = "", *
 def running(*children: Child) -> Iterator[None]:
     """Started, and killed at the end."""
     try:
-        for one in children:
-            one.start()
+        for child in children:
+            child.start()
         yield
     finally:
-        for one in children:
-            one.kill()
+        for child in children:
+            child.kill()
 
 
 def say(text: str) -> None:
@@ -156,9 +156,9 @@ class Idempotent:
 
     def check(self, rows: dict[int, list[tuple[int, int]]]) -> None:
         """No acknowledged record lost, none twice, in order, each where its acknowledgement said."""
-        for partition, found in rows.items():
-            ascending(found)
-            numbers = [number for _, number in found]
+        for partition, stored_rows in rows.items():
+            ascending(stored_rows)
+            numbers = [number for _, number in stored_rows]
             expected = list(range(partition, self.given, PARTITIONS))
             if numbers != expected:
                 counts = Counter(numbers)
@@ -168,7 +168,7 @@ class Idempotent:
                     f"partition {partition}: {len(missing)} of {len(expected)} missing {missing[:10]}, "
                     f"{len(twice)} twice {twice[:10]}, else out of order"
                 )
-        where = {number: (p, offset) for p, found in rows.items() for offset, number in found}
+        where = {number: (p, offset) for p, stored_rows in rows.items() for offset, number in stored_rows}
         wrong = {n: (p, o) for n, (p, o) in self.acknowledged.items() if o >= 0 and where[n] != (p, o)}
         assert not wrong, f"{len(wrong)} records do not lie where it was said: {list(wrong.items())[:5]}"
 
@@ -226,12 +226,12 @@ class Plain:
 
     def check(self, rows: dict[int, list[tuple[int, int]]]) -> None:
         """What was acknowledged is there, where it was said."""
-        for partition, found in rows.items():
-            ascending(found)
-            there = {number for _, number in found}
+        for partition, stored_rows in rows.items():
+            ascending(stored_rows)
+            there = {number for _, number in stored_rows}
             missing = [n for n, (p, _) in self.acknowledged.items() if p == partition and n not in there]
             assert not missing, f"{len(missing)} lost: {missing[:10]}"
-        at = {(p, offset): number for p, found in rows.items() for offset, number in found}
+        at = {(p, offset): number for p, stored_rows in rows.items() for offset, number in stored_rows}
         wrong = [(n, place) for n, place in self.acknowledged.items() if place[1] >= 0 and at.get(place) != n]
         assert not wrong, f"{len(wrong)} records do not lie where it was said: {wrong[:5]}"
 
@@ -277,10 +277,12 @@ class Commits:
     def check(self, bootstrap: str) -> None:
         consumer = Consumer(self.settings | {"bootstrap.servers": bootstrap})
         try:
-            found = until(lambda: consumer.committed([TopicPartition(self.topic, 0)], timeout=10)[0].offset)
+            committed = until(lambda: consumer.committed([TopicPartition(self.topic, 0)], timeout=10)[0].offset)
         finally:
             consumer.close()
-        assert self.kept <= found <= self.tried, f"{found} is committed, {self.kept} of {self.tried} was acknowledged"
+        assert self.kept <= committed <= self.tried, (
+            f"{committed} is committed, {self.kept} of {self.tried} was acknowledged"
+        )
 
 
 def until(ask: Callable[[], Any], seconds: float = SECONDS) -> Any:
@@ -288,9 +290,9 @@ def until(ask: Callable[[], Any], seconds: float = SECONDS) -> Any:
     end = time.monotonic() + seconds
     while True:
         try:
-            found = ask()
-            if found is not False:
-                return found
+            answer = ask()
+            if answer is not False:
+                return answer
         except (KafkaException, OSError):
             if time.monotonic() > end:
                 raise
@@ -309,14 +311,14 @@ def stored(address: str, topic: str) -> dict[int, list[tuple[int, int]]]:
             "log_level": 0,
         }
     )
-    found: dict[int, list[tuple[int, int]]] = {}
+    by_partition: dict[int, list[tuple[int, int]]] = {}
     try:
         for partition in range(PARTITIONS):
             place = TopicPartition(topic, partition, 0)
             begin, end = until(partial(consumer.get_watermark_offsets, place, timeout=10))
             assert begin == 0
             consumer.assign([place])
-            rows = found[partition] = []
+            rows = by_partition[partition] = []
             deadline = time.monotonic() + SECONDS
             at_end = begin == end
             while not at_end:
@@ -331,7 +333,7 @@ def stored(address: str, topic: str) -> dict[int, list[tuple[int, int]]]:
                         raise KafkaException(error)
     finally:
         consumer.close()
-    return found
+    return by_partition
 
 
 class Load:
@@ -346,8 +348,8 @@ class Load:
     def __enter__(self) -> Load:
         for topic in ("load", "plain"):
             create(self.bootstrap, topic)
-        for one in (self.idempotent, self.plain, self.commits):
-            one.start()
+        for client in (self.idempotent, self.plain, self.commits):
+            client.start()
         self.flows()
         return self
 

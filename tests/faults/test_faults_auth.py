@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from faults.fault_kit import create, gateway, stored, until
-from faults.test_faults_errors import Client, one, said
+from faults.test_faults_errors import Client, produce_one, said
 from support.pulsar import OwnBroker, Pulsar, Urls
 from support.pulsar_admin import PulsarAdmin
 from support.pulsar_gateway import PulsarGateway
@@ -208,12 +208,12 @@ def test_a_token_that_runs_out_is_retriable_and_a_new_one_heals_all(
 
         put(file, token("kop", 600))
         assert client.flush() == [1]
-        assert one(serving.bootstrap, "t", b"2") == 2
+        assert produce_one(serving.bootstrap, "t", b"2") == 2
         until(lambda: serving.engine.healthy is None and serving.call(fresh()))
         assert until(lambda: committed(serving.bootstrap, "g") == 7)
         assert committed(serving.bootstrap, "g", 8) == 8
         create(serving.bootstrap, "after", 1)
-        assert one(serving.bootstrap, "after") == 0
+        assert produce_one(serving.bootstrap, "after") == 0
         for _ in range(2):  # the first block may be the one that was reserved at the start
             serving.call(serving.engine.reserve_producer_ids())
     finally:
@@ -238,9 +238,9 @@ def test_a_permission_that_is_taken_away_is_named(
         guarded.let(space, ["somebody"])
 
         def refused() -> bool:
-            found = one(serving.bootstrap, "t")
-            assert isinstance(found, int) or found == "TOPIC_AUTHORIZATION_FAILED", found
-            return found == "TOPIC_AUTHORIZATION_FAILED"
+            outcome = produce_one(serving.bootstrap, "t")
+            assert isinstance(outcome, int) or outcome == "TOPIC_AUTHORIZATION_FAILED", outcome
+            return outcome == "TOPIC_AUTHORIZATION_FAILED"
 
         until(refused)
         assert said(caplog, "grant-permission") or said(caplog, "admin of the tenant")
@@ -248,11 +248,11 @@ def test_a_permission_that_is_taken_away_is_named(
         with pytest.raises(Exception, match=r"TOPIC_AUTHORIZATION_FAILED|authorization"):
             create(serving.bootstrap, "another", 1)
         guarded.let(space, ["kop"])
-        until(lambda: isinstance(one(serving.bootstrap, "t"), int))
+        until(lambda: isinstance(produce_one(serving.bootstrap, "t"), int))
         assert isinstance(client.flush(), list)
         create(serving.bootstrap, "another", 1)
-        found = one(serving.bootstrap, "another")
-        assert not isinstance(found, KafkaError)
-        assert found == 0
+        outcome = produce_one(serving.bootstrap, "another")
+        assert not isinstance(outcome, KafkaError)
+        assert outcome == 0
     finally:
         serving.stop()

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="module")
 def space(pulsar_urls: Urls) -> Iterator[Pulsar]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield found
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield pulsar
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def served(space: Pulsar) -> Iterator[PulsarGateway]:
 
 def admin(pulsar: Pulsar, work: Callable[[PulsarAdmin], Coroutine[Any, Any, T]]) -> T:
     async def run() -> T:
-        async with PulsarAdmin(pulsar.admin_url) as one:
-            return await work(one)
+        async with PulsarAdmin(pulsar.admin_url) as admin:
+            return await work(admin)
 
     return asyncio.run(run())
 
@@ -74,15 +74,15 @@ class Client:
     def flush(self) -> list[KafkaError | int]:
         """What became of each record since the last time: its offset or the error."""
         assert self.producer.flush(PATIENCE) == 0
-        found, self.results = self.results, []
-        return found
+        results, self.results = self.results, []
+        return results
 
 
-def one(bootstrap: str, topic: str, value: bytes = b"v", **settings: Any) -> int | str:
+def produce_one(bootstrap: str, topic: str, value: bytes = b"v", **settings: Any) -> int | str:
     client = Client(bootstrap, **settings)
     client.send(topic, value)
-    (found,) = client.flush()
-    return found.name() if isinstance(found, KafkaError) else found
+    (result,) = client.flush()
+    return result.name() if isinstance(result, KafkaError) else result
 
 
 def said(caplog: pytest.LogCaptureFixture, text: str) -> bool:
@@ -147,7 +147,7 @@ def test_deduplication_is_turned_on_for_a_native_topic(space: Pulsar, served: Pu
     admin(space, prepare)
     until(lambda: not admin(space, lambda client: client.get_deduplication(name, applied=True)))
     until(lambda: served.engine.topics.get("native-without") is not None)
-    assert one(served.bootstrap, "native-without") == 0
+    assert produce_one(served.bootstrap, "native-without") == 0
     assert admin(space, lambda client: client.get_deduplication(name, applied=True)) is True
 
 
@@ -157,10 +157,10 @@ def test_deduplication_that_somebody_turns_off_is_turned_on_again(
     monkeypatch.setattr("kop.storage.pulsar.topics.write_checks.FRESH_SECONDS", 0.0)
     create(served.bootstrap, "twice", 1)
     name = f"persistent://{space.namespace}/twice"
-    assert one(served.bootstrap, "twice") == 0
+    assert produce_one(served.bootstrap, "twice") == 0
     admin(space, lambda client: client.set_deduplication(name, False))
     until(lambda: not admin(space, lambda client: client.get_deduplication(name, applied=True)))
-    assert one(served.bootstrap, "twice") == 1
+    assert produce_one(served.bootstrap, "twice") == 1
     assert admin(space, lambda client: client.get_deduplication(name, applied=True)) is True
     assert said(caplog, "was turned off")
     assert served.engine.counts["deduplication_turned_off"] == 1
@@ -171,7 +171,7 @@ def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
 ) -> None:
     create(served.bootstrap, "throttled", 1)
     name = f"persistent://{space.namespace}/throttled"
-    assert one(served.bootstrap, "throttled") == 0
+    assert produce_one(served.bootstrap, "throttled") == 0
     admin(space, lambda client: client.set_publish_rate(name, messages=100))
     throttles: list[float] = []
     settings: dict[str, Any] = {
@@ -207,17 +207,17 @@ def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
 def test_a_limit_of_the_topic_on_sizes(space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture) -> None:
     create(served.bootstrap, "small", 1)
     name = f"persistent://{space.namespace}/small"
-    assert one(served.bootstrap, "small") == 0
+    assert produce_one(served.bootstrap, "small") == 0
     admin(space, lambda client: client.set_max_message_size(name, 2000))
-    until(lambda: one(served.bootstrap, "small", b"x" * 5000) == "MSG_SIZE_TOO_LARGE")
+    until(lambda: produce_one(served.bootstrap, "small", b"x" * 5000) == "MSG_SIZE_TOO_LARGE")
     assert said(caplog, "pulsar-admin topics get-max-message-size")
-    assert isinstance(one(served.bootstrap, "small"), int)
+    assert isinstance(produce_one(served.bootstrap, "small"), int)
     client = Client(served.bootstrap, **{"linger.ms": 200})
     client.send("small", *[b"x" * 900] * 5)
     begin = time.monotonic()
-    found = client.flush()
-    assert {str(error.name()) for error in found if isinstance(error, KafkaError)} == {"MSG_SIZE_TOO_LARGE"}
-    assert len(found) == 5
+    results = client.flush()
+    assert {str(error.name()) for error in results if isinstance(error, KafkaError)} == {"MSG_SIZE_TOO_LARGE"}
+    assert len(results) == 5
     assert time.monotonic() - begin < SECONDS / 2, "not by the time limit of the message"
 
 
@@ -228,9 +228,9 @@ def test_a_record_that_no_entry_can_hold(served: PulsarGateway) -> None:
     served.call(served.engine.topics.set_configs(topic.topic_id, {"max.message.bytes": "20000000"}))
     client = Client(served.bootstrap)
     client.send("large", b"x" * (6 << 20))
-    (found,) = client.flush()
-    assert isinstance(found, KafkaError)
-    assert found.name() == "MSG_SIZE_TOO_LARGE"
+    (error,) = client.flush()
+    assert isinstance(error, KafkaError)
+    assert error.name() == "MSG_SIZE_TOO_LARGE"
     client.send("large", b"v")
     assert client.flush() == [0]
 
@@ -266,15 +266,15 @@ def test_a_backlog_quota_is_retriable_and_heals(
     # Without the subscription the cursor of deduplication still counts, until its next snapshot.
     rest(space, "DELETE", f"{path}-partition-0/subscription/stuck?force=true")
     rest(space, "DELETE", f"{path}/backlogQuota?backlogQuotaType=destination_storage")
-    found = blocked.flush()
-    assert found == list(range(10, 10 + len(found)))
+    results = blocked.flush()
+    assert results == list(range(10, 10 + len(results)))
 
 
 def test_a_terminated_topic(space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture) -> None:
     create(served.bootstrap, "ended", 1)
-    assert one(served.bootstrap, "ended") == 0
+    assert produce_one(served.bootstrap, "ended") == 0
     rest(space, "POST", f"persistent/{space.namespace}/ended/terminate/partitions")
-    assert one(served.bootstrap, "ended") == "POLICY_VIOLATION"
+    assert produce_one(served.bootstrap, "ended") == "POLICY_VIOLATION"
     assert said(caplog, "takes no more messages")
     assert served.engine.counts["writes_refused_topic_terminated_error"] >= 1
     assert served.log("ended").high_watermark == 1, "what is there can be read"
@@ -288,18 +288,18 @@ def test_a_schema_required_of_producers(pulsar_urls: Urls, caplog: pytest.LogCap
             schema = {"type": "STRING", "schema": "", "properties": {}}
             rest(strict, "POST", f"schemas/{strict.namespace}/typed/schema", schema)
             rest(strict, "POST", f"namespaces/{strict.namespace}/isAllowAutoUpdateSchema", False)
-            assert one(gateway.bootstrap, "typed") == 0, "a schema alone asks nothing of producers without one"
+            assert produce_one(gateway.bootstrap, "typed") == 0, "a schema alone asks nothing of producers without one"
             rest(strict, "POST", f"namespaces/{strict.namespace}/schemaValidationEnforced", True)
             rest(strict, "PUT", f"persistent/{strict.namespace}/typed/unload")
-            until(lambda: one(gateway.bootstrap, "typed") == "POLICY_VIOLATION")
+            until(lambda: produce_one(gateway.bootstrap, "typed") == "POLICY_VIOLATION")
             for _ in range(5):
-                assert one(gateway.bootstrap, "typed") == "POLICY_VIOLATION"
+                assert produce_one(gateway.bootstrap, "typed") == "POLICY_VIOLATION"
             assert said(caplog, "pulsar-admin schemas delete")
             assert gateway.engine.counts["writes_refused_incompatible_schema"] >= 6
             lines = [record for record in caplog.records if "schemas delete" in record.getMessage()]
             assert len(lines) == 1, "once, not at each request"
             rest(strict, "POST", f"namespaces/{strict.namespace}/schemaValidationEnforced", False)
-            until(lambda: isinstance(one(gateway.bootstrap, "typed"), int))
+            until(lambda: isinstance(produce_one(gateway.bootstrap, "typed"), int))
         finally:
             gateway.stop()
 
@@ -316,16 +316,16 @@ def test_encryption_required_of_producers(pulsar_urls: Urls, caplog: pytest.LogC
 
             def refused() -> bool:
                 client.send("secret", b"w")
-                (found,) = client.flush()
-                return isinstance(found, KafkaError) and found.name() == "POLICY_VIOLATION"
+                (error,) = client.flush()
+                return isinstance(error, KafkaError) and error.name() == "POLICY_VIOLATION"
 
             until(refused)
-            assert one(gateway.bootstrap, "secret") == "POLICY_VIOLATION"
+            assert produce_one(gateway.bootstrap, "secret") == "POLICY_VIOLATION"
             assert said(caplog, "set-encryption-required --disable")
             assert gateway.engine.counts["writes_refused_encryption_required"] >= 1
             assert gateway.log("secret").high_watermark >= 1, "what is there can be read"
             rest(strict, "POST", f"namespaces/{strict.namespace}/encryptionRequired", False)
-            until(lambda: isinstance(one(gateway.bootstrap, "secret"), int))
+            until(lambda: isinstance(produce_one(gateway.bootstrap, "secret"), int))
         finally:
             gateway.stop()
 
@@ -334,7 +334,7 @@ def test_a_limit_on_producers_is_retriable_and_heals(
     space: Pulsar, served: PulsarGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     create(served.bootstrap, "crowded", 1)
-    assert one(served.bootstrap, "crowded") == 0  # its producer is there for ten seconds
+    assert produce_one(served.bootstrap, "crowded") == 0  # its producer is there for ten seconds
     limit = f"persistent/{space.namespace}/crowded/maxProducers"
     rest(space, "POST", limit, 1)
     client = Client(served.bootstrap)
@@ -348,8 +348,8 @@ def test_a_limit_on_producers_is_retriable_and_heals(
     until(refused)
     assert said(caplog, "set-max-producers")
     rest(space, "DELETE", limit)
-    found = client.flush()
-    assert found == list(range(1, 1 + len(found)))
+    results = client.flush()
+    assert results == list(range(1, 1 + len(results)))
 
 
 def test_a_limit_on_consumers_is_retriable_and_heals(
@@ -367,16 +367,16 @@ def test_a_limit_on_consumers_is_retriable_and_heals(
         log.detach(BackendError("to attach again"))
         await log.attach()
 
-    with pytest.raises(KopError) as found:
+    with pytest.raises(KopError) as raised:
         served.call(again())
-    assert found.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert raised.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert said(caplog, "set-max-consumers")
     assert served.engine.counts["reads_refused_consumer_busy"] >= 1
     rest(space, "DELETE", limit)
 
     def heals() -> bool:
-        found = one(served.bootstrap, "watched")
-        return isinstance(found, int)
+        outcome = produce_one(served.bootstrap, "watched")
+        return isinstance(outcome, int)
 
     until(heals)
 
@@ -416,9 +416,9 @@ def test_an_evicted_backlog_takes_nothing_from_kafka_clients(space: Pulsar, serv
     rest(space, "POST", f"{path}-partition-0/subscription/stuck/skip_all")  # as the broker does once a minute
     log = served.log("evicted")
     served.engine.cache.drop(log.tail.cached)
-    found = served.call(log.read(0, 1 << 20, min_one=True))
-    assert found.size > 100_000
-    assert one(served.bootstrap, "evicted") == 10
+    result = served.call(log.read(0, 1 << 20, min_one=True))
+    assert result.size > 100_000
+    assert produce_one(served.bootstrap, "evicted") == 10
 
 
 def test_a_topic_deleted_under_a_producer(space: Pulsar, served: PulsarGateway) -> None:
@@ -426,11 +426,11 @@ def test_a_topic_deleted_under_a_producer(space: Pulsar, served: PulsarGateway) 
     client = Client(served.bootstrap, 8, **{"topic.metadata.propagation.max.ms": 1000})
     client.send("brief", b"v")
     assert client.flush() == [0]
-    admin(space, lambda one: one.delete_partitioned(f"persistent://{space.namespace}/brief"))
+    admin(space, lambda pulsar_admin: pulsar_admin.delete_partitioned(f"persistent://{space.namespace}/brief"))
     client.send("brief", b"v")
-    (found,) = client.flush()
-    assert isinstance(found, KafkaError)
-    assert found.name() in {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_MSG_TIMED_OUT"}
+    (error,) = client.flush()
+    assert isinstance(error, KafkaError)
+    assert error.name() in {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_MSG_TIMED_OUT"}
     listed = rest(space, "GET", f"persistent/{space.namespace}/partitioned")
     assert not [name for name in listed if name.endswith("/brief")], "nobody brought it back"
     plain = rest(space, "GET", f"persistent/{space.namespace}")

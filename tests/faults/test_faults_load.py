@@ -43,30 +43,30 @@ def split_bundle(pulsar: Pulsar) -> None:
 
 @pytest.mark.timeout(600)
 def test_unloads_and_a_killed_gateway_under_load(fresh: Pulsar, tmp_path: Path) -> None:
-    one = gateway(tmp_path / "one", fresh)
-    with running(one), Load(one.address) as load:
+    served = gateway(tmp_path / "one", fresh)
+    with running(served), Load(served.address) as load:
         unload_topic(fresh)
         say(f"flows {load.flows():.1f} s after a topic's unload")
         unload_namespaces(fresh)
         say(f"flows {load.flows():.1f} s after the unload of all bundles")
         split_bundle(fresh)
         say(f"flows {load.flows():.1f} s after the split of a bundle")
-        one.kill()
-        one.start()
+        served.kill()
+        served.start()
         say(f"flows {load.flows():.1f} s after kill -9 of the gateway")
-        load.check([one.address])
-        before = stored(one.address, "load")
-        one.kill()
-        one.start()
-        assert stored(one.address, "load") == before, "offsets unchanged"
+        load.check([served.address])
+        before = stored(served.address, "load")
+        served.kill()
+        served.start()
+        assert stored(served.address, "load") == before, "offsets unchanged"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_broker_restarted_killed_and_stopped_under_load(own_broker: OwnBroker, tmp_path: Path) -> None:
     with fresh_namespace(own_broker.start()) as pulsar:
-        one = gateway(tmp_path / "one", pulsar)
-        with running(one), Load(one.address) as load:
+        served = gateway(tmp_path / "one", pulsar)
+        with running(served), Load(served.address) as load:
             own_broker.stop()
             own_broker.start()
             say(f"flows {load.flows():.1f} s after a broker's restart")
@@ -80,28 +80,28 @@ def test_a_broker_restarted_killed_and_stopped_under_load(own_broker: OwnBroker,
             finally:
                 os.kill(own_broker.pid, signal.SIGCONT)
             say(f"flows {load.flows():.1f} s after a broker stood for {_STOPPED:.0f} s")
-            load.check([one.address])
+            load.check([served.address])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_clients_switch_between_two_gateways(fresh: Pulsar, tmp_path: Path) -> None:
-    one, two = gateway(tmp_path / "one", fresh, 1), gateway(tmp_path / "two", fresh, 2)
-    with running(one, two), Load(f"{one.address},{two.address}") as load:
+    first, second = gateway(tmp_path / "one", fresh, 1), gateway(tmp_path / "two", fresh, 2)
+    with running(first, second), Load(f"{first.address},{second.address}") as load:
         until(lambda: load.plain.knows() == {1, 2})
-        one.kill()
+        first.kill()
         say(f"flows {load.flows():.1f} s after kill -9 of one gateway")
-        one.start()
+        first.start()
         until(lambda: load.plain.knows() == {1, 2})
-        two.kill()
+        second.kill()
         say(f"flows {load.flows():.1f} s after kill -9 of the other")
-        two.start()
+        second.start()
         until(lambda: load.plain.knows() == {1, 2})
-        one.signal(signal.SIGSTOP)
+        first.signal(signal.SIGSTOP)
         took = load.flows()
         say(f"flows {took:.1f} s after one gateway was stopped")
-        until(lambda: "broker 1 left or does not answer" in two.log)
+        until(lambda: "broker 1 left or does not answer" in second.log)
         time.sleep(5)  # how long it stands is what is tried
-        one.signal(signal.SIGCONT)
+        first.signal(signal.SIGCONT)
         say(f"flows {load.flows():.1f} s after it went on")
-        load.check([one.address, two.address])
+        load.check([first.address, second.address])

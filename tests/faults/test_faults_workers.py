@@ -38,27 +38,27 @@ def free_ports(count: int) -> int:
 def served(fresh: Pulsar, tmp_path: Path) -> Iterator[Child]:
     """Both workers are up. `port` is the shared one, those of the workers follow."""
     http = f"127.0.0.1:{free_ports(WORKERS)}"
-    one = gateway(tmp_path / "workers", fresh, kop_workers=str(WORKERS), http=http, offsets_topic_num_partitions="8")
-    one.port = free_ports(1 + WORKERS)
-    with running(one):
-        until(lambda: ready(one) and all(len(brokers(own(one, index))) == WORKERS for index in range(WORKERS)))
-        yield one
+    served = gateway(tmp_path / "workers", fresh, kop_workers=str(WORKERS), http=http, offsets_topic_num_partitions="8")
+    served.port = free_ports(1 + WORKERS)
+    with running(served):
+        until(lambda: ready(served) and all(len(brokers(own(served, index))) == WORKERS for index in range(WORKERS)))
+        yield served
 
 
 def brokers(address: str) -> dict[int, tuple[str, int]]:
     """What Metadata names."""
-    found = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=10).brokers
-    return {broker.id: (broker.host, broker.port) for broker in found.values()}
+    brokers = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=10).brokers
+    return {broker.id: (broker.host, broker.port) for broker in brokers.values()}
 
 
-def own(one: Child, worker: int) -> str:
+def own(served: Child, worker: int) -> str:
     """The address of a worker's own listener."""
-    return f"127.0.0.1:{one.port + 1 + worker}"
+    return f"127.0.0.1:{served.port + 1 + worker}"
 
 
-def ready(one: Child) -> bool:
+def ready(served: Child) -> bool:
     """Both say so on their own HTTP ports."""
-    first = int(one.http.rpartition(":")[2])
+    first = int(served.http.rpartition(":")[2])
     return all(
         urllib.request.urlopen(f"http://127.0.0.1:{first + index}/readyz", timeout=5).status == 200
         for index in range(WORKERS)

@@ -74,18 +74,18 @@ def batches() -> list[bytes]:
         Record(2, -1, b"key", b"x" * 300, [(b"trace", b"\0" * 16)]),
     ]
     keyed = [record._replace(key=b"key") for record in odd]
-    found = [bytes(build(rows, codec=each)) for each in Codec]
-    found += [bytes(build(records, codec=each)) for records in (odd, keyed) for each in (Codec.NONE, Codec.LZ4)]
-    found += [bytes(build(rows, producer_id=4000, producer_epoch=0, base_sequence=at)) for at in (0, 20, 2**31 - 10)]
-    found += [
+    buffers = [bytes(build(rows, codec=each)) for each in Codec]
+    buffers += [bytes(build(records, codec=each)) for records in (odd, keyed) for each in (Codec.NONE, Codec.LZ4)]
+    buffers += [bytes(build(rows, producer_id=4000, producer_epoch=0, base_sequence=at)) for at in (0, 20, 2**31 - 10)]
+    buffers += [
         bytes(build(odd, producer_id=1, producer_epoch=3, base_sequence=5, transactional=True)),
         bytes(build(odd, log_append_time=True)),
         bytes(build(rows[:1], control=True)),
         bytes(build(rows[3:])),
-        found[0] + found[1],
+        buffers[0] + buffers[1],
         b"",
     ]
-    return found
+    return buffers
 
 
 class _Filler:

@@ -108,29 +108,31 @@ def check_fetch(seed: Seed, body: bytes, message: Any) -> None:
 def check_many(seed: int, share: float) -> tuple[int, int]:
     """Damage each seed's body, now and then its whole frame; returns how many were understood and refused."""
     rng, all_seeds = seeds(seed)
-    others = [one.body for one in all_seeds]
+    others = [seed_request.body for seed_request in all_seeds]
     understood = refused = 0
-    for one in all_seeds:
+    for seed_request in all_seeds:
         if rng.random() > share:
             continue
-        body = mutate(rng, one.body, others)
+        body = mutate(rng, seed_request.body, others)
         try:
-            if check_body(one, body):
+            if check_body(seed_request, body):
                 understood += 1
             else:
                 refused += 1
             with contextlib.suppress(DecodeError):
-                parse_header(memoryview(mutate_frame(rng, one.frame())[4:]))
+                parse_header(memoryview(mutate_frame(rng, seed_request.frame())[4:]))
         except Exception as error:
-            error.add_note(f"seed {seed}, API {one.key} version {one.version}, body {body[:600].hex()}")
+            error.add_note(
+                f"seed {seed}, API {seed_request.key} version {seed_request.version}, body {body[:600].hex()}"
+            )
             raise
     return understood, refused
 
 
 def test_what_is_not_damaged_is_understood() -> None:
     for seed in range(3):
-        for one in seeds(seed)[1]:
-            assert check_body(one, one.body), one
+        for seed_request in seeds(seed)[1]:
+            assert check_body(seed_request, seed_request.body), seed_request
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -151,11 +153,11 @@ def test_many_damaged_bodies_are_refused_or_understood(seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_way_to_cut_a_body_short_is_refused(seed: int) -> None:
     rng, all_seeds = seeds(seed)
-    for one in rng.sample(all_seeds, 60):
-        for size in range(min(len(one.body), 200)):
+    for seed_request in rng.sample(all_seeds, 60):
+        for size in range(min(len(seed_request.body), 200)):
             with contextlib.suppress(DecodeError):
-                codec.decode(REQUESTS[one.key], one.version, memoryview(one.body)[:size])
-                pytest.fail(f"{one} is understood when cut to {size} bytes")
+                codec.decode(REQUESTS[seed_request.key], seed_request.version, memoryview(seed_request.body)[:size])
+                pytest.fail(f"{seed_request} is understood when cut to {size} bytes")
 
 
 @pytest.mark.parametrize("name", sorted(corpus()))
@@ -186,13 +188,13 @@ def read_whole(payload: memoryview) -> None:
 
 def seconds(payload: bytes) -> float:
     """The least of five readings' CPU time."""
-    found = []
+    readings = []
     for _ in range(5):
         started = time.thread_time()
         header = parse_header(memoryview(payload))
         codec.decode(REQUESTS[header.api_key], header.api_version, memoryview(payload)[header.body :])
-        found.append(time.thread_time() - started)
-    return min(found)
+        readings.append(time.thread_time() - started)
+    return min(readings)
 
 
 def test_unknown_tags_take_linear_time() -> None:

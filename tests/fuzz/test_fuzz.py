@@ -67,12 +67,12 @@ class Errors(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.flight: dict[int, bytes] = {}
-        self.found: list[str] = []
+        self.logged: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        frames = "\n".join(f"  {one[:400].hex()}" for one in self.flight.values())
+        frames = "\n".join(f"  {frame[:400].hex()}" for frame in self.flight.values())
         text = logging.Formatter().format(record)
-        self.found.append(f"{record.name}: {text}\nframes under way:\n{frames}")
+        self.logged.append(f"{record.name}: {text}\nframes under way:\n{frames}")
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def cases(seed: int, serving: Serving, count: int) -> list[bytes]:
     for index in range(len(sent)):
         if rng.random() < 0.1:  # several requests at once
             sent[index] += b"".join(rng.choices(frames, k=rng.choice([1, 3, 20])))
-    return [one for one in sent if b"victim" not in one]
+    return [frame for frame in sent if b"victim" not in frame]
 
 
 def must_answer(sent: bytes) -> bool:
@@ -345,11 +345,11 @@ async def fuzz(path: Path, errors: Errors, seeds: list[int], count: int) -> None
                 )
             assert count // 5 < sum(answered) < count * 9 // 10  # both handlers and refusals were reached
             await victim.check()
-            assert not errors.found, f"seed {seed}:\n" + "\n".join(errors.found[:5])
+            assert not errors.logged, f"seed {seed}:\n" + "\n".join(errors.logged[:5])
             assert not internal_errors(serving)
             before = before or resident()  # the first round has compiled the decoders
         assert resident() - before < MOST_GROWTH
-    assert not errors.found, "\n".join(errors.found[:5])
+    assert not errors.logged, "\n".join(errors.logged[:5])
 
 
 def test_damaged_frames_harm_nothing(tmp_path: Path, errors: Errors) -> None:
@@ -377,7 +377,7 @@ def test_the_corpus_harms_nothing(tmp_path: Path, errors: Errors) -> None:
             await victim.check()
             assert resident() - before < MOST_GROWTH
             assert not internal_errors(serving)
-        assert not errors.found, "\n".join(errors.found[:5])
+        assert not errors.logged, "\n".join(errors.logged[:5])
 
     run(main())
 
@@ -401,13 +401,13 @@ def test_what_the_corpus_says_is_refused_as_it_says(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path, **SETTINGS) as serving:
             await clear(serving, await RawClient.connect(serving))
-            found = {}
+            answered = {}
             for name in codes:
                 client = await RawClient.connect(serving)
                 client.writer.write(corpus()[name])
                 _, answer = await client.receive(0, 9)
-                found[name] = answer.responses[0].partition_responses[0].error_code
-            assert found == codes
+                answered[name] = answer.responses[0].partition_responses[0].error_code
+            assert answered == codes
             for name in closed:
                 client = await RawClient.connect(serving)
                 client.writer.write(corpus()[name])

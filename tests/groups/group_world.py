@@ -122,9 +122,9 @@ class World:
 
     def topic(self, name: str) -> TopicInfo:
         """A topic that is there."""
-        found = self.engine.topics.get(name)
-        assert found is not None, f"there is no topic {name}"
-        return found
+        topic = self.engine.topics.get(name)
+        assert topic is not None, f"there is no topic {name}"
+        return topic
 
     @property
     def log(self) -> FaultyLog:
@@ -202,9 +202,9 @@ class World:
 
     def described(self, group: str = "g") -> Description:
         """A group that can be described."""
-        found = self.groups.describe(group)
-        assert isinstance(found, Description), found
-        return found
+        description = self.groups.describe(group)
+        assert isinstance(description, Description), description
+        return description
 
     def names(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[str]:
         """The ids of the groups that are listed."""
@@ -222,9 +222,9 @@ class World:
 
     def offsets(self, group: str = "g") -> GroupOffsets:
         """The offsets of a group that is there."""
-        found = self.groups.offsets(group)
-        assert found is not None, f"there is no group {group}"
-        return found
+        offsets = self.groups.offsets(group)
+        assert offsets is not None, f"there is no group {group}"
+        return offsets
 
     def offset(self, partition: int = 0, group: str = "g", topic: str = "t") -> int | None:
         """What a group has committed for a partition; None for nothing."""

@@ -110,9 +110,9 @@ async def test_one_batch_ends_all_groups_of_a_partition() -> None:
         await pend(world, 1, group="c", producer=B)
         before = world.log.high_watermark
         assert await end(world) == E.NONE
-        found = world.log.read_cached(before, 1 << 20, min_one=True)
-        assert found is not None
-        assert sum(1 for buffer in found.buffers for _ in iter_batches(memoryview(buffer))) == 1
+        result = world.log.read_cached(before, 1 << 20, min_one=True)
+        assert result is not None
+        assert sum(1 for buffer in result.buffers for _ in iter_batches(memoryview(buffer))) == 1
         keys = world.keys()
         for group in ("a", "b"):
             assert [world.offset(partition, group) for partition in range(3)] == [7, 8, 9]

@@ -114,9 +114,9 @@ class Admin:
 
     def append(self, topic: str, count: int, partition: int = 0, producer: int = -1) -> None:
         """Append one batch of `count` records."""
-        found = self.gw.engine.topics.get(topic)
-        assert found is not None
-        log = self.gw.engine.log(found.topic_id, partition)
+        info = self.gw.engine.topics.get(topic)
+        assert info is not None
+        log = self.gw.engine.log(info.topic_id, partition)
         assert log is not None
         batch = build(
             [Record(index, NOW, b"k", b"v") for index in range(count)],

@@ -42,10 +42,10 @@ class Talk:
         await self.c.call(10, 0, key=self.name("warm"))
         await asyncio.sleep(self.pause * 4)  # the coordinator is ready a bit later, which no request tells
         asked = REQUESTS[3].MetadataRequestTopic(version=12, topic_id=None, name=self.t)
-        found = await self.c.call(
+        metadata = await self.c.call(
             3, 12, topics=[asked], allow_auto_topic_creation=False, include_topic_authorized_operations=False
         )
-        self.topic_id = found.topics[0].topic_id
+        self.topic_id = metadata.topics[0].topic_id
 
     def name(self, name: str) -> str:
         return f"{name}-{self.run}"
@@ -58,9 +58,9 @@ class Talk:
         if isinstance(value, uuid.UUID):
             return "UUID"
         if isinstance(value, dict):
-            return {name: self.plain(one) for name, one in value.items() if name not in ("throttle_time_ms", "tags")}
+            return {name: self.plain(item) for name, item in value.items() if name not in ("throttle_time_ms", "tags")}
         if isinstance(value, list | tuple | set):
-            return sorted((self.plain(one) for one in value), key=lambda one: json.dumps(one, sort_keys=True))
+            return sorted((self.plain(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
         return value
 
     def keep(self, label: str, answer: Any) -> Any:
@@ -69,7 +69,9 @@ class Talk:
             for name in ("host", "port", "node_id"):
                 row.pop(name, None)
         if "groups" in fields:  # other tests may run beside this one
-            fields["groups"] = [one for one in fields["groups"] if one["group_id"] == "" or "RUN" in one["group_id"]]
+            fields["groups"] = [
+                group for group in fields["groups"] if group["group_id"] == "" or "RUN" in group["group_id"]
+            ]
         self.answers.append([label, fields])
         return answer
 
@@ -91,7 +93,7 @@ class Talk:
         kind: str = "consumer",
         protocols: tuple[tuple[str, bytes], ...] | None = None,
     ) -> dict[str, Any]:
-        one = REQUESTS[11].JoinGroupRequestProtocol
+        protocol_class = REQUESTS[11].JoinGroupRequestProtocol
         if protocols is None:
             protocols = (("range", self.subscription(self.t)),)
         fields = {
@@ -99,7 +101,9 @@ class Talk:
             "session_timeout_ms": session,
             "member_id": member,
             "protocol_type": kind,
-            "protocols": [one(version=version, name=name, metadata=metadata) for name, metadata in protocols],
+            "protocols": [
+                protocol_class(version=version, name=name, metadata=metadata) for name, metadata in protocols
+            ],
         }
         if version >= 1:
             fields["rebalance_timeout_ms"] = 8000
@@ -122,12 +126,14 @@ class Talk:
         kind: str | None = "consumer",
         protocol: str | None = "range",
     ) -> dict[str, Any]:
-        one = REQUESTS[14].SyncGroupRequestAssignment
+        assignment_class = REQUESTS[14].SyncGroupRequestAssignment
         fields: dict[str, Any] = {
             "group_id": group,
             "generation_id": generation,
             "member_id": member,
-            "assignments": [one(version=version, member_id=m, assignment=a) for m, a in (assign or {}).items()],
+            "assignments": [
+                assignment_class(version=version, member_id=m, assignment=a) for m, a in (assign or {}).items()
+            ],
         }
         if version >= 3:
             fields["group_instance_id"] = instance
@@ -148,8 +154,8 @@ class Talk:
     async def leave(self, label: str, group: str, *members: tuple[str, str | None], version: int = 5) -> Any:
         if version < 3:
             return await self.ask(label, 13, version, group_id=group, member_id=members[0][0])
-        one = REQUESTS[13].MemberIdentity
-        named = [one(version=version, member_id=m, group_instance_id=i) for m, i in members]
+        identity_class = REQUESTS[13].MemberIdentity
+        named = [identity_class(version=version, member_id=m, group_instance_id=i) for m, i in members]
         return await self.ask(label, 13, version, group_id=group, members=named)
 
     async def commit(
@@ -232,13 +238,15 @@ class Talk:
             if version >= 7:
                 fields["require_stable"] = stable
             return await self.ask(label, 9, version, **fields)
-        one = request.OffsetFetchRequestGroup
-        row = one.OffsetFetchRequestTopics
+        group_class = request.OffsetFetchRequestGroup
+        row = group_class.OffsetFetchRequestTopics
         if version >= 10:
             topics = [row(version=version, topic_id=topic_id or self.topic_id, partition_indexes=indexes)]
         else:
             topics = [row(version=version, name=topic or self.t, partition_indexes=indexes)]
-        asked = [one(version=version, group_id=group, topics=None if parts is None else topics) for group in groups]
+        asked = [
+            group_class(version=version, group_id=group, topics=None if parts is None else topics) for group in groups
+        ]
         return await self.ask(label, 9, version, groups=asked, require_stable=stable)
 
     async def describe(self, label: str, *groups: str, version: int = 6, operations: bool = False) -> Any:
@@ -364,75 +372,75 @@ async def members(s: Talk) -> None:
     await s.commit("commit pending", g, {0: 1}, 0, pending)
     await s.join("join pending with an instance", g, member=pending, instance="i")
     await s.leave("leave pending", g, (pending, "inst"))
-    one = (await s.join("join", g)).member_id
-    n = (await s.join("join known", g, member=one)).generation_id
+    leader = (await s.join("join", g)).member_id
+    n = (await s.join("join known", g, member=leader)).generation_id
     await s.describe("describe completing", g)
-    await s.beat("beat completing", g, n, one)
-    await s.commit("commit completing", g, {0: 1}, n, one)
+    await s.beat("beat completing", g, n, leader)
+    await s.commit("commit completing", g, {0: 1}, n, leader)
     await s.commit("commit completing simple", g, {0: 1})
-    await s.commit("commit completing large", g, {0: 1}, n, one, metadata="x" * 5000)
+    await s.commit("commit completing large", g, {0: 1}, n, leader, metadata="x" * 5000)
     for version in (6, 9):
-        await s.join("rejoin completing", g, version, member=one)
-    await s.sync("sync other type", g, n, one, kind="connect")
-    await s.sync("sync other protocol", g, n, one, protocol="rr")
-    await s.sync("sync other generation", g, n + 1, one)
+        await s.join("rejoin completing", g, version, member=leader)
+    await s.sync("sync other type", g, n, leader, kind="connect")
+    await s.sync("sync other protocol", g, n, leader, protocol="rr")
+    await s.sync("sync other generation", g, n + 1, leader)
     await s.sync("sync other member", g, n, "zz")
-    await s.sync("sync other instance", g, n, one, instance="i")
-    await s.sync("sync leader", g, n, one, {one: b"assigned", "ghost": b"x"})
-    await s.sync("sync again", g, n, one, version=0)
-    await s.sync("sync again without names", g, n, one, kind=None, protocol=None)
+    await s.sync("sync other instance", g, n, leader, instance="i")
+    await s.sync("sync leader", g, n, leader, {leader: b"assigned", "ghost": b"x"})
+    await s.sync("sync again", g, n, leader, version=0)
+    await s.sync("sync again without names", g, n, leader, kind=None, protocol=None)
     await s.describe("describe stable", g, operations=True)
     await s.describe("describe stable", g, version=0)
     for label, generation, member, instance in [
-        ("", n, one, None),
-        ("earlier", n - 1, one, None),
-        ("later", n + 1, one, None),
+        ("", n, leader, None),
+        ("earlier", n - 1, leader, None),
+        ("later", n + 1, leader, None),
         ("member", n, "zz", None),
-        ("instance", n, one, "q"),
+        ("instance", n, leader, "q"),
     ]:
         await s.beat(f"beat {label}", g, generation, member, instance)
         await s.commit(f"commit {label}", g, {0: 11, 1: 12}, generation, member, instance=instance)
         await s.commit(f"commit {label}", g, {0: 11, 1: 12}, generation, member, instance=instance, version=10)
     await s.commit("commit stable simple", g, {0: 1})
-    await s.commit("commit stable without generation", g, {0: 1}, -1, one)
+    await s.commit("commit stable without generation", g, {0: 1}, -1, leader)
     await s.commit("commit stable without member", g, {0: 1}, n, "")
     await forget(s, g)
     await s.join("join other protocol", g, by=b, protocols=(("xyz", b""),))
     await s.join("join other type", g, by=b, kind="connect")
-    two = (await s.join("join second", g, by=b)).member_id
-    await s.beat("beat with a pending one", g, n, one)
-    b.send(11, 9, **s.join_fields(g, member=two))
+    follower = (await s.join("join second", g, by=b)).member_id
+    await s.beat("beat with a pending one", g, n, leader)
+    b.send(11, 9, **s.join_fields(g, member=follower))
     await s.reaches(g, "PreparingRebalance")
-    await s.beat("beat preparing", g, n, one)
-    await s.commit("commit preparing", g, {0: 21}, n, one)
-    await s.sync("sync preparing", g, n, one)
-    await s.sync("sync preparing new", g, n, two)
-    await s.sync("sync preparing new without generation", g, -1, two)
+    await s.beat("beat preparing", g, n, leader)
+    await s.commit("commit preparing", g, {0: 21}, n, leader)
+    await s.sync("sync preparing", g, n, leader)
+    await s.sync("sync preparing new", g, n, follower)
+    await s.sync("sync preparing new without generation", g, -1, follower)
     await s.describe("describe preparing", g)
     await s.delete("delete preparing", g)
     await s.forget("forget preparing", g, 0)
-    n = (await s.join("rejoin leader", g, member=one)).generation_id
+    n = (await s.join("rejoin leader", g, member=leader)).generation_id
     s.keep("join second", (await b.receive(11, 9))[1])
-    b.send(14, 5, **s.sync_fields(g, n, two))
+    b.send(14, 5, **s.sync_fields(g, n, follower))
     await asyncio.sleep(s.pause)  # nothing shows that it waits
-    await s.sync("sync leader", g, n, one, {one: b"1", two: b"2"})
+    await s.sync("sync leader", g, n, leader, {leader: b"1", follower: b"2"})
     s.keep("sync follower", (await b.receive(14, 5))[1])
     for version in (0, 9):
-        await s.join("rejoin follower", g, version, by=b, member=two)
+        await s.join("rejoin follower", g, version, by=b, member=follower)
     await lists(s)
-    await s.leave("leave", g, ("zz", None), ("", "i"), ("", None), (two, "wrong"), (two, None))
-    await s.beat("beat after leave", g, n, one)
-    await s.beat("beat after leaving", g, n, two)
-    await s.leave("leave last", g, (one, None), version=1)
+    await s.leave("leave", g, ("zz", None), ("", "i"), ("", None), (follower, "wrong"), (follower, None))
+    await s.beat("beat after leave", g, n, leader)
+    await s.beat("beat after leaving", g, n, follower)
+    await s.leave("leave last", g, (leader, None), version=1)
     await s.describe("describe empty", g)
     await s.fetch("fetch all empty", g, parts=None)
     for version in (1, 3):
-        await s.leave("leave again", g, (one, None), version=version)
-    await s.beat("beat empty", g, n + 1, one)
-    await s.sync("sync empty", g, n + 1, one)
+        await s.leave("leave again", g, (leader, None), version=version)
+    await s.beat("beat empty", g, n + 1, leader)
+    await s.sync("sync empty", g, n + 1, leader)
     await s.commit("commit empty", g, {0: 99})
-    await s.commit("commit empty with generation", g, {0: 99}, n + 1, one)
-    await s.join("join empty with old id", g, by=a, member=one)
+    await s.commit("commit empty with generation", g, {0: 99}, n + 1, leader)
+    await s.join("join empty with old id", g, by=a, member=leader)
     await s.forget("forget empty", g, 0, 1)
     await s.fetch("fetch all after forgetting", g, parts=None)
     await s.join("join empty with another type", g, by=b, kind="connect")
@@ -471,36 +479,36 @@ async def lists(s: Talk) -> None:
 
 async def static(s: Talk) -> None:
     g, a, b = s.name("static"), s.a, s.b
-    found = await s.join("static join", g, instance="i1")
-    one, n = found.member_id, found.generation_id
-    await s.sync("static sync", g, n, one, {one: b"mine"}, instance="i1")
-    two = (await s.join("static return", g, by=b, instance="i1")).member_id
-    await s.beat("static beat old", g, n, one, "i1")
-    await s.beat("static beat old without instance", g, n, one)
-    await s.beat("static beat new", g, n, two, "i1")
-    await s.sync("static sync new", g, n, two, instance="i1", by=b)
-    await s.commit("static commit old", g, {0: 1}, n, one, instance="i1")
-    await s.commit("static commit new", g, {0: 1}, n, two, instance="i1")
-    await s.join("static join old", g, by=a, member=one, instance="i1")
-    three = (await s.join("static return", g, 8, instance="i1")).member_id
+    joined = await s.join("static join", g, instance="i1")
+    first_id, n = joined.member_id, joined.generation_id
+    await s.sync("static sync", g, n, first_id, {first_id: b"mine"}, instance="i1")
+    second_id = (await s.join("static return", g, by=b, instance="i1")).member_id
+    await s.beat("static beat old", g, n, first_id, "i1")
+    await s.beat("static beat old without instance", g, n, first_id)
+    await s.beat("static beat new", g, n, second_id, "i1")
+    await s.sync("static sync new", g, n, second_id, instance="i1", by=b)
+    await s.commit("static commit old", g, {0: 1}, n, first_id, instance="i1")
+    await s.commit("static commit new", g, {0: 1}, n, second_id, instance="i1")
+    await s.join("static join old", g, by=a, member=first_id, instance="i1")
+    third_id = (await s.join("static return", g, 8, instance="i1")).member_id
     await s.describe("static describe", g)
     await s.join("static other protocol", g, instance="i1", protocols=(("rr", b""),))
     await s.describe("static describe", g)
-    await s.leave("static leave", g, (one, "i1"), ("", "i9"))
-    await s.leave("static leave", g, (three, "i1"))
+    await s.leave("static leave", g, (first_id, "i1"), ("", "i9"))
+    await s.leave("static leave", g, (third_id, "i1"))
     await s.leave("static leave by administrator", g, ("", "i1"))
     await s.describe("static describe", g)
 
 
 async def others(s: Talk) -> None:
     g = s.name("old")
-    found = await s.join("old join", g, 0)
-    await s.sync("old sync", g, found.generation_id, found.member_id, {found.member_id: b"z"}, version=0)
-    await s.leave("old leave", g, (found.member_id, None), version=0)
+    joined = await s.join("old join", g, 0)
+    await s.sync("old sync", g, joined.generation_id, joined.member_id, {joined.member_id: b"z"}, version=0)
+    await s.leave("old leave", g, (joined.member_id, None), version=0)
     await s.describe("old describe", g, version=0)
     g = s.name("connect")
-    found = await s.join("connect join", g, 3, kind="connect", protocols=(("one", b"\1\2"), ("two", b"\3")))
-    n, member = found.generation_id, found.member_id
+    joined = await s.join("connect join", g, 3, kind="connect", protocols=(("one", b"\1\2"), ("two", b"\3")))
+    n, member = joined.generation_id, joined.member_id
     await s.forget("connect forget completing", g, 0)
     await s.sync("connect sync", g, n, member, version=3)
     await s.describe("connect describe", g)

@@ -81,13 +81,13 @@ def request(offsets: dict[int, int], session: tuple[int, int] = (0, -1), max_wai
 async def fetch(client: RawClient, offsets: dict[int, int], **how: Any) -> tuple[dict[int, int], Any]:
     """Records by partition, and the answer."""
     answer = await client.call(1, VERSION, **request(offsets, **how))
-    found = {}
+    counts = {}
     for topic in answer.responses:
         for part in topic.partitions:
             assert part.error_code == 0
             if part.records:
-                found[part.partition_index] = sum(header.record_count for _, header in iter_batches(part.records))
-    return found, answer
+                counts[part.partition_index] = sum(header.record_count for _, header in iter_batches(part.records))
+    return counts, answer
 
 
 def test_a_partition_that_hangs_delays_no_other(tmp_path: Path, store: FaultyStore) -> None:
@@ -100,8 +100,8 @@ def test_a_partition_that_hangs_delays_no_other(tmp_path: Path, store: FaultySto
             began = time.monotonic()
             async with asyncio.timeout(SECONDS):
                 while len(seen) < 200:
-                    found, _ = await fetch(client, {p: o for p, o in offsets.items() if p not in seen})
-                    seen |= found
+                    counts, _ = await fetch(client, {p: o for p, o in offsets.items() if p not in seen})
+                    seen |= counts
             assert set(seen) == set(range(100, 300))
             # A hundred that hang are slow after a second each, in rounds of so many as run side by side.
             assert time.monotonic() - began < 60  # one after the other would take 100 s
@@ -115,9 +115,9 @@ def test_the_first_answer_is_there_at_max_wait_whatever_hangs(tmp_path: Path, st
             client = await filled(store, serving, 2)
             hang(store, 0, 1)
             began = time.monotonic()
-            found, answer = await fetch(client, {0: 0, 1: 0}, max_wait_ms=700)
+            counts, answer = await fetch(client, {0: 0, 1: 0}, max_wait_ms=700)
             assert 0.6 < time.monotonic() - began < 60
-            assert found == {}
+            assert counts == {}
             assert [part.high_watermark for part in answer.responses[0].partitions] == [2, 2]
 
     run(main())
@@ -128,11 +128,11 @@ def test_what_was_read_after_the_answer_is_found_by_the_next_fetch(tmp_path: Pat
         async with gateway(tmp_path, store="memory:") as serving:
             client = await filled(store, serving, 1)
             go_on = hang(store, 0)
-            found, answer = await fetch(client, {0: 0}, session=(0, 0), max_wait_ms=100)
-            assert found == {}
+            counts, answer = await fetch(client, {0: 0}, session=(0, 0), max_wait_ms=100)
+            assert counts == {}
             go_on.set()
-            found, _ = await fetch(client, {}, session=(answer.session_id, 1))
-            assert found == {0: 2}
+            counts, _ = await fetch(client, {}, session=(answer.session_id, 1))
+            assert counts == {0: 2}
             assert reads_of(store, 1) == [1]
 
     run(main())
@@ -159,12 +159,12 @@ def test_what_is_in_memory_is_answered_at_once_and_the_rest_is_read_meanwhile(
         async with gateway(tmp_path, store="memory:") as serving:
             client = await filled(store, serving, 2, cold={0})
             go_on = hang(store, 0)
-            found, _ = await fetch(client, {0: 0, 1: 0}, max_wait_ms=30_000)
-            assert found == {1: 2}
+            counts, _ = await fetch(client, {0: 0, 1: 0}, max_wait_ms=30_000)
+            assert counts == {1: 2}
             assert reads_of(store, 2) == [1, 0]
             go_on.set()
-            found, _ = await fetch(client, {0: 0, 1: 2}, max_wait_ms=30_000)
-            assert found == {0: 2}
+            counts, _ = await fetch(client, {0: 0, 1: 2}, max_wait_ms=30_000)
+            assert counts == {0: 2}
             assert reads_of(store, 2) == [1, 0]
 
     run(main())
@@ -289,10 +289,10 @@ def test_a_read_from_another_offset_takes_the_place_of_the_one_before(monkeypatc
         let_go(log)
         reads.ask(log, 0, 100)
         await turns()
-        found = reads.find(log, 0)
-        assert found is not None
-        assert found.result is not None
-        assert found.result.size == log.size_bytes
+        read = reads.find(log, 0)
+        assert read is not None
+        assert read.result is not None
+        assert read.result.size == log.size_bytes
         log.gate = asyncio.Event()
         reads.ask(log, 1, 100)
         assert reads.find(log, 0) is None
@@ -311,10 +311,10 @@ def test_an_error_is_kept_for_who_waits_without_the_frames_that_it_came_through(
         told: list[KopError] = []
 
         def tell() -> None:
-            found = reads.find(log, 0)
-            assert found is not None
-            assert found.error is not None
-            told.append(found.error)
+            read = reads.find(log, 0)
+            assert read is not None
+            assert read.error is not None
+            told.append(read.error)
 
         undo = reads.on_news(tell)
         reads.ask(log, 0, 100)

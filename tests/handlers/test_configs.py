@@ -101,9 +101,9 @@ def change(admin: Admin, *resources: Any, **options: Any) -> list[tuple[int, str
 
 
 def topic(admin: Admin, name: str = "t") -> TopicInfo:
-    found = admin.gw.engine.topics.get(name)
-    assert found is not None
-    return found
+    info = admin.gw.engine.topics.get(name)
+    assert info is not None
+    return info
 
 
 OK = [(0, None)]
@@ -454,8 +454,8 @@ def test_loggers_refuse_as_kafkas(admin: Admin, logger: logging.Logger) -> None:
         "root": ("1", ("root", DELETE, None), 42, "Removing the log level of the root logger is not allowed"),
         "other broker": ("9", (logger.name, SET, "INFO"), 42, "Unexpected node id. Expected 1, but received 9"),
     }
-    for case, (broker, one, code, text) in cases.items():
-        [(answered, message)] = change(admin, (LOGGER, broker, [one]))
+    for case, (broker, alteration, code, text) in cases.items():
+        [(answered, message)] = change(admin, (LOGGER, broker, [alteration]))
         assert answered == code, case
         assert text in (message or ""), case
     assert logger.level == logging.NOTSET

@@ -47,9 +47,9 @@ async def log_end(client: RawClient, name: str) -> int:
     part = topic.ListOffsetsPartition(version=4, partition_index=0, current_leader_epoch=-1, timestamp=-1)
     wanted = topic(version=4, name=name, partitions=[part])
     answer = await client.call(2, 4, replica_id=-1, isolation_level=0, topics=[wanted])
-    found = answer.topics[0].partitions[0]
-    assert found.error_code == 0
-    end: int = found.offset
+    partition = answer.topics[0].partitions[0]
+    assert partition.error_code == 0
+    end: int = partition.offset
     return end
 
 

@@ -95,8 +95,8 @@ def test_producers_of_every_broker(admin: Admin) -> None:
     admin.create("t")
     admin.append("t", 3, producer=42)
     beside(admin, OtherBroker((7, 1, 9), (42, 1, 0)))
-    found = [(each.producer_id, each.producer_epoch, each.last_sequence) for each in asked(admin).active_producers]
-    assert found == [(7, 1, 9), (42, 1, 0)]
+    producers = [(each.producer_id, each.producer_epoch, each.last_sequence) for each in asked(admin).active_producers]
+    assert producers == [(7, 1, 9), (42, 1, 0)]
 
 
 def test_clients_try_again_while_a_broker_is_silent(admin: Admin, caplog: pytest.LogCaptureFixture) -> None:

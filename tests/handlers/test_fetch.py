@@ -75,9 +75,9 @@ def test_the_first_batch_is_answered_even_above_the_limits(tmp_path: Path) -> No
             client = await filled(serving, 3, size=5000)
             for limits in ({"max_bytes": 1}, {"partition_max_bytes": 1}, {"max_bytes": 0, "partition_max_bytes": 0}):
                 assert bases(await fetch(client, 0, **limits)) == [0]
-            one = len((await fetch(client, 0, max_bytes=1)).records)
-            assert bases(await fetch(client, 0, max_bytes=2 * one)) == [0, 2]
-            assert bases(await fetch(client, 0, partition_max_bytes=2 * one + 1)) == [0, 2]
+            batch_size = len((await fetch(client, 0, max_bytes=1)).records)
+            assert bases(await fetch(client, 0, max_bytes=2 * batch_size)) == [0, 2]
+            assert bases(await fetch(client, 0, partition_max_bytes=2 * batch_size + 1)) == [0, 2]
 
     run(main())
 

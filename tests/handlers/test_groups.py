@@ -61,24 +61,26 @@ def test_connection_that_goes_while_its_join_waits(tmp_path: Path) -> None:
         async with gateway(tmp_path) as serving:
             s = await talk(serving)
             g = s.name("g")
-            one, n = await stable(s, g)
-            two = await member(s, g, s.b)
-            s.b.send(11, 9, **s.join_fields(g, member=two))
+            first, n = await stable(s, g)
+            second = await member(s, g, s.b)
+            s.b.send(11, 9, **s.join_fields(g, member=second))
 
             async def rebalances() -> bool:
-                return bool((await s.beat("", g, n, one)).error_code == E.REBALANCE_IN_PROGRESS)
+                return bool((await s.beat("", g, n, first)).error_code == E.REBALANCE_IN_PROGRESS)
 
             await until(rebalances)
             before = serving.server.connections
             await s.b.close()
             await until(lambda: serving.server.connections < before)
-            found = (await s.describe("", g)).groups[0]
-            assert {m.member_id for m in found.members} == {one, two}, "the member lives until its session ends"
-            joined = await s.a.call(11, 9, **s.join_fields(g, member=one))
+            described = (await s.describe("", g)).groups[0]
+            assert {m.member_id for m in described.members} == {first, second}, (
+                "the member lives until its session ends"
+            )
+            joined = await s.a.call(11, 9, **s.join_fields(g, member=first))
             assert joined.error_code == E.NONE
-            assert {m.member_id for m in joined.members} == {one, two}
+            assert {m.member_id for m in joined.members} == {first, second}
             # It comes back on another connection and goes on where it was.
-            again = await s.c.call(11, 9, **s.join_fields(g, member=two))
+            again = await s.c.call(11, 9, **s.join_fields(g, member=second))
             assert (again.error_code, again.generation_id) == (E.NONE, joined.generation_id)
 
     run(main())
@@ -98,8 +100,8 @@ def test_group_and_offsets_outlive_a_restart(tmp_path: Path) -> None:
             s.t = topic
             assert (await s.beat("", "g", n, member_id)).error_code == E.NONE
             assert (await s.sync("", "g", n, member_id)).assignment == b"all"
-            [found] = (await s.fetch("", "g")).groups
-            assert [p.committed_offset for p in found.topics[0].partitions] == [7, 8]
+            [fetched] = (await s.fetch("", "g")).groups
+            assert [p.committed_offset for p in fetched.topics[0].partitions] == [7, 8]
 
     run(second(*run(first())))
 
@@ -110,10 +112,10 @@ def test_the_offsets_topic_can_be_seen_as_kafkas(tmp_path: Path) -> None:
             s = await talk(serving)
             await s.commit("", "g", {0: 7})
             asked = REQUESTS[3].MetadataRequestTopic(version=12, topic_id=None, name="__consumer_offsets")
-            found = await s.c.call(
+            metadata = await s.c.call(
                 3, 12, topics=[asked], allow_auto_topic_creation=False, include_topic_authorized_operations=False
             )
-            [topic] = found.topics
+            [topic] = metadata.topics
             assert (topic.error_code, topic.is_internal, len(topic.partitions)) == (E.NONE, True, 4)
 
     run(main())
@@ -142,14 +144,14 @@ def test_every_api_says_that_groups_are_not_there_yet(tmp_path: Path, refusal: E
             [topic] = (await s.fetch("", "g", version=1)).topics
             assert {p.error_code for p in topic.partitions} == {refusal}
             for version in (2, 7):
-                found = await s.fetch("", "g", version=version)
-                assert (found.error_code, found.topics) == (refusal, [])
+                answer = await s.fetch("", "g", version=version)
+                assert (answer.error_code, answer.topics) == (refusal, [])
             for version in (8, 10):
-                [found] = (await s.fetch("", "g", version=version)).groups
-                assert (found.error_code, found.topics) == (refusal, [])
+                [group] = (await s.fetch("", "g", version=version)).groups
+                assert (group.error_code, group.topics) == (refusal, [])
             for version in (0, 6):
-                [found] = (await s.describe("", "g", version=version)).groups
-                assert found.error_code == refusal
+                [group] = (await s.describe("", "g", version=version)).groups
+                assert group.error_code == refusal
             assert (await s.list(5)).error_code == refusal
             assert (await s.delete("", "g")).results[0].error_code == refusal
             assert (await s.forget("", "g", 0)).error_code == refusal
@@ -173,8 +175,8 @@ def test_commits_that_cannot_be_written_are_told_so(tmp_path: Path, monkeypatch:
             [row] = (await s.commit("", "g", {0: 2, 9: 2})).topics
             codes = {p.partition_index: p.error_code for p in row.partitions}
             assert codes == {0: E.NOT_COORDINATOR, 9: E.UNKNOWN_TOPIC_OR_PARTITION}
-            [found] = (await s.fetch("", "g", parts=(0,))).groups
-            assert found.topics[0].partitions[0].committed_offset == 1
+            [group] = (await s.fetch("", "g", parts=(0,))).groups
+            assert group.topics[0].partitions[0].committed_offset == 1
 
     run(main())
 

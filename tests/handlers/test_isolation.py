@@ -82,13 +82,13 @@ def aborted(part: Any) -> list[tuple[int, int]] | None:
 def test_every_version_ends_at_the_oldest_open_transaction(tmp_path: Path, store: FaultyStore, version: int) -> None:
     async def main() -> None:
         async with served(tmp_path, store) as (serving, log, client):
-            one, two, three = (TransactionalWriter(log, number) for number in (71, 72, 73))
+            first, second, third = (TransactionalWriter(log, number) for number in (71, 72, 73))
             await append(log, batch([b"plain"]))
-            await one.put(b"a", b"b")  # 1, 2
-            await two.put(b"c")  # 3
-            await one.end(commit=False)  # 4
-            await two.end(commit=True)  # 5
-            await three.put(b"d")  # 6
+            await first.put(b"a", b"b")  # 1, 2
+            await second.put(b"c")  # 3
+            await first.end(commit=False)  # 4
+            await second.end(commit=True)  # 5
+            await third.put(b"d")  # 6
             await append(log, batch([b"behind"]))  # 7
             part = await fetch(client, serving, 0, version=version)
             assert (part.error_code, part.high_watermark, part.last_stable_offset) == (0, 8, 6)
@@ -105,7 +105,7 @@ def test_every_version_ends_at_the_oldest_open_transaction(tmp_path: Path, store
             for offset in (-1, 9):
                 part = await fetch(client, serving, offset, version=version)
                 assert part.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-            await three.end(commit=True)
+            await third.end(commit=True)
             part = await fetch(client, serving, 4, version=version)
             assert (part.last_stable_offset, bases(part), aborted(part)) == (9, [4, 5, 6, 7, 8], [(71, 1)])
 
@@ -144,13 +144,13 @@ def test_no_aborted_transaction_is_told_once_compaction_took_its_marker(tmp_path
             "delete.retention.ms": "0",
         }
         async with served(tmp_path, store, **configs) as (serving, log, client):
-            one = TransactionalWriter(log, 1)
+            writer = TransactionalWriter(log, 1)
             await append(log, batch([b"kept"], keys=[b"kept"]))
-            await one.put(b"gone")
+            await writer.put(b"gone")
             await append(log, batch([b"kept too"], keys=[b"kept too"]))
-            await one.end(commit=False)
-            await one.put(b"committed")
-            await one.end(commit=True)
+            await writer.end(commit=False)
+            await writer.put(b"committed")
+            await writer.end(commit=True)
             # The first pass takes the aborted record, the second its marker: it goes a pass after its horizon was set.
             for now_ms, told in ((10, [(1, 1)]), (20, [])):
                 await append(log, batch([b"last"], keys=[b"last"]))
@@ -166,10 +166,10 @@ def test_no_aborted_transaction_is_told_once_compaction_took_its_marker(tmp_path
 def test_what_is_read_from_storage_ends_there_too(tmp_path: Path, store: FaultyStore) -> None:
     async def main() -> None:
         async with served(tmp_path, store) as (serving, log, client):
-            one, two = TransactionalWriter(log, 1), TransactionalWriter(log, 2)
-            await one.put(b"a")
-            await one.end(commit=False)
-            await two.put(b"b")
+            first, second = TransactionalWriter(log, 1), TransactionalWriter(log, 2)
+            await first.put(b"a")
+            await first.end(commit=False)
+            await second.put(b"b")
             log.cold = True
             part = await fetch(client, serving, 0, max_wait_ms=30_000)
             assert (bases(part), aborted(part)) == ([0, 1], [(1, 0)])
@@ -186,16 +186,16 @@ def test_a_read_that_began_before_the_end_of_a_transaction_is_answered_by_what_h
 ) -> None:
     async def main() -> None:
         async with served(tmp_path, store) as (_, log, client):
-            one, two = TransactionalWriter(log, 1), TransactionalWriter(log, 2)
+            first, second = TransactionalWriter(log, 1), TransactionalWriter(log, 2)
             await append(log, batch([b"plain"]))
-            await one.put(b"a")
-            await two.put(b"b")
+            await first.put(b"a")
+            await second.put(b"b")
             log.cold, log.gate = True, asyncio.Event()
             client.send(
                 1, 12, **fetch_fields("t", 0, version=12, isolation_level=COMMITTED, max_wait_ms=int(SECONDS * 1000))
             )
             await until(lambda: log.reading == 1)
-            await one.end(commit=False)
+            await first.end(commit=False)
             log.gate.set()
             _, answer = await client.receive(1, 12)
             part = answer.responses[0].partitions[0]
@@ -450,15 +450,15 @@ def test_look_ups_of_offsets_end_at_the_oldest_open_transaction(
 def test_aiokafka_reads_committed_records_alone(tmp_path: Path, store: FaultyStore) -> None:
     async def main() -> None:
         async with served(tmp_path, store) as (serving, log, _):
-            one, two, three = (TransactionalWriter(log, number) for number in (1, 2, 3))
+            first, second, third = (TransactionalWriter(log, number) for number in (1, 2, 3))
             await append(log, batch([b"plain"]))
             for round_number in range(20):
-                await one.put(b"aborted %d" % round_number)
-                await two.put(b"committed %d" % round_number, b"too %d" % round_number)
-                await one.put(b"aborted again %d" % round_number)
-                await one.end(commit=round_number % 5 == 4)
-                await two.end(commit=True)
-            await three.put(b"open")
+                await first.put(b"aborted %d" % round_number)
+                await second.put(b"committed %d" % round_number, b"too %d" % round_number)
+                await first.put(b"aborted again %d" % round_number)
+                await first.end(commit=round_number % 5 == 4)
+                await second.end(commit=True)
+            await third.put(b"open")
             await append(log, batch([b"behind"]))
             wanted = [b"plain"]
             for number in range(20):
@@ -488,10 +488,10 @@ def test_aiokafka_reads_committed_records_alone(tmp_path: Path, store: FaultySto
                 await until(lambda: consumer.last_stable_offset(partition) == log.last_stable_offset)
                 assert consumer.highwater(partition) == log.high_watermark
                 assert await consumer.getmany(timeout_ms=500) == {}, "nothing of the open transaction"
-                await three.end(commit=True)
+                await third.end(commit=True)
                 assert await take(2) == [b"open", b"behind"]
-                await two.put(b"never")
-                await two.end(commit=False)
+                await second.put(b"never")
+                await second.end(commit=False)
                 await append(log, batch([b"the end"]))
                 assert await take(1) == [b"the end"]
                 assert await consumer.position(partition) == log.high_watermark

@@ -193,8 +193,8 @@ def test_look_ups_by_time_are_bounded_for_a_request_and_for_all(
             await answer.close()
             searches.go_on.set()
             for client in clients:
-                _, found = await client.receive(2, 11)
-                assert [part.offset for part in found.topics[0].partitions] == list(range(100))
+                _, offsets_answer = await client.receive(2, 11)
+                assert [part.offset for part in offsets_answer.topics[0].partitions] == list(range(100))
             assert searches.most == SEARCHES_AT_ONCE
 
     run(main())

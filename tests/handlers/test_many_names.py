@@ -220,9 +220,9 @@ def test_a_large_metadata_request_that_names_no_topic_is_answered_as_a_small_one
             client.send_body(3, 9, body)
             _, small = await client.receive(3, 9)
             client.send_body(3, 9, large)
-            _, found = await client.receive(3, 9)
-            assert found == small
-            assert ("t" in [topic.name for topic in found.topics]) == (topics is None)
+            _, answer = await client.receive(3, 9)
+            assert answer == small
+            assert ("t" in [topic.name for topic in answer.topics]) == (topics is None)
 
     run(main())
 

@@ -64,10 +64,10 @@ def test_ids_are_accepted_and_an_unknown_one_is_unknown_topic_id(tmp_path: Path,
         async with gateway(tmp_path) as serving:
             client = await with_topics(serving)
             topic_id = topic_of(serving, "two").topic_id
-            found = await client.call(3, version, topics=asked(None, version=version, topic_id=topic_id))
-            assert [(t.error_code, t.name, t.topic_id) for t in found.topics] == [(0, "two", topic_id)]
-            found = await client.call(3, version, topics=asked("", version=version, topic_id=topic_id))
-            assert [(t.error_code, t.name) for t in found.topics] == [(0, "two")], "Java sends an empty name beside"
+            answer = await client.call(3, version, topics=asked(None, version=version, topic_id=topic_id))
+            assert [(t.error_code, t.name, t.topic_id) for t in answer.topics] == [(0, "two", topic_id)]
+            answer = await client.call(3, version, topics=asked("", version=version, topic_id=topic_id))
+            assert [(t.error_code, t.name) for t in answer.topics] == [(0, "two")], "Java sends an empty name beside"
             unknown = uuid4()
             missing = await client.call(3, version, topics=asked(None, version=version, topic_id=unknown))
             assert [(t.error_code, t.name, t.topic_id) for t in missing.topics] == [

@@ -54,7 +54,7 @@ def test_every_version_stores_and_answers_offsets(tmp_path: Path, version: int) 
                 assert answer.log_append_time_ms == -1
             stored = await fetched(client)
             batches = [stored[pos : pos + header.size] for pos, header in iter_batches(stored)]
-            values = [[record.value for record in iter_records(one, max_bytes=2**20)] for one in batches]
+            values = [[record.value for record in iter_records(data, max_bytes=2**20)] for data in batches]
             assert values == [[b"a", b"b", b"c"]] * 2
             assert [h.base_offset for _, h in iter_batches(stored)] == [0, 3]
 
@@ -221,8 +221,8 @@ def test_compression_type_stores_batches_in_that_codec(tmp_path: Path, kind: str
             stored = await fetched(client)
             batches = [(header, stored[pos : pos + header.size]) for pos, header in iter_batches(stored)]
             assert [header.codec for header, _ in batches] == [wanted] * len(Codec)
-            for _, one in batches:
-                assert [record.value for record in iter_records(one, max_bytes=2**20)] == [b"x" * 1000] * 3
+            for _, data in batches:
+                assert [record.value for record in iter_records(data, max_bytes=2**20)] == [b"x" * 1000] * 3
 
     run(main())
 

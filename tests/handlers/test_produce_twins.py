@@ -196,12 +196,12 @@ def test_what_is_read(version: int, walks: bool) -> None:
     for _ in range(400):
         body = memoryview(any_body(rng, version, names, {}))
         copies = rng.random() < 0.5
-        found = NATIVE.read_produce(body, version, walks, copies)
+        fields = NATIVE.read_produce(body, version, walks, copies)
         if NATIVE is produce_request:
-            assert found is None
+            assert fields is None
             continue
-        assert found == expected(body, version, walks)
-        for _, batches in found[4] if found is not None else ():
+        assert fields == expected(body, version, walks)
+        for _, batches in fields[4] if fields is not None else ():
             for _, records, header, _ in batches:
                 read += header is not None
                 assert records is None or isinstance(records, bytearray) == (copies and header is not None)
@@ -235,9 +235,9 @@ def test_what_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed:
     rng = random.Random(seed)
 
     async def main() -> None:
-        async with gateway(tmp_path / "a") as one, gateway(tmp_path / "b") as two:
+        async with gateway(tmp_path / "a") as first, gateway(tmp_path / "b") as second:
             ids: list[list[bytes]] = [[], []]
-            for serving, found in ((one, ids[0]), (two, ids[1])):
+            for serving, topic_ids in ((first, ids[0]), (second, ids[1])):
                 for name, configs in (
                     ("t", {"retention.ms": "-1"}),
                     ("compacted", {"cleanup.policy": "compact"}),
@@ -246,7 +246,7 @@ def test_what_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed:
                     ("lz4", {"compression.type": "lz4", "retention.ms": "-1"}),
                 ):
                     made = await serving.gateway.engine.topics.create(name, 3, configs)
-                    found.append(made.topic_id.bytes)
+                    topic_ids.append(made.topic_id.bytes)
             names = ["t", "t", "t", "compacted", "timed", "small", "lz4", "missing", "__consumer_offsets"]
             sequences: dict[int, int] = {}
             closed = 0
@@ -256,9 +256,9 @@ def test_what_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed:
                 body_of_two = with_other_ids(body, *ids)
                 owned = rng.random() < 0.5
                 monkeypatch.setattr(produce_request, "twin", NATIVE)
-                compiled_answer = await answered(one.gateway, body, version, owned)
+                compiled_answer = await answered(first.gateway, body, version, owned)
                 monkeypatch.setattr(produce_request, "twin", produce_request)
-                readable_answer = await answered(two.gateway, body_of_two, version, owned)
+                readable_answer = await answered(second.gateway, body_of_two, version, owned)
                 if isinstance(compiled_answer, bytes):
                     compiled_answer = with_other_ids(compiled_answer, *ids)
                 assert compiled_answer == readable_answer
@@ -270,6 +270,6 @@ def test_what_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed:
 
 def test_the_views_of_a_request_that_is_refused_are_let_go() -> None:
     body = memoryview(request(9, [("t", [(0, b"x" * 100)])]))
-    found = produce_request.read(body, 9, walks=True, copies=True)
-    del found
+    fields = produce_request.read(body, 9, walks=True, copies=True)
+    del fields
     body.release()

@@ -34,9 +34,9 @@ def make(admin: Admin, *topics: Any, **options: Any) -> list[Any]:
 @pytest.mark.parametrize("version", range(2, 8))
 def test_create_in_every_version(admin: Admin, version: int) -> None:
     [row] = make(admin, creatable("t", 3, 1, configs={"retention.ms": "1000"}), version=version)
-    found = admin.gw.engine.topics.get("t")
-    assert found is not None
-    assert (found.partitions, dict(found.configs)) == (3, {"retention.ms": "1000"})
+    info = admin.gw.engine.topics.get("t")
+    assert info is not None
+    assert (info.partitions, dict(info.configs)) == (3, {"retention.ms": "1000"})
     assert (row.error_code, row.error_message) == (0, None)
     if version >= 5:
         assert (row.num_partitions, row.replication_factor) == (3, 1)
@@ -45,7 +45,7 @@ def test_create_in_every_version(admin: Admin, version: int) -> None:
         assert (configs["retention.ms"].value, configs["retention.ms"].config_source) == ("1000", 1)
         assert (configs["cleanup.policy"].value, configs["cleanup.policy"].config_source) == ("delete", 5)
     if version >= 7:
-        assert row.topic_id == found.topic_id
+        assert row.topic_id == info.topic_id
 
 
 def test_create_takes_the_defaults() -> None:
@@ -166,10 +166,18 @@ def delete(admin: Admin, *names_or_ids: Any, version: int = 6) -> list[Any]:
     else:
         states = [
             state(
-                name=one if isinstance(one, str) else one[0] if isinstance(one, tuple) else None,
-                topic_id=one if isinstance(one, UUID) else one[1] if isinstance(one, tuple) else None,
+                name=name_or_id
+                if isinstance(name_or_id, str)
+                else name_or_id[0]
+                if isinstance(name_or_id, tuple)
+                else None,
+                topic_id=name_or_id
+                if isinstance(name_or_id, UUID)
+                else name_or_id[1]
+                if isinstance(name_or_id, tuple)
+                else None,
             )
-            for one in names_or_ids
+            for name_or_id in names_or_ids
         ]
         request = DeleteTopicsRequest(version=version, topics=states, timeout_ms=1000)
     rows: list[Any] = admin.call(request).responses

@@ -125,15 +125,15 @@ class Interop:
         """Each batch as it is, in one Produce request after another; returns their base offsets."""
 
         async def do() -> list[int]:
-            found = []
+            offsets = []
             async with raw(gateway or self.gateway) as client:
                 for batch in batches:
                     data = bytes(build(batch, codec=codec))
                     answer = await client.call(0, 9, **produce_fields(topic, data, version=9, acks=acks))
                     part = answer.responses[0].partition_responses[0]
                     assert part.error_code == 0, part
-                    found.append(part.base_offset)
-            return found
+                    offsets.append(part.base_offset)
+            return offsets
 
         return run(do())
 
@@ -144,7 +144,7 @@ class Interop:
         """
 
         async def do() -> list[Record]:
-            at, found = offset, []
+            at, records = offset, []
             async with raw(gateway or self.other) as client:
                 while at < end:
                     fields = fetch_fields(
@@ -156,8 +156,8 @@ class Interop:
                     for base, last, _ in got.batches:
                         assert base <= at, f"a hole: {base} comes at {at}"
                         at = max(at, last + 1)
-                    found += [record for record in got.records if offset <= record.offset < end]
-            return found
+                    records += [record for record in got.records if offset <= record.offset < end]
+            return records
 
         return run(do())
 
@@ -201,15 +201,15 @@ class Interop:
         """ListOffsets of partition 0: (offset, timestamp) for each; -2 earliest, -1 latest, -3 max timestamp."""
 
         async def ask() -> list[tuple[int, int]]:
-            found = []
+            rows = []
             async with raw(gateway or self.gateway) as client:
                 for timestamp in timestamps:
                     part = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
                     answer = await client.call(2, 7, replica_id=-1, isolation_level=0, topics=[list_topic(topic, part)])
-                    one = answer.topics[0].partitions[0]
-                    assert one.error_code == 0, one
-                    found.append((one.offset, one.timestamp))
-            return found
+                    partition = answer.topics[0].partitions[0]
+                    assert partition.error_code == 0, partition
+                    rows.append((partition.offset, partition.timestamp))
+            return rows
 
         return run(ask())
 
@@ -243,12 +243,12 @@ class Interop:
             topic, secrets.token_hex(4), initial_position=native.InitialPosition.Earliest, **settings
         )
         try:
-            found = []
+            messages = []
             for _ in range(count):
                 message = consumer.receive(timeout_millis=int(SECONDS * 1000))
                 consumer.acknowledge(message)
-                found.append(message)
-            return found
+                messages.append(message)
+            return messages
         finally:
             consumer.close()
 
@@ -348,17 +348,17 @@ def read_fetched(answer: Any) -> Fetched:
 
 def take(consumer: ck.Consumer, count: int, seconds: float = SECONDS) -> list[Kafka]:
     """The next `count` records."""
-    found: list[Kafka] = []
+    records: list[Kafka] = []
     end = time.monotonic() + seconds
-    while len(found) < count:
-        assert time.monotonic() < end, f"{len(found)} of {count} records within {seconds} s: {found[-3:]}"
+    while len(records) < count:
+        assert time.monotonic() < end, f"{len(records)} of {count} records within {seconds} s: {records[-3:]}"
         message = consumer.poll(0.2)
         if message is None:
             continue
         if message.error():
             raise ck.KafkaException(message.error())
         kind, timestamp = message.timestamp()
-        found.append(
+        records.append(
             Kafka(
                 message.offset(),
                 message.key(),
@@ -367,4 +367,4 @@ def take(consumer: ck.Consumer, count: int, seconds: float = SECONDS) -> list[Ka
                 message.headers(),
             )
         )
-    return found
+    return records

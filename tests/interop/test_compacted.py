@@ -39,11 +39,11 @@ def from_storage(interop: Interop, topic: str, end: int) -> Mapping[int, tuple[b
     try:
         gateway.start()
         assert interop.ends(topic, gateway) == (0, end)
-        found = contents(interop.read(topic, 0, end, gateway))
+        rows = contents(interop.read(topic, 0, end, gateway))
         with interop.consumer(topic, gateway=gateway) as consumer:
-            assert [record.offset for record in take(consumer, len(found))] == list(found)
-            assert [position.offset for position in consumer.position(consumer.assignment())] == [max(found) + 1]
-        return found
+            assert [record.offset for record in take(consumer, len(rows))] == list(rows)
+            assert [position.offset for position in consumer.position(consumer.assignment())] == [max(rows) + 1]
+        return rows
     finally:
         gateway.stop()
 
@@ -99,10 +99,10 @@ def test_a_fetch_inside_a_gap_answers_at_once(interop: Interop, offset: int) -> 
     interop.write(topic, [Record(0, NOW, b"other", b"v")])
     compact(interop, topic)
     interop.known(topic, interop.other)
-    found = fetch(interop.other, topic, offset, max_wait_ms=int(SECONDS * 500))
-    assert found.error == ErrorCode.NONE
-    assert found.batches[0][0] <= offset <= found.batches[0][1]
-    assert contents(found.records) == {7: (b"k", b"7"), 8: (b"other", b"v")}
+    fetched = fetch(interop.other, topic, offset, max_wait_ms=int(SECONDS * 500))
+    assert fetched.error == ErrorCode.NONE
+    assert fetched.batches[0][0] <= offset <= fetched.batches[0][1]
+    assert contents(fetched.records) == {7: (b"k", b"7"), 8: (b"other", b"v")}
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
@@ -118,7 +118,7 @@ def test_null_keys_are_refused(interop: Interop, codec: Codec) -> None:
     part = run(produce())
     assert part.error_code == ErrorCode.INVALID_RECORD
     reason = "Compacted topic cannot accept message without key"
-    assert [(one.batch_index, one.batch_index_error_message) for one in part.record_errors] == [
+    assert [(error.batch_index, error.batch_index_error_message) for error in part.record_errors] == [
         (1, reason),
         (3, reason),
     ]

@@ -142,19 +142,19 @@ def test_a_topic_that_is_made_again_at_once_keeps_its_partitions(
     looked = threading.Event()
 
     async def slowly(self: StrayPartitions, full_name: str) -> str | None:
-        found = await real(self, full_name)
-        if found is None:
+        topic_id = await real(self, full_name)
+        if topic_id is None:
             looked.set()
             await asyncio.sleep(0.5)  # a slow answer: the topic is made again between it and what follows from it
-        return found
+        return topic_id
 
     engine = interop.gateway.engine
     topic = interop.create(interop.name("again"), 2)
     interop.produce(topic, [{"partition": partition, "value": b"v"} for partition in range(2)])
-    one = interop.gateway.log(topic)
+    log = interop.gateway.log(topic)
     monkeypatch.setattr(StrayPartitions, "id_or_none", slowly)
     interop.delete(topic)
-    engine.loop.call_soon_threadsafe(guard.take_back, one)  # as where its producer was still open
+    engine.loop.call_soon_threadsafe(guard.take_back, log)  # as where its producer was still open
     assert looked.wait(SECONDS)
     if elsewhere:
         interop.admin(lambda a: a.create_partitioned(interop.full(topic), 2, {}))
@@ -203,8 +203,8 @@ def test_an_idempotent_producer_goes_on_where_its_topic_was_recreated(interop: I
     interop.write(topic, [Record(0, NOW, None, b"somebody else's")])
     for sequence in (7, 8, 9):
         data = build([Record(0, NOW, None, b"v")], producer_id=990_000, producer_epoch=0, base_sequence=sequence)
-        found = answer_to(interop, topic, bytes(data))
-        assert (found.error_code, found.base_offset) == (0, sequence - 6)
+        answer = answer_to(interop, topic, bytes(data))
+        assert (answer.error_code, answer.base_offset) == (0, sequence - 6)
 
 
 def test_an_idempotent_producer_that_is_not_known_is_told_where_the_log_begins(interop: Interop) -> None:
@@ -216,11 +216,11 @@ def test_an_idempotent_producer_that_is_not_known_is_told_where_the_log_begins(i
     interop.admin(lambda a: a.create_partitioned(interop.full(topic), 1, {}))
     interop.known(topic)
     batch = build([Record(0, NOW, None, b"v")], producer_id=990_001, producer_epoch=0, base_sequence=7)
-    found = answer_to(interop, topic, bytes(batch))
-    assert (found.error_code, found.base_offset, found.log_start_offset) == (ErrorCode.UNKNOWN_PRODUCER_ID, -1, 0)
+    answer = answer_to(interop, topic, bytes(batch))
+    assert (answer.error_code, answer.base_offset, answer.log_start_offset) == (ErrorCode.UNKNOWN_PRODUCER_ID, -1, 0)
     batch = build([Record(0, NOW, None, b"v")], producer_id=990_001, producer_epoch=1, base_sequence=0)
-    found = answer_to(interop, topic, bytes(batch))
-    assert (found.error_code, found.base_offset, found.log_start_offset) == (0, 0, 0)
+    answer = answer_to(interop, topic, bytes(batch))
+    assert (answer.error_code, answer.base_offset, answer.log_start_offset) == (0, 0, 0)
 
 
 async def stray(interop: Interop, topic: str) -> None:

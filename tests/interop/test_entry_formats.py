@@ -29,7 +29,7 @@ def entries(interop: Interop, topic: str) -> list[StoredEntry]:
     partition = interop.partition(topic)
     stats = interop.admin(lambda admin: admin.internal_stats(partition))
     last_ledger, last_entry = map(int, stats["lastConfirmedEntry"].split(":"))
-    counts = [(found["ledgerId"], found["entries"]) for found in stats["ledgers"]]
+    counts = [(ledger["ledgerId"], ledger["entries"]) for ledger in stats["ledgers"]]
     counts = [(ledger, last_entry + 1 if ledger == last_ledger else count) for ledger, count in counts]
     return [
         interop.admin(partial(PulsarAdmin.entry, partition=partition, ledger=ledger, entry=entry))
@@ -55,8 +55,8 @@ def test_pulsar_has_the_batch_as_it_came_under_kops_mark(interop: Interop, codec
     assert entry.payload == bytes(build(records, codec=codec))
     assert interop.read(topic, 0, 20, interop.gateway) == records
     assert interop.read(topic, 0, 20, interop.other) == records
-    found = [message[1:] for message in interop.consume(topic, 20, gateway=interop.other)]
-    assert found == [(r.key, r.value, r.timestamp, [("h", b"\xff"), ("h", None)]) for r in records]
+    messages = [message[1:] for message in interop.consume(topic, 20, gateway=interop.other)]
+    assert messages == [(r.key, r.value, r.timestamp, [("h", b"\xff"), ("h", None)]) for r in records]
 
 
 def test_a_topic_has_both_formats_and_native_messages_between(interop: Interop) -> None:
@@ -86,17 +86,17 @@ def test_a_topic_has_both_formats_and_native_messages_between(interop: Interop) 
 def test_entries_of_several_batches_with_holes_such_as_kops(interop: Interop) -> None:
     """Another offset in front, several batches in an entry, records that are not there: places keep their offsets."""
     topic = interop.create(interop.name("holes"))
-    one = build([Record(7, NOW + 5, b"a", b"1"), Record(9, NOW, b"b", b"2")], last_offset=10, codec=Codec.GZIP)
-    two = build([Record(0, NOW + 9, b"c", b"3"), Record(1, NOW + 1, b"d", b"4")])
+    first = build([Record(7, NOW + 5, b"a", b"1"), Record(9, NOW, b"b", b"2")], last_offset=10, codec=Codec.GZIP)
+    second = build([Record(0, NOW + 9, b"c", b"3"), Record(1, NOW + 1, b"d", b"4")])
     mark = [pb.KeyValue(key="entry.format", value="kafka")]
-    for payload, count in ((bytes(one + two), 6), (bytes(two), 2)):
+    for payload, count in ((bytes(first + second), 6), (bytes(second), 2)):
         interop.send_made(
             interop.partition(topic), ({"properties": mark, "num_messages_in_batch": count}, payload), count=count
         )
     for gateway in (interop.gateway, interop.other):
         interop.ended(topic, 8, gateway)
-        found = [(record.offset, record.value) for record in interop.read(topic, 0, 8, gateway)]
-        assert found == [(0, b"1"), (2, b"2"), (4, b"3"), (5, b"4"), (6, b"3"), (7, b"4")]
+        values = [(record.offset, record.value) for record in interop.read(topic, 0, 8, gateway)]
+        assert values == [(0, b"1"), (2, b"2"), (4, b"3"), (5, b"4"), (6, b"3"), (7, b"4")]
         for offset, value in ((1, b"2"), (3, b"3"), (5, b"4")):
             assert interop.consume(topic, 1, offset=offset, gateway=gateway)[0].value == value
         assert interop.offsets(topic, NOW + 6, NOW + 2, -3, gateway=gateway) == [

@@ -82,17 +82,17 @@ def group(gateway: PulsarGateway, name: str, topic: str) -> Iterator[ck.Consumer
 
 
 def take(consumer: ck.Consumer, count: int) -> list[Any]:
-    found: list[Any] = []
+    messages: list[Any] = []
 
     def more() -> bool:
         message = consumer.poll(0.2)
         if message is not None:
             assert message.error() is None, message.error()
-            found.append(message)
-        return len(found) >= count
+            messages.append(message)
+        return len(messages) >= count
 
     wait_until(more, f"{count} records")
-    return found
+    return messages
 
 
 # --- another namespace
@@ -156,21 +156,21 @@ def test_a_restarted_gateway_knows_topics_by_id_and_keeps_their_commits(
 
 def test_gateways_of_one_cluster_tell_each_other(interop: Interop, foreign: str) -> None:
     cluster = f"two-{secrets.token_hex(2)}"
-    one, two = PulsarGateway(interop.pulsar, cluster), PulsarGateway(interop.pulsar, cluster, node_id="2")
+    first, second = PulsarGateway(interop.pulsar, cluster), PulsarGateway(interop.pulsar, cluster, node_id="2")
     try:
-        one.start()
-        two.start()
-        (topic,) = ask(one, foreign)
+        first.start()
+        second.start()
+        (topic,) = ask(first, foreign)
 
         async def by_id() -> int:
-            async with raw(two) as client:
+            async with raw(second) as client:
                 answer = await client.call(1, 13, **fetch_fields(topic.topic_id, 0, version=13))
                 return int(answer.responses[0].partitions[0].error_code)
 
         wait_until(lambda: run(by_id()) == 0, "the other gateway knows the id that this one gave out")
     finally:
-        one.stop()
-        two.stop()
+        first.stop()
+        second.stop()
 
 
 def test_a_topic_that_its_owner_deletes_is_gone_here_too(interop: Interop, foreign: str) -> None:
@@ -250,7 +250,7 @@ def test_a_missing_namespace_is_an_unknown_topic_a_log_line_and_not_a_call_per_r
     monkeypatch.setattr(admin, "partitioned_metadata", counted)
     monkeypatch.setattr(admin, "create_partitioned", counted_too)
     answers = [ask(interop.gateway, name, create=True)[0] for _ in range(20)]
-    assert {(one.error_code, one.name) for one in answers} == {(UNKNOWN, name)}
+    assert {(answer.error_code, answer.name) for answer in answers} == {(UNKNOWN, name)}
     assert calls.count(f"persistent://{name}") <= 4  # one look and one try, or two of each on a slow machine
     said = [record.getMessage() for record in caplog.records if name in record.getMessage()]
     assert said, "no line in the log"
@@ -315,13 +315,13 @@ def test_the_names_of_a_home_topic_are_one_log_with_an_id_each(interop: Interop)
 
     async def produce() -> list[int]:
         async with raw(interop.gateway) as client:
-            found = []
+            offsets = []
             for topic_id in ids:
                 answer = await client.call(0, 13, **produce_fields(topic_id, batch([b"v"]), version=13))
                 part = answer.responses[0].partition_responses[0]
                 assert (answer.responses[0].topic_id, part.error_code) == (topic_id, 0)
-                found.append(part.base_offset)
-            return found
+                offsets.append(part.base_offset)
+            return offsets
 
     assert run(produce()) == [0, 1, 2]
     assert [fetch(interop.gateway, name, 0, max_wait_ms=1000).end for name in names] == [3, 3, 3]
@@ -346,8 +346,8 @@ def test_the_names_of_a_topic_share_its_committed_offsets(interop: Interop) -> N
         # The group subscribes to the same topic under another name.
         assert run(delete()) == (0, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
     with group(interop.gateway, name, names[1]) as consumer:
-        found = consumer.committed([ck.TopicPartition(each, 0) for each in names], SECONDS)
-        assert [(each.topic, each.offset) for each in found] == [(each, 3) for each in names]
+        positions = consumer.committed([ck.TopicPartition(each, 0) for each in names], SECONDS)
+        assert [(each.topic, each.offset) for each in positions] == [(each, 3) for each in names]
 
 
 def test_two_names_of_a_topic_in_one_request(interop: Interop) -> None:

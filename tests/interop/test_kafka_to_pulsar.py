@@ -131,8 +131,8 @@ def test_records_of_aiokafka_and_of_librdkafka_are_read_alike(interop: Interop) 
                 await producer.send(topic, b"a%d" % i, key=b"k", timestamp_ms=NOW + i, headers=[("h", b"\xff")])
                 for i in range(5)
             ]
-            found = await asyncio.gather(*sent)
-            assert [one.offset for one in found] == [0, 1, 2, 3, 4]
+            acknowledged = await asyncio.gather(*sent)
+            assert [metadata.offset for metadata in acknowledged] == [0, 1, 2, 3, 4]
         finally:
             await producer.stop()
 
@@ -142,8 +142,8 @@ def test_records_of_aiokafka_and_of_librdkafka_are_read_alike(interop: Interop) 
     messages = interop.receive(interop.full(topic), 10)
     assert [message.data() for message in messages] == [b"%c%d" % (c, i) for c in b"ac" for i in range(5)]
     assert [message.event_timestamp() for message in messages] == [NOW + i for i in range(5)] * 2
-    found = interop.consume(topic, 10, gateway=interop.other)
-    assert {tuple(record.headers or ()) for record in found} == {(("h", b"\xff"),)}
+    consumed = interop.consume(topic, 10, gateway=interop.other)
+    assert {tuple(record.headers or ()) for record in consumed} == {(("h", b"\xff"),)}
 
 
 def test_partitions_are_those_that_the_kafka_client_chose(interop: Interop) -> None:

@@ -86,20 +86,20 @@ def consumer(gateway: PackedGateway, group: str, **settings: Any) -> Iterator[ck
         "fetch.wait.max.ms": 100,
         **settings,
     }
-    found = ck.Consumer(config)
+    client = ck.Consumer(config)
     try:
-        yield found
+        yield client
     finally:
-        found.close()
+        client.close()
 
 
-def take(found: ck.Consumer, count: int) -> list[tuple[int, str]]:
+def take(client: ck.Consumer, count: int) -> list[tuple[int, str]]:
     """Offset and value of the next records."""
     got: list[tuple[int, str]] = []
     end = time.monotonic() + SECONDS
     while len(got) < count:
         assert time.monotonic() < end, f"{len(got)} of {count} records came"
-        message = found.poll(0.2)
+        message = client.poll(0.2)
         if message is not None:
             assert message.error() is None, message.error()
             got.append((message.offset(), message.value().decode()))
@@ -129,8 +129,8 @@ def compaction_ended(gateway: PackedGateway, partition: str) -> bool:
 
 def committed_is_the_end(gateway: PackedGateway, group: str, topic: str) -> None:
     with consumer(gateway, group) as looker:
-        (found,) = looker.committed([ck.TopicPartition(topic, 0)], SECONDS)
-        assert found.offset == looker.get_watermark_offsets(ck.TopicPartition(topic, 0), SECONDS)[1]
+        (position,) = looker.committed([ck.TopicPartition(topic, 0)], SECONDS)
+        assert position.offset == looker.get_watermark_offsets(ck.TopicPartition(topic, 0), SECONDS)[1]
 
 
 # --- what holds on any broker
@@ -162,8 +162,8 @@ def story(gateway: PackedGateway) -> None:
 
     with consumer(gateway, secrets.token_hex(4), **{"auto.offset.reset": "error"}) as seeker:
         assert seeker.get_watermark_offsets(ck.TopicPartition(topic, 0), SECONDS) == (told[0], told[-1] + 1)
-        (found,) = seeker.offsets_for_times([ck.TopicPartition(topic, 0, middle)], SECONDS)
-        assert found.offset == told[50]
+        (position,) = seeker.offsets_for_times([ck.TopicPartition(topic, 0, middle)], SECONDS)
+        assert position.offset == told[50]
         seeker.assign([ck.TopicPartition(topic, 0, told[49] + 1)])
         assert take(seeker, 1) == [(told[50], "b0")]
         for number in (120, 7, 99):
@@ -195,8 +195,8 @@ def aiokafka_story(gateway: PackedGateway) -> None:
                         seen |= {record.value: (record.partition, record.offset) for record in records}
             await member.commit()
             if part:
-                for one in member.assignment():
-                    assert await member.position(one) == (await member.end_offsets([one]))[one]
+                for partition in member.assignment():
+                    assert await member.position(partition) == (await member.end_offsets([partition]))[partition]
             await member.stop()
         assert seen == {b"%d" % i: (told.partition, told.offset) for i, told in enumerate(sent)}
 
@@ -224,7 +224,7 @@ def test_what_pulsar_clients_write_has_the_offsets_of_its_message_ids(gateway: P
         ids.append(single.send(b"single"))
         batched = client.create_producer(full, batching_enabled=True, batching_max_publish_delay_ms=200)
         for number in range(3):
-            batched.send_async(b"batched %d" % number, lambda result, found: ids.append(found))
+            batched.send_async(b"batched %d" % number, lambda result, message_id: ids.append(message_id))
         batched.flush()
         wait_until(lambda: len(ids) == 4, "the batch is stored")
         ids.append(single.send(b"x" * (12 << 20)))
@@ -242,9 +242,13 @@ def test_what_pulsar_clients_write_has_the_offsets_of_its_message_ids(gateway: P
             "batched 2",
             "last",
         ]
-        for (offset, _), found in zip(got, ids, strict=True):
+        for (offset, _), message_id in zip(got, ids, strict=True):
             position, place = unpack(offset)
-            assert (*position, place) == (found.ledger_id(), found.entry_id(), max(found.batch_index(), 0))
+            assert (*position, place) == (
+                message_id.ledger_id(),
+                message_id.entry_id(),
+                max(message_id.batch_index(), 0),
+            )
         reader.seek(ck.TopicPartition(topic, 0, got[4][0]))  # its first chunks lie before it
         assert take(reader, 1) == [got[4]]
     assert "unreadable_entries" not in gateway.engine.counts

@@ -59,9 +59,9 @@ def test_create_topics_refuses_what_pulsar_refuses_and_takes_what_it_takes(
     interop: Interop, validate_only: bool
 ) -> None:
     bad, good = names(interop, NAMES), names(interop, TAKEN)
-    found = create(interop, bad, validate_only=validate_only)
-    assert {name: code for name, (code, _) in found.items()} == dict.fromkeys(bad, REFUSED)
-    assert all("Pulsar names the partitions of its topics" in text for _, text in found.values())
+    answers = create(interop, bad, validate_only=validate_only)
+    assert {name: code for name, (code, _) in answers.items()} == dict.fromkeys(bad, REFUSED)
+    assert all("Pulsar names the partitions of its topics" in text for _, text in answers.values())
     for name in good:  # in one request some of them would collide
         assert create(interop, [name], validate_only=validate_only) == {name: (0, "")}
 
@@ -77,8 +77,8 @@ def test_pulsar_makes_no_such_topic_itself(interop: Interop) -> None:
 def test_a_full_name_is_held_to_the_same(interop: Interop) -> None:
     bad = [interop.full(name) for name in names(interop, NAMES)]
     bad += [f"{interop.pulsar.namespace}-other/{name}" for name in names(interop, NAMES)]
-    found = create(interop, bad, validate_only=True)
-    assert {name: code for name, (code, _) in found.items()} == dict.fromkeys(bad, REFUSED)
+    answers = create(interop, bad, validate_only=True)
+    assert {name: code for name, (code, _) in answers.items()} == dict.fromkeys(bad, REFUSED)
 
 
 def test_metadata_makes_no_such_topic(interop: Interop) -> None:

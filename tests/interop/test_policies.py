@@ -26,8 +26,8 @@ def described(interop: Interop, topic: str) -> dict[str, tuple[str, bool]]:
     """Value, and whether it is a default, of each config of a topic."""
     admin = AdminClient({"bootstrap.servers": interop.gateway.bootstrap})
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    found = admin.describe_configs([resource])[resource].result(SECONDS)
-    return {name: (entry.value, entry.is_default) for name, entry in found.items()}
+    entries = admin.describe_configs([resource])[resource].result(SECONDS)
+    return {name: (entry.value, entry.is_default) for name, entry in entries.items()}
 
 
 def alter(interop: Interop, topic: str, **values: str | None) -> None:

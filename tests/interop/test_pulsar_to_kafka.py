@@ -47,8 +47,8 @@ def test_every_compression_batched_and_single_is_read(interop: Interop, compress
     interop.send(interop.full(topic), messages, **settings)
     expected = [Record(i, NOW + i, b"k%d" % i, b"%d" % i * 500, ((b"p", b"%d" % i),)) for i in range(10)]
     assert both(interop, topic, 10) == expected
-    found = interop.consume(topic, 10, gateway=interop.other)
-    assert found == [Kafka(i, b"k%d" % i, b"%d" % i * 500, NOW + i, [("p", b"%d" % i)]) for i in range(10)]
+    records = interop.consume(topic, 10, gateway=interop.other)
+    assert records == [Kafka(i, b"k%d" % i, b"%d" % i * 500, NOW + i, [("p", b"%d" % i)]) for i in range(10)]
 
 
 def test_keys_as_text_as_base64_bytes_and_as_ordering_key(interop: Interop) -> None:
@@ -122,8 +122,8 @@ def test_a_chunked_message_has_the_offset_of_its_last_chunk(interop: Interop, co
     before, large, after = both(interop, topic, 5)
     assert (before.offset, large.offset, after.offset) == (0, 3, 4)
     assert (large.key, large.value == value) == (b"k", True)
-    found = fetch(interop.other, topic, 1, max_bytes=1, max_wait_ms=20_000)
-    assert found.batches in ([(1, 1, 0)], [(1, 1, 0), (2, 2, 0), (3, 3, 1)])  # a consumer goes on in any case
+    fetched = fetch(interop.other, topic, 1, max_bytes=1, max_wait_ms=20_000)
+    assert fetched.batches in ([(1, 1, 0)], [(1, 1, 0), (2, 2, 0), (3, 3, 1)])  # a consumer goes on in any case
     for offset in (1, 2, 3):
         assert interop.read(topic, offset, 5)[0] == large
     assert [record.offset for record in interop.consume(topic, 3, gateway=interop.other)] == [0, 3, 4]
@@ -193,7 +193,7 @@ def test_messages_with_a_schema_are_their_bytes(interop: Interop) -> None:
     assert record.value == message.data()
     # Kafka's own records lie beside them, and a native consumer with the schema still reads its own.
     assert interop.write(topic, [Record(0, NOW, None, b'{"id": 2, "item": "b"}')]) == [1]
-    assert [one.value().item for one in interop.receive(interop.full(topic), 2, schema=schema)] == ["a", "b"]
+    assert [message.value().item for message in interop.receive(interop.full(topic), 2, schema=schema)] == ["a", "b"]
 
 
 def test_delayed_messages_are_there_for_kafka_at_once(interop: Interop) -> None:
@@ -214,10 +214,10 @@ def test_a_topic_that_pulsar_made_is_found(interop: Interop, partitions: int) ->
     interop.known(topic)
     consumer = ck.Consumer({"bootstrap.servers": interop.gateway.bootstrap, "group.id": "g"})
     try:
-        found = consumer.list_topics(topic, 10).topics[topic]
+        metadata = consumer.list_topics(topic, 10).topics[topic]
     finally:
         consumer.close()
-    assert sorted(found.partitions) == list(range(max(partitions, 1)))
+    assert sorted(metadata.partitions) == list(range(max(partitions, 1)))
     if partitions <= 1:
         interop.known(topic, interop.other)
         assert [record.value for record in both(interop, topic, 2)] == [b"one", b"two"]

@@ -59,8 +59,8 @@ def out_and_back(interop: Interop, topics: list[str], batch: list[Record], codec
         interop.other.engine.cache.drop, interop.other.log(topic).tail.cached
     )
     assert interop.read(topic, begin, end) == expected
-    found = interop.receive_from(topic, begin, end)
-    for record, message in zip(batch, found, strict=True):
+    messages = interop.receive_from(topic, begin, end)
+    for record, message in zip(batch, messages, strict=True):
         assert message.has_null_value() == (record.value is None)
         assert message.data() == (record.value or b"")
         assert message.event_timestamp() == max(record.timestamp, 0)

@@ -122,9 +122,9 @@ def test_a_long_poll_is_woken_at_once_by_a_record_of_a_pulsar_producer(interop: 
                 assert not asked.done()
                 began = time.perf_counter()
                 await asyncio.to_thread(producer.send, b"%d" % number)
-                found = read_fetched(await asked)
+                fetched = read_fetched(await asked)
                 took.append(time.perf_counter() - began)
-                assert values(found.records) == [b"%d" % number]
+                assert values(fetched.records) == [b"%d" % number]
 
     try:
         run(rounds())
@@ -193,11 +193,11 @@ def test_what_one_gateway_acknowledged_any_other_finds_at_once(interop: Interop)
                 await writer.call(0, 9, **produce_fields(topic, data, version=9))
                 if number % 3 == 0:
                     answer = await asker.call(23, 4, **by_epoch)
-                    found = answer.topics[0].partitions[0].end_offset - 1
+                    newest = answer.topics[0].partitions[0].end_offset - 1
                 else:
                     asked = by_time(MAX_TIMESTAMP if number % 3 == 1 else NOW + number)
-                    found = (await asker.call(2, 7, **asked)).topics[0].partitions[0].offset
-                assert found == number
+                    newest = (await asker.call(2, 7, **asked)).topics[0].partitions[0].offset
+                assert newest == number
 
     run(do())
 
@@ -292,8 +292,8 @@ def test_below_the_log_start_is_out_of_range_and_never_another_record(interop: I
             assert take(consumer, 1)[0].offset == 10
     # A gateway that was not told, with nothing of it in memory: it finds out when it reads.
     interop.other.call(forget(interop.other, topic))
-    found = fetch(interop.other, topic, 3, max_wait_ms=2000)
-    assert (found.error, found.batches) == (ErrorCode.OFFSET_OUT_OF_RANGE, [])
+    fetched = fetch(interop.other, topic, 3, max_wait_ms=2000)
+    assert (fetched.error, fetched.batches) == (ErrorCode.OFFSET_OUT_OF_RANGE, [])
     assert interop.ends(topic, interop.other) == (10, 15)
 
 
@@ -339,14 +339,14 @@ def test_a_reader_that_trimming_overtakes_leaves_no_hole(interop: Interop) -> No
     wait_until(lambda: entries(interop, full) == 6, "the closed ledger is gone")
     at = 1
     while at < 66:
-        found = fetch(interop.other, topic, at, max_wait_ms=5000, max_bytes=1 << 20)
-        if found.error:
+        fetched = fetch(interop.other, topic, at, max_wait_ms=5000, max_bytes=1 << 20)
+        if fetched.error:
             break
-        for base, last, count in found.batches:
+        for base, last, count in fetched.batches:
             assert (base, count) == (at, last - base + 1), "records are missing, and nobody said so"
             at = last + 1
-    assert found.error in {0, ErrorCode.OFFSET_OUT_OF_RANGE}
-    assert (found.error == 0) == (at == 66)
+    assert fetched.error in {0, ErrorCode.OFFSET_OUT_OF_RANGE}
+    assert (fetched.error == 0) == (at == 66)
     assert interop.ends(topic, interop.other) == (60, 66)
     assert values(interop.read(topic, 60, 66)) == [value] * 6
 
@@ -380,8 +380,8 @@ def test_a_topic_deleted_and_made_again_by_pulsar_is_a_new_one(interop: Interop,
 
     def seen() -> bool:
         for gateway in (interop.gateway, interop.other):
-            found = gateway.engine.topics.get(topic)
-            if found is None or found.topic_id == old:
+            info = gateway.engine.topics.get(topic)
+            if info is None or info.topic_id == old:
                 return False
         return True
 
@@ -434,8 +434,8 @@ def test_gateways_do_not_bring_a_deleted_topic_back(interop: Interop, plain: boo
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
         time.sleep(0.1)  # nothing can be waited for: it must not come back
-        found = interop.admin(lambda admin: admin.list_topics(interop.pulsar.namespace))
-        assert not [name for name in found if topic in name]
+        names = interop.admin(lambda admin: admin.list_topics(interop.pulsar.namespace))
+        assert not [name for name in names if topic in name]
     for gateway in (interop.gateway, interop.other):
         wait_until(partial(is_unknown, gateway, topic), "the gateway forgot it")
     with pytest.raises(PulsarError, match="NotFound"):
@@ -468,9 +468,9 @@ def test_native_consumers_and_a_kafka_group_of_the_same_name_get_all(interop: In
         )
         await consumer.start()
         try:
-            found = [(await consumer.getone()).value for _ in range(10)]
+            values = [(await consumer.getone()).value for _ in range(10)]
             await consumer.commit()
-            return found
+            return values
         finally:
             await consumer.stop()
 
@@ -493,5 +493,5 @@ def test_native_consumers_and_a_kafka_group_of_the_same_name_get_all(interop: In
     stats = interop.admin(lambda admin: admin.stats(interop.partition(topic)))
     ours = [sub for sub in stats["subscriptions"] if sub == name]
     assert ours == [name]  # the native one; the gateway left none behind that would hold data back
-    durable = [sub for sub, found in stats["subscriptions"].items() if found.get("isDurable", True)]
+    durable = [sub for sub, stats_of in stats["subscriptions"].items() if stats_of.get("isDurable", True)]
     assert durable == [name]

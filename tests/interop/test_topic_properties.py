@@ -27,9 +27,9 @@ def values(interop: Interop, topic: str) -> list[bytes | None]:
 
 def committed(interop: Interop, group: str, topic: str) -> int:
     consumer = ck.Consumer({"bootstrap.servers": interop.gateway.bootstrap, "group.id": group})
-    (found,) = consumer.committed([ck.TopicPartition(topic, 0)], SECONDS)
+    (position,) = consumer.committed([ck.TopicPartition(topic, 0)], SECONDS)
     consumer.close()
-    return int(found.offset)
+    return int(position.offset)
 
 
 def looked_at(interop: Interop, topic: str, key: str) -> None:
@@ -80,8 +80,8 @@ def test_records_of_a_topic_that_was_cloned_with_its_properties_go_to_each_by_it
     assert values(interop, clone) == [b"of the clone"]
     ids = []
     for gateway in (interop.gateway, interop.other):
-        found = [gateway.engine.topics.get(name) for name in (original, clone)]
-        ids.append([topic.topic_id for topic in found if topic is not None])
+        topics = [gateway.engine.topics.get(name) for name in (original, clone)]
+        ids.append([topic.topic_id for topic in topics if topic is not None])
     assert ids[0] == ids[1]
     assert len(set(ids[0])) == 2
     kept = interop.admin(lambda client: client.partitioned_metadata(interop.full(clone))).properties
