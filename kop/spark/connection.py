@@ -21,6 +21,14 @@ GROUP: Final = 0
 TRANSACTION: Final = 1
 """The kinds of coordinators, as FindCoordinator numbers them."""
 RETRY_SECONDS: Final = 0.1
+ATTEMPT_MS: Final = 5_000
+_LOGIN_ERRORS: Final = (
+    errors.SaslAuthenticationFailedError,
+    errors.AuthorizationError,
+    errors.IllegalSaslStateError,
+    errors.UnsupportedSaslMechanismError,
+)
+"""Failures of a login that another attempt would have, too."""
 
 T = TypeVar("T")
 Coordinated = tuple[int, str]
@@ -42,16 +50,53 @@ class ClusterConnection:
         self._net = NetworkSelector(slow_task_threshold_secs=0)
         self._manager = KafkaConnectionManager(self._net, **settings)
         try:
-            self._manager.bootstrap(int(patience * 1000))
-        except errors.KafkaTimeoutError:
-            self.close()
-            raise UnreachableError(
-                f"set kafka.bootstrap.servers to servers that answer: none of {settings.get('bootstrap_servers')} did "
-                f"within {patience:g} s"
-            ) from None
+            self._bootstrap(settings)
         except BaseException:
             self.close()
             raise
+
+    def _bootstrap(self, settings: Mapping[str, Any]) -> None:
+        """Connect to any of the servers; UnreachableError with the option that is to be looked at."""
+        failure = self._attempt()
+        if not isinstance(failure, _LOGIN_ERRORS):  # the same login would fail again
+            try:
+                self._manager.bootstrap(int(self._patience * 1000))
+                return
+            except errors.KafkaTimeoutError:
+                failure = self._attempt() or failure
+        protocol = settings.get("security_protocol", "PLAINTEXT")
+        if isinstance(failure, (errors.IllegalSaslStateError, errors.UnsupportedSaslMechanismError)):
+            advice = "kafka.security.protocol and kafka.sasl.mechanism to what the servers have"
+        elif isinstance(failure, _LOGIN_ERRORS):
+            advice = "kafka.sasl.jaas.config to a user that the servers let in"
+        elif "Handshake failed" in str(failure):
+            advice = (
+                "kafka.ssl.truststore.location to the issuer of the servers' certificate, "
+                "kafka.ssl.keystore.location to a certificate that they take, and kafka.security.protocol to theirs"
+            )
+        else:
+            advice = "kafka.bootstrap.servers to servers that answer, and kafka.security.protocol to theirs"
+        servers = ", ".join(settings.get("bootstrap_servers", ()))
+        raise UnreachableError(
+            f"set {advice}: no connection by {protocol} to any of {servers} within {self._patience:g} s ({failure})"
+        )
+
+    def _attempt(self) -> Exception | None:
+        """Connect to the first server; why that failed, or None. kafka-python does not tell the reason by itself."""
+
+        async def connect() -> Exception | None:
+            server = self._manager.cluster.bootstrap_brokers()[0].node_id
+            self._manager.reset_backoff(server)
+            try:
+                await self._manager.get_connection(server, timeout_ms=ATTEMPT_MS, refresh_metadata_on_err=False)
+            except errors.KafkaError as error:
+                self._manager.reset_backoff(server)
+                reason: Exception = error
+                return reason
+            return None
+
+        failure: Exception | None = self._manager.run(connect)
+        return failure
 
     def close(self) -> None:
         """Close every connection."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from pulsar_client.pulsar_kit import T, client, send
+from support.certificates import self_signed
 from support.fake_pulsar import Command, FakePulsar, Session
 from support.waiting import SECONDS
 
@@ -24,21 +25,12 @@ from kop.pulsar_client.proto import pulsar_pb2 as pb
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 
 
-def make(folder: Path, name: str, subject: str) -> tuple[str, str]:
-    """A self-signed certificate and its key."""
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-keyout", str(key), "-out", str(cert), "-subj", "/CN=kop test", "-addext", subject]
-    subprocess.run(command, check=True, capture_output=True)
-    return str(cert), str(key)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
-    make(folder, "here", "subjectAltName=IP:127.0.0.1")
-    make(folder, "elsewhere", "subjectAltName=DNS:elsewhere.example")
-    make(folder, "client", "subjectAltName=DNS:client.example")
+    self_signed(folder, "here", "IP:127.0.0.1")
+    self_signed(folder, "elsewhere", "DNS:elsewhere.example")
+    self_signed(folder, "client", "DNS:client.example")
     return folder
 
 
