@@ -85,6 +85,13 @@ class EntryHead:
     """When the broker took it, in ms since 1970; on one that keeps no time, when its producer made it."""
     aborted: bool = False
     """It is of a transaction that was aborted: no reader is given it."""
+    marker: bool = False
+    """It is one of Pulsar's markers, or made like one: no reader is given it."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether no reader is given it, now that no transaction of its is open."""
+        return self.aborted or self.marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +391,7 @@ class Admin(Rest):
             int(headers.get("X-Pulsar-sequence-id", "-1")),
             0 if time is None else round(datetime.fromisoformat(time).timestamp() * 1000),
             headers.get("X-Pulsar-txn-aborted", "").lower() == "true",
+            "X-Pulsar-marker-type" in headers,
         )
 
     async def truncate(self, partition: str) -> None:

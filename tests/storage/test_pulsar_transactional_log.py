@@ -574,16 +574,24 @@ async def test_all_gateways_tell_the_same_bounds_of_a_log_whose_entries_are_all_
                 assert (each.log_start_offset, each.high_watermark) == (0, 10)
 
 
+async def never(_: Stream) -> Position:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def given_up(_: Stream) -> Position:
+    raise PulsarError("UnknownError", "the last position: Failed to recover Transaction Buffer.")
+
+
+@pytest.mark.parametrize("answer", [never, given_up])
 @pytest.mark.parametrize("open_behind", [False, True])
 async def test_an_end_of_aborted_entries_is_told_though_pulsar_is_slow_to_name_the_last_entry(
-    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, open_behind: bool
+    pulsar_store: PulsarStore,
+    monkeypatch: pytest.MonkeyPatch,
+    open_behind: bool,
+    answer: Callable[[Stream], Awaitable[Position]],
 ) -> None:
     """Pulsar goes back over thousands of them one by one, for seconds. The tail has read to the end before."""
-
-    async def never(_: Stream) -> Position:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     async with opened(pulsar_store) as engine, opened(pulsar_store) as other:
         log = await make(engine)
         await until(lambda: other.topics.get("t"))
@@ -605,7 +613,7 @@ async def test_an_end_of_aborted_entries_is_told_though_pulsar_is_slow_to_name_t
         monkeypatch.setattr("kop.storage.pulsar.partition.tail.LAST_SECONDS", 0.01)
         for each in (log, there):
             with monkeypatch.context() as patched:
-                patched.setattr(Stream, "last_position", never)
+                patched.setattr(Stream, "last_position", answer)
                 for _ in range(2):
                     await each.refresh()
                 assert await read_values(each) == expected
@@ -618,6 +626,56 @@ async def test_an_end_of_aborted_entries_is_told_though_pulsar_is_slow_to_name_t
         base = (await append(there, batch(["behind"]))).base_offset
         await shows(log, *expected, "behind")
         assert log.high_watermark == base + 1
+
+
+@pytest.mark.parametrize("answer", [never, given_up])
+@pytest.mark.parametrize(
+    "ended",
+    ["c" + 40 * "a", 20 * "ca" + 3 * "a", 3 * "a", "caao", "pcaap", "o"],
+    ids=["long abort", "in turns", "aborted alone", "an open one behind", "a plain record behind", "an open one alone"],
+)
+async def test_attaching_finds_the_end_though_pulsar_does_not_name_the_last_entry(
+    pulsar_store: PulsarStore,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[Stream], Awaitable[Position]],
+    ended: str,
+) -> None:
+    """Of ten thousands of aborted entries it gives that up, and a broker could not open the log.
+
+    `ended`: transactions that commit, abort or stay open, and plain records.
+    """
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        expected = []
+        for number, how in enumerate(ended):
+            value = f"{how} {number}"
+            if how == "p":
+                await append(log, batch([value]))
+            else:
+                writer = Writer(engine, producer=number)
+                await writer.begin()
+                await writer.write(value)
+                if how != "o":
+                    await writer.end(commit=how == "c")
+            if how in "cp":
+                expected.append(value)
+                if number == len(ended) // 2:
+                    await engine.admin.unload(log.partition_name)  # the entries are in two ledgers
+        await shows(log, *expected)
+        monkeypatch.setattr("kop.storage.pulsar.partition.tail.LAST_SECONDS", 0.01)
+        monkeypatch.setattr("kop.storage.pulsar.reading.last_entry.LAST_SECONDS", 0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(Stream, "last_position", answer)
+            async with pulsar_store.opened() as other:
+                elsewhere = await attached(other)
+                assert (elsewhere.log_start_offset, elsewhere.high_watermark) == (0, log.high_watermark)
+                assert await read_values(elsewhere) == expected
+        async with pulsar_store.opened() as other:
+            assert (await attached(other)).high_watermark == log.high_watermark
+            if ended[-1] == "o":
+                await writer.end(commit=True)
+                expected.append(value)
+            await shows(await attached(other), *expected)
 
 
 async def test_all_gateways_tell_the_same_start_behind_ledgers_that_retention_took(pulsar_store: PulsarStore) -> None:

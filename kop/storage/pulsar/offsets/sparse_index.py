@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from kop.pulsar_client import Position
 
@@ -82,6 +82,19 @@ class Ledgers:
         """The position that has `place` entries before it."""
         at = bisect_right(self._starts, place) - 1
         return Position(self._ids[at], place - self._starts[at])
+
+
+def ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
+    """Ids of ledgers, and how many entries each has, by Pulsar's internal statistics.
+
+    While the newest ledger is open, its last entry tells how many.
+    """
+    ledgers = [(int(each["ledgerId"]), int(each["entries"])) for each in stats["ledgers"]]
+    if ledgers and not ledgers[-1][1]:
+        ledger, _, entry = str(stats.get("lastConfirmedEntry", "-1:-1")).partition(":")
+        if int(ledger) == ledgers[-1][0]:
+            ledgers[-1] = ledgers[-1][0], int(entry) + 1
+    return [(ledger, entries) for ledger, entries in ledgers if entries > 0]
 
 
 def next_probe(

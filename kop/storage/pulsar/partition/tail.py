@@ -23,7 +23,8 @@ from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
 from kop.storage.pulsar.partition.tail_delays import TailDelays
 from kop.storage.pulsar.reading.batches import Converter
 from kop.storage.pulsar.reading.gaps import Gap
-from kop.storage.pulsar.reading.source import PartitionSource
+from kop.storage.pulsar.reading.last_entry import LAST_SECONDS, has_answer
+from kop.storage.pulsar.reading.source import PartitionSource, stats_position
 from kop.storage.pulsar.reading.stream import Stream
 from kop.storage.tail_cache import Tail, TailCache
 
@@ -39,10 +40,8 @@ _HOLDS_SECONDS: Final = 30.0
 STUCK_SECONDS: Final = 17.0
 """How long after that question a tail may deliver nothing although nothing holds it back."""
 _QUESTION_SECONDS: Final = 5.0
-LAST_SECONDS: Final = 2.0
-"""How long Pulsar may take to name the last entry: it goes back over those of aborted transactions one by one."""
-_LOOK_SECONDS: Final = 0.1
-"""How often it is asked how far Pulsar has read for the tail."""
+_PASSING_SECONDS: Final = 20.0
+"""How long Pulsar may take to pass over the entries of aborted transactions for the tail."""
 
 _log = logging.getLogger(__name__)
 
@@ -207,20 +206,26 @@ class LogTail:
         """The last entry that readers are given, entry -1 where there is none. PulsarError.
 
         None where entries of aborted transactions are the last ones, so many that Pulsar takes long to go back over
-        them, and it has handed the tail all that lies before.
+        them or gives that up with an error, and it has handed the tail all that lies before.
         """
         loop = self._source.context.loop
         if loop.time() < self._slow_until and await self._ends_in_aborted(stream):
             return None
         asking = loop.create_task(stream.last_position())
+        looking: asyncio.Task[bool] | None = None
         try:
             await asyncio.wait({asking}, timeout=LAST_SECONDS)
-            if not asking.done() and await self._ends_in_aborted(stream):
-                self._slow_until = loop.time() + _HOLDS_SECONDS
-                return None
+            if not has_answer(asking):
+                looking = loop.create_task(self._ends_in_aborted(stream))
+                await asyncio.wait({asking, looking}, return_when=asyncio.FIRST_COMPLETED)
+                if not has_answer(asking) and await looking:
+                    self._slow_until = loop.time() + _HOLDS_SECONDS
+                    return None
             return await asking
         finally:
             asking.cancel()
+            if looking is not None:
+                looking.cancel()
 
     async def _ends_in_aborted(self, stream: Stream) -> bool:
         """Whether the last entry is of an aborted transaction, and Pulsar has handed the tail all that lies before.
@@ -228,9 +233,9 @@ class LogTail:
         False where Pulsar does not tell.
         """
         try:
-            async with asyncio.timeout(_QUESTION_SECONDS):
+            async with asyncio.timeout(_PASSING_SECONDS):
                 stats = await self._source.internal_stats()
-                last = min(_position(stats["lastConfirmedEntry"]), await self._source.last_readable())
+                last = min(stats_position(stats["lastConfirmedEntry"]), await self._source.last_readable())
                 return last.entry >= 0 and await self._source.is_aborted(last) and await self._is_read_to(stream, last)
         except (PulsarError, TimeoutError):
             return False
@@ -241,11 +246,7 @@ class LogTail:
         undo = log.on_advance(lambda: None)  # so that the tail goes on where it pauses
         try:
             while log.last_position < last and log.attached and self.stream is stream:
-                stats = await self._source.internal_stats()
-                cursor = stats.get("cursors", {}).get(stream.cursor)
-                came = stream.came
-                await asyncio.sleep(_LOOK_SECONDS)  # what was read is on its way
-                if cursor is not None and _position(cursor["readPosition"]) > last and stream.came == came:
+                if await self._source.has_read_to(stream, last):
                     return True
         finally:
             undo()
@@ -280,7 +281,7 @@ class LogTail:
         if cursor is None:
             return False  # the topic moves to another broker
         # Readers acknowledge nothing: what Pulsar holds for acknowledged was taken away from them.
-        return _position(cursor["markDeletePosition"]) >= last
+        return stats_position(cursor["markDeletePosition"]) >= last
 
     # --- the cache
 
@@ -364,8 +365,3 @@ class LogTail:
             self._log.tell_soon()
         elif self._asked_gaps and not task.cancelled():  # it was met between the last answer and this call
             self._begin_to_ask()
-
-
-def _position(text: str) -> Position:
-    """A position as Pulsar's statistics write it."""
-    return Position(*map(int, text.split(":")))

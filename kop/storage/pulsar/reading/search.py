@@ -18,8 +18,9 @@ from kop.pulsar_client import EARLIEST, Position, PulsarError
 from kop.records.batch import first_at_or_after, iter_batches, max_timestamp_record
 from kop.storage.base import Buffer, ReadResult, TimestampOffset
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
-from kop.storage.pulsar.offsets.sparse_index import Ledgers, SparseIndex, next_probe
+from kop.storage.pulsar.offsets.sparse_index import Ledgers, SparseIndex, ledgers_with_entries, next_probe
 from kop.storage.pulsar.reading.batches import UnreadableEntryError
+from kop.storage.pulsar.reading.last_entry import LastEntry
 from kop.storage.pulsar.reading.source import LogBounds, PartitionSource
 from kop.storage.pulsar.reading.stream import Stream
 
@@ -86,6 +87,7 @@ class PartitionSearch:
         """Where readers from the log start begin: behind entries that have no offsets, where there are some."""
         self.first_ledger = -1
         """The ledger in which the log began when that was last asked; -1 where it is not known."""
+        self._last_entry = LastEntry(source)
         self._largest_timestamp: tuple[int, TimestampOffset | None] = 0, None
         """Of the records before an offset, that with the largest timestamp, as far as somebody asked."""
 
@@ -153,7 +155,7 @@ class PartitionSearch:
 
     async def _first_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
         """The oldest entry with offsets, where the oldest one of all has none."""
-        ledgers = [ledger for ledger, _ in _ledgers_with_entries(stats)]
+        ledgers = [ledger for ledger, _ in ledgers_with_entries(stats)]
         if not ledgers:
             return None
         low, high = 0, len(ledgers) - 1
@@ -180,7 +182,7 @@ class PartitionSearch:
 
     async def _last_with_offsets(self, stats: dict[str, Any]) -> ProbedEntry | None:
         """The newest entry with offsets, where the newest one of all has none."""
-        for ledger, entries in reversed(_ledgers_with_entries(stats)):
+        for ledger, entries in reversed(ledgers_with_entries(stats)):
             if await self._has_index(ledger):
                 return await self._probe(Position(ledger, entries - 1), maybe_empty=False)
         return None
@@ -194,7 +196,7 @@ class PartitionSearch:
         """
         stream, arrived = await self._open(EARLIEST)
         try:
-            newest = await stream.last_position()
+            newest = await self._last_entry.told(stream)
             oldest = _oldest_position(stats)
             if arrived.done() and arrived.result().position == oldest:
                 return arrived.result(), newest
@@ -414,17 +416,7 @@ class PartitionSearch:
         return best
 
 
-def _ledgers_with_entries(stats: dict[str, Any]) -> list[tuple[int, int]]:
-    """Ids of ledgers, and how many entries each has. While the newest ledger is open, its last entry tells how many."""
-    ledgers = [(int(each["ledgerId"]), int(each["entries"])) for each in stats["ledgers"]]
-    if ledgers and not ledgers[-1][1]:
-        ledger, _, entry = str(stats.get("lastConfirmedEntry", "-1:-1")).partition(":")
-        if int(ledger) == ledgers[-1][0]:
-            ledgers[-1] = ledgers[-1][0], int(entry) + 1
-    return [(ledger, entries) for ledger, entries in ledgers if entries > 0]
-
-
 def _oldest_position(stats: dict[str, Any]) -> Position:
     """Of the oldest entry; its entry is -1 where there is none."""
-    ledgers = _ledgers_with_entries(stats)
+    ledgers = ledgers_with_entries(stats)
     return Position(ledgers[0][0], 0) if ledgers else Position(-1, -1)

@@ -6,8 +6,9 @@ Must not know: what is done with the entries.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kop.errors import KopError
 from kop.pulsar_client import Position, PulsarError
@@ -17,6 +18,11 @@ from kop.storage.pulsar.faults import Refused
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.reading.stream import FIRST_PERMITS, Stream
+
+LOOK_SECONDS: Final = 0.1
+"""How often it is asked how far Pulsar has read for a stream."""
+_RECOVERED: Final = {"Ready", "NoSnapshot"}
+"""States of a topic's transaction buffer in which it knows what is open."""
 
 
 class LogBounds(Protocol):
@@ -83,13 +89,27 @@ class PartitionSource:
         """Pulsar's internal statistics of the partition: its ledgers, entries and bytes. PulsarError."""
         return await self.context.admin.internal_stats(self.partition_name)
 
-    async def last_readable(self) -> Position:
-        """The last position up to which no open transaction holds readers back. PulsarError.
+    async def has_read_to(self, stream: Stream, last: Position) -> bool:
+        """Look once, and a moment later, whether Pulsar has read up to `last` for a stream, and handed out all of that.
 
-        Entries that readers are not given may be the last ones before it.
+        PulsarError.
+        """
+        cursor = (await self.internal_stats()).get("cursors", {}).get(stream.cursor)
+        came = stream.came
+        await asyncio.sleep(LOOK_SECONDS)  # what was read is on its way
+        return cursor is not None and stats_position(cursor["readPosition"]) > last and stream.came == came
+
+    async def last_readable(self) -> Position:
+        """The last position up to which no open transaction holds readers back.
+
+        Entries that readers are not given may be the last ones before it. PulsarError, also where Pulsar does not know
+        yet which transactions are open.
         """
         buffer = await self.context.admin.transaction_buffer(self.partition_name)
-        return Position(*map(int, buffer["maxReadPosition"].split(":")))
+        if buffer["state"] not in _RECOVERED:
+            text = f"the transaction buffer of {self.partition_name} is {buffer['state']}"
+            raise PulsarError("ServiceNotReady", text, retriable=True)
+        return stats_position(buffer["maxReadPosition"])
 
     async def is_aborted(self, position: Position) -> bool:
         """Whether the entry is of an aborted transaction; False where Pulsar does not tell.
@@ -104,3 +124,8 @@ class PartitionSource:
     def refused(self, error: PulsarError, doing: str) -> KopError:
         """The Kafka error for a read that Pulsar refused. The refusal is counted and logged."""
         return self.context.faults.refused(error, Refused.READS, doing)
+
+
+def stats_position(text: str) -> Position:
+    """A position as Pulsar's statistics write it."""
+    return Position(*map(int, text.split(":")))

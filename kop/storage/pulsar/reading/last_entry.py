@@ -1,0 +1,133 @@
+"""The last entry of a partition that readers are given, where Pulsar is slow to name it.
+
+Owns: how long Pulsar is waited for, and the search at the end of the log.
+Must not know: offsets, the tail, what is done with the entry.
+
+A Pulsar broker that is asked for the last entry goes back over those of aborted transactions one by one: it needs
+seconds for thousands of them, and answers with an error where they are some ten thousands. For a reader that begins
+before them it passes over many at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from kop.errors import KopError
+from kop.pulsar_client import Position, PulsarError
+from kop.storage.pulsar.offsets.entry import EntryWithOffsets
+from kop.storage.pulsar.offsets.sparse_index import Ledgers, ledgers_with_entries
+from kop.storage.pulsar.reading.source import PartitionSource, stats_position
+from kop.storage.pulsar.reading.stream import Stream
+
+LAST_SECONDS: Final = 2.0
+"""How long Pulsar may take to name the last entry before it is looked for."""
+_PERMITS: Final = 100
+"""Entries that Pulsar reads at a time for a reader that is given none of them."""
+_NO_ENTRY: Final = Position(-1, -1)
+
+
+class LastEntry:
+    """The end of one partition, for who does not follow its tail."""
+
+    def __init__(self, source: PartitionSource) -> None:
+        self._source = source
+
+    async def told(self, stream: Stream) -> Position:
+        """The position of the last entry that readers are given; its entry number is -1 where there is none.
+
+        Pulsar names it to `stream`, or it is found at the end of the log, whichever is sooner. PulsarError.
+        """
+        loop = self._source.context.loop
+        asking = loop.create_task(stream.last_position())
+        finding: asyncio.Task[Position | None] | None = None
+        try:
+            await asyncio.wait({asking}, timeout=LAST_SECONDS)
+            if not has_answer(asking):
+                finding = loop.create_task(self._found())
+                await asyncio.wait({asking, finding}, return_when=asyncio.FIRST_COMPLETED)
+                if not has_answer(asking) and (found := await finding) is not None:
+                    return found
+            return await asking
+        finally:
+            asking.cancel()
+            if finding is not None:
+                finding.cancel()
+
+    async def _found(self) -> Position | None:
+        """Look for it; None where Pulsar does not tell enough, or the log is trimmed meanwhile."""
+        try:
+            stats = await self._source.internal_stats()
+            last = min(stats_position(stats["lastConfirmedEntry"]), await self._source.last_readable())
+            line = Ledgers(ledgers_with_entries(stats))
+            end = line.place(last)
+            if end is None:
+                return None
+            low = -1
+            while True:
+                low = await self._edge(line, low, end)
+                given = await self._next_given(line.position(low + 1), last) if low < end else None
+                if given is None:
+                    return _NO_ENTRY if low < 0 else line.position(low)
+                place = line.place(given)
+                if place is None:
+                    return None
+                low = place
+        except (PulsarError, KopError):
+            return None
+
+    async def _edge(self, line: Ledgers, low: int, end: int) -> int:
+        """A place from `low` to `end` whose entry readers are given, and the one behind is not.
+
+        `low` is of such an entry, or -1; it is returned where no other is met. The steps back from the end double, so
+        that entries which are all alike before those of the last transactions cost little, however many there are.
+        """
+        above, step, at = end + 1, 1, end
+        while at > low and not await self._is_given(line.position(at)):
+            above, step = at, step * 2
+            at = max(end - step, low)
+        low = max(low, at)
+        while above - low > 1:
+            at = (low + above) // 2
+            if await self._is_given(line.position(at)):
+                low = at
+            else:
+                above = at
+        return low
+
+    async def _is_given(self, position: Position) -> bool:
+        """Whether readers are given the entry; False where Pulsar does not tell."""
+        try:
+            return not (await self._source.context.admin.entry_head(self._source.partition_name, *position)).hidden
+        except PulsarError:
+            return False
+
+    async def _next_given(self, start: Position, last: Position) -> Position | None:
+        """The first entry from `start` on that a reader is given; None where there is none up to `last`."""
+        source = self._source
+        given: asyncio.Future[Position] = source.context.loop.create_future()
+
+        def on_entry(stored: EntryWithOffsets) -> None:
+            if not given.done():
+                given.set_result(stored.position)
+                stream.pause()
+
+        def on_lost(error: Any) -> None:
+            if not given.done():
+                given.set_exception(error)
+
+        stream = source.stream(on_entry, on_lost)
+        try:
+            await source.start(stream, start, budget=1, permits=_PERMITS)
+            while not given.done():
+                if await source.has_read_to(stream, last) and not given.done():
+                    return None
+            position = given.result()
+            return position if position <= last else None
+        finally:
+            await stream.close()
+
+
+def has_answer(asking: asyncio.Task[Position]) -> bool:
+    """Whether Pulsar has named the last entry; False where it has answered with an error."""
+    return asking.done() and asking.exception() is None
