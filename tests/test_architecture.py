@@ -54,18 +54,18 @@ def modules() -> list[Path]:
 
 def imported(path: Path) -> set[str]:
     """Dotted names below `kop` that a module imports, also lazily and for types."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if node.module == "kop":
-                found |= {alias.name for alias in node.names}
+                names |= {alias.name for alias in node.names}
             elif node.module and node.module.startswith("kop."):
                 inside = node.module.removeprefix("kop.")
-                found |= {f"{inside}.{alias.name}" for alias in node.names}
+                names |= {f"{inside}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name.removeprefix("kop.") for alias in node.names if alias.name.startswith("kop.")}
-    return found
+            names |= {alias.name.removeprefix("kop.") for alias in node.names if alias.name.startswith("kop.")}
+    return names
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -148,8 +148,8 @@ def circles() -> list[list[str]]:
             seen |= new
             left += new
         reached[name] = seen
-    found = {tuple(sorted({other for other in reached[name] if name in reached[other]})) for name in names}
-    return [list(circle) for circle in sorted(found) if circle]
+    groups = {tuple(sorted({other for other in reached[name] if name in reached[other]})) for name in names}
+    return [list(circle) for circle in sorted(groups) if circle]
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -168,7 +168,7 @@ OF_EVERY_NAMED_TUPLE = {"_replace", "_make", "_asdict", "_fields"}
 
 def private_members_reached(path: Path) -> list[str]:
     """Where a module uses `x._name` of an object that is neither `self`, nor `cls`, nor of the class it stands in."""
-    found: list[str] = []
+    places: list[str] = []
 
     def made_here(function: ast.AST, name: str) -> bool:
         """Whether a function makes what it calls `name` by its own class, as other constructors do."""
@@ -191,12 +191,12 @@ def private_members_reached(path: Path) -> list[str]:
             owner = ast.unparse(node.value)
             mine = owner in {"self", "cls", *classes} or (classes and function and made_here(function, owner))
             if not mine and not NO_MEMBERS_OF.fullmatch(owner):
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+                places.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
         for child in ast.iter_child_nodes(node):
             walk(child, classes, function)
 
     walk(ast.parse(path.read_text()), (), None)
-    return found
+    return places
 
 
 WRITTEN = [path for path in modules() if not path.name.endswith("_pb2.py")]
@@ -207,10 +207,10 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 @pytest.mark.parametrize("path", WRITTEN + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nobody_uses_a_private_member_of_another_object(path: Path) -> None:
     name = str(path.relative_to(ROOT))
-    found = private_members_reached(path)
+    places = private_members_reached(path)
     if name in KNOWS_INTERNALS_OF_KAFKA_PYTHON:
         return
-    assert not found, "a private member of another object is used: " + "; ".join(found)
+    assert not places, "a private member of another object is used: " + "; ".join(places)
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -243,8 +243,8 @@ def test_nobody_asks_which_engine_it_has(folder: str) -> None:
     """What engines do differently stands in `kop.storage.base.Promises`, or behind a method that all of them have."""
     asks = re.compile(r"\b(isinstance|getattr|hasattr)\((\w+\.)*_?engine\b|\bisinstance\([^()]*\b\w+(Engine|Log)\)")
     for path in (ROOT / folder).rglob("*.py"):
-        found = asks.search(path.read_text())
-        assert found is None, f"{path}: {found.group()}"
+        match = asks.search(path.read_text())
+        assert match is None, f"{path}: {match.group()}"
 
 
 def test_every_module_says_what_it_owns() -> None:

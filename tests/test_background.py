@@ -117,7 +117,7 @@ def test_nothing_of_a_failed_round_stays_in_memory() -> None:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         gc.collect()
-        assert [one() for one in seen] == [None] * len(seen)
+        assert [reference() for reference in seen] == [None] * len(seen)
 
     asyncio.run(main())
 

@@ -87,12 +87,12 @@ def kill_now_and_then(server: Child, rng: random.Random, acknowledged: Sized) ->
 def stored(address: str) -> dict[int, list[tuple[int, int]]]:
     """Offset and number of every record, by partition."""
     consumer = Consumer({"bootstrap.servers": address, "group.id": "check", "enable.auto.commit": False})
-    found: dict[int, list[tuple[int, int]]] = {}
+    by_partition: dict[int, list[tuple[int, int]]] = {}
     for partition in range(PARTITIONS):
         place = TopicPartition("load", partition, 0)
         end = consumer.get_watermark_offsets(place, timeout=SECONDS)[1]
         consumer.assign([place])
-        rows = found[partition] = []
+        rows = by_partition[partition] = []
         deadline = time.monotonic() + SECONDS
         while len(rows) < end:
             assert time.monotonic() < deadline, f"{len(rows)} of {end} records of partition {partition}"
@@ -101,7 +101,7 @@ def stored(address: str) -> dict[int, list[tuple[int, int]]]:
                     raise KafkaException(message.error())
                 rows.append((message.offset(), int(message.value())))
     consumer.close()
-    return found
+    return by_partition
 
 
 @pytest.mark.timeout(300)
@@ -113,12 +113,12 @@ def test_every_acknowledged_record_is_there_once_and_in_order_after_kill_9_under
         create(server.address, "load")
         acknowledged, given_out = produce_while_it_dies(server, random.Random(seed))
         assert len(acknowledged) == given_out > 500, "after the last start every record gets through"
-        found = stored(server.address)
-    for partition, rows in found.items():
+        by_partition = stored(server.address)
+    for partition, rows in by_partition.items():
         assert [offset for offset, _ in rows] == list(range(len(rows))), "offsets without a gap"
         numbers = [number for _, number in rows]
         assert numbers == sorted(set(numbers)), f"partition {partition}: each number once, in the order of sending"
-    where = {number: (partition, offset) for partition, rows in found.items() for offset, number in rows}
+    where = {number: (partition, offset) for partition, rows in by_partition.items() for offset, number in rows}
     assert acknowledged == where, "each record lies where its acknowledgement said"
 
 

@@ -117,7 +117,7 @@ def receiver(call: ast.Call) -> str:
 
 def collectors() -> dict[str, tuple[str, ...]]:
     """The metrics that the code makes, as a scrape shows them, and their labels."""
-    found: dict[str, tuple[str, ...]] = {}
+    collectors: dict[str, tuple[str, ...]] = {}
     for module in modules():
         for call in module.calls():
             if called(call) not in COLLECTORS or not call.args:
@@ -137,8 +137,8 @@ def collectors() -> dict[str, tuple[str, ...]]:
             if called(call) == "counter_value":
                 labels = None
             shown = name.value + ("_total" if called(call) in COUNTERS else "")
-            found[shown] = () if labels is None else tuple(ast.literal_eval(labels))
-    return found
+            collectors[shown] = () if labels is None else tuple(ast.literal_eval(labels))
+    return collectors
 
 
 def faults() -> set[str]:
@@ -162,7 +162,7 @@ def used(name: str) -> set[str]:
 
 def works() -> set[str]:
     """Every kind of work in the background whose failures are counted."""
-    found: set[str] = set()
+    works: set[str] = set()
     for module in modules():
         if module.path == PACKAGE / "background.py" or "background" not in module.path.read_text():
             continue
@@ -173,20 +173,20 @@ def works() -> set[str]:
             keywords = {keyword.arg: keyword.value for keyword in call.keywords}
             if called(call) == "repeat" and "failed" in keywords:
                 continue  # `failed` counts it
-            found |= {label_of(text) for text in module.texts(keywords.get("kind", call.args[at]))}
-    return found
+            works |= {label_of(text) for text in module.texts(keywords.get("kind", call.args[at]))}
+    return works
 
 
 def rows(heading: str) -> dict[str, list[str]]:
     """The table below a heading of the page: the name in the first column, and the other columns."""
     section = PAGE.read_text().partition(f"\n### {heading}\n")[2]
     assert section, f"docs/operations.md has no section {heading!r}"
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for line in re.split(r"\n##+ ", section)[0].splitlines():
         if row := re.fullmatch(r"\| `([^`]+)` \|(.*)\|", line):
-            assert row[1] not in found, f"docs/operations.md has two rows of {row[1]}"
-            found[row[1]] = [column.strip() for column in row[2].split(" | ")]
-    return found
+            assert row[1] not in rows, f"docs/operations.md has two rows of {row[1]}"
+            rows[row[1]] = [column.strip() for column in row[2].split(" | ")]
+    return rows
 
 
 def assert_same(code: set[str], page: set[str]) -> None:

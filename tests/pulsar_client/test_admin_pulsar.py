@@ -51,8 +51,8 @@ def test_a_partitioned_topic_from_birth_to_death(pulsar: Pulsar) -> None:
 
     async def main(admin: PulsarAdmin) -> None:
         await admin.create_partitioned(topic, 2, {"id": "1", "text": "ü\n\"'"})
-        found = await admin.partitioned_metadata(topic)
-        assert (found.partitions, found.properties) == (2, {"id": "1", "text": "ü\n\"'"})
+        metadata = await admin.partitioned_metadata(topic)
+        assert (metadata.partitions, metadata.properties) == (2, {"id": "1", "text": "ü\n\"'"})
         for again in (admin.create_partitioned(topic, 3, {"id": "2"}), admin.create_plain(topic, {})):
             assert (await refusal(again)).code == "Conflict"
         assert (await admin.properties(topic))["id"] == "1"
@@ -63,8 +63,8 @@ def test_a_partitioned_topic_from_birth_to_death(pulsar: Pulsar) -> None:
         await admin.grow(topic, 3)
         await admin.grow(topic, 3)
         assert (await refusal(admin.grow(topic, 2))).code == "BadRequest"
-        found = await admin.partitioned_metadata(topic)
-        assert (found.partitions, found.properties) == (3, {"id": "1", "more": "x"})
+        metadata = await admin.partitioned_metadata(topic)
+        assert (metadata.partitions, metadata.properties) == (3, {"id": "1", "more": "x"})
         assert topic in await admin.list_partitioned(pulsar.namespace)
         assert {f"{topic}-partition-{i}" for i in range(3)} <= set(await admin.list_topics(pulsar.namespace))
         assert (await refusal(admin.delete_plain(topic))).code == "Conflict"
@@ -81,8 +81,8 @@ def test_a_plain_topic_hides_the_brokers_own_property(pulsar: Pulsar) -> None:
 
     async def main(admin: PulsarAdmin) -> None:
         await admin.create_plain(topic, {"id": "1"})
-        found = await admin.partitioned_metadata(topic)
-        assert (found.partitions, found.properties) == (0, {})
+        metadata = await admin.partitioned_metadata(topic)
+        assert (metadata.partitions, metadata.properties) == (0, {})
         assert await admin.properties(topic) == {"id": "1"}
         for call in (
             admin.set_properties(topic, {"index": "5"}),
@@ -325,21 +325,21 @@ def test_the_end_of_a_log_survives_a_killed_broker(own_broker: OwnBroker) -> Non
 
 
 def test_a_namespace_is_gone_after_its_tests(pulsar_urls: Urls) -> None:
-    with fresh_namespace(pulsar_urls) as found:
-        topic = found.topic()
+    with fresh_namespace(pulsar_urls) as pulsar:
+        topic = pulsar.topic()
 
         async def fill() -> None:
-            async with PulsarAdmin(found.admin_url, timeout=100) as admin:
-                assert await admin.get_namespace_retention(found.namespace) == FOREVER
+            async with PulsarAdmin(pulsar.admin_url, timeout=100) as admin:
+                assert await admin.get_namespace_retention(pulsar.namespace) == FOREVER
                 await admin.create_partitioned(topic, 2, {})
-                await admin.create_plain(found.topic(), {})
-                await admin.create_namespace(f"{found.namespace}-kop")
-                await admin.create_partitioned(f"persistent://{found.namespace}-kop/x", 2, {})
+                await admin.create_plain(pulsar.topic(), {})
+                await admin.create_namespace(f"{pulsar.namespace}-kop")
+                await admin.create_partitioned(f"persistent://{pulsar.namespace}-kop/x", 2, {})
 
         run(fill())
 
     async def gone() -> None:
-        async with PulsarAdmin(found.admin_url, timeout=100) as admin:
-            assert not [name for name in await admin.list_namespaces("public") if name.startswith(found.namespace)]
+        async with PulsarAdmin(pulsar.admin_url, timeout=100) as admin:
+            assert not [name for name in await admin.list_namespaces("public") if name.startswith(pulsar.namespace)]
 
     run(gone())

@@ -106,18 +106,18 @@ class Issuer:
 
 @asynccontextmanager
 async def issuer() -> AsyncIterator[Issuer]:
-    found = Issuer()
+    issuer = Issuer()
     app = web.Application()
-    app.router.add_get("/.well-known/openid-configuration", found.well_known)
-    app.router.add_post("/token", found.token)
+    app.router.add_get("/.well-known/openid-configuration", issuer.well_known)
+    app.router.add_post("/token", issuer.token)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    found.url = f"http://{host}:{port}"
+    issuer.url = f"http://{host}:{port}"
     try:
-        yield found
+        yield issuer
     finally:
         await runner.cleanup()
 

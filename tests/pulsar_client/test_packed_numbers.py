@@ -12,8 +12,8 @@ IDS = st.tuples(st.integers(0, MOST_LEDGERS - 1), st.integers(0, LAST_ENTRY - 1)
 
 
 @given(IDS)
-def test_a_number_is_a_positive_int64_and_tells_the_id(found: tuple[int, int, int]) -> None:
-    ledger, entry, place = found
+def test_a_number_is_a_positive_int64_and_tells_the_id(message_id: tuple[int, int, int]) -> None:
+    ledger, entry, place = message_id
     number = pack(Position(ledger, entry), place)
     assert 0 <= number < 2**63
     assert unpack(number) == (Position(ledger, entry), place)
@@ -21,11 +21,11 @@ def test_a_number_is_a_positive_int64_and_tells_the_id(found: tuple[int, int, in
 
 
 @given(IDS, IDS)
-def test_numbers_sort_as_the_ids_do(one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
-    def number(found: tuple[int, int, int]) -> int:
-        return pack(Position(*found[:2]), found[2])
+def test_numbers_sort_as_the_ids_do(left: tuple[int, int, int], right: tuple[int, int, int]) -> None:
+    def number(message_id: tuple[int, int, int]) -> int:
+        return pack(Position(*message_id[:2]), message_id[2])
 
-    assert (one < other) == (number(one) < number(other))
+    assert (left < right) == (number(left) < number(right))
 
 
 def test_what_has_no_number() -> None:

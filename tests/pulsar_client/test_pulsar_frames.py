@@ -100,14 +100,14 @@ def test_frames_are_the_same_however_they_come(
 
 def test_two_connections_share_a_buffer() -> None:
     shared = memoryview(bytearray(64))
-    one, two = Seen(), Seen()
-    first, second = Frames(one.take, shared), Frames(two.take, shared)
+    of_first, of_second = Seen(), Seen()
+    first, second = Frames(of_first.take, shared), Frames(of_second.take, shared)
     left, right = message(1, b"a" * 30) + message(2, b"b"), message(1, b"c" * 9) + message(2, b"d" * 40)
     for at in range(0, max(len(left), len(right)), 3):
         feed(first, left[at : at + 3])
         feed(second, right[at : at + 3])
-    assert one == [b"a" * 30, b"b"]
-    assert two == [b"c" * 9, b"d" * 40]
+    assert of_first == [b"a" * 30, b"b"]
+    assert of_second == [b"c" * 9, b"d" * 40]
 
 
 def test_messages_that_come_in_one_read_are_not_copied() -> None:

@@ -197,9 +197,9 @@ async def test_a_producer_moves_to_another_connection_behind_what_is_on_the_wire
             broker.release()
             assert await asyncio.gather(*sent) == [Position(100, number) for number in range(1, 7)]
             assert broker.payloads(T) == numbers(7)
-            one, other = (s for s in broker.ever if any(c.type == Command.PRODUCER for c in s.seen))
-            assert [s.count(Command.SEND) for s in (one, other)] == [4, 3]
-            assert one.count(Command.CLOSE_PRODUCER) == 1
+            before, after = (s for s in broker.ever if any(c.type == Command.PRODUCER for c in s.seen))
+            assert [s.count(Command.SEND) for s in (before, after)] == [4, 3]
+            assert before.count(Command.CLOSE_PRODUCER) == 1
             assert producer.attached_times == 2
 
 

@@ -39,8 +39,8 @@ async def create(admin: PulsarAdmin, topic: str) -> str:
 
 
 def batch(messages: int, size: int = 20) -> bytes:
-    one = pb.SingleMessageMetadata(payload_size=size).SerializeToString()
-    return (len(one).to_bytes(4, "big") + one + b"x" * size) * messages
+    metadata = pb.SingleMessageMetadata(payload_size=size).SerializeToString()
+    return (len(metadata).to_bytes(4, "big") + metadata + b"x" * size) * messages
 
 
 def through(wire: Link) -> AbstractContextManager[object]:
@@ -256,21 +256,23 @@ async def test_a_batch_that_the_broker_refuses_is_told_at_once(pulsar: Pulsar) -
         producer = await made.open_producer(topic)
         sent = [send(producer, 0, messages=5), send(producer, 5, b"x" * 2000, messages=5), send(producer, 10)]
         assert await fails(sent[1]) == "NotAllowedError"
-        assert [(await one).entry for one in (sent[0], sent[2])] == [0, 1]
+        assert [(await sending).entry for sending in (sent[0], sent[2])] == [0, 1]
 
 
 async def test_a_producer_that_was_fenced_out_is_not_told_but_may_ask(pulsar: Pulsar) -> None:
     lost: list[PulsarError] = []
-    async with tools(pulsar) as (one, admin), client(pulsar.service_url) as two:
+    async with tools(pulsar) as (old_client, admin), client(pulsar.service_url) as new_client:
         topic = await create(admin, pulsar.topic())
-        first = await one.open_producer(topic, name="first", access="exclusive_with_fencing", on_lost=lost.append)
+        first = await old_client.open_producer(
+            topic, name="first", access="exclusive_with_fencing", on_lost=lost.append
+        )
         await send(first, 0)
         before = asyncio.get_running_loop().time()
         await first.verify()
         await first.verify()
         assert first.sure_at >= before
         await send(first, 1)
-        second = await two.open_producer(topic, name="second", access="exclusive_with_fencing")
+        second = await new_client.open_producer(topic, name="second", access="exclusive_with_fencing")
         await asyncio.sleep(0.3)  # nothing can be waited for: nothing shall come
         assert not lost
         assert first.connected
@@ -284,12 +286,14 @@ async def test_a_producer_that_was_fenced_out_is_not_told_but_may_ask(pulsar: Pu
 async def test_a_producer_that_comes_back_too_late_leaves_its_successor_alone(pulsar: Pulsar) -> None:
     lost: list[PulsarError] = []
     port = parse_one(pulsar.service_url).port
-    async with tools(pulsar) as (one, admin), client(pulsar.service_url) as two, link(port) as wire:
+    async with tools(pulsar) as (old_client, admin), client(pulsar.service_url) as new_client, link(port) as wire:
         topic = await create(admin, pulsar.topic())
         with through(wire):
-            first = await one.open_producer(topic, name="first", access="exclusive_with_fencing", on_lost=lost.append)
+            first = await old_client.open_producer(
+                topic, name="first", access="exclusive_with_fencing", on_lost=lost.append
+            )
         await send(first, 0)
-        second = await two.open_producer(topic, name="second", access="exclusive_with_fencing")
+        second = await new_client.open_producer(topic, name="second", access="exclusive_with_fencing")
         await send(second, 0)
         wire.cut()
         await until(lambda: lost)

@@ -162,7 +162,7 @@ def test_waits_double_with_jitter_up_to_the_most() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "found"),
+    ("url", "addresses"),
     [
         ("pulsar://h", [PulsarAddress("h", 6650, False)]),
         ("pulsar+ssl://h", [PulsarAddress("h", 6651, True)]),
@@ -170,8 +170,8 @@ def test_waits_double_with_jitter_up_to_the_most() -> None:
         ("pulsar://[::1]:7/", [PulsarAddress("::1", 7, False)]),
     ],
 )
-def test_addresses(url: str, found: list[PulsarAddress]) -> None:
-    assert parse(url) == found
+def test_addresses(url: str, addresses: list[PulsarAddress]) -> None:
+    assert parse(url) == addresses
 
 
 def test_an_address_of_ipv6_is_written_with_brackets() -> None:

@@ -259,9 +259,9 @@ async def partition(pulsar: Pulsar) -> AsyncIterator[Partition]:
         await until(lambda: admin.get_deduplication(topic, applied=True))
         data = await made.open_producer(topic, name="data")
         fences = await made.open_producer(topic, name="fences", lane="fences")
-        found = Partition(made, admin, topic, data, fences)
-        await made.open_reader(topic, EARLIEST, permits=1000, on_entry=found.seen.append)
-        yield found
+        made_partition = Partition(made, admin, topic, data, fences)
+        await made.open_reader(topic, EARLIEST, permits=1000, on_entry=made_partition.seen.append)
+        yield made_partition
 
 
 async def test_a_batch_behind_a_fence_is_hidden_until_the_commit_and_counts_all_its_messages(pulsar: Pulsar) -> None:
@@ -315,19 +315,19 @@ async def test_an_abort_hides_the_batches_for_good_after_an_unload_too(pulsar: P
 
 
 async def test_a_transaction_on_several_partitions_ends_on_all_of_them(pulsar: Pulsar) -> None:
-    async with partition(pulsar) as one, partition(pulsar) as two:
-        txns = one.client.transactions()
+    async with partition(pulsar) as first, partition(pulsar) as second:
+        txns = first.client.transactions()
         txn = await txns.new(A_WEEK)
-        await txns.add(txn, [one.topic, two.topic])
-        await txns.add(txn, [one.topic])  # again, as after a lost answer
-        for log in (one, two):
+        await txns.add(txn, [first.topic, second.topic])
+        await txns.add(txn, [first.topic])  # again, as after a lost answer
+        for log in (first, second):
             await log.hold(txn)
             await log.send(3, txn)
-        await one.hold(txn)  # again, too
-        assert one.indexes == two.indexes == []
+        await first.hold(txn)  # again, too
+        assert first.indexes == second.indexes == []
         await txns.end(txn, commit=True)
-        await until(lambda: one.seen and two.seen)
-        assert one.indexes == two.indexes == [(3, 3)]
+        await until(lambda: first.seen and second.seen)
+        assert first.indexes == second.indexes == [(3, 3)]
 
 
 async def test_a_transaction_without_entries_ends(pulsar: Pulsar) -> None:

@@ -22,28 +22,28 @@ def framed(body: bytes) -> bytes:
 def cut(splitter: FrameSplitter, piece: bytes) -> list[bytes]:
     """The frames that `piece` makes whole, as a connection asks for them."""
     data, _ = splitter.joined(memoryview(piece))
-    found: list[bytes] = []
+    frames: list[bytes] = []
     pos = 0
     if splitter.incomplete is not None:
         pos, _ = splitter.incomplete.take(data)
         whole = splitter.completed()
         if whole is None:
-            return found
-        found.append(bytes(whole))
+            return frames
+        frames.append(bytes(whole))
     while pos < len(data):
         frame = splitter.next(data, pos, plenty=False)
         if frame is None:
             break
-        found.append(bytes(frame))
+        frames.append(bytes(frame))
         pos += 4 + len(frame)
-    return found
+    return frames
 
 
 def test_a_byte_at_a_time() -> None:
     bodies = [bytes([number]) * size for number, size in enumerate([10, 11, 200, 10, 5000])]
     splitter = FrameSplitter(LARGEST)
-    found = [frame for byte in b"".join(map(framed, bodies)) for frame in cut(splitter, bytes([byte]))]
-    assert found == bodies
+    frames = [frame for byte in b"".join(map(framed, bodies)) for frame in cut(splitter, bytes([byte]))]
+    assert frames == bodies
     assert splitter.incomplete is None
 
 
@@ -66,12 +66,12 @@ def test_a_frame_that_is_not_taken_may_be_asked_for_again() -> None:
 def test_any_cut_gives_the_same_frames(bodies: list[bytes], chance: random.Random) -> None:
     stream = b"".join(map(framed, bodies))
     splitter = FrameSplitter(LARGEST)
-    found: list[bytes] = []
+    frames: list[bytes] = []
     while stream:
         count = chance.randint(1, len(stream))
-        found += cut(splitter, stream[:count])
+        frames += cut(splitter, stream[:count])
         stream = stream[count:]
-    assert found == bodies
+    assert frames == bodies
 
 
 def test_memory_grows_with_what_has_arrived_and_not_with_what_the_size_claims() -> None:

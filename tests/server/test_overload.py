@@ -171,8 +171,8 @@ def test_parts_of_huge_frames_cost_no_more_than_the_limit(tmp_path: Path) -> Non
         before = server.memory()
         greedy = await connect(server, 12)
         data = struct.pack(">ihhih", 100_000_000, 0, NEWEST, 1, -1) + bytes(20 * MIB)
-        for one in greedy:
-            one.writer.write(data)
+        for client in greedy:
+            client.writer.write(data)
         assert await slowest(server, other, 3) < SERVED_SECONDS
         assert server.memory("VmHWM") - before < 140 * MIB  # 12 times 20 MiB would be 240
         await produce(other, b"goes on")
@@ -195,10 +195,10 @@ def test_two_thousand_idle_connections_are_cheap_and_the_others_do_not_notice(tm
         await make_topic(other)
         before = server.memory()
         idle = await connect(server, 2000)
-        for one in idle[::2]:
-            one.send(18, 0)
-        for one in idle[::2]:
-            await one.receive(18, 0)
+        for client in idle[::2]:
+            client.send(18, 0)
+        for client in idle[::2]:
+            await client.receive(18, 0)
         assert await slowest(server, other, 2) < SERVED_SECONDS
         for number in range(50):
             await produce(other, b"%d" % number)

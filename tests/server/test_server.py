@@ -226,7 +226,9 @@ def test_a_fetch_whose_client_is_gone_leaves_no_listener_and_no_timer(tmp_path: 
 
 def still_waiting() -> list[WaitingFetch]:
     """The Fetches of this process that wait; each has a timer."""
-    return [one for one in gc.get_objects() if isinstance(one, WaitingFetch) and not one.answered.done()]
+    return [
+        instance for instance in gc.get_objects() if isinstance(instance, WaitingFetch) and not instance.answered.done()
+    ]
 
 
 def test_produces_whose_client_is_gone_are_stored_all_the_same(tmp_path: Path) -> None:

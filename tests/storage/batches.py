@@ -94,7 +94,7 @@ async def attached(engine: EngineOf[LogT], topic: TopicInfo | str = "t", partiti
 
 async def read_all(log: PartitionLog, *, max_bytes: int = LIMIT, cached: bool = False) -> list[Record]:
     """Every record from the log start to the high watermark, from storage or, with `cached`, as a fetch would."""
-    found: list[Record] = []
+    kept: list[Record] = []
     await log.attach()
     offset = log.log_start_offset
     while offset < log.high_watermark:
@@ -103,15 +103,15 @@ async def read_all(log: PartitionLog, *, max_bytes: int = LIMIT, cached: bool = 
             result = await log.read(offset, max_bytes, min_one=True)
         assert result.buffers
         assert result.size == sum(map(len, result.buffers))
-        found += [record for record in records(result.buffers) if record.offset >= offset]
+        kept += [record for record in records(result.buffers) if record.offset >= offset]
         offset = read_header(result.buffers[-1]).next_offset
-    return found
+    return kept
 
 
 async def read_values(log: PartitionLog, *, max_bytes: int = LIMIT, cached: bool = False) -> list[str | None]:
     """The values of `read_all` as text."""
-    found = await read_all(log, max_bytes=max_bytes, cached=cached)
-    return [None if record.value is None else record.value.decode() for record in found]
+    kept = await read_all(log, max_bytes=max_bytes, cached=cached)
+    return [None if record.value is None else record.value.decode() for record in kept]
 
 
 async def make(engine: EngineOf[LogT], name: str = "t", partitions: int = 1, **configs: str) -> LogT:
@@ -121,9 +121,9 @@ async def make(engine: EngineOf[LogT], name: str = "t", partitions: int = 1, **c
 
 
 def first(engine: EngineOf[LogT], topic: TopicInfo | str = "t", partition: int = 0) -> LogT:
-    found = engine.topics.get(topic) if isinstance(topic, str) else topic
-    assert found is not None
-    log = engine.log(found.topic_id, partition)
+    info = engine.topics.get(topic) if isinstance(topic, str) else topic
+    assert info is not None
+    log = engine.log(info.topic_id, partition)
     assert log is not None
     return log
 

@@ -19,8 +19,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield SqliteStore(tmp_path)
     else:
         kind = PackedStore if request.param == "packed" else PulsarStore
-        with fresh_namespace(request.getfixturevalue("pulsar_urls")) as found:
-            yield kind(found.service_url, found.admin_url, found.namespace)
+        with fresh_namespace(request.getfixturevalue("pulsar_urls")) as pulsar:
+            yield kind(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
 
 
 @pytest.fixture

@@ -103,15 +103,15 @@ class DenseLog:
     def _offset(self, number: int) -> int:
         return self._known().real(number, self.real.log_start_offset, self.real.high_watermark)
 
-    def _result(self, found: ReadResult) -> ReadResult:
+    def _result(self, result: ReadResult) -> ReadResult:
         buffers: list[Buffer] = []
-        for buffer in found.buffers:
+        for buffer in result.buffers:
             header = read_header(buffer)
             self._batches.add(header.base_offset, header.last_offset_delta + 1)
             stamped = bytearray(buffer)
             stamp(stamped, self._known().dense(header.base_offset))
             buffers.append(stamped)
-        return ReadResult(buffers, found.size)
+        return ReadResult(buffers, result.size)
 
     @property
     def log_start_offset(self) -> int:
@@ -128,8 +128,8 @@ class DenseLog:
     append = Partition.append
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
-        found = self.real.read_cached(self._offset(offset), max_bytes, min_one=min_one)
-        return None if found is None else self._result(found)
+        result = self.real.read_cached(self._offset(offset), max_bytes, min_one=min_one)
+        return None if result is None else self._result(result)
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         await self.real.attach()
@@ -153,8 +153,8 @@ class DenseLog:
     async def max_timestamp(self) -> TimestampOffset | None:
         return self._found(await self.real.max_timestamp())
 
-    def _found(self, found: TimestampOffset | None) -> TimestampOffset | None:
-        return found and TimestampOffset(self._known().dense(found.offset), found.timestamp)
+    def _dense_position(self, position: TimestampOffset | None) -> TimestampOffset | None:
+        return position and TimestampOffset(self._known().dense(position.offset), position.timestamp)
 
     async def delete_records(self, before_offset: int) -> int:
         return self._known().dense(await self.real.delete_records(self._offset(before_offset)))

@@ -51,8 +51,8 @@ class FakePulsar:
     def add(self, name: str, partitions: int = 1, **properties: str) -> FakeTopic:
         """Make a topic as a tool of Pulsar's does; `kop_topic_id` is kop.topic_id."""
         self._ledgers += 1
-        found = {key.replace("kop_", "kop.", 1): value for key, value in properties.items()}
-        made = self.topics[full(name)] = FakeTopic(partitions, self._ledgers, found)
+        named = {key.replace("kop_", "kop.", 1): value for key, value in properties.items()}
+        made = self.topics[full(name)] = FakeTopic(partitions, self._ledgers, named)
         return made
 
     def engine(self, **settings: Any) -> PulsarEngine:
@@ -70,10 +70,10 @@ class FakePulsar:
 
     def _find(self, full_name: str, what: str) -> FakeTopic:
         self.asked[what] += 1
-        found = self.topics.get(full_name)
-        if found is None:
+        topic = self.topics.get(full_name)
+        if topic is None:
             raise PulsarError("NotFound", f"there is no {full_name}")
-        return found
+        return topic
 
     async def _fail(self, full_name: str) -> None:
         if full_name in self.silent:
@@ -88,29 +88,29 @@ class FakePulsar:
         return [name for name, topic in self.topics.items() if topic.partitions and f"://{namespace}/" in name]
 
     async def partitioned_metadata(self, full_name: str) -> PartitionedMetadata:
-        found = self._find(full_name, "metadata")
-        if found.partitions:
+        topic = self._find(full_name, "metadata")
+        if topic.partitions:
             await self._fail(full_name)
         await asyncio.sleep(0)
-        return PartitionedMetadata(found.partitions, dict(found.properties) if found.partitions else {})
+        return PartitionedMetadata(topic.partitions, dict(topic.properties) if topic.partitions else {})
 
     async def properties(self, full_name: str) -> dict[str, str]:
-        found = self._find(full_name, "properties")
+        topic = self._find(full_name, "properties")
         await self._fail(full_name)
         await asyncio.sleep(0)
-        return dict(found.properties)
+        return dict(topic.properties)
 
     async def set_properties(self, full_name: str, properties: Mapping[str, str]) -> None:
-        found = self._find(full_name, "set properties")
+        topic = self._find(full_name, "set properties")
         await asyncio.sleep(0)
-        found.properties |= properties
+        topic.properties |= properties
 
     async def remove_property(self, full_name: str, key: str) -> None:
         self._find(full_name, "remove property").properties.pop(key, None)
 
     async def internal_stats(self, name: str) -> dict[str, Any]:
-        found = self._find(name.rpartition("-partition-")[0] or name, "stats")
-        return {"ledgers": [{"ledgerId": found.ledger}]}
+        topic = self._find(name.rpartition("-partition-")[0] or name, "stats")
+        return {"ledgers": [{"ledgerId": topic.ledger}]}
 
     async def set_policy(self, full_name: str, name: str, value: object) -> None:
         self._find(full_name, "policy")
@@ -119,8 +119,8 @@ class FakePulsar:
 
     async def list_all(self, namespace: str) -> list[str]:
         self.asked["list"] += 1
-        found = []
+        names = []
         for name, topic in self.topics.items():
             if f"://{namespace}/" in name:
-                found += [f"{name}-partition-{index}" for index in range(topic.partitions)] or [name]
-        return found
+                names += [f"{name}-partition-{index}" for index in range(topic.partitions)] or [name]
+        return names

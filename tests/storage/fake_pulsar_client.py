@@ -269,18 +269,20 @@ class Broker:
 
     def store(self, moves: int | None = None) -> None:
         """Store the next entry that was sent."""
-        sent = next(one for one in self.sent if one.position is None and not one.refused and not one.answered)
+        sent = next(
+            append for append in self.sent if append.position is None and not append.refused and not append.answered
+        )
         sent.position = self.put(sent.metadata, sent.payload, sent.count if moves is None else moves, sent.count)
         self.sequences[sent.producer.name] = sent.sequence_id + sent.count - 1
 
     def refuse_next(self) -> None:
         """Of the next entry that was sent nothing is stored, and its receipt will say that it is refused for good."""
-        sent = next(one for one in self.sent if one.position is None and not one.refused)
+        sent = next(append for append in self.sent if append.position is None and not append.refused)
         sent.refused = True
 
     def tell(self, error: str | None = None, *, duplicate: bool = False) -> None:
         """The next receipt."""
-        sent = next(one for one in self.sent if not one.answered)
+        sent = next(append for append in self.sent if not append.answered)
         if error is not None:
             sent.fail(PulsarError(error, "so says the test"))
         elif sent.refused:
@@ -315,7 +317,7 @@ class FakeAdmin:
 
     async def internal_stats(self, name: str) -> dict[str, Any]:
         entries, at = self.broker.entries, self.broker.position
-        ledgers = sorted({at.ledger, *(one.position.ledger for one in entries)})
+        ledgers = sorted({at.ledger, *(entry.position.ledger for entry in entries)})
         return {
             "totalSize": 0,
             "numberOfEntries": len(entries),
@@ -323,7 +325,14 @@ class FakeAdmin:
             "ledgers": [
                 {
                     "ledgerId": ledger,
-                    "entries": max([one.position.entry + 1 for one in entries if one.position.ledger == ledger] or [0]),
+                    "entries": max(
+                        [
+                            stored_entry.position.entry + 1
+                            for stored_entry in entries
+                            if stored_entry.position.ledger == ledger
+                        ]
+                        or [0]
+                    ),
                 }
                 for ledger in ledgers
             ],
@@ -343,11 +352,13 @@ class FakeAdmin:
         if self.broker.hanging_questions:
             self.broker.hanging_questions -= 1
             await asyncio.Event().wait()
-        found = next((one for one in self.broker.entries if one.position == (ledger, entry)), None)
-        if found is None:
+        stored_entry = next((stored for stored in self.broker.entries if stored.position == (ledger, entry)), None)
+        if stored_entry is None:
             raise PulsarError("NotFound", "so says the test")
-        info = transcode.parse_entry(found.metadata)
-        return EntryHead(found.index, info.num_messages, info.producer_name, info.sequence_id, found.broker_timestamp)
+        info = transcode.parse_entry(stored_entry.metadata)
+        return EntryHead(
+            stored_entry.index, info.num_messages, info.producer_name, info.sequence_id, stored_entry.broker_timestamp
+        )
 
     async def stats(self, name: str) -> dict[str, Any]:
         return self.broker.stats

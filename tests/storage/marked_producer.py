@@ -54,38 +54,40 @@ class TransactionalProducer:
 
 async def batches_of(log: MarkedLog) -> list[Buffer]:
     """Every batch, from the log start to the high watermark."""
-    found: list[Buffer] = []
+    batches: list[Buffer] = []
     offset = log.log_start_offset
     while offset < log.high_watermark:
         read = await log.read(offset, LIMIT, min_one=True)
         for buffer in read.buffers:
             for start, header in iter_batches(buffer):
-                found.append(memoryview(buffer)[start : start + header.size])
+                batches.append(memoryview(buffer)[start : start + header.size])
                 offset = header.next_offset
-    return found
+    return batches
 
 
 def kinds(read: ReadResult) -> list[str]:
     """What lies in the log: `data`, `commit`, `abort`."""
-    found = []
+    kinds_read = []
     for buffer in read.buffers:
         for pos, header in iter_batches(buffer):
             marker = read_marker(memoryview(buffer)[pos : pos + header.size]) if header.control else None
-            found.append("data" if marker is None else "commit" if marker.commit else "abort")
-    return found
+            kinds_read.append("data" if marker is None else "commit" if marker.commit else "abort")
+    return kinds_read
 
 
 async def committed_records(log: MarkedLog) -> list[Record]:
     """What a reader of committed records sees."""
     start, end = log.log_start_offset, log.last_stable_offset
     aborted = AbortedRecords(log.aborted_between(start, end))
-    found: list[Record] = []
+    committed: list[Record] = []
     for data in await batches_of(log):
         for _, header in iter_batches(data):
             gone = header.transactional and aborted.hold(header.producer_id, header.base_offset)
             if not header.control and not gone:
-                found += [record for record in iter_records(data, header, max_bytes=LIMIT) if start <= record.offset]
-    return [record for record in found if record.offset < end]
+                committed += [
+                    record for record in iter_records(data, header, max_bytes=LIMIT) if start <= record.offset
+                ]
+    return [record for record in committed if record.offset < end]
 
 
 async def committed_values(log: MarkedLog) -> list[str]:

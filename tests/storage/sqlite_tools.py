@@ -108,14 +108,14 @@ def image(engine: SqliteEngine, directory: Path) -> SqliteStore:
 
 async def images_of(sqlite: InterceptedStore, engine: SqliteEngine, directory: Path, now_ms: int) -> list[SqliteStore]:
     """Crash images from before each commit of `maintain`, and from its end."""
-    found: list[SqliteStore] = []
+    images: list[SqliteStore] = []
 
     def take(sql: str) -> None:
-        if sql == "COMMIT" and len(found) < 60:
-            found.append(image(engine, directory / str(len(found))))
+        if sql == "COMMIT" and len(images) < 60:
+            images.append(image(engine, directory / str(len(images))))
 
     undo = sqlite.intercept(take)
     await engine.maintain(now_ms)
     undo()
-    found.append(await engine.writer.run(lambda conn: image(engine, directory / "end"), transaction=False))
-    return found
+    images.append(await engine.writer.run(lambda conn: image(engine, directory / "end"), transaction=False))
+    return images

@@ -238,10 +238,10 @@ async def test_a_thousand_partitions(store: Store) -> None:
     async with store.opened() as engine:
         log = await make(engine, partitions=1000)
         logs = [first(engine, log.topic, i) for i in range(1000)]
-        await asyncio.gather(*[patiently(partial(append, one, batch([str(i)]))) for i, one in enumerate(logs)])
+        await asyncio.gather(*[patiently(partial(append, log, batch([str(i)]))) for i, log in enumerate(logs)])
     async with store.opened() as engine:
         logs = await asyncio.gather(*[patiently(partial(attached, engine, partition=i)) for i in range(1000)])
-        assert all(one.high_watermark for one in logs)
+        assert all(log.high_watermark for log in logs)
         assert set(await read_values(logs[777])) == {"777"}
 
 
@@ -265,10 +265,10 @@ async def test_offsets_follow_the_order_of_calls(store: Store) -> None:
             assert result.log_start_offset == 0
             offset += i % 3 + 1
         assert log.high_watermark == offset
-        found = await read_all(log)
-        assert [record.offset for record in found] == list(range(offset))
-        assert found == await read_all(log, cached=True)
-        assert [r.value for r in found] == [f"{i}-{j}".encode() for i in range(30) for j in range(i % 3 + 1)]
+        everything = await read_all(log)
+        assert [record.offset for record in everything] == list(range(offset))
+        assert everything == await read_all(log, cached=True)
+        assert [r.value for r in everything] == [f"{i}-{j}".encode() for i in range(30) for j in range(i % 3 + 1)]
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -353,9 +353,9 @@ async def test_log_append_time(store: Store) -> None:
         assert header.max_timestamp == time
         assert crc32c(buffer[21:]) == header.crc
         assert [record.timestamp for record in records([buffer])] == [time] * 2
-        found = await log.find_by_time(6)
-        assert found is not None
-        assert (found.offset, found.timestamp) == (0, time)
+        position = await log.find_by_time(6)
+        assert position is not None
+        assert (position.offset, position.timestamp) == (0, time)
         await engine.topics.set_configs(log.topic.topic_id, {})
         assert (await append(log, batch(["c"]))).log_append_time == -1
 
@@ -384,9 +384,18 @@ async def test_restart_keeps_everything(store: Store) -> None:
 async def test_a_duplicate_joins_its_original(store: Store) -> None:
     async with store.opened() as engine:
         log = await make(engine)
-        one = batch(["a", "b"], producer=1)
-        two = batch(["c"], producer=1, sequence=2)
-        futures = [append(log, data) for data in (one, bytes(one), two, bytes(two), batch(["a", "b"], producer=1))]
+        first_batch = batch(["a", "b"], producer=1)
+        second_batch = batch(["c"], producer=1, sequence=2)
+        futures = [
+            append(log, data)
+            for data in (
+                first_batch,
+                bytes(first_batch),
+                second_batch,
+                bytes(second_batch),
+                batch(["a", "b"], producer=1),
+            )
+        ]
         offsets = [(await future).base_offset for future in futures]
         assert offsets == [0, 0, 2, 2, 0]
         assert (await append(log, batch(["c"], producer=1, sequence=2))).base_offset == 2
@@ -488,8 +497,8 @@ async def test_look_ups_by_time(store: Store) -> None:
         await append(log, batch(["-"] * 2, timestamp=[400, 50]))  # 9 10
 
         async def at(timestamp: int) -> tuple[int, int] | None:
-            found = await log.find_by_time(timestamp)
-            return None if found is None else (found.offset, found.timestamp)
+            position = await log.find_by_time(timestamp)
+            return None if position is None else (position.offset, position.timestamp)
 
         assert await at(0) == (3, 100)
         assert await at(101) == (4, 300)

@@ -48,9 +48,9 @@ async def test_retention_by_time(store: Store) -> None:
         log = await make(engine, retention_ms="1000")
         other = await make(engine, "unlimited", retention_ms="-1")
         compacted = await make(engine, "compacted", cleanup_policy="compact", retention_ms="1000")
-        for one in (log, other, compacted):
+        for each_log in (log, other, compacted):
             for i in range(10):
-                await put(one, f"key {i}", "v", NOW + i * 100)
+                await put(each_log, f"key {i}", "v", NOW + i * 100)
         await store.maintain(engine, NOW + 1000)
         assert log.log_start_offset == 0
         await store.maintain(engine, NOW + 1301)
@@ -62,7 +62,7 @@ async def test_retention_by_time(store: Store) -> None:
         assert (log.log_start_offset, log.high_watermark) == (10, 12)
         await store.maintain(engine, NOW + DAY)
         assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (12, 12, 0)
-        assert [one.log_start_offset for one in (other, compacted)] == [0, 0]
+        assert [kept_log.log_start_offset for kept_log in (other, compacted)] == [0, 0]
     async with store.opened() as engine:
         assert (await append(first(engine), batch(["next"]))).base_offset == 12
         assert len(await read_all(first(engine, "unlimited"))) == 10
@@ -110,26 +110,26 @@ async def test_compaction_keeps_the_newest_of_each_key(store: Store) -> None:
                 expected[key] = (base + j, f"{i}.{j}")
         before = log.size_bytes
         await store.maintain(engine, NOW)
-        found = await read_all(log)
+        kept = await read_all(log)
         newest = {
             record.key.decode(): (record.offset, record.value.decode())
-            for record in found
+            for record in kept
             if record.key and record.value
         }
         assert newest == expected
-        assert len(found) < 30
+        assert len(kept) < 30
         assert log.size_bytes < before / 4
         assert (log.log_start_offset, log.high_watermark) == (0, 800)
         # every offset can still be asked for, the next batch answers
         for offset in range(0, 800, 37):
             result = await log.read(offset, LIMIT, min_one=True)
             assert read_header(result.buffers[0]).last_offset >= offset
-        assert await read_all(log, cached=True) == found
+        assert await read_all(log, cached=True) == kept
         size = log.size_bytes
     async with store.opened() as engine:
         log = first(engine)
         assert (log.log_start_offset, log.high_watermark, log.size_bytes) == (0, 800, size)
-        assert await read_all(log) == found
+        assert await read_all(log) == kept
 
 
 async def test_tombstones_stay_for_a_while(store: Store) -> None:

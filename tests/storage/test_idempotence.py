@@ -417,7 +417,7 @@ def test_an_end_under_the_same_epoch_goes_on_with_the_sequences() -> None:
     log.marker(1, 4, commit=False)
     assert log.say(1, 4, 3) == "new"
     assert log.say(1, 4, 0, 3) == "duplicate"
-    assert [one.first_offset for one in log.states.transactions.aborted] == [0]
+    assert [transaction.first_offset for transaction in log.states.transactions.aborted] == [0]
 
 
 def test_which_epochs_a_marker_may_have() -> None:

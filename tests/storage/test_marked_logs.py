@@ -38,20 +38,20 @@ async def opened(store: MarkedStore, **configs: str) -> AsyncIterator[tuple[Engi
 
 async def test_readers_of_committed_records_wait_for_the_oldest_transaction(marked_store: MarkedStore) -> None:
     async with opened(marked_store) as (_, log):
-        one, two = TransactionalProducer(log, 1), TransactionalProducer(log, 2)
+        first, second = TransactionalProducer(log, 1), TransactionalProducer(log, 2)
         assert log.last_stable_offset == 0
         await append(log, build(keyed("plain")))
         assert log.last_stable_offset == 1
-        assert (await one.put("a", "b")).base_offset == 1
-        await two.put("c")
+        assert (await first.put("a", "b")).base_offset == 1
+        await second.put("c")
         await append(log, build(keyed("plain")))
         assert (log.last_stable_offset, log.high_watermark) == (1, 5)
-        await two.end(commit=True)
+        await second.end(commit=True)
         assert (log.last_stable_offset, log.high_watermark) == (1, 6)
-        await one.end(commit=False)
+        await first.end(commit=False)
         assert (log.last_stable_offset, log.high_watermark) == (7, 7)
         assert kinds(await log.read(0, LIMIT, min_one=True)) == ["data", "data", "data", "data", "commit", "abort"]
-        assert [one.first_offset for one in log.aborted_between(0, 7)] == [1]
+        assert [transaction.first_offset for transaction in log.aborted_between(0, 7)] == [1]
         assert log.aborted_between(7, 7) == []
 
 
@@ -120,16 +120,16 @@ async def test_a_partition_without_data_learns_the_epoch(marked_store: MarkedSto
 
 async def test_a_restart_keeps_what_is_open_and_what_was_aborted(marked_store: MarkedStore) -> None:
     async with opened(marked_store) as (_, log):
-        one, two = TransactionalProducer(log, 1), TransactionalProducer(log, 2)
-        await one.put("a")
-        await one.end(commit=False)
-        await two.put("b")
+        first, second = TransactionalProducer(log, 1), TransactionalProducer(log, 2)
+        await first.put("a")
+        await first.end(commit=False)
+        await second.put("b")
     async with opened(marked_store) as (_, log):
         assert (log.last_stable_offset, log.high_watermark) == (2, 3)
         assert [aborted.producer_id for aborted in log.aborted_between(0, 3)] == [1]
         assert [view.current_txn_start_offset for view in log.producers()] == [-1, 2]
-        two.log = log
-        await two.end(commit=True)
+        second.log = log
+        await second.end(commit=True)
         assert log.last_stable_offset == 4
 
 
@@ -154,11 +154,11 @@ async def test_observers_hear_of_a_marker(marked_store: MarkedStore) -> None:
 
 async def test_compaction_stops_at_what_is_open_and_takes_what_was_aborted(marked_store: MarkedStore) -> None:
     async with opened(marked_store, **{"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}) as (engine, log):
-        one, two = TransactionalProducer(log, 1), TransactionalProducer(log, 2)
+        first, second = TransactionalProducer(log, 1), TransactionalProducer(log, 2)
         await append(log, build(keyed("old", "kept")))
-        await one.put("old")
-        await one.end(commit=False)
-        await two.put("open")
+        await first.put("old")
+        await first.end(commit=False)
+        await second.put("open")
         await append(log, build(keyed("old")))
         await append(log, build(keyed("last")))
         await engine.maintain(NOW)

@@ -26,9 +26,9 @@ async def test_beyond_its_bound_appends_are_refused_until_there_is_room_again() 
     await fill(log, *["x" * 100] * 2)
     await fill(other, "x" * 100)
     assert engine.healthy is None
-    for one in (log, other):
+    for full_log in (log, other):
         with refused(ErrorCode.KAFKA_STORAGE_ERROR) as failure:
-            await append(one, batch(["y" * 100]))
+            await append(full_log, batch(["y" * 100]))
         assert "kop.memory.bytes" in failure.value.message
     assert engine.healthy is not None
     assert (log.high_watermark, other.high_watermark) == (2, 1)

@@ -30,8 +30,8 @@ ASKED = "offsets_asked_of_pulsar"
 
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
 
 
 class NativeWriter:
@@ -109,11 +109,11 @@ async def test_a_dispatch_rate_keeps_no_producer_waiting(
             await admin.remove_policy(name, "dispatchRate")
         await until(lambda: has(engine, name, "dispatchRate", None))
         await until(lambda: log.high_watermark == 60)
-        found = await read_values(log)
-        assert len(found) == 60
-        assert {offset: found[offset] for offset in told} == told
+        values = await read_values(log)
+        assert len(values) == 60
+        assert {offset: values[offset] for offset in told} == told
         assert "offsets_told_wrong" not in engine.counts
-    assert await stored_of(pulsar_store) == found
+    assert await stored_of(pulsar_store) == values
 
 
 async def test_a_dispatch_rate_keeps_no_log_from_attaching_and_no_end_from_being_found(
@@ -148,24 +148,24 @@ async def test_a_dispatch_rate_keeps_no_log_from_attaching_and_no_end_from_being
         async with PulsarAdmin(pulsar_store.urls[1]) as admin:
             await admin.remove_policy(name, "dispatchRate")
         await until(lambda: has(engine, name, "dispatchRate", None))
-        found = await read_values(log)
-        assert found == ["first", *["native"] * 30, "there", "here"]
+        values = await read_values(log)
+        assert values == ["first", *["native"] * 30, "there", "here"]
         assert "tails_lost" not in engine.counts
         assert "offsets_told_wrong" not in engine.counts
 
 
 async def test_a_dispatch_rate_keeps_no_retry_from_its_offset(pulsar_store: PulsarStore) -> None:
     """It lets some entries come, so that a reader never stands still."""
-    async with pulsar_store.opened() as one:
-        here = await make(one)
+    async with pulsar_store.opened() as engine:
+        here = await make(engine)
         assert await append_values(here, "a", "x", producer=5) == 0
-        async with native_writer(one) as native:
+        async with native_writer(engine) as native:
             for _ in range(100):
                 await native.write()
-        name = one.context.naming.full_name("t", False)
+        name = engine.context.naming.full_name("t", False)
         rate = {"dispatchThrottlingRateInMsg": 2, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
-        await one.admin.set_policy(name, "dispatchRate", rate)
-        await until(lambda: has(one, name, "dispatchRate", rate))
+        await engine.admin.set_policy(name, "dispatchRate", rate)
+        await until(lambda: has(engine, name, "dispatchRate", rate))
     async with pulsar_store.opened() as other:
         assert await append_values(await attached(other), "a", "x", producer=5) == 0
         assert other.counts["duplicates_found"] == 1
@@ -207,8 +207,8 @@ async def test_a_publish_rate_keeps_producers_of_other_topics_waiting_for_a_few_
         ended.set()
         await asyncio.gather(*pressing)
         await limited.refresh()
-        found = await read_values(limited)
-        assert dict(enumerate(found[1:], 1)) == told
+        values = await read_values(limited)
+        assert dict(enumerate(values[1:], 1)) == told
         assert "offsets_told_wrong" not in engine.counts
 
 
@@ -234,23 +234,25 @@ async def test_an_open_transaction_keeps_no_producer_waiting(
                 await until(lambda: engine.counts.get("tail_held_by_transaction"))
             await until(lambda: log.high_watermark >= 13)
             await log.refresh()
-        found = {record.offset: record.value for record in await read_all(log) if record.value is not None}
+        values = {record.offset: record.value for record in await read_all(log) if record.value is not None}
         expected = {base: f"{number}".encode() for number, base in enumerate(told)}
-        assert {base: found[base] for base in told} == expected
-        assert (found.get(1) == b"in a transaction") is commit
+        assert {base: values[base] for base in told} == expected
+        assert (values.get(1) == b"in a transaction") is commit
         assert "offsets_told_wrong" not in engine.counts
         assert await append_values(log, "z", producer=producer, sequence=11) == 14
 
 
 async def has(engine: PulsarEngine, topic: str, policy: str, value: object) -> bool:
-    found = await engine.admin.policy(topic, policy)
-    return found == value if value is None or not isinstance(value, dict) else value.items() <= (found or {}).items()
+    applied = await engine.admin.policy(topic, policy)
+    return (
+        applied == value if value is None or not isinstance(value, dict) else value.items() <= (applied or {}).items()
+    )
 
 
 async def test_a_batch_that_a_gateway_that_is_gone_stored_has_its_true_offset(pulsar_store: PulsarStore) -> None:
-    async with pulsar_store.opened() as one:
-        here = await make(one)
-        async with native_writer(one) as native:
+    async with pulsar_store.opened() as engine:
+        here = await make(engine)
+        async with native_writer(engine) as native:
             told = []
             for number in range(10):
                 await native.write()
@@ -295,13 +297,13 @@ async def refused_by_pulsar(engine: PulsarEngine, native: NativeWriter, size: in
     await until(tried)
 
 
-def outcomes(found: Sequence[int | BaseException]) -> list[int]:
+def outcomes(results: Sequence[int | BaseException]) -> list[int]:
     """Offsets, and the codes of errors of ours; any other error is raised."""
     told: list[int] = []
-    for one in found:
-        if isinstance(one, BaseException) and not isinstance(one, KopError):
-            raise one
-        told.append(one.code if isinstance(one, KopError) else one)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, KopError):
+            raise result
+        told.append(result.code if isinstance(result, KopError) else result)
     return told
 
 
@@ -316,9 +318,9 @@ async def test_what_a_topic_refuses_is_refused_before_it_takes_a_sequence(pulsar
             append_values(log, value, producer=9, sequence=number)
             for number, value in enumerate(["a", "v" * 3000, "behind it"])
         ]
-        found = outcomes(await asyncio.gather(*appends, return_exceptions=True))
-        assert found[0] == (base := log.high_watermark - 1) >= begin
-        assert found[1:] == [ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER]
+        told = outcomes(await asyncio.gather(*appends, return_exceptions=True))
+        assert told[0] == (base := log.high_watermark - 1) >= begin
+        assert told[1:] == [ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER]
         for number, value in enumerate(["smaller", "behind it"], 1):  # as the Java client goes on
             assert await append_values(log, value, producer=9, sequence=number) == base + number
 
@@ -333,14 +335,14 @@ async def test_the_largest_entry_that_the_gateway_sends_is_one_that_pulsar_takes
             await refused_by_pulsar(engine, native, 2000)
         refused: list[PulsarError] = []
         monkeypatch.setattr(Producer, "on_send_error", lambda _, sequence_id, error: refused.append(error))
-        found = outcomes(
+        told = outcomes(
             await asyncio.gather(
                 *(append_values(log, "v" * size) for size in range(780, 1000, 2)), return_exceptions=True
             )
         )
-        taken = sum(isinstance(one, int) and not isinstance(one, ErrorCode) for one in found)
-        assert 0 < taken < len(found)
-        assert set(found[taken:]) == {ErrorCode.MESSAGE_TOO_LARGE}
+        taken = sum(isinstance(outcome, int) and not isinstance(outcome, ErrorCode) for outcome in told)
+        assert 0 < taken < len(told)
+        assert set(told[taken:]) == {ErrorCode.MESSAGE_TOO_LARGE}
         assert refused == [], "Pulsar itself had to refuse none"
 
 
@@ -357,9 +359,9 @@ async def test_what_stands_behind_a_batch_that_pulsar_refuses_is_told_what_becam
         assert first(engine).entry_size_limit.bytes == 0, "the gateway has not heard of it"
         values = ["b", "v" * 3000, "d", "e"]
         appends = [append_values(log, value, producer=9, sequence=n) for n, value in enumerate(values, 1)]
-        found = outcomes(await asyncio.gather(*appends, return_exceptions=True))
-        assert found[1] is ErrorCode.MESSAGE_TOO_LARGE
-        told = {offset: value for offset, value in zip(found, values, strict=True) if offset is not found[1]}
+        results = outcomes(await asyncio.gather(*appends, return_exceptions=True))
+        assert results[1] is ErrorCode.MESSAGE_TOO_LARGE
+        told = {offset: value for offset, value in zip(results, values, strict=True) if offset is not results[1]}
         (again,) = outcomes(
             await asyncio.gather(append_values(log, "smaller", producer=9, sequence=2), return_exceptions=True)
         )
@@ -427,8 +429,8 @@ async def test_a_stored_batch_that_is_sent_again_keeps_its_offset_where_the_limi
 ) -> None:
     """Its gateway is gone. Told that the batch is too large, a client would take it for not stored."""
     large = "v" * 3000
-    async with pulsar_store.opened() as one:
-        here = await make(one)
+    async with pulsar_store.opened() as engine:
+        here = await make(engine)
         told = [await append_values(here, large, producer=9, sequence=number) for number in range(2)]
     async with pulsar_store.opened() as other, native_writer(other) as native:
         there = await attached(other)

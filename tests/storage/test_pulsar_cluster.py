@@ -48,16 +48,16 @@ from kop.storage.topic_table import new_uuid
 
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
 
 
 @asynccontextmanager
-async def two(store: PulsarStore) -> AsyncIterator[tuple[PulsarEngine, PulsarEngine]]:
-    async with store.opened() as one, store.opened() as other:
-        await one.join(LiveBroker(1, "host-1", 9001))
-        await other.join(LiveBroker(2, "host-2", 9002))
-        yield one, other
+async def two_engines(store: PulsarStore) -> AsyncIterator[tuple[PulsarEngine, PulsarEngine]]:
+    async with store.opened() as first_engine, store.opened() as second_engine:
+        await first_engine.join(LiveBroker(1, "host-1", 9001))
+        await second_engine.join(LiveBroker(2, "host-2", 9002))
+        yield first_engine, second_engine
 
 
 def broker_process(store: PulsarStore, folder: Path, *, node_id: str) -> Child:
@@ -72,15 +72,15 @@ def broker_process(store: PulsarStore, folder: Path, *, node_id: str) -> Child:
 
 
 async def test_each_sees_the_other_come_and_go(pulsar_store: PulsarStore) -> None:
-    async with pulsar_store.opened() as one:
+    async with pulsar_store.opened() as engine:
         heard: list[list[int]] = []
-        one.on_brokers(lambda: heard.append([broker.node_id for broker in one.brokers]))
-        await one.join(LiveBroker(1, "host-1", 9001))
+        engine.on_brokers(lambda: heard.append([broker.node_id for broker in engine.brokers]))
+        await engine.join(LiveBroker(1, "host-1", 9001))
         async with pulsar_store.opened() as other:
             await other.join(LiveBroker(2, "host-2", 9002))
             assert list(other.brokers) == [LiveBroker(1, "host-1", 9001), LiveBroker(2, "host-2", 9002)]
-            await until(lambda: list(one.brokers) == list(other.brokers))
-        await until(lambda: [broker.node_id for broker in one.brokers] == [1])
+            await until(lambda: list(engine.brokers) == list(other.brokers))
+        await until(lambda: [broker.node_id for broker in engine.brokers] == [1])
         assert heard == [[1], [1, 2], [1]]
 
 
@@ -88,18 +88,20 @@ async def test_a_gateway_that_stops_says_so_and_nobody_waits_for_it(
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kop.storage.pulsar.cluster.live_brokers.ABSENT_SECONDS", 1e6)
-    async with pulsar_store.opened() as one:
-        await one.join(LiveBroker(1, "host-1", 9001))
+    async with pulsar_store.opened() as engine:
+        await engine.join(LiveBroker(1, "host-1", 9001))
         async with pulsar_store.opened() as other:
             await other.join(LiveBroker(2, "host-2", 9002))
-            await until(lambda: [broker.node_id for broker in one.brokers] == [1, 2])
-        await until(lambda: [broker.node_id for broker in one.brokers] == [1])
+            await until(lambda: [broker.node_id for broker in engine.brokers] == [1, 2])
+        await until(lambda: [broker.node_id for broker in engine.brokers] == [1])
 
 
 async def test_both_have_one_cluster_id_and_never_the_same_producer_ids(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
-        assert one.cluster_id == other.cluster_id
-        blocks = await asyncio.gather(*[engine.reserve_producer_ids() for engine in (one, other) for _ in range(5)])
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        assert first_engine.cluster_id == second_engine.cluster_id
+        blocks = await asyncio.gather(
+            *[engine.reserve_producer_ids() for engine in (first_engine, second_engine) for _ in range(5)]
+        )
         assert len(set().union(*blocks)) == sum(map(len, blocks)) >= 10
 
 
@@ -110,9 +112,9 @@ async def test_clusters_that_share_a_pulsar_do_not_take_each_others_records_for_
     """Both clusters hand out the same producer ids, and Pulsar deduplicates by the producer's name."""
     second = PulsarStore(*pulsar_store.urls, pulsar_store.settings.namespace)
     second.settings = replace(second.settings, metadata_namespace=f"{second.settings.namespace}-kop2")
-    async with pulsar_store.opened() as one, second.opened() as other:
-        assert one.cluster_id != other.cluster_id
-        here = await make(one)
+    async with pulsar_store.opened() as engine, second.opened() as other:
+        assert engine.cluster_id != other.cluster_id
+        here = await make(engine)
         await until(lambda: other.topics.get("t"))
         there = await attached(other)
         stored: list[int] = []
@@ -152,48 +154,48 @@ async def test_those_who_need_producer_ids_at_once_behind_a_lost_producer_share_
 
 
 async def test_topics_configs_and_deletions_of_one_are_seen_by_the_other(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
-        topic = await one.topics.create("t", 2, {"max.message.bytes": "1000"})
-        await until(lambda: other.topics.get("t") == topic)
-        changed = await one.topics.set_configs(topic.topic_id, {"max.message.bytes": "2000"})
-        await until(lambda: other.topics.get("t") == changed)
-        grown = await other.topics.grow(topic.topic_id, 3)
-        await until(lambda: one.topics.get("t") == grown)
-        await one.topics.delete(topic.topic_id)
-        await until(lambda: other.topics.get("t") is None)
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        topic = await first_engine.topics.create("t", 2, {"max.message.bytes": "1000"})
+        await until(lambda: second_engine.topics.get("t") == topic)
+        changed = await first_engine.topics.set_configs(topic.topic_id, {"max.message.bytes": "2000"})
+        await until(lambda: second_engine.topics.get("t") == changed)
+        grown = await second_engine.topics.grow(topic.topic_id, 3)
+        await until(lambda: first_engine.topics.get("t") == grown)
+        await first_engine.topics.delete(topic.topic_id)
+        await until(lambda: second_engine.topics.get("t") is None)
 
 
 async def test_what_one_changed_is_seen_by_the_other_that_looks_again_or_is_told(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
-        topic = await one.topics.create("t", 1, {})
-        await until(lambda: other.topics.get("t"))
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        topic = await first_engine.topics.create("t", 1, {})
+        await until(lambda: second_engine.topics.get("t"))
         for size in ("1000", "2000", "3000"):
-            changed = await one.topics.set_configs(topic.topic_id, {"max.message.bytes": size})
-            await other.topics.refresh(topic.topic_id)
-            assert other.topics.get("t") == changed
+            changed = await first_engine.topics.set_configs(topic.topic_id, {"max.message.bytes": size})
+            await second_engine.topics.refresh(topic.topic_id)
+            assert second_engine.topics.get("t") == changed
         told = asyncio.Event()
-        other.on_state(told.set)
-        await one.put_state("k", "v")
+        second_engine.on_state(told.set)
+        await first_engine.put_state("k", "v")
         async with asyncio.timeout(SECONDS):
             await told.wait()
-        assert await other.get_state("k") == "v"
+        assert await second_engine.get_state("k") == "v"
 
 
 async def test_where_both_make_a_topic_at_once_both_have_the_one_that_came_first(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
         made = await asyncio.gather(
-            *(engine.topics.create("t", 2, {}) for engine in (one, other)), return_exceptions=True
+            *(engine.topics.create("t", 2, {}) for engine in (first_engine, second_engine)), return_exceptions=True
         )
-        (topic,) = (found for found in made if isinstance(found, TopicInfo))
-        (error,) = (found for found in made if isinstance(found, KopError))
+        (topic,) = (result for result in made if isinstance(result, TopicInfo))
+        (error,) = (result for result in made if isinstance(result, KopError))
         assert error.code is ErrorCode.TOPIC_ALREADY_EXISTS
-        assert one.topics.get("t") == other.topics.get("t") == topic
+        assert first_engine.topics.get("t") == second_engine.topics.get("t") == topic
 
 
 async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_another(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
-        admin, now = one.admin, int(time.time() * 1000)
-        naming = one.context.naming
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        admin, now = first_engine.admin, int(time.time() * 1000)
+        naming = first_engine.context.naming
         old, young = naming.full_name("old", False), naming.full_name("young", False)
         for name, made in ((old, now - 3_600_000), (young, now)):
             properties = {
@@ -203,37 +205,37 @@ async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_anoth
                 UNFINISHED_PROPERTY: "true",
             }
             await admin.create_partitioned(name, 1, properties)
-        await other.topics.load()
+        await second_engine.topics.load()
         assert await admin.get_retention(old) is not None
         assert UNFINISHED_PROPERTY not in (await admin.partitioned_metadata(old)).properties
         assert await admin.get_retention(young) is None  # somebody may be about to finish it
-        whole = await one.topics.create("whole", 1, {})
-        known = one.topics.pulsar(whole.topic_id)
+        whole = await first_engine.topics.create("whole", 1, {})
+        known = first_engine.topics.pulsar(whole.topic_id)
         assert UNFINISHED_PROPERTY not in known.properties
         assert (await admin.partitioned_metadata(known.full_name)).properties == known.properties
 
 
 async def test_gateways_that_start_at_once_share_the_offsets_topic(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
         topic = StateTopic(OFFSETS_TOPIC, 2, {"cleanup.policy": "compact"})
-        logs = [StateLog(engine, topic, lambda: 0) for engine in (one, other)]
+        logs = [StateLog(engine, topic, lambda: 0) for engine in (first_engine, second_engine)]
         await asyncio.gather(*(log.open() for log in logs))
         assert [log.partitions for log in logs] == [2, 2]
         assert logs[0].topic_id == logs[1].topic_id
 
 
 async def test_what_one_writes_the_other_reads_at_the_same_offsets(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
-        here = await make(one)
-        await until(lambda: other.topics.get("t"))
-        there = await attached(other)
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        here = await make(first_engine)
+        await until(lambda: second_engine.topics.get("t"))
+        there = await attached(second_engine)
         for number in range(20):
             log = (here, there)[number % 2]
             assert (await append(log, batch([f"{number}.0", f"{number}.1"]))).base_offset == 2 * number
         await until(lambda: here.high_watermark == there.high_watermark == 40)
         assert await read_values(here) == await read_values(there) == [f"{n}.{i}" for n in range(20) for i in range(2)]
-        assert not beyond_slowness(one.counts)
-        assert not beyond_slowness(other.counts)
+        assert not beyond_slowness(first_engine.counts)
+        assert not beyond_slowness(second_engine.counts)
 
 
 async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_the_same_producer(
@@ -251,8 +253,8 @@ async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_
         await check_exists(log)
 
     monkeypatch.setattr(PulsarLog, "check_exists", after_the_cut)
-    async with pulsar_store.opened() as one:
-        here = await make(one)
+    async with pulsar_store.opened() as engine:
+        here = await make(engine)
         assert (await append(here, batch(["0"], producer=7))).base_offset == 0
         connected.clear()
         async with pulsar_store.opened() as other, Admin(pulsar_store.urls[1]) as admin:
@@ -268,10 +270,10 @@ async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_
 
 
 async def test_a_new_leader_fences_the_old_one_and_reads_all_that_it_wrote(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
-        topic = await one.topics.create("__state", 1, {"cleanup.policy": "compact"}, internal=True)
-        await until(lambda: other.topics.get("__state") is not None)
-        old, new = first(one, topic), await attached(other, "__state")
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        topic = await first_engine.topics.create("__state", 1, {"cleanup.policy": "compact"}, internal=True)
+        await until(lambda: second_engine.topics.get("__state") is not None)
+        old, new = first(first_engine, topic), await attached(second_engine, "__state")
         with refused(ErrorCode.NOT_LEADER_OR_FOLLOWER):
             await append(old, batch(["nobody leads"], keys=["k"]))
         lost: list[str] = []
@@ -294,18 +296,18 @@ async def test_a_leader_that_leaves_is_followed_without_being_fenced(
 ) -> None:
     """A Pulsar broker may hang for ever where a producer is fenced at the moment in which its client closes it."""
     modes: list[str] = []
-    async with two(pulsar_store) as (one, other):
-        topic = await one.topics.create("__state", 1, {"cleanup.policy": "compact"}, internal=True)
-        await until(lambda: other.topics.get("__state") is not None)
-        old, new = first(one, topic), await attached(other, "__state")
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        topic = await first_engine.topics.create("__state", 1, {"cleanup.policy": "compact"}, internal=True)
+        await until(lambda: second_engine.topics.get("__state") is not None)
+        old, new = first(first_engine, topic), await attached(second_engine, "__state")
         await old.lead(lambda: None)
-        open_producer = other.client.open_producer
+        open_producer = second_engine.client.open_producer
 
         async def watched(topic: str, **how: Any) -> Producer:
             modes.append(how["access"])
             return await open_producer(topic, **how)
 
-        monkeypatch.setattr(other.client, "open_producer", watched)
+        monkeypatch.setattr(second_engine.client, "open_producer", watched)
         taking_over = asyncio.ensure_future(new.lead(lambda: None))
         await until(lambda: bool(modes))
         await old.resign()
@@ -337,12 +339,12 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
 ) -> None:
     monkeypatch.setattr("kop.coordination.ownership.FIRST_PAUSE_SECONDS", 0.1)
     settings = GroupSettings(offsets_topic_num_partitions=1)
-    async with two(pulsar_store) as (one, other):
-        topic = await one.topics.create("t", 1, {})
-        await until(lambda: other.topics.get("t"))
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        topic = await first_engine.topics.create("t", 1, {})
+        await until(lambda: second_engine.topics.get("t"))
         commits = [Commit("t", topic.topic_id, 0, 5)]
         here, there = Given(), Given()
-        first = GroupCoordinator(one, settings, leader_choice=here)
+        first = GroupCoordinator(first_engine, settings, leader_choice=here)
         await first.start()
         await until(lambda: not first.refusal_of("kept"))
         assert not await first.commit("deleted", commits)
@@ -350,21 +352,21 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         await first.stop()
 
         replayed, go_on = asyncio.Event(), asyncio.Event()
-        again = GroupCoordinator(one, settings, leader_choice=here)
+        again = GroupCoordinator(first_engine, settings, leader_choice=here)
         read = again.state_log.read
 
         async def held(partition: int) -> Mapping[bytes, bytes | None]:
-            found = await read(partition)
+            values = await read(partition)
             if not replayed.is_set():
                 replayed.set()
                 await go_on.wait()
-            return found
+            return values
 
         monkeypatch.setattr(again.state_log, "read", held)
         starting = asyncio.create_task(again.start())
         async with asyncio.timeout(SECONDS):
             await replayed.wait()
-        second = GroupCoordinator(other, settings, leader_choice=there)
+        second = GroupCoordinator(second_engine, settings, leader_choice=there)
         await second.start()
         await until(lambda: not second.refusal_of("kept"))
         deleted = second.delete("deleted")
@@ -381,9 +383,9 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         assert again.offsets("deleted") is None
         kept = again.offsets("kept")
         assert kept is not None
-        found = kept.get("t", 0)
-        assert found is not None
-        assert found.offset == 7
+        committed = kept.get("t", 0)
+        assert committed is not None
+        assert committed.offset == 7
         await asyncio.gather(again.stop(), second.stop())
 
 
@@ -403,7 +405,7 @@ async def test_unloads_of_the_membership_topic_change_no_leader_and_a_killed_gat
     pulsar_store.answers = answers
     try:
         await asyncio.to_thread(third.start)
-        async with two(pulsar_store) as engines:
+        async with two_engines(pulsar_store) as engines:
             views = [ClusterView(engine, number) for number, engine in enumerate(engines, 1)]
             await until(lambda: all(list(view.ids) == [1, 2, 3] for view in views))
             before = [view.version for view in views]
@@ -484,18 +486,18 @@ async def test_a_gateway_that_dies_while_rest_does_not_answer_is_found_by_its_na
         await asyncio.to_thread(other.start)
         async with link(int(pulsar_store.urls[1].rpartition(":")[2])) as rest:
             pulsar_store.urls = pulsar_store.urls[0], f"http://127.0.0.1:{rest.port}"
-            async with pulsar_store.opened() as one:
-                await one.join(LiveBroker(1, "host-1", 9001))
-                await until(lambda: [broker.node_id for broker in one.brokers] == [1, 2])
+            async with pulsar_store.opened() as engine:
+                await engine.join(LiveBroker(1, "host-1", 9001))
+                await until(lambda: [broker.node_id for broker in engine.brokers] == [1, 2])
                 rest.refuse = True
                 rest.cut()
-                await until(lambda: not one.brokers_fresh)
+                await until(lambda: not engine.brokers_fresh)
                 await asyncio.sleep(1)  # some questions for its name, which it holds
-                assert [broker.node_id for broker in one.brokers] == [1, 2]
+                assert [broker.node_id for broker in engine.brokers] == [1, 2]
                 other.signal(signal.SIGKILL)
-                await until(lambda: [broker.node_id for broker in one.brokers] == [1])
-                assert not one.brokers_fresh
-                assert one.counts["brokers_that_did_not_answer"] == 1
+                await until(lambda: [broker.node_id for broker in engine.brokers] == [1])
+                assert not engine.brokers_fresh
+                assert engine.counts["brokers_that_did_not_answer"] == 1
                 rest.refuse = False
     finally:
         other.kill()
@@ -509,51 +511,51 @@ class Snapshots:
         ask = engine.admin.stats
 
         async def asked(partition: str, **how: bool) -> dict[str, Any]:
-            found = await ask(partition, **how)
+            stats = await ask(partition, **how)
             if partition == f"{engine.context.naming.brokers_topic}-partition-0":
-                self.last = publishers(found)
-            return found
+                self.last = publishers(stats)
+            return stats
 
         monkeypatch.setattr(engine.admin, "stats", asked)
 
 
 def publishers(stats: dict[str, Any]) -> set[int]:
     """Ids of the gateways that the broker knows of."""
-    return {int(one["producerName"].rpartition("-")[2]) for one in stats["publishers"]}
+    return {int(publisher["producerName"].rpartition("-")[2]) for publisher in stats["publishers"]}
 
 
 async def test_an_id_is_taken_once(pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kop.storage.pulsar.cluster.broker_registry.BUSY_SECONDS", 1.0)
-    async with pulsar_store.opened() as one, pulsar_store.opened() as other:
-        await one.join(LiveBroker(1, "host-1", 9001))
+    async with pulsar_store.opened() as first_engine, pulsar_store.opened() as second_engine:
+        await first_engine.join(LiveBroker(1, "host-1", 9001))
         with refused(ErrorCode.BROKER_ID_NOT_REGISTERED):
-            await other.join(LiveBroker(1, "host-2", 9002))
+            await second_engine.join(LiveBroker(1, "host-2", 9002))
 
 
 async def test_an_offset_that_one_gave_out_is_never_out_of_range_to_the_other(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
-        here = await make(one)
-        await until(lambda: other.topics.get("t"))
-        there = await attached(other)
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        here = await make(first_engine)
+        await until(lambda: second_engine.topics.get("t"))
+        there = await attached(second_engine)
         for number in range(30):
             end = (await append(here, batch([str(number)]))).base_offset + 1
-            found = there.read_cached(end, 1000, min_one=True) or await there.read(end, 1000, min_one=True)
-            assert found.size == 0
+            result = there.read_cached(end, 1000, min_one=True) or await there.read(end, 1000, min_one=True)
+            assert result.size == 0
             assert there.high_watermark == end
         await append(here, batch(["the last"]))
         await there.refresh()
         assert there.high_watermark == 31
-        for engine in (one, other):
+        for engine in (first_engine, second_engine):
             log = await attached(engine)
             with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
                 await log.read(32, 1000, min_one=True)
 
 
 async def test_what_one_deletes_of_a_log_is_gone_for_the_other(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (one, other):
-        here = await make(one)
-        await until(lambda: other.topics.get("t"))
-        there = await attached(other)
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        here = await make(first_engine)
+        await until(lambda: second_engine.topics.get("t"))
+        there = await attached(second_engine)
         for number in range(10):
             await append(here, batch([str(number)]))
         assert await here.delete_records(4) == 4
@@ -590,19 +592,19 @@ async def test_a_gateway_that_does_not_answer_is_seen_within_seconds(
     other = broker_process(pulsar_store, tmp_path, node_id="2")
 
     def ids() -> list[int]:
-        return [broker.node_id for broker in one.brokers]
+        return [broker.node_id for broker in engine.brokers]
 
     try:
         await asyncio.to_thread(other.start)
-        async with pulsar_store.opened() as one:
-            await one.join(LiveBroker(1, "host-1", 9001))
+        async with pulsar_store.opened() as engine:
+            await engine.join(LiveBroker(1, "host-1", 9001))
             await until(lambda: ids() == [1, 2])
             await asyncio.sleep(2.5)  # nothing can be waited for: some questions pass, and nobody leaves
             assert ids() == [1, 2], "one that answers stays, however often it is asked"
-            assert not beyond_slowness(one.counts)
+            assert not beyond_slowness(engine.counts)
             other.signal(signal.SIGSTOP)
             await until(lambda: ids() == [1])
-            assert beyond_slowness(one.counts) == {"brokers_that_did_not_answer": 1}
+            assert beyond_slowness(engine.counts) == {"brokers_that_did_not_answer": 1}
             other.signal(signal.SIGCONT)
             await until(lambda: ids() == [1, 2])
     finally:

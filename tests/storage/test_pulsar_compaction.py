@@ -36,17 +36,17 @@ NOW = 1_700_000_000_000
 
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
 
 
 async def opened(engine: PulsarEngine, partitions: int = 1) -> StateLog:
     """The offsets topic, every partition led by this engine."""
-    found = StateLog(engine, StateTopic(OFFSETS_TOPIC, partitions, {"cleanup.policy": "compact"}), lambda: NOW)
-    await found.open()
+    state_log = StateLog(engine, StateTopic(OFFSETS_TOPIC, partitions, {"cleanup.policy": "compact"}), lambda: NOW)
+    await state_log.open()
     for partition in range(partitions):
-        await found.lead(partition, lambda: None)
-    return found
+        await state_log.lead(partition, lambda: None)
+    return state_log
 
 
 def partition_of(engine: PulsarEngine, index: int = 0) -> PulsarLog:
@@ -91,7 +91,9 @@ async def drop_originals(engine: PulsarEngine, log: PulsarLog, admin_url: str) -
         async with PulsarAdmin(admin_url) as admin:
             await admin.trim(log.partition_name)
         stats = await engine.admin.internal_stats(log.partition_name)
-        return {one["ledgerId"] for one in stats["ledgers"]}.isdisjoint(one["ledgerId"] for one in before[:-1])
+        return {ledger["ledgerId"] for ledger in stats["ledgers"]}.isdisjoint(
+            ledger["ledgerId"] for ledger in before[:-1]
+        )
 
     await until(gone, "retention drops the ledgers")
 
@@ -124,8 +126,8 @@ async def test_a_takeover_reads_what_compaction_kept_where_the_log_is_gone(
         groups = await opened(engine)
         log = partition_of(engine)
         assert (log.log_start_offset, log.high_watermark) == (0, end)
-        found = await groups.read(0)
-        assert {key: value for key, value in found.items() if value is not None} == expected
+        values = await groups.read(0)
+        assert {key: value for key, value in values.items() if value is not None} == expected
         # It goes on: what is written now is there for the next one.
         await write(groups, {b"rare": b"changed"})
         assert log.high_watermark == end + 1
@@ -186,9 +188,9 @@ async def test_all_is_kept_until_a_compaction_has_succeeded(
         assert await engine.admin.get_compaction_threshold(full_name, applied=True) == OWN_COMPACTION_THRESHOLD
         await write(groups, {b"k": b"%d" % 1})
         assert await kept() == FOREVER
-        found = engine.compactions.uncompacted
-        assert found[OFFSETS_TOPIC, 0].size > 0
-        assert found[OFFSETS_TOPIC, 1] == Uncompacted(0, 0.0)
+        uncompacted = engine.compactions.uncompacted
+        assert uncompacted[OFFSETS_TOPIC, 0].size > 0
+        assert uncompacted[OFFSETS_TOPIC, 1] == Uncompacted(0, 0.0)
         await compact(engine, log)
 
         async def lifted() -> bool:
@@ -238,8 +240,8 @@ async def test_a_late_compaction_is_told_once_and_started(
 
 
 def test_metrics_tell_what_no_compaction_has_seen(pulsar_urls: Urls) -> None:
-    with fresh_namespace(pulsar_urls) as found:
-        gateway = PulsarGateway(found, offsets_topic_num_partitions="2").start()
+    with fresh_namespace(pulsar_urls) as pulsar:
+        gateway = PulsarGateway(pulsar, offsets_topic_num_partitions="2").start()
         try:
             gateway.call(gateway.engine.compactions.look())
             assert gateway.serving is not None

@@ -60,11 +60,11 @@ FINAL = {
 @pytest.mark.parametrize(("code", "said"), NAMED)
 def test_a_refusal_has_kafkas_name_and_says_what_to_do(code: str, said: str) -> None:
     expected, part = NAMED[code, said]
-    found = kafka_error(PulsarError(code, said), "cannot write to t-0")
-    assert found.code is expected
-    assert found.message.startswith("cannot write to t-0: Pulsar says ")
-    assert part in found.message
-    assert (found.code in RETRIED) == (code not in FINAL)
+    refusal = kafka_error(PulsarError(code, said), "cannot write to t-0")
+    assert refusal.code is expected
+    assert refusal.message.startswith("cannot write to t-0: Pulsar says ")
+    assert part in refusal.message
+    assert (refusal.code in RETRIED) == (code not in FINAL)
 
 
 def test_encryption_that_is_wanted_is_told_from_metadata_that_cannot_be_read() -> None:

@@ -34,9 +34,9 @@ def formats(play: Play) -> list[tuple[bool, int]]:
 
 async def served(play: Play, offset: int) -> bytes:
     """What a consumer at the tail gets from an offset on."""
-    found = play.log.read_cached(offset, 1 << 20, min_one=True)
-    assert found is not None
-    return b"".join(bytes(buffer) for buffer in found.buffers)
+    result = play.log.read_cached(offset, 1 << 20, min_one=True)
+    assert result is not None
+    return b"".join(bytes(buffer) for buffer in result.buffers)
 
 
 # --- raw entries
@@ -69,8 +69,8 @@ async def test_both_formats_follow_each_other_in_one_log() -> None:
     await play.run("aSR T")
     assert [raw for raw, _ in formats(play)] == [False, True, True, False]
     assert play.outcomes == [3, 5, 10, 12]
-    found = records([await served(play, 3)])
-    assert [record.offset for record in found] == list(range(3, 14))
+    read_back = records([await served(play, 3)])
+    assert [record.offset for record in read_back] == list(range(3, 14))
     await play.log.close()
 
 

@@ -70,12 +70,12 @@ class Tail:
 
     def cached(self, offset: int) -> list[int] | None:
         """Offsets of records from memory, of the empty batch of a gap its last one; None: from storage."""
-        found = self.log.read_cached(offset, 1 << 20, min_one=True)
-        if found is None:
+        result = self.log.read_cached(offset, 1 << 20, min_one=True)
+        if result is None:
             return None
         return [
             offset
-            for data in found.buffers
+            for data in result.buffers
             for offset in [record.offset for record in records([data])] or [read_header(data).next_offset - 1]
         ]
 
@@ -137,8 +137,8 @@ async def test_a_gap_that_is_met_just_after_the_answer_about_another_one_is_aske
 async def test_a_read_waits_until_it_is_known_whether_the_tail_was_moved() -> None:
     tail = Tail(1)
     await tail.bring()
-    found = await tail.log.read(3, 1 << 20, min_one=True)
-    assert [record.offset for record in records(found.buffers)] == [4, 5, 6]
+    result = await tail.log.read(3, 1 << 20, min_one=True)
+    assert [record.offset for record in records(result.buffers)] == [4, 5, 6]
     await tail.log.close()
 
 
@@ -205,22 +205,22 @@ async def test_an_answer_says_nothing_of_a_gap_that_came_after_the_question() ->
 
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
 
 
 async def follow(log: PulsarLog, end: int) -> list[bytes | None]:
     """Read as consumers do."""
     offset, values = 0, []
     while offset < end:
-        found = log.read_cached(offset, 1 << 20, min_one=True)
-        if found is None:
-            found = await log.read(offset, 1 << 20, min_one=True)
-        if not found.size:
+        result = log.read_cached(offset, 1 << 20, min_one=True)
+        if result is None:
+            result = await log.read(offset, 1 << 20, min_one=True)
+        if not result.size:
             await asyncio.sleep(0.005)  # as a long poll
             continue
-        values += [record.value for record in records(found.buffers)]
-        offset = read_header(found.buffers[-1]).next_offset
+        values += [record.value for record in records(result.buffers)]
+        offset = read_header(result.buffers[-1]).next_offset
     return values
 
 

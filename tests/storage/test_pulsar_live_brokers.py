@@ -12,17 +12,17 @@ def broker(node_id: int) -> LiveBroker:
     return LiveBroker(node_id, f"host-{node_id}", 9000 + node_id)
 
 
-def found(*ids: int) -> dict[int, LiveBroker]:
+def brokers_of(*ids: int) -> dict[int, LiveBroker]:
     return {node_id: broker(node_id) for node_id in ids}
 
 
 def ids(live: LiveBrokers) -> list[int]:
-    return [one.node_id for one in live.brokers]
+    return [broker.node_id for broker in live.brokers]
 
 
 def of_three() -> LiveBrokers:
     live = LiveBrokers(broker(1))
-    assert live.snapshot(found(1, 2, 3), 0.0)
+    assert live.snapshot(brokers_of(1, 2, 3), 0.0)
     assert ids(live) == [1, 2, 3]
     return live
 
@@ -52,53 +52,53 @@ def of_three() -> LiveBrokers:
 def test_who_counts_after_snapshots_a_second_apart(story: list[list[int]], answers: bool, left: list[int]) -> None:
     live = of_three()
     for second, snapshot in enumerate(story, 1):
-        live.snapshot(found(*snapshot), float(second))
-        for one in live.absent:
-            live.answered(one.node_id, answers)
+        live.snapshot(brokers_of(*snapshot), float(second))
+        for absent in live.absent:
+            live.answered(absent.node_id, answers)
     assert ids(live) == left
 
 
 def test_snapshots_in_quick_succession_are_no_proof() -> None:
     live = of_three()
     for step in range(10):
-        live.snapshot(found(1, 3), 1.0 + step / 10)
+        live.snapshot(brokers_of(1, 3), 1.0 + step / 10)
     assert ids(live) == [1, 2, 3]
-    live.snapshot(found(1, 3), 4.0)
+    live.snapshot(brokers_of(1, 3), 4.0)
     assert ids(live) == [1, 3]
 
 
 def test_a_gateway_that_stood_still_between_two_snapshots_takes_nobody_for_dead() -> None:
     live = of_three()
-    live.snapshot(found(1, 3), 1.0)
-    live.snapshot(found(1, 3), 60.0)
+    live.snapshot(brokers_of(1, 3), 1.0)
+    live.snapshot(brokers_of(1, 3), 60.0)
     assert ids(live) == [1, 2, 3]
-    live.snapshot(found(1, 3), 61.0)
+    live.snapshot(brokers_of(1, 3), 61.0)
     assert ids(live) == [1, 3]
 
 
 def test_one_that_answers_may_miss_an_answer_and_not_two_in_a_row() -> None:
     live = of_three()
     for second in range(1, 11):
-        live.snapshot(found(1, 3), float(second))
+        live.snapshot(brokers_of(1, 3), float(second))
         live.answered(2, second % 2 == 0)
     assert ids(live) == [1, 2, 3]
     live.answered(2, False)
-    live.snapshot(found(1, 3), 11.0)
+    live.snapshot(brokers_of(1, 3), 11.0)
     assert ids(live) == [1, 2, 3]
     live.answered(2, False)
-    live.snapshot(found(1, 3), 12.0)
+    live.snapshot(brokers_of(1, 3), 12.0)
     assert ids(live) == [1, 3]
 
 
 def test_one_that_says_that_it_leaves_is_gone_with_the_first_snapshot_without_it() -> None:
     live = of_three()
     live.leaves(2, 0.5)
-    live.snapshot(found(1, 2, 3), 1.0)
+    live.snapshot(brokers_of(1, 2, 3), 1.0)
     assert ids(live) == [1, 2, 3], "it is about to"
-    live.snapshot(found(1, 3), 2.0)
+    live.snapshot(brokers_of(1, 3), 2.0)
     assert ids(live) == [1, 3]
-    live.snapshot(found(1, 2, 3), 3.0)
-    live.snapshot(found(1, 3), 4.0)
+    live.snapshot(brokers_of(1, 2, 3), 3.0)
+    live.snapshot(brokers_of(1, 3), 4.0)
     assert ids(live) == [1, 2, 3], "it has been started again since, and has not said so again"
 
 
@@ -106,8 +106,8 @@ def test_one_that_said_long_ago_that_it_leaves_and_came_back_is_as_good_as_any()
     live = of_three()
     live.leaves(2, 0.5)
     for second in range(1, 20):
-        live.snapshot(found(1, 2, 3), float(second))
-    live.snapshot(found(1, 3), 20.0)
+        live.snapshot(brokers_of(1, 2, 3), float(second))
+    live.snapshot(brokers_of(1, 3), 20.0)
     assert ids(live) == [1, 2, 3]
 
 
@@ -116,13 +116,13 @@ def test_one_that_is_known_to_be_dead_is_gone_at_once_and_welcome_when_it_comes_
     live.is_dead(2)
     live.is_dead(1)
     assert ids(live) == [1, 3]
-    live.snapshot(found(1, 2, 3), 1.0)
+    live.snapshot(brokers_of(1, 2, 3), 1.0)
     assert ids(live) == [1, 2, 3]
 
 
 def test_a_gateway_that_comes_back_at_another_address_is_known_by_that() -> None:
     live = of_three()
-    live.snapshot({**found(1, 3), 2: LiveBroker(2, "elsewhere", 1)}, 1.0)
+    live.snapshot({**brokers_of(1, 3), 2: LiveBroker(2, "elsewhere", 1)}, 1.0)
     assert live.brokers[1] == LiveBroker(2, "elsewhere", 1)
 
 

@@ -149,7 +149,7 @@ async def test_what_an_append_is_told(case: str, producer: int) -> None:
     await play.run(script)
     if ASKED in counts:
         await until(lambda: None not in play.outcomes)
-    expected = [(STORED if producer >= 0 else AGAIN) if one is NOWHERE else one for one in expected]
+    expected = [(STORED if producer >= 0 else AGAIN) if offset is NOWHERE else offset for offset in expected]
     assert play.outcomes == expected
     assert play.counts == counts
     await play.log.close()
@@ -551,8 +551,8 @@ async def test_a_limit_that_is_doubted_twice_is_asked_for_once() -> None:
     now = 2.0
     limit.doubt()
     limit.doubt()
-    (one,) = work
-    await one
+    (question,) = work
+    await question
     assert asked == [0.0, 2.0]
     now = 60.0
     await limit.learn()
@@ -619,7 +619,9 @@ async def test_what_stands_behind_a_failed_batch_fails_with_it(error: str) -> No
     play.broker.tell(error)
     await settle()
     assert None not in play.outcomes
-    assert not any(isinstance(one, int) and one >= 0 and not isinstance(one, ErrorCode) for one in play.outcomes)
+    assert not any(
+        isinstance(outcome, int) and outcome >= 0 and not isinstance(outcome, ErrorCode) for outcome in play.outcomes
+    )
     assert play.broker.producers[0].closed, "Pulsar is asked again what it has"
     assert play.counts == {refusal_name(Refused.WRITES, error): 1}
     play.append(0)
@@ -981,7 +983,7 @@ async def test_log_append_time_is_told_without_the_tail(producer: int) -> None:
     await play.run("aaSSRR")
     assert play.outcomes == [None, None]
     await until(lambda: None not in play.outcomes)
-    assert [(one.result().base_offset, one.result().log_append_time) for one in play.futures] == [
+    assert [(future.result().base_offset, future.result().log_append_time) for future in play.futures] == [
         (3, STAMP),
         (5, STAMP),
     ]

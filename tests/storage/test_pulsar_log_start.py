@@ -22,8 +22,8 @@ pytestmark = pytest.mark.pulsar
 
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
 
 
 async def properties(engine: PulsarEngine) -> dict[str, str]:
@@ -33,23 +33,23 @@ async def properties(engine: PulsarEngine) -> dict[str, str]:
 
 async def test_two_gateways_that_delete_at_once_never_move_the_log_start_back(pulsar_store: PulsarStore) -> None:
     rounds = 20
-    async with pulsar_store.opened() as one, pulsar_store.opened() as other:
-        here = await make(one)
+    async with pulsar_store.opened() as first_engine, pulsar_store.opened() as second_engine:
+        here = await make(first_engine)
         await fill(here, *map(str, range(4 * rounds + 4)))
-        await until(lambda: other.topics.get("t"))
-        there = await attached(other)
+        await until(lambda: second_engine.topics.get("t"))
+        there = await attached(second_engine)
         for number in range(1, rounds + 1):
             offsets = (4 * number, 4 * number + 2) if number % 2 else (4 * number + 2, 4 * number)
             answers = await asyncio.gather(here.delete_records(offsets[0]), there.delete_records(offsets[1]))
             for offset, answer in zip(offsets, answers, strict=True):
                 assert answer >= offset
-            assert largest_remembered(await properties(one), "log_start", 0) == 4 * number + 2
-        for engine, log in ((one, here), (other, there)):
+            assert largest_remembered(await properties(first_engine), "log_start", 0) == 4 * number + 2
+        for engine, log in ((first_engine, here), (second_engine, there)):
             await engine.topics.refresh(log.topic.topic_id)
             assert log.log_start_offset == 4 * rounds + 2
 
         async def tidy() -> bool:
-            return len([key for key in await properties(one) if key.startswith("kop.log_start.")]) == 1
+            return len([key for key in await properties(first_engine) if key.startswith("kop.log_start.")]) == 1
 
         await until(tidy)
     async with pulsar_store.opened() as engine:
@@ -69,8 +69,8 @@ async def test_a_log_start_that_an_older_gateway_kept_still_counts(pulsar_store:
 
 
 async def test_a_log_start_beyond_what_the_tail_has_brought_is_not_forgotten(pulsar_store: PulsarStore) -> None:
-    async with pulsar_store.opened() as one, pulsar_store.opened() as other:
-        here = await make(one)
+    async with pulsar_store.opened() as engine, pulsar_store.opened() as other:
+        here = await make(engine)
         await fill(here, "0", "1")
         await until(lambda: other.topics.get("t"))
         there = await attached(other)

@@ -31,8 +31,8 @@ MOVED = "readers_moved_past_entries"
 
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        store = PulsarStore(found.service_url, found.admin_url, found.namespace)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        store = PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
         store.settings = replace(store.settings, idle_seconds=60)  # readers stay while a test waits
         yield store
 
@@ -56,12 +56,12 @@ async def read_on(log: PulsarLog, offset: int, end: int) -> list[tuple[int, int]
     """Offset and number of each record, read as a fetch does."""
     rows = []
     while offset < end:
-        found = log.read_cached(offset, 1 << 20, min_one=True) or await log.read(offset, 1 << 20, min_one=True)
-        if not found.buffers:
+        result = log.read_cached(offset, 1 << 20, min_one=True) or await log.read(offset, 1 << 20, min_one=True)
+        if not result.buffers:
             await asyncio.sleep(0.01)  # as a long poll: Pulsar is being asked what lies there
             continue
-        rows += [(record.offset, int(record.value or b"-1")) for record in records(found.buffers)]
-        offset = read_header(found.buffers[-1]).next_offset
+        rows += [(record.offset, int(record.value or b"-1")) for record in records(result.buffers)]
+        offset = read_header(result.buffers[-1]).next_offset
     return rows
 
 
@@ -84,8 +84,8 @@ async def test_a_slow_reader_reads_what_expired_for_it(
         await put(writer, 0, 30, 500_000)  # more than a reader reads ahead, and than the cache keeps
         await until(lambda: log.high_watermark == 30)
         engine.cache.drop(log.tail.cached)
-        found = await log.read(0, 1, min_one=True)
-        assert [record.offset for record in records(found.buffers)] == [0]
+        result = await log.read(0, 1, min_one=True)
+        assert [record.offset for record in records(result.buffers)] == [0]
         await expire(pulsar_store, log)
         await put(writer, 30, 31)
         await until(lambda: log.high_watermark == 31)
@@ -104,8 +104,8 @@ async def test_a_reader_that_is_moved_between_transactions_misses_no_record(puls
                 await native.write(str(number).ljust(500_000).encode())
             await until(lambda: log.high_watermark == 2 * rounds - 1)
             engine.cache.drop(log.tail.cached)
-            found = await log.read(0, 1, min_one=True)
-            assert [record.offset for record in records(found.buffers)] == [0]
+            result = await log.read(0, 1, min_one=True)
+            assert [record.offset for record in records(result.buffers)] == [0]
             await expire(pulsar_store, log)
             await native.plain(str(rounds).encode())
         await until(lambda: log.high_watermark == 2 * rounds + 1)

@@ -69,8 +69,8 @@ class LedgerAdmin(FakeAdmin):
 
     async def entry(self, name: str, ledger: int, entry: int) -> StoredEntry:
         self.asked += 1
-        found = next(one for one in self.broker.entries if one.position == Position(ledger, entry))
-        return StoredEntry(ledger, entry, found.index, None, None, {}, b"")
+        stored_entry = next(stored for stored in self.broker.entries if stored.position == Position(ledger, entry))
+        return StoredEntry(ledger, entry, stored_entry.index, None, None, {}, b"")
 
 
 def log_over(*ledgers: tuple[int, bool]) -> tuple[PulsarLog, Ledgers, LedgerAdmin]:
@@ -190,9 +190,9 @@ async def test_a_cluster_that_turns_the_index_on_keeps_its_topics(own_broker: Ow
         assert (await append(only, batch(["kafka", "too"]))).base_offset == 0
         assert await read_values(mixed) == ["new 0", "new 1", "kafka"]
         assert await read_values(only) == ["kafka", "too"]
-        found = await mixed.find_by_time(0)
-        assert found is not None
-        assert found.offset == 0
+        position = await mixed.find_by_time(0)
+        assert position is not None
+        assert position.offset == 0
     await write(urls, "only", "native")
     async with store.opened() as engine:
         mixed, only = await attached(engine, "mixed"), await attached(engine, "only")

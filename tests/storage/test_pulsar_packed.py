@@ -61,8 +61,10 @@ class PackedPlay(Play):
     def places(self) -> list[Any]:
         """Outcomes; offsets as (ledger, entry)."""
         return [
-            (*unpack(one)[0], *unpack(one)[1:])[:2] if isinstance(one, int) and not isinstance(one, ErrorCode) else one
-            for one in self.outcomes
+            (*unpack(outcome)[0], *unpack(outcome)[1:])[:2]
+            if isinstance(outcome, int) and not isinstance(outcome, ErrorCode)
+            else outcome
+            for outcome in self.outcomes
         ]
 
 
@@ -112,8 +114,8 @@ async def test_what_is_told_is_what_is_read_and_gaps_are_stepped_over() -> None:
     await play.run("aSR aF SRT aG SRT aL SRT aSR F T")
     cached = play.log.read_cached(pack(Position(7, 1)), 1 << 20, min_one=True)
     assert cached is not None
-    found = records(cached.buffers)
-    ours = [record.offset for record in found if record.value in {b"x", b"y"}]
+    read_back = records(cached.buffers)
+    ours = [record.offset for record in read_back if record.value in {b"x", b"y"}]
     assert play.places == [(7, 1), (7, 3), (7, 5), (8, 0), (8, 1)]
     assert ours == [offset for base in play.outcomes if base is not None for offset in (base, base + 1)]
     assert [header.record_count for header in map(read_header, cached.buffers)] == [2, 3, 2, 2, 2, 2, 3]
@@ -134,9 +136,9 @@ async def test_who_stands_at_the_end_is_served_from_memory() -> None:
     for script, position in (("F T", Position(7, 1)), ("aSR", Position(7, 2)), ("a L SRT", Position(8, 0))):
         end = play.log.high_watermark
         await play.run(script)
-        found = play.log.read_cached(end, 1 << 20, min_one=True)
-        assert found is not None
-        assert records(found.buffers)[0].offset == pack(position)
+        result = play.log.read_cached(end, 1 << 20, min_one=True)
+        assert result is not None
+        assert records(result.buffers)[0].offset == pack(position)
     await play.log.close()
 
 
@@ -261,8 +263,8 @@ class EmptyLedger(FakeAdmin):
 async def test_an_empty_log_answers_older_offsets_with_nothing_and_later_ones_not() -> None:
     broker = Broker()
     log = FakeEngine(broker, "packed", EmptyLedger(broker)).log()
-    found = await log.read(0, LIMIT, min_one=True)
-    assert (found.size, log.log_start_offset, log.high_watermark) == (0, pack(Position(12, 0)), pack(Position(12, 0)))
+    result = await log.read(0, LIMIT, min_one=True)
+    assert (result.size, log.log_start_offset, log.high_watermark) == (0, pack(Position(12, 0)), pack(Position(12, 0)))
     for offset in (-1, log.high_watermark + 1):
         with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
             await log.read(offset, LIMIT, min_one=True)
@@ -274,8 +276,8 @@ async def test_an_empty_log_answers_older_offsets_with_nothing_and_later_ones_no
 
 @pytest.fixture
 def packed(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace, "packed")
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace, "packed")
 
 
 async def new_ledger(engine: PulsarEngine, log: PulsarLog) -> None:
@@ -288,13 +290,13 @@ async def put(log: PartitionLog, *values: str) -> int:
 
 async def offsets_from(log: PartitionLog, offset: int) -> list[int]:
     """Of all records from an offset on."""
-    found: list[int] = []
+    offsets: list[int] = []
     while offset < log.high_watermark:
         part = await log.read(offset, LIMIT, min_one=True)
         assert part.size
-        found += [record.offset for record in records(part.buffers)]
+        offsets += [record.offset for record in records(part.buffers)]
         offset = read_header(part.buffers[-1]).next_offset
-    return found
+    return offsets
 
 
 async def test_offsets_are_the_message_ids(packed: PulsarStore) -> None:
@@ -327,7 +329,12 @@ async def test_ledgers_come_and_every_gap_can_be_read_from(packed: PulsarStore) 
                 if after is None and offset > end:
                     continue
                 got = await offsets_from(log, offset)
-                assert got == [number for one in bases if one > base for number in (one, one + 1)]
+                assert got == [
+                    number
+                    for first_of_ledger in bases
+                    if first_of_ledger > base
+                    for number in (first_of_ledger, first_of_ledger + 1)
+                ]
         assert [record.offset for record in await read_all(log)] == [n for base in bases for n in (base, base + 1)]
         assert await put(log, "next") > end
         assert not beyond_slowness(engine.counts)
@@ -375,8 +382,8 @@ async def test_where_retention_took_ledgers_older_offsets_go_on_with_what_is_the
         log = await attached(engine)
         assert log.log_start_offset == new
         for offset in (old, end, 0):
-            found = await log.read(offset, LIMIT, min_one=True)
-            assert [record.value for record in records(found.buffers)] == [b"c", b"d"]
+            result = await log.read(offset, LIMIT, min_one=True)
+            assert [record.value for record in records(result.buffers)] == [b"c", b"d"]
         assert beyond_slowness(engine.counts) == {"reads_before_log_start": 3}
         await log.delete_records(new + 1)
         with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
@@ -400,8 +407,8 @@ async def test_an_emptied_log_goes_on_behind_all_that_was(packed: PulsarStore) -
         before = log.high_watermark
         assert await put(log, "b") >= before
         assert heard.is_set()
-        found = await log.read(end, LIMIT, min_one=True)
-        assert [record.value for record in records(found.buffers)] == [b"b"]
+        result = await log.read(end, LIMIT, min_one=True)
+        assert [record.value for record in records(result.buffers)] == [b"b"]
 
 
 async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
@@ -420,10 +427,10 @@ async def test_a_ledger_is_closed_before_its_offsets_are_used_up(
 
 
 async def test_two_gateways_have_the_same_offsets_and_other_ids(packed: PulsarStore) -> None:
-    async with packed.opened() as one, packed.opened() as other:
-        here = await make(one)
-        await until(lambda: other.topics.get("t") is not None)
-        there = await attached(other)
+    async with packed.opened() as first_engine, packed.opened() as second_engine:
+        here = await make(first_engine)
+        await until(lambda: second_engine.topics.get("t") is not None)
+        there = await attached(second_engine)
         bases = [await put((here, there)[number % 2], str(number)) for number in range(20)]
         assert bases == sorted(bases)
         for log in (here, there):
@@ -431,9 +438,11 @@ async def test_two_gateways_have_the_same_offsets_and_other_ids(packed: PulsarSt
             assert [(record.offset, record.value) for record in await read_all(log)] == [
                 (base, str(number).encode()) for number, base in enumerate(bases)
             ]
-        assert not beyond_slowness(one.counts)
-        assert not beyond_slowness(other.counts)
-        blocks = await asyncio.gather(*[engine.reserve_producer_ids() for engine in (one, other) for _ in range(5)])
+        assert not beyond_slowness(first_engine.counts)
+        assert not beyond_slowness(second_engine.counts)
+        blocks = await asyncio.gather(
+            *[engine.reserve_producer_ids() for engine in (first_engine, second_engine) for _ in range(5)]
+        )
         assert len(set().union(*blocks)) == sum(map(len, blocks))
 
 

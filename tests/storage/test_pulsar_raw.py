@@ -40,8 +40,8 @@ KAFKA = {"kop.entry.format": "kafka"}
 
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
 
 
 def always_raw(topic: TopicInfo) -> LogPolicy:
@@ -58,11 +58,11 @@ def store(pulsar_store: PulsarStore) -> PulsarStore:
 
 async def entries(log: PulsarLog) -> list[tuple[Entry, transcode.EntryView]]:
     """Of the whole partition, as Pulsar has them."""
-    found: list[tuple[Entry, transcode.EntryView]] = []
+    stored: list[tuple[Entry, transcode.EntryView]] = []
     done = asyncio.Event()
 
     def on_entry(entry: Entry) -> None:
-        found.append((entry, transcode.parse_entry(entry.metadata)))
+        stored.append((entry, transcode.parse_entry(entry.metadata)))
         if entry.index == log.high_watermark - 1:
             done.set()
 
@@ -70,7 +70,7 @@ async def entries(log: PulsarLog) -> list[tuple[Entry, transcode.EntryView]]:
     async with asyncio.timeout(SECONDS):
         await done.wait()
     await reader.close()
-    return found
+    return stored
 
 
 @asynccontextmanager
@@ -97,14 +97,14 @@ async def test_both_formats_in_one_topic_read_as_one_log(pulsar_store: PulsarSto
         assert [view.raw for _, view in await entries(log)] == [raw for raw, _, _ in wrote]
         tail = await attached(other)
         await tail.refresh()
-        for one in (log, tail):
-            assert await read_values(one) == [str(i) for i in range(number)]
-            assert await read_values(one, cached=True) == [str(i) for i in range(number)]
+        for each_log in (log, tail):
+            assert await read_values(each_log) == [str(i) for i in range(number)]
+            assert await read_values(each_log, cached=True) == [str(i) for i in range(number)]
     async with reopened(pulsar_store) as fresh:
         assert await read_values(fresh) == [str(i) for i in range(number)]
         for offset in range(number):
-            found = records((await fresh.read(offset, 1, min_one=True)).buffers)
-            assert found[0].offset <= offset <= found[-1].offset
+            read_back = records((await fresh.read(offset, 1, min_one=True)).buffers)
+            assert read_back[0].offset <= offset <= read_back[-1].offset
             later = -(-offset // 3) * 3  # all records of a batch have the time of its first one
             expected = TimestampOffset(later, NOW + later) if later < number else None
             assert await fresh.find_by_time(NOW + offset) == expected
@@ -153,8 +153,8 @@ async def test_a_raw_batch_beyond_the_brokers_limit_is_too_large(pulsar_store: P
 
 
 async def properties(engine: PulsarEngine, topic: TopicInfo) -> dict[str, str]:
-    found = await engine.admin.partitioned_metadata(engine.topics.pulsar(topic.topic_id).full_name)
-    return dict(found.properties)
+    metadata = await engine.admin.partitioned_metadata(engine.topics.pulsar(topic.topic_id).full_name)
+    return dict(metadata.properties)
 
 
 async def test_a_topic_that_had_raw_batches_cannot_be_compacted(pulsar_store: PulsarStore) -> None:

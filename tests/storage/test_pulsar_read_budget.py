@@ -25,26 +25,26 @@ async def settle() -> None:
 
 async def test_a_burst_counts_until_it_is_known_what_came() -> None:
     pool = Pool()
-    one = await pool.open("one")
-    two = await pool.open("two")
+    first = await pool.open("one")
+    second = await pool.open("two")
     assert pool.bound.held == 80
-    one.holds(10)
+    first.holds(10)
     assert pool.bound.held == 50
-    two.end()
-    two.end()
-    two.holds(99)
+    second.end()
+    second.end()
+    second.holds(99)
     assert pool.bound.held == 10
-    one.end()
+    first.end()
     assert (pool.bound.held, pool.dropped) == (0, [])
 
 
 async def test_the_one_that_was_left_longest_goes_first() -> None:
     pool = Pool()
-    one, two = await pool.open("one"), await pool.open("two")
-    one.idle()
-    two.idle()
-    one.busy()
-    one.idle()
+    first, second = await pool.open("one"), await pool.open("two")
+    first.idle()
+    second.idle()
+    first.busy()
+    first.idle()
     await pool.open("three")
     assert pool.dropped == ["two"]
     await pool.open("four")
@@ -54,25 +54,25 @@ async def test_the_one_that_was_left_longest_goes_first() -> None:
 
 async def test_a_reader_that_holds_more_than_was_thought_sends_idle_ones_away() -> None:
     pool = Pool()
-    one, two = await pool.open("one"), await pool.open("two")
-    one.idle()
-    two.holds(90)
+    first, second = await pool.open("one"), await pool.open("two")
+    first.idle()
+    second.holds(90)
     assert (pool.dropped, pool.bound.held) == (["one"], 90)
 
 
 async def test_where_all_are_read_from_the_next_one_waits_its_turn() -> None:
     pool = Pool()
-    one, two = await pool.open("one"), await pool.open("two")
+    first, second = await pool.open("one"), await pool.open("two")
     third, fourth, given_up = (asyncio.ensure_future(pool.open(name)) for name in ("3", "4", "5"))
     await settle()
     assert not third.done()
     given_up.cancel()
-    one.idle()
+    first.idle()
     await settle()
     assert third.done()
     assert not fourth.done()
     assert pool.dropped == ["one"]
-    two.holds(0)
+    second.holds(0)
     await settle()
     assert fourth.done()
     assert given_up.cancelled()
@@ -81,10 +81,10 @@ async def test_where_all_are_read_from_the_next_one_waits_its_turn() -> None:
 
 async def test_a_turn_that_is_given_up_goes_to_the_next() -> None:
     pool = Pool()
-    one, _ = await pool.open("one"), await pool.open("two")
+    first, _ = await pool.open("one"), await pool.open("two")
     third, fourth = (asyncio.ensure_future(pool.open(name)) for name in ("3", "4"))
     await settle()
-    one.end()  # it is the third one's turn
+    first.end()  # it is the third one's turn
     third.cancel()
     await settle()
     assert third.cancelled()

@@ -41,9 +41,9 @@ def kafka_policy(topic: TopicInfo) -> LogPolicy:
 @pytest.fixture
 def forgetful(pulsar_urls: Urls) -> Iterator[PulsarStore]:
     """A namespace as `pulsar-admin namespaces create` makes it: the brokers' retention holds, which is nothing."""
-    with fresh_namespace(pulsar_urls) as found:
-        asyncio.run(_forget(found.admin_url, found.namespace))
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace, policy=kafka_policy)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        asyncio.run(_forget(pulsar.admin_url, pulsar.namespace))
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace, policy=kafka_policy)
 
 
 async def _forget(admin_url: str, namespace: str) -> None:
@@ -93,9 +93,9 @@ async def test_what_is_acknowledged_on_a_native_topic_outlives_its_ledger(forget
 @pytest.fixture
 def elsewhere(pulsar_urls: Urls) -> Iterator[str]:
     """Another such namespace."""
-    with fresh_namespace(pulsar_urls) as found:
-        asyncio.run(_forget(found.admin_url, found.namespace))
-        yield found.namespace
+    with fresh_namespace(pulsar_urls) as pulsar:
+        asyncio.run(_forget(pulsar.admin_url, pulsar.namespace))
+        yield pulsar.namespace
 
 
 async def test_a_topic_of_another_namespace_keeps_its_records_too(forgetful: PulsarStore, elsewhere: str) -> None:
@@ -143,9 +143,9 @@ async def test_nothing_is_taken_while_the_retention_cannot_be_set(
         with monkeypatch.context() as patch:
             patch.setattr(engine.admin, "set_retention", forbidden)
             for producer in (-1, 5):
-                with refused(ErrorCode.POLICY_VIOLATION) as found:
+                with refused(ErrorCode.POLICY_VIOLATION) as refusal:
                     await append(log, batch(["a"], producer=producer))
-                assert "pulsar-admin topics set-retention" in found.value.message
+                assert "pulsar-admin topics set-retention" in refusal.value.message
             assert engine.counts[REFUSED] == 2
         assert await read_values(log) == []
         await append(log, batch(["b"], producer=5))
@@ -249,20 +249,22 @@ async def test_retention_is_asked_once_in_half_a_minute_and_seen_when_it_changes
     assert ours.counts[SET] == 2
 
 
-@pytest.mark.parametrize("found", [Retention(60, 5), Retention(-1, -1), Retention(1, -1), Retention(-1, 1)], ids=str)
-async def test_whatever_keeps_something_is_left(found: Retention) -> None:
+@pytest.mark.parametrize(
+    "retention", [Retention(60, 5), Retention(-1, -1), Retention(1, -1), Retention(-1, 1)], ids=str
+)
+async def test_whatever_keeps_something_is_left(retention: Retention) -> None:
     admin = FakeAdmin()
-    admin.retention = found
+    admin.retention = retention
     ours = checks(admin)
     await ours.retains(TOPIC)
-    assert admin.retention == found
+    assert admin.retention == retention
     assert ours.counts == {}
 
 
-@pytest.mark.parametrize("found", [Retention(0, 0), Retention(0, -1), Retention(-1, 0), None], ids=str)
-async def test_one_limit_of_nothing_keeps_nothing(found: Retention | None) -> None:
+@pytest.mark.parametrize("retention", [Retention(0, 0), Retention(0, -1), Retention(-1, 0), None], ids=str)
+async def test_one_limit_of_nothing_keeps_nothing(retention: Retention | None) -> None:
     admin = FakeAdmin()
-    admin.retention = found
+    admin.retention = retention
     await checks(admin).retains(TOPIC)
     assert admin.retention == WEEK
 
@@ -281,11 +283,11 @@ async def test_a_retention_that_cannot_be_set_refuses_the_write(code: str, caplo
     admin = FakeAdmin()
     admin.write_error = PulsarError(code, "says the test")
     ours = checks(admin)
-    with refused(REFUSALS[code]) as found:
+    with refused(REFUSALS[code]) as refusal:
         await ours.retains(TOPIC)
     assert ours.counts[REFUSED] == 1
     if REFUSALS[code] is ErrorCode.POLICY_VIOLATION:
-        assert "pulsar-admin topics set-retention" in found.value.message
+        assert "pulsar-admin topics set-retention" in refusal.value.message
         assert "pulsar-admin topics set-retention" in caplog.text
     admin.write_error = None
     await ours.retains(TOPIC)  # a refusal is not kept
@@ -335,8 +337,8 @@ async def test_a_question_that_fails_fails_all_who_wait_and_is_asked_again() -> 
             raise PulsarError("Timeout")
 
     once = OncePerTopic(asyncio.get_running_loop(), ask)
-    found = await asyncio.gather(*(once(TOPIC) for _ in range(3)), return_exceptions=True)
-    assert [type(one) for one in found] == [PulsarError] * 3
+    answers = await asyncio.gather(*(once(TOPIC) for _ in range(3)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [PulsarError] * 3
     assert once.topics == []
     await asyncio.gather(once(TOPIC), once(TOPIC))
     assert asked == [True, True]

@@ -170,20 +170,20 @@ def test_verdicts(case: str) -> None:
     window = SequenceWindow(last)
     for step in steps:
         batch_header = header(step.sequence, step.count, step.epoch)
-        found = window.check(batch_header)
-        assert str(window.check(batch_header)) == str(found), "a check changes nothing"
+        verdict = window.check(batch_header)
+        assert str(window.check(batch_header)) == str(verdict), "a check changes nothing"
         if step.error is not None:
-            assert found.error is not None
-            assert found.error.code is step.error
-            assert (found.sequence_id, found.original, found.known) == (None, None, False)
+            assert verdict.error is not None
+            assert verdict.error.code is step.error
+            assert (verdict.sequence_id, verdict.original, verdict.known) == (None, None, False)
         elif step.repeats is not None:
-            assert found.original is not None
-            assert found.original.owner == (step.repeats, step.epoch)
+            assert verdict.original is not None
+            assert verdict.original.owner == (step.repeats, step.epoch)
         elif step.known is not None:
-            assert found == Verdict(step.known, known=True)
+            assert verdict == Verdict(step.known, known=True)
             assert window.known(step.known)
         else:
-            assert found == Verdict(step.sent)
+            assert verdict == Verdict(step.sent)
             assert step.sent is not None
             window.take(batch_header, step.sent, (step.sequence, step.epoch))
             assert window.last_sequence == add_sequence(step.sequence, step.count - 1)

@@ -15,10 +15,10 @@ P = Position
 
 
 def marks(*places: tuple[int, Position]) -> SparseIndex:
-    found = SparseIndex()
+    index = SparseIndex()
     for offset, position in places:
-        found.add(offset, position)
-    return found
+        index.add(offset, position)
+    return index
 
 
 @pytest.mark.parametrize(
@@ -37,31 +37,31 @@ def marks(*places: tuple[int, Position]) -> SparseIndex:
 def test_marks_around_an_offset(
     offset: int, floor: tuple[int, Position] | None, above: tuple[int, Position] | None
 ) -> None:
-    found = marks((20, P(1, 9)), (5, P(1, 0)), (30, P(2, 0)))
-    assert found.floor(offset) == floor
-    assert found.above(offset) == above
+    index = marks((20, P(1, 9)), (5, P(1, 0)), (30, P(2, 0)))
+    assert index.floor(offset) == floor
+    assert index.above(offset) == above
 
 
 def test_a_mark_at_the_same_offset_is_replaced() -> None:
-    found = marks((5, P(1, 0)), (5, P(1, 1)))
-    assert len(found) == 1
-    assert found.floor(6) == (5, P(1, 1))
+    index = marks((5, P(1, 0)), (5, P(1, 1)))
+    assert len(index) == 1
+    assert index.floor(6) == (5, P(1, 1))
 
 
 @pytest.mark.parametrize(("before", "left"), [(0, 3), (5, 3), (6, 2), (30, 1), (31, 0)])
 def test_what_retention_took_is_forgotten(before: int, left: int) -> None:
-    found = marks((5, P(1, 0)), (20, P(1, 9)), (30, P(2, 0)))
-    found.drop_before(before)
-    assert len(found) == left
-    assert left == 0 or found.floor(99) == (30, P(2, 0))
+    index = marks((5, P(1, 0)), (20, P(1, 9)), (30, P(2, 0)))
+    index.drop_before(before)
+    assert len(index) == left
+    assert left == 0 or index.floor(99) == (30, P(2, 0))
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=1500, unique=True))
 def test_marks_are_bounded_and_ends_stay(offsets: list[int]) -> None:
-    found = marks(*((offset, P(1, offset)) for offset in offsets))
-    assert len(found) <= MOST_KEPT
-    assert found.floor(10_001) == (max(offsets), P(1, max(offsets)))
-    assert found.above(-1) == (min(offsets), P(1, min(offsets)))
+    index = marks(*((offset, P(1, offset)) for offset in offsets))
+    assert len(index) <= MOST_KEPT
+    assert index.floor(10_001) == (max(offsets), P(1, max(offsets)))
+    assert index.above(-1) == (min(offsets), P(1, min(offsets)))
 
 
 LEDGERS = [(3, 10), (7, 0), (9, 200), (12, 5)]

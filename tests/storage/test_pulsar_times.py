@@ -42,8 +42,8 @@ def timeless(pulsar_urls: Urls, tmp_path: Path) -> Iterator[PulsarStore]:
     """A store on a broker that has the interceptor of the index alone."""
     broker = OwnBroker(tmp_path / "broker", settings=INDEX_ALONE)
     try:
-        with fresh_namespace(broker.start()) as found:
-            yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+        with fresh_namespace(broker.start()) as pulsar:
+            yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
     finally:
         broker.kill()
 
@@ -59,7 +59,7 @@ async def test_times_on_a_broker_that_does_not_tell_them(
         await log.attach()
         answers = await asyncio.gather(*(append(log, batch([value], timestamp=5)) for value in ("a", "b")))
         end = int(time.time() * 1000)
-        assert all(begin <= one.log_append_time <= end for one in answers)
+        assert all(begin <= appended.log_append_time <= end for appended in answers)
         made = await make(engine, "made")
         await made.attach()
         for number in range(3):
@@ -67,13 +67,13 @@ async def test_times_on_a_broker_that_does_not_tell_them(
     async with timeless.opened() as engine:  # from Pulsar, not from memory
         log = await attached(engine, "appended")
         stamps = [record.timestamp for record in await read_all(log)]
-        assert stamps == [one.log_append_time for one in answers]
+        assert stamps == [appended.log_append_time for appended in answers]
         for timestamp, offset in ((stamps[0], 0), (1, 0), (begin, 0)):
-            found = await log.find_by_time(timestamp)
-            assert found is not None
-            assert (found.offset, found.timestamp) == (offset, stamps[0])
+            position = await log.find_by_time(timestamp)
+            assert position is not None
+            assert (position.offset, position.timestamp) == (offset, stamps[0])
         assert await log.find_by_time(end + HOUR) is None
         made = await attached(engine, "made")
-        found = await made.find_by_time(begin + 1)
-        assert found is not None
-        assert (found.offset, found.timestamp) == (1, begin + 1)
+        position = await made.find_by_time(begin + 1)
+        assert position is not None
+        assert (position.offset, position.timestamp) == (1, begin + 1)

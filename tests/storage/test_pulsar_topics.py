@@ -74,9 +74,9 @@ async def seen(engine: PulsarEngine, *names: str) -> None:
 
 
 def topic(engine: PulsarEngine, name: str) -> TopicInfo:
-    found = engine.topics.get(name)
-    assert found is not None
-    return found
+    info = engine.topics.get(name)
+    assert info is not None
+    return info
 
 
 def heard(engine: PulsarEngine) -> list[tuple[TopicInfo | None, TopicInfo | None]]:
@@ -149,9 +149,9 @@ async def test_an_id_that_stops_parsing_is_written_again(text: str) -> None:
 async def test_a_topic_that_is_met_with_an_id_that_does_not_parse_gets_one() -> None:
     pulsar = FakePulsar()
     made = pulsar.add("t", kop_topic_id="x")
-    async with loaded(pulsar) as one, loaded(pulsar) as other:
-        assert topic(one, "t") == topic(other, "t")
-        assert made.properties[ID_PROPERTY] == str(topic(one, "t").topic_id)
+    async with loaded(pulsar) as engine, loaded(pulsar) as other:
+        assert topic(engine, "t") == topic(other, "t")
+        assert made.properties[ID_PROPERTY] == str(topic(engine, "t").topic_id)
         assert made.properties[NAME_PROPERTY] == full("t")
 
 
@@ -192,15 +192,15 @@ async def test_a_topic_that_was_cloned_with_its_properties_gets_an_id_of_its_own
     pulsar = FakePulsar()
     original = pulsar.add("original", kop_topic_id=str(new_uuid()), kop_configs=json.dumps(GOOD))
     original.properties |= {NAME_PROPERTY: full("original"), "kop.log_start.0": "40", "kop.created": "5", "theirs": "x"}
-    async with loaded(pulsar) as one, loaded(pulsar) as other:
-        kept, changes = topic(one, "original"), heard(one)
+    async with loaded(pulsar) as first_engine, loaded(pulsar) as second_engine:
+        kept, changes = topic(first_engine, "original"), heard(first_engine)
         pulsar.add("clone").properties |= original.properties
-        await asyncio.gather(seen(one, "clone"), seen(other, "clone"))
-        clone = topic(one, "clone")
-        assert clone == topic(other, "clone")
+        await asyncio.gather(seen(first_engine, "clone"), seen(second_engine, "clone"))
+        clone = topic(first_engine, "clone")
+        assert clone == topic(second_engine, "clone")
         assert clone.topic_id != kept.topic_id
         assert clone.configs == GOOD
-        assert topic(one, "original") == topic(other, "original") == kept
+        assert topic(first_engine, "original") == topic(second_engine, "original") == kept
         assert changes == [(None, clone)]
         assert pulsar.topics[full("clone")].properties == {
             ID_PROPERTY: str(clone.topic_id),
@@ -208,9 +208,9 @@ async def test_a_topic_that_was_cloned_with_its_properties_gets_an_id_of_its_own
             CONFIGS_PROPERTY: json.dumps(GOOD),
             "theirs": "x",
         }
-        assert one.counts[COPIED] == 1
+        assert first_engine.counts[COPIED] == 1
         assert f"{full('clone')} carries the kop.topic_id of {full('original')}" in caplog.text
-        logs = one.log(kept.topic_id, 0), one.log(clone.topic_id, 0)
+        logs = first_engine.log(kept.topic_id, 0), first_engine.log(clone.topic_id, 0)
         assert [log.partition_name for log in logs if log] == [
             full("original") + "-partition-0",
             full("clone") + "-partition-0",
@@ -229,13 +229,13 @@ async def test_gateways_that_begin_give_an_id_without_a_name_to_the_elder(
     topic_id = new_uuid()
     for name in names:
         pulsar.add(name, partitions, kop_topic_id=str(topic_id))
-    async with loaded(pulsar) as one, loaded(pulsar) as other:
-        for engine in (one, other):
+    async with loaded(pulsar) as first_engine, loaded(pulsar) as second_engine:
+        for engine in (first_engine, second_engine):
             await until(partial(engine.topics.get, clone))
             assert topic(engine, elder).topic_id == topic_id
-        assert topic(one, clone) == topic(other, clone)
-        assert topic(one, clone).topic_id != topic_id
-        assert one.topics.by_id(topic_id) == topic(one, elder)
+        assert topic(first_engine, clone) == topic(second_engine, clone)
+        assert topic(first_engine, clone).topic_id != topic_id
+        assert first_engine.topics.by_id(topic_id) == topic(first_engine, elder)
         for name in names:
             assert pulsar.topics[full(name)].properties[NAME_PROPERTY] == full(name)
 
@@ -244,13 +244,13 @@ async def test_the_one_that_is_known_keeps_an_id_without_a_name() -> None:
     pulsar = FakePulsar()
     known = pulsar.add("known", kop_topic_id=str(new_uuid()))
     known.ledger = 10_000  # retention took its old ledgers
-    async with loaded(pulsar) as one, loaded(pulsar) as other:
-        before = topic(one, "known")
+    async with loaded(pulsar) as engine, loaded(pulsar) as other:
+        before = topic(engine, "known")
         pulsar.add("clone").properties |= known.properties
-        await asyncio.gather(seen(one, "clone"), seen(other, "clone"))
-        assert topic(one, "known") == topic(other, "known") == before
-        assert topic(one, "clone") == topic(other, "clone")
-        assert topic(one, "clone").topic_id != before.topic_id
+        await asyncio.gather(seen(engine, "clone"), seen(other, "clone"))
+        assert topic(engine, "known") == topic(other, "known") == before
+        assert topic(engine, "clone") == topic(other, "clone")
+        assert topic(engine, "clone").topic_id != before.topic_id
 
 
 async def test_ids_of_older_gateways_get_their_names() -> None:
@@ -268,14 +268,14 @@ async def test_ids_of_older_gateways_get_their_names() -> None:
 
 async def test_a_known_topic_keeps_its_id_when_anothers_properties_are_copied_over_its_own() -> None:
     pulsar = FakePulsar()
-    one, other = (pulsar.add(name, kop_topic_id=str(new_uuid()), kop_topic_name=full(name)) for name in ("a", "b"))
+    original, copy = (pulsar.add(name, kop_topic_id=str(new_uuid()), kop_topic_name=full(name)) for name in ("a", "b"))
     async with loaded(pulsar) as engine:
         before = topic(engine, "a"), topic(engine, "b")
-        one.properties |= other.properties
+        original.properties |= copy.properties
         await seen(engine, "a")
         assert (topic(engine, "a"), topic(engine, "b")) == before
-        assert one.properties[ID_PROPERTY] == str(before[0].topic_id)
-        assert one.properties[NAME_PROPERTY] == full("a")
+        assert original.properties[ID_PROPERTY] == str(before[0].topic_id)
+        assert original.properties[NAME_PROPERTY] == full("a")
 
 
 # --- topics that cannot be read
@@ -381,7 +381,7 @@ async def test_a_listing_finds_what_the_watcher_missed(monkeypatch: pytest.Monke
         pulsar.topics[full("turns")].partitions = 1
         before = pulsar.asked["metadata"]
         await engine.topics.load()
-        assert {found.name: found.partitions for found in engine.topics.all()} == {
+        assert {info.name: info.partitions for info in engine.topics.all()} == {
             "stays": 1,
             "grows": 3,
             "turns": 1,
@@ -401,7 +401,7 @@ async def test_changes_that_nobody_told_of_are_found_in_turn() -> None:
             made.properties[CONFIGS_PROPERTY] = json.dumps(GOOD)
         for _ in range(3):
             await engine.topics.load()
-        assert [found.configs for found in engine.topics.all()] == [GOOD] * count
+        assert [info.configs for info in engine.topics.all()] == [GOOD] * count
 
 
 async def test_a_snapshot_just_behind_a_listing_asks_for_what_is_new_or_gone_alone(

@@ -42,8 +42,8 @@ AGAIN = {
 
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
 
 
 @asynccontextmanager
@@ -275,8 +275,8 @@ async def test_an_unload_in_mid_transaction(pulsar_store: PulsarStore) -> None:
             assert sorted(bases.values()) == list(bases.values())
             assert len(set(bases.values())) == 50
             await writer.end(commit=commit)
-        one = ["a", *(str(number) for number in range(50))]
-        await shows(log, *one, *one)
+        transaction = ["a", *(str(number) for number in range(50))]
+        await shows(log, *transaction, *transaction)
 
 
 async def test_a_batch_is_refused_until_its_producer_was_asked_for_its_transaction(pulsar_store: PulsarStore) -> None:

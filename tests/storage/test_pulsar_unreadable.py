@@ -51,8 +51,8 @@ NO_METADATA = metadata() + b"\x00\x01"
 
 @pytest.fixture
 def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
-    with fresh_namespace(pulsar_urls) as found:
-        yield PulsarStore(found.service_url, found.admin_url, found.namespace)
+    with fresh_namespace(pulsar_urls) as pulsar:
+        yield PulsarStore(pulsar.service_url, pulsar.admin_url, pulsar.namespace)
 
 
 @pytest.mark.parametrize("offsets", ["index", "packed"])
@@ -95,9 +95,9 @@ async def test_a_partition_of_a_real_pulsar_goes_on_behind_such_an_entry(bad: by
             await producer.send(data, payload, sequence_id=sequence, highest_sequence_id=sequence, num_messages=1)
         await producer.close()
         await until(lambda: log.high_watermark == 3)
-        found = log.read_cached(2, 1000, min_one=True)
-        assert found is not None
-        assert [record.value for record in records(found.buffers)] == [b"c"]
+        result = log.read_cached(2, 1000, min_one=True)
+        assert result is not None
+        assert [record.value for record in records(result.buffers)] == [b"c"]
     async with pulsar_store.opened() as engine:  # and from storage
         log = await attached(engine)
         first = await log.read(0, 1000, min_one=True)

@@ -161,10 +161,10 @@ def test_kill_9_under_load_loses_nothing(tmp_path: Path, seed: int) -> None:
             async with store.opened() as engine:
                 for partition, count in acked.items():
                     log = first(engine, partition=partition)
-                    found = await read_all(log)
+                    kept = await read_all(log)
                     assert log.high_watermark >= count
-                    assert [int(r.value or b"") for r in found] == list(range(log.high_watermark))
-                    assert [r.offset for r in found] == list(range(log.high_watermark))
+                    assert [int(r.value or b"") for r in kept] == list(range(log.high_watermark))
+                    assert [r.offset for r in kept] == list(range(log.high_watermark))
                     assert await stored_bytes(engine.path, log) == log.size_bytes
                     assert log.producers()[0].last_sequence == log.high_watermark - 1
 

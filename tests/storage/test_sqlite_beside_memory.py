@@ -144,12 +144,18 @@ class Pair:
 
     async def check(self) -> None:
         memory, log = self.memory, self.log
-        bounds = [(one.log_start_offset, one.last_stable_offset, one.high_watermark) for one in (memory, log)]
+        bounds = [
+            (each_log.log_start_offset, each_log.last_stable_offset, each_log.high_watermark)
+            for each_log in (memory, log)
+        ]
         assert bounds[0] == bounds[1]
         assert memory.producers() == log.producers()
         self.aborted = max(self.aborted, len(log.aborted_between(log.log_start_offset, log.last_stable_offset)))
         self.held_back = max(self.held_back, log.high_watermark - log.last_stable_offset)
-        seen = [[(record.offset, record.value) for record in await committed_records(one)] for one in (memory, log)]
+        seen = [
+            [(record.offset, record.value) for record in await committed_records(each_log)]
+            for each_log in (memory, log)
+        ]
         assert seen[0] == seen[1]
         assert await stored_bytes(self.engine.path, log) == log.size_bytes
 

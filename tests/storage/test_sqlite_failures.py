@@ -131,7 +131,7 @@ async def test_room_is_kept_for_what_has_to_go_on(sqlite: InterceptedStore, monk
         internal = first(engine, await engine.topics.create("__offsets", 1, {}, internal=True))
         await fill(log, "before")
         disk.free = 0
-        futures = [append(one, batch([name])) for one, name in ((log, "a"), (internal, "offset"), (log, "b"))]
+        futures = [append(target, batch([name])) for target, name in ((log, "a"), (internal, "offset"), (log, "b"))]
         assert (await futures[1]).base_offset == 0
         for future in (futures[0], futures[2], append(log, batch(["c"]))):
             with refused(ErrorCode.KAFKA_STORAGE_ERROR):
@@ -233,7 +233,7 @@ async def test_a_crash_in_compaction(sqlite: InterceptedStore, tmp_path: Path, m
             key, value = f"k{i % 7}", None if i % 5 == 0 else str(i) * 50
             offset = await put(log, key, value)
             expected[key.encode()] = (offset, None if value is None else value.encode())
-        live = {key: found for key, found in expected.items() if found[1] is not None}
+        live = {key: row for key, row in expected.items() if row[1] is not None}
         images = await images_of(sqlite, engine, tmp_path, NOW)
     assert len(images) > 5
     for store in images:
@@ -242,7 +242,7 @@ async def test_a_crash_in_compaction(sqlite: InterceptedStore, tmp_path: Path, m
             for _ in range(2):
                 assert (log.log_start_offset, log.high_watermark) == (0, 60)
                 newest = {r.key: (r.offset, r.value) for r in await read_all(log)}
-                assert {key: found for key, found in newest.items() if found[1] is not None} == live
+                assert {key: row for key, row in newest.items() if row[1] is not None} == live
                 assert await stored_bytes(engine.path, log) == log.size_bytes
                 await engine.maintain(NOW)
             assert len(await read_all(log)) <= 8
@@ -330,9 +330,9 @@ async def test_compaction_in_several_passes(sqlite: InterceptedStore) -> None:
         for i in range(150):
             expected[f"k{i * 11 % 40}"] = await put(log, f"k{i * 11 % 40}", str(i))
         await sqlite.maintain(engine, NOW)
-        found = await read_all(log)
-        assert {record.key.decode(): record.offset for record in found if record.key} == expected
-        assert len(found) == 40
+        kept = await read_all(log)
+        assert {record.key.decode(): record.offset for record in kept if record.key} == expected
+        assert len(kept) == 40
 
 
 async def test_compaction_leaves_alone_what_it_cannot_read(
@@ -367,9 +367,9 @@ async def test_compaction_writes_many_batches_with_few_statements(sqlite: Interc
         await engine.maintain(NOW)
         undo()
         assert len(statements) < 30
-        found = await read_all(log)
-        assert [record.key for record in found] == [b"%d" % i for i in range(500)] + [b"same", b"large", b"last"]
+        kept = await read_all(log)
+        assert [record.key for record in kept] == [b"%d" % i for i in range(500)] + [b"same", b"large", b"last"]
         assert await stored_bytes(engine.path, log) == log.size_bytes
     async with sqlite.opened() as engine:
-        assert await read_all(first(engine)) == found
+        assert await read_all(first(engine)) == kept
         assert await stored_bytes(engine.path, first(engine)) == first(engine).size_bytes

@@ -145,29 +145,29 @@ async def test_a_marker_is_durable_before_it_is_answered(sqlite: InterceptedStor
 async def test_a_marker_that_cannot_be_written_is_undone(sqlite: InterceptedStore, commit: bool) -> None:
     async with sqlite.opened() as engine:
         log = await make(engine)
-        one, two = TransactionalProducer(log, 1), TransactionalProducer(log, 2)
-        await one.put("a")
-        await two.put("b")
+        first_producer, second_producer = TransactionalProducer(log, 1), TransactionalProducer(log, 2)
+        await first_producer.put("a")
+        await second_producer.put("b")
         views, stable = log.producers(), log.last_stable_offset
         undo = sqlite.intercept(fail_inserts)
         lost: list[Awaitable[object]] = [
-            one.end(commit=commit),
-            one.end(commit=commit, epoch=1),
-            one.put("c"),
-            two.end(commit=commit),
+            first_producer.end(commit=commit),
+            first_producer.end(commit=commit, epoch=1),
+            first_producer.put("c"),
+            second_producer.end(commit=commit),
         ]
         for future in lost:
             with refused(ErrorCode.KAFKA_STORAGE_ERROR):
                 await future
         with refused(ErrorCode.KAFKA_STORAGE_ERROR):
-            await one.end(commit=commit, epoch=1)
+            await first_producer.end(commit=commit, epoch=1)
         undo()
         assert (log.producers(), log.last_stable_offset, log.high_watermark) == (views, stable, 2)
         assert log.aborted_between(0, 9) == []
-        await one.end(commit=commit, epoch=1)
-        await two.end(commit=commit, epoch=1)
-        one.sequence = 0
-        assert (await one.put("c")).base_offset == 4
+        await first_producer.end(commit=commit, epoch=1)
+        await second_producer.end(commit=commit, epoch=1)
+        first_producer.sequence = 0
+        assert (await first_producer.put("c")).base_offset == 4
     async with sqlite.opened() as engine:
         log = first(engine)
         assert (log.last_stable_offset, log.high_watermark) == (4, 5)
@@ -182,26 +182,26 @@ async def test_transactions_end_where_the_disk_is_full_for_others(
     sqlite.settings["min_free_bytes"] = 5 << 20
     async with sqlite.opened() as engine:
         log = await make(engine, partitions=2)
-        one, two, three = (TransactionalProducer(log, number) for number in (1, 2, 3))
+        first_producer, second_producer, third_producer = (TransactionalProducer(log, number) for number in (1, 2, 3))
         other = TransactionalProducer(first(engine, partition=1), 1)
-        for producer in (one, two, three, other):
+        for producer in (first_producer, second_producer, third_producer, other):
             await producer.put("a")
         disk.free = 0
-        written = [one.end(commit=True)]
+        written = [first_producer.end(commit=True)]
         # A marker has its place behind a batch that is lost.
-        lost: list[Awaitable[object]] = [one.put("lost"), two.end(commit=True)]
+        lost: list[Awaitable[object]] = [first_producer.put("lost"), second_producer.end(commit=True)]
         written.append(other.end(commit=False))
         for future in lost:
             with refused(ErrorCode.KAFKA_STORAGE_ERROR):
                 await future
         await asyncio.gather(*written)
         assert (log.high_watermark, log.last_stable_offset) == (4, 1)
-        await two.end(commit=True, epoch=1)
-        await three.end(commit=True)
+        await second_producer.end(commit=True, epoch=1)
+        await third_producer.end(commit=True)
         assert (log.high_watermark, log.last_stable_offset) == (6, 6)
         disk.free = 1 << 40
-        one.sequence = 0
-        assert (await one.put("again")).base_offset == 6
+        first_producer.sequence = 0
+        assert (await first_producer.put("again")).base_offset == 6
     async with sqlite.opened() as engine:
         assert (first(engine).last_stable_offset, await committed_values(first(engine))) == (6, ["a"] * 3)
         assert await committed_values(first(engine, partition=1)) == []
@@ -289,8 +289,8 @@ async def test_a_crash_in_retention_loses_no_transaction(
             log = first(engine)
             for _ in range(2):
                 assert log.log_start_offset in (0, start)
-                found = [((record.key or b"").decode(), record.offset) for record in await committed_records(log)]
-                assert found == [row for row in seen if row[1] >= log.log_start_offset]
+                kept = [((record.key or b"").decode(), record.offset) for record in await committed_records(log)]
+                assert kept == [row for row in seen if row[1] >= log.log_start_offset]
                 assert log.last_stable_offset == stable
                 assert await stored_bytes(engine.path, log) == log.size_bytes
                 await engine.maintain(NOW)

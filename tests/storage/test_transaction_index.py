@@ -27,14 +27,14 @@ class Model:
 
     def spans(self) -> list[tuple[int, int, int | None, bool | None]]:
         """Producer, first offset, offset of the marker, commit; the last two None while it is open."""
-        found: list[tuple[int, int, int | None, bool | None]] = []
+        rows: list[tuple[int, int, int | None, bool | None]] = []
         begun: dict[int, int] = {}
         for entry in self.log:
             if entry.commit is None:
                 begun.setdefault(entry.producer_id, entry.offset)
             elif entry.producer_id in begun:
-                found.append((entry.producer_id, begun.pop(entry.producer_id), entry.offset, entry.commit))
-        return found + [(producer_id, first, None, None) for producer_id, first in begun.items()]
+                rows.append((entry.producer_id, begun.pop(entry.producer_id), entry.offset, entry.commit))
+        return rows + [(producer_id, first, None, None) for producer_id, first in begun.items()]
 
     def first_open(self) -> int | None:
         return min(
@@ -87,10 +87,10 @@ def test_it_says_what_the_log_says(done: list[tuple[str, int]]) -> None:
         # A reader of committed records goes no further than the last stable offset.
         stable = index.first_open if index.first_open is not None else model.durable
         for start in range(0, stable + 1, 3):
-            found = index.aborted_between(start, stable)
-            assert [(one.last_offset, one.producer_id, one.first_offset) for one in found] == model.aborted(
-                start, stable
-            )
+            aborted = index.aborted_between(start, stable)
+            assert [
+                (transaction.last_offset, transaction.producer_id, transaction.first_offset) for transaction in aborted
+            ] == model.aborted(start, stable)
 
 
 @given(steps)
@@ -109,7 +109,10 @@ def test_what_is_told_for_a_part_of_the_log_covers_it(done: list[tuple[str, int]
     stable = index.first_open if index.first_open is not None else model.durable
     for start in range(0, stable, 2):
         for end in range(start, stable + 1, 2):
-            told = {(one.last_offset, one.producer_id, one.first_offset) for one in index.aborted_between(start, end)}
+            told = {
+                (transaction.last_offset, transaction.producer_id, transaction.first_offset)
+                for transaction in index.aborted_between(start, end)
+            }
             assert told >= set(model.aborted(start, end))
 
 
@@ -120,9 +123,9 @@ def test_aborted_ones_go_behind_the_log_start() -> None:
         index.end(producer_id, 10 * producer_id + 5, commit=False)
     index.commit(100)
     index.drop_before(6)
-    assert [one.producer_id for one in index.aborted] == [1, 2]
+    assert [transaction.producer_id for transaction in index.aborted] == [1, 2]
     index.drop_before(15)
-    assert [one.producer_id for one in index.aborted] == [1, 2]
+    assert [transaction.producer_id for transaction in index.aborted] == [1, 2]
     index.drop_before(1000)
     assert index.aborted == []
 

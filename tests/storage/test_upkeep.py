@@ -121,7 +121,7 @@ async def test_a_part_of_upkeep_that_hangs_stops_no_other(hangs: str) -> None:
     looked_after.start()
     goes_on = sorted(PARTS - {hangs})
     await until(lambda: all(engine.times.get(part, 0) > 5 for part in goes_on))
-    await until(lambda: all(one.idle_looks > 5 for one in engine.stand_ins))
+    await until(lambda: all(stand_in.idle_looks > 5 for stand_in in engine.stand_ins))
     assert engine.times[hangs] == 1, "no second one is begun behind it"
     await looked_after.close()
 
@@ -137,7 +137,7 @@ async def test_one_partition_that_never_answers_keeps_the_ends_of_no_other_from_
     looked_after = engine.upkeep()
     for rounds in (1, 2):
         await looked_after.look_at_ends()
-        assert [one.looks for one in engine.stand_ins] == [rounds] * 20
+        assert [stand_in.looks for stand_in in engine.stand_ins] == [rounds] * 20
     assert engine.faults.counts == {"upkeep_failed": 4}
     assert "__offsets-3 failed: it took too long" in caplog.text
     assert "__offsets-7 failed: ValueError" in caplog.text

@@ -137,12 +137,12 @@ class Child:
 @contextmanager
 def child(directory: Path, *, files: int | None = None, **settings: str) -> Iterator[Child]:
     """A running gateway that is killed at the end."""
-    one = Child(directory, files=files, **settings)
+    process = Child(directory, files=files, **settings)
     try:
-        one.start()
-        yield one
+        process.start()
+        yield process
     except BaseException as error:
-        error.add_note(f"kop serve said:\n{one.log[-4000:]}")
+        error.add_note(f"kop serve said:\n{process.log[-4000:]}")
         raise
     finally:
-        one.kill()
+        process.kill()

@@ -91,12 +91,12 @@ RECORDS: dict[str, tuple[bytes, int]] = {
 
 def batches(codec: Codec) -> dict[str, bytes]:
     """Every damage in one codec; each is to be refused as INVALID_RECORD."""
-    found = {name: sealed(body, count, codec) for name, (body, count) in RECORDS.items()}
+    damaged = {name: sealed(body, count, codec) for name, (body, count) in RECORDS.items()}
     if codec is Codec.NONE:
-        return found
+        return damaged
     packed = bytes(compress(codec, PLAIN))
     long = bytes(compress(codec, record(0, 0, -1, 5000, bytes(range(250)) * 20, 0)))
-    found |= {
+    damaged |= {
         "bytes behind the compressed data": around(packed + b"\x01\x02\x03\x04\x05\x06\x07\x08", 1, codec),
         "compressed data cut off": around(long[: len(long) * 2 // 3], 1, codec),
         "nothing": around(b"", 1, codec),
@@ -104,7 +104,7 @@ def batches(codec: Codec) -> dict[str, bytes]:
         "records that are not compressed": around(PLAIN, 1, codec),
         "another codec's data": around(bytes(compress(Codec(codec % 4 + 1), PLAIN)), 1, codec),
     }
-    return found
+    return damaged
 
 
 def bomb(codec: Codec, size: int) -> bytes:

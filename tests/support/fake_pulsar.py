@@ -165,11 +165,11 @@ class FakePulsar:
 
     def payloads(self, name: str) -> list[bytes]:
         """What is stored, in order."""
-        found = []
+        payloads = []
         for stored in self.topics[name].log:
             size = struct.unpack(">I", stored.data[6:10])[0]
-            found.append(stored.data[10 + size :])
-        return found
+            payloads.append(stored.data[10 + size :])
+        return payloads
 
     def unload(self, name: str, assigned: str | None = None) -> None:
         """Give the topic a new ledger and send everybody away."""

@@ -103,7 +103,7 @@ class FaultyLog(MemoryLog):
 
     async def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         self.reads += 1
-        found = super().read_cached(offset, max_bytes, min_one=min_one)
+        result = super().read_cached(offset, max_bytes, min_one=min_one)
         self.reading += 1
         try:
             if self.gate is not None:
@@ -112,7 +112,7 @@ class FaultyLog(MemoryLog):
             self.reading -= 1
         if self.read_error is not None:
             raise type(self.read_error)(self.read_error.message, self.read_error.code)
-        return found
+        return result
 
     def records(self) -> list[tuple[bytes | None, bytes | None]]:
         """Keys and values of all records."""
@@ -191,8 +191,8 @@ class FaultyStore:
 
     def log(self, topic: str, partition: int = 0) -> FaultyLog:
         """The log of a partition of the open engine."""
-        found = self.engine.topics.get(topic)
-        assert found is not None, f"there is no topic {topic}"
-        log = self.engine.log(found.topic_id, partition)
+        info = self.engine.topics.get(topic)
+        assert info is not None, f"there is no topic {topic}"
+        log = self.engine.log(info.topic_id, partition)
         assert type(log) is FaultyLog, f"{topic} has no partition {partition}"
         return log

@@ -57,9 +57,9 @@ async def gateway(path: Path, **settings: str) -> AsyncIterator[Serving]:
 
 def topic_of(serving: Serving, name: str = "t") -> TopicInfo:
     """A topic that the gateway has."""
-    found = serving.gateway.topics.get(name)
-    assert found is not None, f"the gateway has no topic {name}"
-    return found
+    topic = serving.gateway.topics.get(name)
+    assert topic is not None, f"the gateway has no topic {name}"
+    return topic
 
 
 def log_of(serving: Serving, name: str = "t", partition: int = 0) -> PartitionLog:

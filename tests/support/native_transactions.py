@@ -46,7 +46,7 @@ def _message(fields: dict[int, Any]) -> bytes:
 
 
 def _fields(data: bytes) -> dict[int, Any]:
-    found: dict[int, Any] = {}
+    fields: dict[int, Any] = {}
     at = 0
 
     def number() -> int:
@@ -63,12 +63,12 @@ def _fields(data: bytes) -> dict[int, Any]:
     while at < len(data):
         key = number()
         if key & 7 == 0:
-            found[key >> 3] = number()
+            fields[key >> 3] = number()
         else:
             size = number()
-            found[key >> 3] = data[at : at + size]
+            fields[key >> 3] = data[at : at + size]
             at += size
-    return found
+    return fields
 
 
 class NativeTransactions:
@@ -89,9 +89,9 @@ class NativeTransactions:
         for topic in (COORDINATOR, self.topic):  # which has the broker load both
             authoritative, response = 0, 0
             while response == 0:  # the broker sends itself a redirect
-                found = await self._call(_LOOKUP, {1: topic, 3: authoritative}, number=2)
-                authoritative, response = found.get(5, 0), found.get(3, 0)
-            assert response == 1, found
+                answer = await self._call(_LOOKUP, {1: topic, 3: authoritative}, number=2)
+                authoritative, response = answer.get(5, 0), answer.get(3, 0)
+            assert response == 1, answer
         await self._call(_COORDINATE, {2: 0})
         await self._call(_PRODUCER, {1: self.topic, 2: 1}, number=3, answer=_PRODUCER_SUCCESS)
         return self
@@ -112,8 +112,8 @@ class NativeTransactions:
     @asynccontextmanager
     async def written(self, *values: bytes, commit: bool = True) -> AsyncIterator[None]:
         """A transaction that has an entry for each value and stays open until the end of the block."""
-        found = await self._call(_NEW, {2: 60_000, 3: 0})
-        txn = found.get(2, 0), found.get(3, 0)
+        answer = await self._call(_NEW, {2: 60_000, 3: 0})
+        txn = answer.get(2, 0), answer.get(3, 0)
         await self._call(_ADD, {2: txn[0], 3: txn[1], 4: self.topic})
         await asyncio.gather(*[self._send(value, txn) for value in values])
         try:
@@ -144,10 +144,10 @@ class NativeTransactions:
     ) -> dict[int, Any]:
         self._request += 1
         fields = dict(sorted({**fields, number: self._request}.items()))
-        found = await self._ask(command, fields, answer or command + 1, self._request)
+        answer_fields = await self._ask(command, fields, answer or command + 1, self._request)
         error = {_NEW: 4, _ADD: 4, _END: 4, _COORDINATE: 2}.get(command)
-        assert error is None or error not in found, found
-        return found
+        assert error is None or error not in answer_fields, answer_fields
+        return answer_fields
 
     async def _ask(
         self, command: int, fields: dict[int, Any], answer: int, key: int, entry: bytes = b""
@@ -164,13 +164,13 @@ class NativeTransactions:
             size, length = struct.unpack(">II", await self._reader.readexactly(8))
             command = _fields((await self._reader.readexactly(size - 4))[:length])
             kind = command[1]
-            found = _fields(command.get(kind, b""))
+            fields = _fields(command.get(kind, b""))
             if kind == _PING:
                 data = _message({1: _PONG, _PONG: {}})
                 self._writer.write(struct.pack(">II", len(data) + 4, len(data)) + data)
                 continue
-            key = 0 if kind == _CONNECTED else found.get({_RECEIPT: 2, _LOOKED_UP: 4}.get(kind, 1), 0)
+            key = 0 if kind == _CONNECTED else fields.get({_RECEIPT: 2, _LOOKED_UP: 4}.get(kind, 1), 0)
             future = self._waiting.pop((kind, key), None)
-            assert future is not None, f"not asked for: {kind} {found}"
+            assert future is not None, f"not asked for: {kind} {fields}"
             if not future.done():
-                future.set_result(found)
+                future.set_result(fields)

@@ -179,8 +179,8 @@ def pulsar_urls() -> Urls:
 @pytest.fixture(scope="session")
 def pulsar(pulsar_urls: Urls) -> Iterator[Pulsar]:
     """A Pulsar and a namespace of this process on it. `pulsar.topic()` gives each test its own topics."""
-    with fresh_namespace(pulsar_urls) as found:
-        yield found
+    with fresh_namespace(pulsar_urls) as namespace:
+        yield namespace
 
 
 @pytest.fixture

@@ -95,9 +95,9 @@ class PulsarGateway:
 
     def log(self, topic: str, partition: int = 0) -> PulsarLog:
         """The log of a partition that is there."""
-        found = self.engine.topics.get(topic)
-        assert found is not None, f"the gateway does not know {topic}"
-        log = self.engine.log(found.topic_id, partition)
+        info = self.engine.topics.get(topic)
+        assert info is not None, f"the gateway does not know {topic}"
+        log = self.engine.log(info.topic_id, partition)
         assert log is not None
         return log
 

@@ -43,8 +43,8 @@ def is_message(value: Any) -> bool:
 
 def fields_of(message: Any) -> dict[str, Any]:
     """The fields of a message, or of its class, by name; kafka-python has no public name for them either."""
-    found: dict[str, Any] = message._struct.fields
-    return found
+    fields: dict[str, Any] = message._struct.fields
+    return fields
 
 
 def _fields(struct: Any, version: int, rng: Random, most: int) -> dict[str, Any]:

@@ -45,14 +45,14 @@ class RestProxy:
                 headers=kept,
                 allow_redirects=False,
                 skip_auto_headers=["Accept-Encoding"],
-            ) as found,
+            ) as answer,
         ):
             headers = {
                 name: value
-                for name, value in found.headers.items()
+                for name, value in answer.headers.items()
                 if name.lower() not in {"transfer-encoding", "content-length", "connection"}
             }
-            return web.Response(status=found.status, body=await found.read(), headers=headers)
+            return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
 
 @asynccontextmanager

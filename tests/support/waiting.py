@@ -26,10 +26,10 @@ async def until(condition: Callable[[], T | Awaitable[T]], what: str = "", secon
     """Wait until `condition()`, or what it awaits, is true; returns that."""
     end = time.monotonic() + seconds
     while True:
-        found = condition()
-        found = await found if inspect.isawaitable(found) else found
-        if found:
-            return found
+        value = condition()
+        value = await value if inspect.isawaitable(value) else value
+        if value:
+            return value
         assert time.monotonic() < end, f"not within {seconds:g} s: {what or inspect.getsource(condition).strip()}"
         await asyncio.sleep(0.01)  # what a condition asks has no event
 
@@ -37,7 +37,7 @@ async def until(condition: Callable[[], T | Awaitable[T]], what: str = "", secon
 def wait_until(condition: Callable[[], T], what: str = "", seconds: float = SECONDS) -> T:
     """The same where no event loop runs."""
     end = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < end, f"not within {seconds:g} s: {what or inspect.getsource(condition).strip()}"
         time.sleep(0.01)  # what a condition asks has no event
-    return found
+    return value

@@ -32,10 +32,10 @@ def with_kafka_python(bootstrap: str, values: list[bytes]) -> list[bytes]:
             producer.send("t", value)
         producer.flush()
     consumer = KafkaConsumer("t", bootstrap_servers=bootstrap, group_id="g", auto_offset_reset="earliest")
-    found = [next(consumer).value for _ in values]
+    values_read = [next(consumer).value for _ in values]
     consumer.commit()
     consumer.close()
-    return found
+    return values_read
 
 
 def with_confluent_kafka(bootstrap: str, values: list[bytes]) -> list[bytes]:
@@ -45,12 +45,12 @@ def with_confluent_kafka(bootstrap: str, values: list[bytes]) -> list[bytes]:
     assert producer.flush(SECONDS) == 0
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "auto.offset.reset": "earliest"})
     consumer.subscribe(["t"])
-    found: list[bytes] = []
-    while len(found) < len(values):
-        found += [message.value() for message in consumer.consume(100, 1.0) if message.error() is None]
+    values_read: list[bytes] = []
+    while len(values_read) < len(values):
+        values_read += [message.value() for message in consumer.consume(100, 1.0) if message.error() is None]
     consumer.commit(asynchronous=False)
     consumer.close()
-    return found
+    return values_read
 
 
 def with_aiokafka(bootstrap: str, values: list[bytes]) -> list[bytes]:
@@ -126,8 +126,8 @@ class _Header:
 
 
 def test_several_brokers_run_side_by_side() -> None:
-    with Broker() as one, Broker() as two, Broker() as three, ThreadPoolExecutor(3) as pool:
-        brokers = one, two, three
+    with Broker() as first, Broker() as second, Broker() as third, ThreadPoolExecutor(3) as pool:
+        brokers = first, second, third
         jobs = [
             pool.submit(client, broker.bootstrap, [b"%d" % i] * 50)
             for i, (client, broker) in enumerate(zip(CLIENTS, brokers, strict=True))

@@ -26,8 +26,8 @@ def run(directory: Path, texts: Sequence[str], *options: str) -> str:
 
 
 def test_pytest_finds_the_plugin_where_kop_is_installed() -> None:
-    (found,) = [point for point in entry_points(group="pytest11") if point.name == "kop"]
-    assert found.value == "kop.testing.plugin"
+    (plugin,) = [point for point in entry_points(group="pytest11") if point.name == "kop"]
+    assert plugin.value == "kop.testing.plugin"
 
 
 def test_there_are_examples_for_the_three_clients() -> None:

@@ -129,9 +129,9 @@ class World:
 
     @property
     def transaction(self) -> Transaction:
-        found = self.coordinator.get("tx")
-        assert found is not None
-        return found
+        transaction = self.coordinator.get("tx")
+        assert transaction is not None
+        return transaction
 
     async def reaches(self, status: TransactionStatus) -> None:
         await until(lambda: self.transaction.status is status)

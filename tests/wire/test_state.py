@@ -36,9 +36,9 @@ VECTORS = json.loads(Path(__file__).with_name("state_vectors.json").read_text())
 
 
 def of(kind: str) -> list[Any]:
-    found = [v for v in VECTORS if v["kind"] == kind]
-    assert found
-    return [pytest.param(v, id=f"{kind}-v{v['version']}-{i}") for i, v in enumerate(found)]
+    chosen = [v for v in VECTORS if v["kind"] == kind]
+    assert chosen
+    return [pytest.param(v, id=f"{kind}-v{v['version']}-{i}") for i, v in enumerate(chosen)]
 
 
 def offset_value(fields: dict[str, Any]) -> OffsetCommitValue:

@@ -22,8 +22,8 @@ FILE = Path(__file__).parents[2] / "conformance" / "vectors" / "state.jsonl.gz"
 
 def vectors(*names: str) -> list[Any]:
     with gzip.open(FILE, "rt", encoding="utf-8") as lines:
-        found = [json.loads(line) for line in lines]
-    chosen = [v for v in found if v["name"] in names]
+        rows = [json.loads(line) for line in lines]
+    chosen = [v for v in rows if v["name"] in names]
     assert chosen
     return [pytest.param(v, id=f"{v['name']}-v{v['version']}-{v['fill']}") for v in chosen]
 

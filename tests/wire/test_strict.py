@@ -279,10 +279,10 @@ def test_headers_of_every_api_and_version(key: int) -> None:
         assert flexible == (version >= FLEXIBLE_FROM[key])
         for client in (None, b"", b"kcat"):
             for tags in (b"\0", tagged(3, 5)) if flexible else (b"",):
-                found = parse_header(header(key, version, client, tags + b"body"))
-                assert (found.api_key, found.api_version, found.correlation_id) == (key, version, 7)
-                assert found.client_id == (None if client is None else client.decode())
-                assert bytes(header(key, version, client, tags + b"body")[found.body :]) == b"body"
+                parsed = parse_header(header(key, version, client, tags + b"body"))
+                assert (parsed.api_key, parsed.api_version, parsed.correlation_id) == (key, version, 7)
+                assert parsed.client_id == (None if client is None else client.decode())
+                assert bytes(header(key, version, client, tags + b"body")[parsed.body :]) == b"body"
 
 
 @pytest.mark.parametrize(

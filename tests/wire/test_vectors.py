@@ -45,10 +45,10 @@ def class_of(vector: dict[str, Any]) -> Any:
 
 def groups() -> list[Any]:
     """One test a class and version, each with all its vectors."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_message: dict[str, list[dict[str, Any]]] = {}
     for vector in MESSAGES:
-        found.setdefault(f"{vector['api']}-{vector['kind']}-v{vector['version']}", []).append(vector)
-    return [pytest.param(vectors, id=name) for name, vectors in found.items()]
+        by_message.setdefault(f"{vector['api']}-{vector['kind']}-v{vector['version']}", []).append(vector)
+    return [pytest.param(vectors, id=name) for name, vectors in by_message.items()]
 
 
 def attribute(message: Any, name: str) -> str:
@@ -62,15 +62,15 @@ def differences(ours: Any, java: Any, path: str = "") -> list[str]:
     if isinstance(java, dict):
         if ours is None:
             return [f"{path}: None, Java has {java}"]
-        found = []
+        differing = []
         for name, value in java.items():
             if name == "recordsSizeInBytes":
                 records = ours.records
                 if len(records or b"") != value:
-                    found.append(f"{path}.{name}: {len(records or b'')}, Java has {value}")
+                    differing.append(f"{path}.{name}: {len(records or b'')}, Java has {value}")
             else:
-                found += differences(getattr(ours, attribute(ours, name)), value, f"{path}.{name}")
-        return found
+                differing += differences(getattr(ours, attribute(ours, name)), value, f"{path}.{name}")
+        return differing
     if isinstance(java, list):
         if ours is None or len(ours) != len(java):
             return [f"{path}: {ours}, Java has {len(java)} elements"]
