@@ -373,7 +373,7 @@ def _poll(producer: Producer, seconds: float) -> bool:
 # --- consumers
 
 
-class _Member:
+class GroupMember:
     """A consumer in a group, whose sessions begin where the group's committed offsets are."""
 
     def __init__(self, work: Work, name: str, group: str, isolation: Any, topics: Iterable[str]) -> None:
@@ -413,22 +413,35 @@ class _Member:
         self.at = {}
 
     def _assign(self, partitions: list[TopicPartition]) -> None:
-        committed = self.committed(partitions) if partitions else []
+        committed = self.committed(partitions)
         if committed is None:  # librdkafka asks again by itself
             self._positions.begin({})
             self.consumer.assign(partitions)
+            self.at = {}
         else:
-            starts = [TopicPartition(topic, partition, max(0, offset)) for topic, partition, offset in committed]
-            self._positions.begin({(start.topic, start.partition): start.offset for start in starts})
-            self.consumer.assign(starts)
+            self._begin_at(committed)
+
+    def _begin_at(self, committed: list[tuple[str, int, int]]) -> None:
+        starts = [TopicPartition(topic, partition, max(0, offset)) for topic, partition, offset in committed]
+        self._positions.begin({(start.topic, start.partition): start.offset for start in starts})
+        self.consumer.assign(starts)
         self.at = {}
 
-    def rewind(self) -> None:
-        """Begin again at the committed offsets. KafkaException where they cannot be had."""
-        self._assign(self.consumer.assignment())
+    def rewind(self) -> bool:
+        """Begin again at the committed offsets; False where they were not told.
+
+        What is assigned names the offsets at which it was assigned, and librdkafka would begin there.
+        """
+        committed = self.committed(self.consumer.assignment())
+        if committed is None:
+            return False
+        self._begin_at(committed)
+        return True
 
     def committed(self, partitions: list[TopicPartition]) -> list[tuple[str, int, int]] | None:
         """The group's offsets, -1 for none; None where there was no answer."""
+        if not partitions:
+            return []
         begin = time.time()
         try:
             positions = self.consumer.committed(partitions, timeout=10)
@@ -478,7 +491,7 @@ def _consume(work: Work, role: ConsumerRole) -> None:
     while not work.stop.is_set():
         number += 1
         topics = [work.names.of(topic) for topic in role.topics]
-        member = _Member(work, f"{role.name}#{number}", work.names.of(role.group), role.isolation, topics)
+        member = GroupMember(work, f"{role.name}#{number}", work.names.of(role.group), role.isolation, topics)
         until = time.monotonic() + rng.uniform(6, 20)
         while time.monotonic() < until and not work.stop.is_set():
             if member.poll(200, rng.uniform(0.1, 0.5)) and rng.random() < 0.5:
@@ -492,7 +505,7 @@ def _copy(work: Work, role: ChainRole, name: str) -> None:
         line = _Line(work, name)
         topic = work.names.of(role.source)
         group = work.names.of(role.name)
-        member = _Member(work, name, group, "committed", [topic])
+        member = GroupMember(work, name, group, "committed", [topic])
         finishes = chain_finishes(name, work.seed)
         while not work.stop.is_set():
             rows = member.poll(_BATCH, 0.3)
@@ -525,11 +538,6 @@ def _fill(
     producer.offsets(group, at, metadata)
 
 
-def _rewind(work: Work, member: _Member) -> None:
-    while not work.stop.is_set():
-        try:
-            member.rewind()
-            return
-        except KafkaException as error:
-            print(f"rewind: {error}", file=sys.stderr)
-            time.sleep(0.1)  # before the next try: the coordinator may be moving
+def _rewind(work: Work, member: GroupMember) -> None:
+    while not work.stop.is_set() and not member.rewind():
+        time.sleep(0.1)  # before the next try: the coordinator may be moving
