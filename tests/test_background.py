@@ -58,9 +58,10 @@ def test_a_round_that_hangs_is_ended_and_reported_also_where_the_report_fails(
                 enough.set()
             raise LookupError("the report fails")
 
-        loop = asyncio.create_task(
-            repeat("the look", asyncio.Event().wait, every=0.001, limit=0.01, failed=failed)  # type: ignore[arg-type]
-        )
+        async def hang() -> None:
+            await asyncio.Event().wait()
+
+        loop = asyncio.create_task(repeat("the look", hang, every=0.001, limit=0.01, failed=failed))
         async with asyncio.timeout(SECONDS):
             await enough.wait()
         loop.cancel()

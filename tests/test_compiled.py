@@ -19,7 +19,7 @@ OF_FORMAT = (12, "a77b73376425e2e6")
 
 def built(format_number: int) -> ModuleType:
     module = ModuleType("kop._native")
-    module.FORMAT = format_number  # type: ignore[attr-defined]
+    vars(module)["FORMAT"] = format_number
     module.__file__ = "/somewhere/_native.so"
     return module
 

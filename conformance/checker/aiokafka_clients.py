@@ -333,7 +333,7 @@ async def _started(work: Work, client: AIOKafkaProducer | AIOKafkaConsumer) -> b
 # --- consumers
 
 
-class _Member(ConsumerRebalanceListener):  # type: ignore[misc]
+class _Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """A consumer in a group. It does not tell where it begins: its sessions begin at the first record that comes.
 
     `highest`: what the members of the group have committed. None commits less, though it may have begun at the log's

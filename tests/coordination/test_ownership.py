@@ -37,7 +37,14 @@ class World:
         self.gate = asyncio.Event()
         self.gate.set()
         self.installed: list[int] = []
-        self.under_test = Ownership[int](self, self, self, self.load, self.install, self.unload)  # type: ignore[arg-type]
+        self.under_test = Ownership[int](
+            self,  # type: ignore[arg-type]  # World has all that Ownership uses of a log
+            self,  # type: ignore[arg-type]  # and all that it uses of brokers
+            self,
+            self.load,
+            self.install,
+            self.unload,
+        )
 
     # the live brokers
 

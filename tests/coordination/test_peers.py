@@ -37,7 +37,7 @@ def test_calls_overlap_and_are_answered(tmp_path: Path) -> None:
     run(main())
 
 
-def test_what_has_no_field_comes_in_the_header(tmp_path: Path) -> None:
+def test_what_has_no_field_comes_in_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
             await serving.gateway.engine.topics.create("t", 1, {})
@@ -48,7 +48,7 @@ def test_what_has_no_field_comes_in_the_header(tmp_path: Path) -> None:
             async def begin(timeout_ms: int) -> bytes:
                 return b"in storage"
 
-            transactions_of_storage.begin = begin  # type: ignore[method-assign]
+            monkeypatch.setattr(transactions_of_storage, "begin", begin)
             transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
             topic = transaction.AddPartitionsToTxnTopic(version=5, name="t", partitions=[0])
             peers = Peers(7, lambda _: serving.listeners[0])

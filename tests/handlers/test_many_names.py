@@ -240,7 +240,7 @@ def test_storage_is_not_asked_for_names_that_it_cannot_have() -> None:
     class Engine:
         topics = Topics()
 
-    client_topics = ClientTopics(Engine())  # type: ignore[arg-type]
+    client_topics = ClientTopics(Engine())  # type: ignore[arg-type]  # the names to find ask for no more of an engine
     assert list(client_topics.names_to_find(["a/b/" + "c" * 250])) == ["a/b/" + "c" * 250]
     assert not client_topics.names_to_find(["a/b/" + "c" * 32_000])
 

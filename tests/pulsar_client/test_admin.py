@@ -33,7 +33,7 @@ class Fake:
     """Answers each request with the next of its answers; the last one stays. Keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.answers: list[Callable[[web.Request], Awaitable[web.StreamResponse]]] = []
+        self.answers: list[Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = []
         self.asked: list[tuple[str, str, str, bytes]] = []
         """(method, raw path with query, Authorization, body)"""
         self.url = ""
@@ -41,7 +41,7 @@ class Fake:
     def then(self, status: int = 200, body: Any = None, **headers: str) -> Fake:
         """Add an answer: JSON, or the text of a str."""
 
-        async def answer(_: web.Request) -> web.Response:
+        async def answer(_: web.BaseRequest) -> web.Response:
             if isinstance(body, str):
                 return web.Response(status=status, text=body, headers=headers)
             return web.Response(status=status, body=b"" if body is None else json.dumps(body).encode(), headers=headers)
@@ -52,7 +52,7 @@ class Fake:
     def then_hang_up(self) -> Fake:
         """Read the request and close the connection."""
 
-        async def answer(request: web.Request) -> web.Response:
+        async def answer(request: web.BaseRequest) -> web.Response:
             assert request.transport
             request.transport.abort()
             return web.Response()
@@ -63,7 +63,7 @@ class Fake:
     def then_never(self) -> Fake:
         """Do not answer."""
 
-        async def answer(_: web.Request) -> web.Response:
+        async def answer(_: web.BaseRequest) -> web.Response:
             await asyncio.sleep(3600)  # for ever
             return web.Response()
 
@@ -74,7 +74,7 @@ class Fake:
         body = await request.read()
         self.asked.append((request.method, request.raw_path, request.headers.get("Authorization", ""), body))
         answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
-        return await answer(request)  # type: ignore[arg-type]
+        return await answer(request)
 
 
 @asynccontextmanager

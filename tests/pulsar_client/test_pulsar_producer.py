@@ -147,7 +147,7 @@ async def test_what_is_too_large_is_not_sent() -> None:
 
 @pytest.mark.parametrize("messages", [1, 5])
 @pytest.mark.parametrize("error", [pb.NotAllowedError, pb.TopicTerminatedError, pb.ChecksumError])
-async def test_a_refused_entry_fails_alone(error: int, messages: int) -> None:
+async def test_a_refused_entry_fails_alone(error: pb.ServerError, messages: int) -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
         async with client(broker.url) as made:
@@ -316,7 +316,7 @@ async def test_a_resent_entry_that_the_broker_has_not_finished_with_is_sent_once
 
 @pytest.mark.parametrize("messages", [1, 5])
 @pytest.mark.parametrize("error", [pb.PersistenceError, pb.ServiceNotReady, pb.UnknownError])
-async def test_what_an_unloading_topic_refuses_is_sent_again_in_order(error: int, messages: int) -> None:
+async def test_what_an_unloading_topic_refuses_is_sent_again_in_order(error: pb.ServerError, messages: int) -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
         async with client(broker.url) as made:
@@ -459,7 +459,7 @@ async def test_close_answers_what_is_pending() -> None:
 
 
 @pytest.mark.parametrize("error", [pb.ProducerBusy, pb.ProducerBlockedQuotaExceededException, pb.AuthorizationError])
-async def test_a_refused_producer_is_told_at_once(error: int) -> None:
+async def test_a_refused_producer_is_told_at_once(error: pb.ServerError) -> None:
     async with fake_pulsar() as broker:
         broker.create(T)
         async with client(broker.url) as made:

@@ -18,7 +18,7 @@ from support.pulsar_admin import PulsarAdmin
 from support.waiting import until
 
 from conformance.faulty_link import Link, link
-from kop.pulsar_client import EARLIEST, LATEST, Client, Entry, Position, Producer, PulsarError
+from kop.pulsar_client import EARLIEST, LATEST, Access, Client, Entry, Position, Producer, PulsarError
 from kop.pulsar_client.address import PulsarAddress, parse_one
 from kop.pulsar_client.pool import BrokerRoute, Pool
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -187,13 +187,13 @@ async def test_waiting_for_a_topic(pulsar: Pulsar) -> None:
 
 
 @pytest.mark.parametrize("access", ["shared", "exclusive", "exclusive_with_fencing"])
-async def test_a_producer_takes_its_own_place_back_from_a_dead_connection(pulsar: Pulsar, access: str) -> None:
+async def test_a_producer_takes_its_own_place_back_from_a_dead_connection(pulsar: Pulsar, access: Access) -> None:
     """The broker still sees the old connection, which only we know to be dead."""
     target = parse_one(pulsar.service_url)
     async with tools(pulsar, keepalive=1.0) as (made, admin), link(target.port) as wire:
         topic = await create(admin, pulsar.topic())
         with through(wire):
-            producer = await made.open_producer(topic, name="mine", access=access)  # type: ignore[arg-type]
+            producer = await made.open_producer(topic, name="mine", access=access)
             await send(producer, 0)
             wire.stall()
             sent = [send(producer, number) for number in range(1, 4)]

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -78,17 +79,17 @@ async def test_a_trusted_broker_is_used(folder: Path) -> None:
         ("elsewhere", {"ca_file": "elsewhere.pem", "server_hostname": "other.example"}, False),
     ],
 )
-async def test_who_is_trusted(folder: Path, name: str, options: dict[str, object], works: bool) -> None:
+async def test_who_is_trusted(folder: Path, name: str, options: dict[str, Any], works: bool) -> None:
     broker = TlsPulsar()
     await broker.start_tls(folder, name)
     if "ca_file" in options:
         options = options | {"ca_file": str(folder / str(options["ca_file"]))}
     try:
         if works:
-            await start(broker.url, TlsOptions(**options))  # type: ignore[arg-type]
+            await start(broker.url, TlsOptions(**options))
         else:
             with pytest.raises(PulsarError, match="check the file of trusted certificates") as caught:
-                await start(broker.url, TlsOptions(**options))  # type: ignore[arg-type]
+                await start(broker.url, TlsOptions(**options))
             assert caught.value.code == "TlsError"
             assert not caught.value.retriable
     finally:
@@ -127,9 +128,9 @@ def test_an_issuer_may_have_a_public_certificate(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"ca_file": "/none.pem"}, {"cert_file": "/none.pem"}])
-async def test_a_missing_file_is_named(options: dict[str, str]) -> None:
+async def test_a_missing_file_is_named(options: dict[str, Any]) -> None:
     with pytest.raises(PulsarError, match=r"/none\.pem") as caught:
-        await start("pulsar+ssl://127.0.0.1:1", TlsOptions(**options))  # type: ignore[arg-type]
+        await start("pulsar+ssl://127.0.0.1:1", TlsOptions(**options))
     assert caught.value.code == "TlsError"
 
 
@@ -171,7 +172,7 @@ class Misled:
         await self.broker.stop()
         await self.plain.stop()
 
-    def answer(self, *, kind: int, proxied: bool = False) -> None:
+    def answer(self, *, kind: pb.CommandLookupTopicResponse.LookupType, proxied: bool = False) -> None:
         """What lookups say from now on."""
 
         def hook(session: Session, command: Command) -> bool:
@@ -179,7 +180,7 @@ class Misled:
                 return False
             answer = pb.CommandLookupTopicResponse(
                 request_id=command.lookupTopic.request_id,
-                response=kind,  # type: ignore[arg-type]
+                response=kind,
                 brokerServiceUrl=self.plain.url,
                 brokerServiceUrlTls=self.plain.url,
                 proxy_through_service_url=proxied,
@@ -198,12 +199,12 @@ class Misled:
         )
 
 
-@pytest.mark.parametrize("kind", ["Connect", "Redirect"])
+@pytest.mark.parametrize("kind", [pb.CommandLookupTopicResponse.Connect, pb.CommandLookupTopicResponse.Redirect])
 async def test_a_broker_without_tls_is_not_followed_from_one_with_it(
-    folder: Path, kind: str, caplog: pytest.LogCaptureFixture
+    folder: Path, kind: pb.CommandLookupTopicResponse.LookupType, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Misled(folder) as brokers:
-        brokers.answer(kind=pb.CommandLookupTopicResponse.LookupType.Value(kind))
+        brokers.answer(kind=kind)
         async with brokers.client() as made:
             for _ in range(3):
                 with pytest.raises(PulsarError, match=r"has TLS and names.*brokerServiceUrlTls") as caught:

@@ -175,7 +175,7 @@ def test_the_account_calls_who_waits_in_order_as_long_as_there_is_room() -> None
 
     called: list[int] = []
 
-    async def main(server: Server, fake: FakePipeline) -> None:
+    async def main() -> None:
         account.used = 200
         waiters = [Waiter(takes) for takes in (10, 20, 90, 30)]
         for waiter in waiters:
@@ -198,7 +198,7 @@ def test_the_account_calls_who_waits_in_order_as_long_as_there_is_room() -> None
     loop = asyncio.new_event_loop()
     account = connection_account(loop)
     try:
-        loop.run_until_complete(main(None, None))  # type: ignore[arg-type]
+        loop.run_until_complete(main())
     finally:
         loop.close()
 
@@ -409,10 +409,10 @@ def test_no_idle_limit() -> None:
     play(main, max_idle_ms=-1)
 
 
-def test_a_connection_that_cannot_send_its_last_answers_is_not_kept() -> None:
+def test_a_connection_that_cannot_send_its_last_answers_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
-        peer.transport.close = lambda: None  # type: ignore[method-assign]  # as with data unsent
+        monkeypatch.setattr(peer.transport, "close", lambda: None)  # as with data unsent
         fake.bad = {0}
         peer.send(frame("now", 0))
         server.sweep()
@@ -535,12 +535,12 @@ def test_a_drain_ends_when_its_time_is_over() -> None:
     play(main)
 
 
-def test_a_connection_lost_before_it_was_made_does_no_harm() -> None:
+def test_a_connection_lost_before_it_was_made_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(server: Server, fake: FakePipeline) -> None:
         lone = ClientConnection(server, None)
         lone.connection_lost(None)
         transport = FakeTransport(server.loop)
-        transport.get_extra_info = lambda name, default=None: default  # type: ignore[method-assign]
+        monkeypatch.setattr(transport, "get_extra_info", lambda name, default=None: default)
         made = ClientConnection(server, None)
         transport.protocol = made
         made.connection_made(transport)

@@ -255,7 +255,11 @@ class Peer:
 def fake_server(requests: FakePipeline | None = None, **limits: Any) -> Server:
     """A server without listeners, on the running loop. Call `close_server` at the end."""
     pipeline = requests or FakePipeline()
-    return Server(pipeline, pipeline.metrics, ClientLimits(**limits))  # type: ignore[arg-type]
+    return Server(
+        pipeline,  # type: ignore[arg-type]  # FakePipeline has all that a server uses of a pipeline
+        pipeline.metrics,
+        ClientLimits(**limits),
+    )
 
 
 async def close_server(server: Server) -> None:

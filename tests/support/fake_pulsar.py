@@ -95,8 +95,8 @@ class Session:
         if not self.writer.is_closing():
             self.writer.write(encode(command, behind))
 
-    def fail(self, request_id: int, error: int, message: str = "as the test wants it") -> None:
-        refusal = pb.CommandError(request_id=request_id, error=error, message=message)  # type: ignore[arg-type]
+    def fail(self, request_id: int, error: pb.ServerError, message: str = "as the test wants it") -> None:
+        refusal = pb.CommandError(request_id=request_id, error=error, message=message)
         self.send(Command(type=Command.ERROR, error=refusal))
 
     def success(self, request_id: int) -> None:
@@ -121,7 +121,7 @@ class FakePulsar:
         self.partitions: dict[str, int] = {}
         self.sessions: list[Session] = []
         self.ever: list[Session] = []
-        self.refusals: dict[int, list[int]] = defaultdict(list)
+        self.refusals: dict[int, list[pb.ServerError]] = defaultdict(list)
         """ServerErrors for the next commands of a type."""
         self.silent: set[int] = set()
         """Types of commands that are not answered."""
@@ -275,13 +275,13 @@ class FakePulsar:
         if handler is not None:
             handler(self, session, command, behind)
 
-    def _refuse(self, session: Session, command: Command, error: int) -> None:
+    def _refuse(self, session: Session, command: Command, error: pb.ServerError) -> None:
         kind = command.type
         if kind == Command.SEND:
             told = pb.CommandSendError(
                 producer_id=command.send.producer_id,
                 sequence_id=max(command.send.sequence_id, command.send.highest_sequence_id),  # as brokers have it
-                error=error,  # type: ignore[arg-type]
+                error=error,
                 message="as the test wants it",
             )
             session.send(Command(type=Command.SEND_ERROR, send_error=told))
@@ -289,7 +289,7 @@ class FakePulsar:
             failed = pb.CommandLookupTopicResponse(
                 request_id=command.lookupTopic.request_id,
                 response=pb.CommandLookupTopicResponse.Failed,
-                error=error,  # type: ignore[arg-type]
+                error=error,
                 message="as the test wants it",
             )
             session.send(Command(type=Command.LOOKUP_RESPONSE, lookupTopicResponse=failed))

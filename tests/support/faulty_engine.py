@@ -96,7 +96,9 @@ class FaultyLog(MemoryLog):
 
     # --- reads
 
-    def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:  # type: ignore[override]
+    def read_cached(  # type: ignore[override]  # the memory engine never says None
+        self, offset: int, max_bytes: int, *, min_one: bool
+    ) -> ReadResult | None:
         if self.cold and self.log_start_offset <= offset < self.high_watermark:
             return None
         return super().read_cached(offset, max_bytes, min_one=min_one)
@@ -126,7 +128,7 @@ class FaultyLog(MemoryLog):
         self._lost = lost
 
     @property
-    def leads(self) -> bool:  # type: ignore[override]
+    def leads(self) -> bool:  # type: ignore[override]  # the memory engine always leads
         return not self.doubtful
 
     async def verify_lead(self) -> None:
@@ -146,7 +148,7 @@ class FaultyLog(MemoryLog):
 class FaultyTopics(MemoryTopics):
     """The table of topics; with a `namespace` of its own where the test sets one."""
 
-    namespace: str | None = None  # type: ignore[assignment]
+    namespace: str | None = None  # type: ignore[assignment]  # the memory engine has no namespaces
     gate: asyncio.Event | None = None
     """Looks for topics wait for it."""
     finds = 0

@@ -53,8 +53,20 @@ class World:
         self.cluster = Cluster(*others)
         self.peer_codes: dict[int, E] = {}
         self.tags: dict[int, bytes] = {}
-        self.ends = TransactionEnds(self, self, lambda: TOPIC_ID, self.cluster, self)  # type: ignore[arg-type]
-        self.verifier = TransactionVerifier(TransactionCoordinators(self, self.cluster, self))  # type: ignore[arg-type]
+        self.ends = TransactionEnds(
+            self,  # type: ignore[arg-type]  # ends call `end` alone of storage
+            self,
+            lambda: TOPIC_ID,
+            self.cluster,
+            self,  # type: ignore[arg-type]  # and `call` alone of peers
+        )
+        self.verifier = TransactionVerifier(
+            TransactionCoordinators(
+                self,  # type: ignore[arg-type]  # World has all that is used of a coordinator
+                self.cluster,
+                self,  # type: ignore[arg-type]  # `call` alone is used of peers
+            )
+        )
         self.ends.verifier = self.verifier
 
     # storage and groups
@@ -233,7 +245,7 @@ async def test_a_coordinator_that_is_away_is_an_error() -> None:
     assert (await verified(w, "1")).error is E.NETWORK_EXCEPTION
 
 
-async def test_an_end_while_the_coordinator_is_asked_voids_its_answer() -> None:
+async def test_an_end_while_the_coordinator_is_asked_voids_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     w = World(2)
     asked = 0
     call = w.call
@@ -247,7 +259,7 @@ async def test_an_end_while_the_coordinator_is_asked_voids_its_answer() -> None:
             w.peer_codes[2] = E.TRANSACTION_ABORTABLE
         return await call(broker_id, message)
 
-    w.call = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(w, "call", slow)
     answer = await verified(w, "1")
     assert (asked, answer.errors) == (2, {("t", 0): E.TRANSACTION_ABORTABLE})
     assert not w.verifier.holds(5, 0, STORED["t", 0])
