@@ -14,13 +14,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from kop.errors import ErrorCode, InternalError, KopError
-from kop.records.batch import build, iter_batches, iter_records, read_header
-from kop.records.record import Record
+from kop.records.batch import build_at, iter_batches, iter_records
 from kop.storage.base import AppendResult, Engine, PartitionLog
 
 KeyValue: TypeAlias = tuple[bytes, bytes | None]
@@ -44,14 +42,37 @@ class StateTopic:
     configs: Mapping[str, str]
 
 
-@dataclass(slots=True)
-class _Write:
+class _Write(NamedTuple):
     records: Sequence[KeyValue]
     written: Written
 
     @property
     def size(self) -> int:
-        return sum(len(key) + len(value or b"") for key, value in self.records)
+        return sum([len(key) + len(value or b"") for key, value in self.records])
+
+
+class _Append:
+    """A batch on its way to storage, with the writes that share it; an `AppendWaiter`."""
+
+    __slots__ = ("_ended", "log", "writes")
+
+    def __init__(
+        self, log: PartitionLog, writes: Sequence[_Write], ended: Callable[[_Append, KopError | None], None]
+    ) -> None:
+        self.log = log
+        self.writes = writes
+        self._ended = ended
+
+    def reserve(self, size: int) -> None:
+        """Nothing to do: these batches are not compressed."""
+
+    def appended(self, place: int, result: AppendResult) -> None:
+        """See `AppendWaiter.appended`."""
+        self._ended(self, None)
+
+    def append_failed(self, place: int, error: KopError) -> None:
+        """See `AppendWaiter.append_failed`."""
+        self._ended(self, error.fresh_copy())
 
 
 def java_hash(text: str) -> int:
@@ -75,6 +96,8 @@ class StateLog:
         self.topic_id = UUID(int=0)
         self._opening = asyncio.Lock()
         self._queued: dict[int, list[_Write]] = {}
+        self._ended: list[tuple[_Append, KopError | None]] = []
+        """Appends whose writes hear of their end in the loop's next turn, in the order of their ends."""
         self._failing = False
         self._refused_writes = 0
         """How many writes were refused since the log began to fail; one log line tells of all of them."""
@@ -196,23 +219,25 @@ class StateLog:
                 shared_size += size
             self._append(self._logs[partition], shared, now)
 
-    def _append(self, log: PartitionLog, writes: list[_Write], now: int) -> None:
-        records = [key_value for write in writes for key_value in write.records]
-        batch = build(Record(offset, now, key, value) for offset, (key, value) in enumerate(records))
-        future = log.append(batch, read_header(batch), now_ms=now)
-        future.add_done_callback(partial(self._appended, log, writes))
+    def _append(self, log: PartitionLog, writes: Sequence[_Write], now: int) -> None:
+        batch, header = build_at(now, [key_value for write in writes for key_value in write.records])
+        log.submit(batch, header, now_ms=now, waiter=_Append(log, writes, self._append_ended), place=0)
 
-    def _appended(self, log: PartitionLog, writes: list[_Write], future: asyncio.Future[AppendResult]) -> None:
-        if future.cancelled():
-            self._ended(log, writes, KopError("the append was given up", ErrorCode.KAFKA_STORAGE_ERROR))
-        else:
-            self._ended(log, writes, future.exception())
+    def _append_ended(self, append: _Append, error: KopError | None) -> None:
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._ended.append((append, error))
 
-    def _ended(self, log: PartitionLog, writes: list[_Write], error: BaseException | None) -> None:
+    def _tell(self) -> None:
+        """Tell all writes whose appends have ended. Storage called for each of them, and waits for none."""
+        ended, self._ended = self._ended, []
+        for append, error in ended:
+            self._tell_of(append.log, append.writes, error)
+
+    def _tell_of(self, log: PartitionLog, writes: Sequence[_Write], error: KopError | None) -> None:
         code = ErrorCode.NONE
         if error is not None:
-            code = error.code if isinstance(error, KopError) else ErrorCode.UNKNOWN_SERVER_ERROR
-            code = code or ErrorCode.UNKNOWN_SERVER_ERROR
+            code = error.code or ErrorCode.UNKNOWN_SERVER_ERROR
             self._refused_writes += len(writes)
             if not self._failing:
                 self._failing = True

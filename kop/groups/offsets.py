@@ -26,11 +26,11 @@ from kop.cluster.client_topics import ClientTopics
 from kop.coordination.state_log import KeyValue, StateLog, Written
 from kop.errors import ErrorCode
 from kop.wire.state import (
-    OffsetCommitKey,
     OffsetCommitValue,
     PendingOffsetKey,
     PendingOffsetValue,
     encode_key,
+    encode_offset_key,
     encode_offset_value,
     encode_pending_value,
 )
@@ -52,8 +52,7 @@ class OffsetExpiry(Protocol):
         """Whether offsets of `topic` are kept because members consume it, or may do so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """One partition's offset to be committed."""
 
     topic: str
@@ -231,7 +230,7 @@ class GroupOffsets:
             records.append((encode_key(PendingOffsetKey(group_id, topic, partition, producer_id)), None))
             if committed is None:
                 continue
-            records.append((encode_key(OffsetCommitKey(group_id, topic, partition)), encode_offset_value(committed)))
+            records.append((encode_offset_key(group_id, topic, partition), encode_offset_value(committed)))
             is_later = False
             for other_producer, offset in self.pending.get((topic, partition), {}).items():
                 if is_later and not offset.superseded:
@@ -249,7 +248,7 @@ class GroupOffsets:
             unsettled.setdefault(key, set()).add(producer_id)
         for key in keys:
             topic, partition = key
-            records.append((encode_key(OffsetCommitKey(group_id, topic, partition)), None))
+            records.append((encode_offset_key(group_id, topic, partition), None))
             for producer_id in sorted(self.pending.get(key, {}).keys() | unsettled.get(key, set())):
                 records.append((encode_key(PendingOffsetKey(group_id, topic, partition, producer_id)), None))
         return records
@@ -301,7 +300,7 @@ class OffsetStore:
         `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
         """
         values = self._values(commits, retention_ms)
-        records = [(encode_key(OffsetCommitKey(group_id, *key)), encode_offset_value(value)) for key, value in values]
+        records = [(encode_offset_key(group_id, *key), encode_offset_value(value)) for key, value in values]
         for key, _ in values:
             offsets.begin(key)
 
@@ -406,12 +405,10 @@ class OffsetStore:
         expire = now + retention_ms if retention_ms >= 0 else -1
         return [
             (
-                (commit.topic, commit.partition),
-                OffsetCommitValue(
-                    commit.offset, max(commit.leader_epoch, -1), commit.metadata, now, expire, commit.topic_id
-                ),
+                (topic, partition),
+                OffsetCommitValue(offset, max(leader_epoch, -1), metadata, now, expire, topic_id),
             )
-            for commit in commits
+            for topic, topic_id, partition, offset, leader_epoch, metadata in commits
         ]
 
     def of_missing_topics(self, offsets: GroupOffsets) -> list[Key]:

@@ -11,14 +11,14 @@ LogAppendTime, which has to write a new checksum.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from crc32c import crc32c
 
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.records.compression import Codec, compress, decompress
-from kop.records.record import Record, content_of, frames, headers_of, key_and_value, put_record
+from kop.records.record import Record, content_of, frames, headers_of, key_and_value, key_value_record, put_record
 
 __all__ = [
     "CODEC_MASK",
@@ -43,6 +43,7 @@ __all__ = [
     "add_sequence",
     "base_offset_of",
     "build",
+    "build_at",
     "check_produced",
     "first_at_or_after",
     "is_transactional",
@@ -451,6 +452,21 @@ def build(
         ),
         frames,
     )  # fmt: skip
+
+
+def build_at(timestamp: int, records: Sequence[tuple[bytes, bytes | None]]) -> tuple[bytearray, BatchHeader]:
+    """A batch of keys and values at one time, from offset 0 on, with its header; as `build` makes it.
+
+    There has to be a record.
+    """
+    batch = bytearray(HEADER_SIZE)
+    batch += b"".join([key_value_record(delta, key, value) for delta, (key, value) in enumerate(records)])
+    length, count = len(batch) - LOG_OVERHEAD, len(records)
+    fields = (0, count - 1, timestamp, timestamp, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE, count)
+    _HEADER.pack_into(batch, 0, 0, length, 0, MAGIC, 0, *fields)
+    crc = crc32c(memoryview(batch)[_CRC_FROM:])
+    _CRC.pack_into(batch, _CRC_AT, crc)
+    return batch, BatchHeader(0, length, 0, MAGIC, crc, *fields)
 
 
 def rewrite(

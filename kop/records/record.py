@@ -165,6 +165,19 @@ def _put_varint(out: bytearray, number: int) -> None:
     out.append(value)
 
 
+def _size(number: int) -> bytes:
+    """The zigzag varint of a number that is not negative."""
+    if number < len(_SIZES):
+        return _SIZES[number]
+    out = bytearray()
+    _put_varint(out, number)
+    return bytes(out)
+
+
+_SIZES: Final = [bytes((2 * n,)) if n < 64 else bytes((2 * n & 0x7F | 0x80, 2 * n >> 7)) for n in range(1 << 10)]
+"""The varints of the smallest numbers."""
+
+
 def put_record(out: bytearray, timestamp_delta: int, offset_delta: int, content: Buffer) -> None:
     """Write a record to the end of `out`."""
     frame = bytearray(1)
@@ -173,6 +186,13 @@ def put_record(out: bytearray, timestamp_delta: int, offset_delta: int, content:
     _put_varint(out, len(frame) + len(content))
     out += frame
     out += content
+
+
+def key_value_record(offset_delta: int, key: bytes, value: bytes | None) -> bytes:
+    """A record without headers, at the base timestamp of its batch; as `put_record` writes it."""
+    start = (b"\0\0", _size(offset_delta), _size(len(key)), key)
+    content = b"".join((*start, b"\1\0") if value is None else (*start, _size(len(value)), value, b"\0"))
+    return _size(len(content)) + content
 
 
 def content_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[bytes, bytes | None]]) -> bytearray:

@@ -10,12 +10,14 @@ offset is known. Readers of Kafka's records step over kinds that they do not kno
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from kop.errors import StateRecordError
-from kop.wire.state_encoding import Buffer, RecordReader, RecordWriter
+from kop.wire.primitives import varint_bytes
+from kop.wire.state_encoding import Buffer, RecordReader, RecordWriter, short_string
 
 OFFSET_VALUE_VERSION: Final = 4
 """What Kafka 4.3 writes for a committed offset without a retention of its own."""
@@ -28,7 +30,13 @@ PENDING_OFFSET_KIND: Final = 1000
 """Kinds from 1000 on are not Kafka's."""
 PENDING_OFFSET_VALUE_VERSION: Final = 0
 
+_OFFSET_KEY_KIND: Final = b"\0\1"
+_OFFSET_HEAD: Final = struct.Struct(">hqi")
+_INT32: Final = struct.Struct(">i")
+_INT64: Final = struct.Struct(">q")
 _TOPIC_ID_TAG: Final = 0
+_TOPIC_ID_HEAD: Final = bytes((1, _TOPIC_ID_TAG, 16))
+"""Before an id that is the only tagged field: how many fields, its tag, its size."""
 _ZERO_ID: Final = UUID(int=0)
 
 
@@ -68,8 +76,7 @@ class UnknownKey:
 Key: TypeAlias = OffsetCommitKey | GroupMetadataKey | PendingOffsetKey | UnknownKey
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommitValue:
+class OffsetCommitValue(NamedTuple):
     """A committed offset. Times are milliseconds since the epoch, -1 for none."""
 
     offset: int
@@ -122,17 +129,23 @@ class GroupMetadataValue:
 
 def encode_key(key: OffsetCommitKey | GroupMetadataKey | PendingOffsetKey) -> bytes:
     """The bytes of a key, kind 1, 2 or 1000."""
+    if isinstance(key, OffsetCommitKey):
+        return encode_offset_key(key.group, key.topic, key.partition)
     if isinstance(key, GroupMetadataKey):
         writer = RecordWriter(2)
         writer.string(key.group)
         return bytes(writer.out)
-    writer = RecordWriter(PENDING_OFFSET_KIND if isinstance(key, PendingOffsetKey) else 1)
+    writer = RecordWriter(PENDING_OFFSET_KIND)
     writer.string(key.group)
     writer.string(key.topic)
     writer.int32(key.partition)
-    if isinstance(key, PendingOffsetKey):
-        writer.int64(key.producer_id)
+    writer.int64(key.producer_id)
     return bytes(writer.out)
+
+
+def encode_offset_key(group: str, topic: str, partition: int) -> bytes:
+    """The bytes of an `OffsetCommitKey` of these fields, without a writer: there is one for each committed offset."""
+    return b"".join((_OFFSET_KEY_KIND, short_string(group), short_string(topic), _INT32.pack(partition)))
 
 
 def decode_key(data: Buffer) -> Key:
@@ -150,9 +163,9 @@ def decode_key(data: Buffer) -> Key:
 
 def encode_offset_value(value: OffsetCommitValue, version: int | None = None) -> bytes:
     """The bytes of a committed offset. Version: the one that Kafka 4.3 would choose, unless it is given."""
-    if version is None:
-        version = OFFSET_VALUE_VERSION if value.expire_timestamp < 0 else EXPIRING_OFFSET_VALUE_VERSION
-    _known(version)
+    if version is None and value.expire_timestamp < 0:
+        return _encode_newest_offset_value(value)
+    version = _known(EXPIRING_OFFSET_VALUE_VERSION if version is None else version)
     writer = RecordWriter(version, flexible=version >= 4)
     writer.int64(value.offset)
     if version >= 3:
@@ -167,6 +180,22 @@ def encode_offset_value(value: OffsetCommitValue, version: int | None = None) ->
         else:
             writer.tags({_TOPIC_ID_TAG: value.topic_id.bytes})
     return bytes(writer.out)
+
+
+def _encode_newest_offset_value(value: OffsetCommitValue) -> bytes:
+    """As `encode_offset_value` in `OFFSET_VALUE_VERSION`, without a writer: there is one for each committed offset."""
+    offset, leader_epoch, metadata, commit_timestamp, _, topic_id = value
+    raw = metadata.encode()
+    tags = b"\0" if topic_id is None or not topic_id.int else _TOPIC_ID_HEAD + topic_id.bytes
+    return b"".join(
+        (
+            _OFFSET_HEAD.pack(OFFSET_VALUE_VERSION, offset, leader_epoch),
+            varint_bytes(len(raw) + 1),
+            raw,
+            _INT64.pack(commit_timestamp),
+            tags,
+        )
+    )
 
 
 def decode_offset_value(data: Buffer) -> OffsetCommitValue:

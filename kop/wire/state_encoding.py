@@ -22,6 +22,14 @@ _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
 
 
+def short_string(text: str) -> bytes:
+    """A string of the older encoding, behind two bytes of its length. StateRecordError where it is too long."""
+    raw = text.encode()
+    if len(raw) > 32_767:
+        raise StateRecordError(f"a string of {len(raw)} bytes does not fit")
+    return _INT16.pack(len(raw)) + raw
+
+
 class RecordReader:
     """Reads primitives; whatever lies beyond the end or makes no sense is a StateRecordError."""
 
@@ -141,13 +149,11 @@ class RecordWriter:
         if text is None:
             self.out += b"\0" if self.flexible else b"\xff\xff"
             return
+        if not self.flexible:
+            self.out += short_string(text)
+            return
         raw = text.encode()
-        if self.flexible:
-            self.uvarint(len(raw) + 1)
-        elif len(raw) > 32_767:
-            raise StateRecordError(f"a string of {len(raw)} bytes does not fit")
-        else:
-            self.out += _INT16.pack(len(raw))
+        self.uvarint(len(raw) + 1)
         self.out += raw
 
     def blob(self, raw: Buffer) -> None:

@@ -13,6 +13,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuil
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from kop.errors import ErrorCode, InternalError, PeerError
 from kop.records.batch import (
@@ -23,6 +24,7 @@ from kop.records.batch import (
     Record,
     add_sequence,
     build,
+    build_at,
     check_produced,
     first_at_or_after,
     iter_batches,
@@ -141,6 +143,18 @@ def test_header_keys_that_are_no_utf8_survive() -> None:
     kept = rewrite(batch, read_header(batch), lambda record: record.offset == 0, max_bytes=LIMIT, delete_horizon=T + 9)
     assert kept is not None
     assert records(kept) == written[:1]
+
+
+sizes = st.sampled_from([0, 1, 62, 63, 64, 65, 1000, 1023, 1024, 8191, 8192, 70_000])
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.tuples(sizes, sizes | st.none()), min_size=1, max_size=70), st.integers(-1, 2**42))
+def test_keys_and_values_at_one_time_are_built_as_records_are(lengths: list[tuple[int, int | None]], time: int) -> None:
+    pairs = [(bytes(key), None if value is None else bytes(value)) for key, value in lengths]
+    batch, header = build_at(time, pairs)
+    assert batch == build(Record(offset, time, key, value) for offset, (key, value) in enumerate(pairs))
+    assert header == read_header(batch)
 
 
 def test_log_append_time_gives_every_record_the_batchs_time() -> None:

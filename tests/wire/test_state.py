@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kop.errors import StateRecordError
 from kop.wire.state import (
+    OFFSET_VALUE_VERSION,
     GroupMetadataKey,
     GroupMetadataValue,
     MemberMetadata,
@@ -89,6 +90,27 @@ def test_versions_are_those_that_kafka_writes() -> None:
     assert encode_offset_value(OffsetCommitValue(1))[:2] == b"\0\4"
     assert encode_offset_value(OffsetCommitValue(1, expire_timestamp=5))[:2] == b"\0\1"
     assert encode_group_value(GroupMetadataValue("consumer", 1, None, None))[:2] == b"\0\3"
+
+
+@given(
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(-1, 2**31 - 1),
+    st.text(max_size=300),
+    st.integers(-1, 2**63 - 1),
+    st.uuids() | st.sampled_from([None, UUID(int=0)]),
+)
+def test_the_newest_version_has_the_same_bytes_whether_it_is_chosen_or_named(
+    offset: int, leader_epoch: int, metadata: str, commit_timestamp: int, topic_id: UUID | None
+) -> None:
+    value = OffsetCommitValue(offset, leader_epoch, metadata, commit_timestamp, -1, topic_id)
+    assert encode_offset_value(value) == encode_offset_value(value, OFFSET_VALUE_VERSION)
+
+
+def test_names_that_no_record_can_hold_are_refused() -> None:
+    long = "ä" * 16_384
+    for key in (OffsetCommitKey(long, "t", 0), OffsetCommitKey("g", long, 0), GroupMetadataKey(long)):
+        with pytest.raises(StateRecordError, match="32768 bytes"):
+            encode_key(key)
 
 
 def test_unknown_kinds_of_keys_are_named() -> None:
