@@ -296,42 +296,49 @@ class GroupCoordinator(Coordinator[Loaded]):
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, says_not_found: bool
     ) -> ErrorCode:
         """May these offsets be committed? `says_not_found`: the client knows GROUP_ID_NOT_FOUND (version 9 and up)."""
-        if refusal := self.refusal_of(group_id):
-            return refusal
         entry = self._entries.get(group_id)
         if entry is not None:
-            return entry.group.check_commit(member_id, instance_id, generation, self._clock())
+            refusal = self.ownership.refusal_of_partition(entry.partition)
+            return refusal or entry.group.check_commit(member_id, instance_id, generation, self._clock())
+        if refusal := self.refusal_of(group_id):
+            return refusal
         if generation < 0:
             return ErrorCode.NONE
         return ErrorCode.GROUP_ID_NOT_FOUND if says_not_found else ErrorCode.ILLEGAL_GENERATION
 
-    def commit(self, group_id: str, commits: Iterable[Commit], retention_ms: int = -1) -> asyncio.Future[ErrorCode]:
-        """Commit offsets after `check_commit`, all of them or none. Ends when they are durable.
+    def commit(
+        self,
+        group_id: str,
+        commits: Sequence[Commit],
+        answer: Callable[[ErrorCode], None],
+        *,
+        retention_ms: int = -1,
+    ) -> ErrorCode:
+        """Commit offsets after `check_commit`, all of them or none; `answer` is called later, when they are durable.
 
+        It is called with an error where they could not be written, and never before this has returned.
         `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
-        COORDINATOR_LOAD_IN_PROGRESS where the end of a transaction waits for earlier commits of the same partition.
-        StateRecordError where a record cannot hold them.
+        Returns COORDINATOR_LOAD_IN_PROGRESS, and never calls `answer`, where the end of a transaction waits for earlier
+        commits of the same partition. StateRecordError where a record cannot hold them.
         """
         entry = self._entries.get(group_id) or self._add(group_id)
-        commits = list(commits)
         if entry.offsets.ending and self._is_ending(entry, commits):
-            return _future_of(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         written = self._answer_when_written(entry, answer)
         try:
             self._offset_store.commit(entry.partition, group_id, entry.offsets, commits, retention_ms, written)
         except StateRecordError:
             self._drop_untouched(entry)
             raise
-        return answer
+        return ErrorCode.NONE
 
-    def _answer_when_written(self, entry: _GroupEntry, answer: asyncio.Future[ErrorCode]) -> Written:
-        """The callback of a commit's write: it completes `answer`, and wakes the ends that wait for the write."""
+    def _answer_when_written(self, entry: _GroupEntry, answer: Callable[[ErrorCode], None]) -> Written:
+        """The callback of a commit's write: it calls `answer`, and wakes the ends that wait for the write."""
 
         def written(code: ErrorCode) -> None:
             self._drop_untouched(entry)
             self._wake(entry.partition)
-            _answer(answer, answer_for(code))
+            answer(answer_for(code))
 
         return written
 
@@ -427,7 +434,7 @@ class GroupCoordinator(Coordinator[Loaded]):
                 producer_id,
                 producer_epoch,
                 commits,
-                self._answer_when_written(entry, answer),
+                self._answer_when_written(entry, lambda code: _answer(answer, code)),
             )
         except StateRecordError:
             self._drop_untouched(entry)

@@ -12,7 +12,7 @@ compares API keys.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol, TypeAlias
@@ -103,6 +103,8 @@ class Answer:
 
     __slots__ = ("error", "frame", "latencies", "ready", "request_bytes", "started", "taker", "waiting")
 
+    alone = False
+    """Whether nothing behind the request on its connection is started before it is answered."""
     latencies: Latencies
     """Where its duration is counted; the pipeline sets it."""
     started: float
@@ -131,6 +133,29 @@ class Answer:
         """Have the connection closed for `error`, with one log line: there can be no answer."""
         self.error = error
         self.give(None)
+
+
+class Later(Answer):
+    """What a handler returns that has to wait and needs no task for it: whoever it waits for calls `end`, once.
+
+    That may happen only after the handler has returned it.
+    """
+
+    __slots__ = ("take",)
+
+    alone = True
+    take: Callable[[Any], None]
+    """Makes the answer of the handler's result; the pipeline sets it."""
+
+    def end(self, result: Any) -> None:
+        """Answer with the handler's result."""
+        self.take(result)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the result, where the request is a part of another one."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.take = lambda result: None if future.done() else future.set_result(result)
+        return future.__await__()
 
 
 Handler: TypeAlias = Callable[[Any, Context, Any], Any | Awaitable[Any]]
@@ -162,6 +187,9 @@ class Api:
     decode: Callable[[memoryview, int], Any] | None = None
     """Makes the request of the body and the version, for APIs that are not decoded by the codec. May keep views into
     the body."""
+    encode: Callable[[int, int, Any], tuple[set[int], bytes]] | None = None
+    """Makes the frame of the correlation id, the version and the handler's result, for APIs that are not encoded by the
+    codec; with it come the error codes in the result."""
     encodes: bool = False
     """The handler returns a `Frame`, a Future of one, an `Answer`, or None where the client expects no answer. An error
     on the Future closes the connection."""
@@ -171,7 +199,7 @@ class Api:
     """The answer to a version that is not served; without it the connection is closed."""
     rows: tuple[str, str] | None = None
     """The list in the request of which every item is answered by itself, and the list of these answers. A long one is
-    handled in parts, so that other clients have their turn. For APIs that the codec decodes and encodes."""
+    handled in parts, so that other clients have their turn. Not for APIs whose handler `encodes`."""
     slack: int = 0
     """Bytes that a known client sends after the body's end; Kafka never looks there. For the codec only."""
     largest: int = LARGEST_REQUEST

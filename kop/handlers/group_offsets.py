@@ -6,6 +6,7 @@ OffsetCommit
   partition; then metadata over offset.metadata.max.bytes is OFFSET_METADATA_TOO_LARGE.
 - retention_time_ms of versions 2 to 4 is kept; -1 is the broker's retention.
 - A group that is not there but for a generation: ILLEGAL_GENERATION below version 9, GROUP_ID_NOT_FOUND from it on.
+- It waits without a task or a future: the write's own callback makes the answer.
 
 OffsetFetch
 - What was not committed is offset -1, epoch -1, metadata "" without an error, unknown topics and groups included; only
@@ -20,77 +21,81 @@ OffsetDelete: errors of the group are the request's; topics that members subscri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
 from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
 from kop.groups.offsets import Commit
-from kop.handlers.api import AclOperation, Api, Context
+from kop.handlers.api import AclOperation, Api, Context, Later
 from kop.handlers.gateway import Gateway
 from kop.storage.base import TopicInfo
-from kop.wire.messages import OffsetCommitResponse, OffsetDeleteResponse, OffsetFetchResponse
+from kop.wire.messages import OffsetDeleteResponse, OffsetFetchResponse
+from kop.wire.offset_commit import (
+    CommittedPartition,
+    CommittedTopic,
+    OffsetCommitAnswer,
+    OffsetCommitCall,
+    encode_response,
+    parse,
+)
 from kop.wire.state import OffsetCommitValue
 
 _NO_OFFSET = OffsetCommitValue(-1)
 
 
-def offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any | Awaitable[Any]:
+def offset_commit(gw: Gateway, ctx: Context, request: OffsetCommitCall) -> OffsetCommitAnswer | Later:
     """Check what is to be committed, and answer when it is durable."""
     version = ctx.version
     codes, good = existing_partitions(gw.topics, request, by_id=version >= 10)
     if not good:
-        return _committed(version, request, codes)
+        return _committed(request, codes)
     error = gw.groups.check_commit(
         request.group_id,
         request.member_id,
-        request.group_instance_id if version >= 7 else None,
+        request.group_instance_id,
         request.generation_id_or_member_epoch,
         says_not_found=version >= 9,
     )
     limit = gw.groups.settings.offset_metadata_max_bytes
     commits: list[Commit] = []
     for row, column, topic, partition in good:
-        metadata = partition.committed_metadata or ""
+        index, offset, epoch, metadata = partition
         if error:
             codes[row][column] = error
-        elif is_too_large(metadata, limit):
+        elif metadata and is_too_large(metadata, limit):
             codes[row][column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
         else:
             codes[row][column] = ErrorCode.NONE
-            epoch = partition.committed_leader_epoch if version >= 6 else -1
-            name, index = gw.topics.canonical_name(topic.name), partition.partition_index
-            commits.append(Commit(name, topic.topic_id, index, partition.committed_offset, epoch, metadata))
+            name = gw.topics.canonical_name(topic.name)
+            commits.append(Commit(name, topic.topic_id, index, offset, epoch, metadata or ""))
     if not commits:
-        return _committed(version, request, codes)
-    retention_ms = request.retention_time_ms if version <= 4 else -1
-    durable = gw.groups.commit(request.group_id, commits, retention_ms)
-    return _commit_later(version, request, codes, durable)
+        return _committed(request, codes)
+    later = Later()
+
+    def answer(code: ErrorCode) -> None:
+        later.end(_committed(request, codes, code))
+
+    refusal = gw.groups.commit(request.group_id, commits, answer, retention_ms=request.retention_time_ms)
+    return _committed(request, codes, refusal) if refusal else later
 
 
-async def _commit_later(
-    version: int, request: Any, codes: list[list[ErrorCode]], durable: asyncio.Future[ErrorCode]
-) -> Any:
-    error = await durable
-    if error:
-        codes = [[code or error for code in row] for row in codes]
-    return _committed(version, request, codes)
-
-
-def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
-    topic_class = OffsetCommitResponse.OffsetCommitResponseTopic
-    partition_class = topic_class.OffsetCommitResponsePartition
-    topics = []
-    for topic, row in zip(request.topics, codes, strict=True):
-        partitions = [
-            partition_class(version=version, partition_index=partition.partition_index, error_code=code)
-            for partition, code in zip(topic.partitions, row, strict=True)
+def _committed(
+    request: OffsetCommitCall, codes: list[list[ErrorCode]], error: ErrorCode = ErrorCode.NONE
+) -> OffsetCommitAnswer:
+    """The answer of these codes; `error` is that of all partitions that have none."""
+    return OffsetCommitAnswer(
+        [
+            CommittedTopic(
+                topic.name,
+                topic.topic_id,
+                [
+                    CommittedPartition(partition.partition_index, code or error)
+                    for partition, code in zip(topic.partitions, row, strict=True)
+                ],
+            )
+            for topic, row in zip(request.topics, codes, strict=True)
         ]
-        if version >= 10:
-            topics.append(topic_class(version=version, topic_id=topic.topic_id, partitions=partitions))
-        else:
-            topics.append(topic_class(version=version, name=topic.name, partitions=partitions))
-    return OffsetCommitResponse(version=version, topics=topics)
+    )
 
 
 def existing_partitions(
@@ -277,7 +282,17 @@ def _groups_of(request: Any) -> list[str]:
 
 
 APIS = (
-    Api(8, 2, 10, offset_commit, AclOperation.READ, topics=_names, rows=("topics", "topics")),
+    Api(
+        8,
+        2,
+        10,
+        offset_commit,
+        AclOperation.READ,
+        topics=_names,
+        decode=parse,
+        encode=encode_response,
+        rows=("topics", "topics"),
+    ),
     Api(9, 1, 10, offset_fetch, AclOperation.DESCRIBE, groups=_groups_of, rows=("topics", "topics")),
     Api(47, 0, 0, offset_delete, AclOperation.DELETE, topics=_names),
 )

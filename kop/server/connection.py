@@ -381,7 +381,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         answer.request_bytes = size = len(frame)
         self._charge(size)
         self._pending_bytes += size
-        if answer.waiting is not None:
+        if answer.alone or answer.waiting is not None:
             self._hold |= _WAITING
             api = requests.api(frame)
             self._polling = api is not None and api.long_poll

@@ -22,16 +22,17 @@ import logging
 import time
 from asyncio import create_task
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 from kop.errors import ErrorCode, FrameError, KopError
-from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame
+from kop.handlers.api import LARGEST_REQUEST, Answer, Api, ConnectionInfo, Context, Frame, Later
 from kop.handlers.gateway import Gateway
 from kop.metrics import Count
 from kop.server.limits import ReadAdmission
 from kop.wire import codec
 from kop.wire.frame import request_header
-from kop.wire.messages import REQUESTS, RESPONSES
+from kop.wire.messages import REQUESTS, RESPONSES, Message
 
 _NAMES = {int(code): code.name for code in ErrorCode}
 
@@ -41,14 +42,17 @@ log = logging.getLogger(__name__)
 class _ServedApi:
     """An API with the classes of its messages and its metrics."""
 
-    __slots__ = ("api", "counts", "latencies", "name", "oldest", "request_class", "response_class")
+    __slots__ = ("api", "counts", "decode", "latencies", "name", "oldest", "response_class", "splits")
 
     def __init__(self, gw: Gateway, api: Api) -> None:
         self.api = api
         self.oldest = api.advertised_min
-        self.request_class = REQUESTS[api.key]
+        request_class = REQUESTS[api.key]
         self.response_class = RESPONSES[api.key]
-        self.name = self.request_class.__name__.removesuffix("Request")
+        self.name = request_class.__name__.removesuffix("Request")
+        self.decode = api.decode or partial(_decode, request_class, api.slack)
+        self.splits = not api.encodes and not api.long_poll and api.reads is None
+        """Whether a large request is decoded beside the loop, and answered in parts where it has `rows`."""
         self.latencies = gw.metrics.latency.of(self.name)
         self.counts: dict[int, Count] = {}
         """Requests by version."""
@@ -117,12 +121,9 @@ class RequestPipeline:
         count.value += 1
         ctx = Context(api_key, version, client_id, self._now_ms, conn, correlation_id, owned)
         body = frame[begin:]
-        if api.decode is not None:
-            request = api.decode(body, version)
-        elif len(body) > _LARGE and not api.encodes and not api.long_poll and api.reads is None:
+        if len(body) > _LARGE and served.splits:
             return self._waiting(served, ctx, create_task(self._in_parts(served, ctx, memoryview(bytes(body)))))
-        else:
-            request = codec.decode(served.request_class, version, body, slack=api.slack)
+        request = served.decode(body, version)
         try:
             result = self._handle(api, ctx, request)
         except FrameError:
@@ -131,6 +132,8 @@ class RequestPipeline:
             return self._answer(served, self._failed(served, ctx, error))
         if isinstance(result, Answer):
             result.started, result.latencies = self.arrived, served.latencies
+            if isinstance(result, Later):
+                result.take = partial(self._take, served, ctx, result)
             return result
         if inspect.iscoroutine(result):
             if api.reads is not None and self.reads is not None:
@@ -174,6 +177,15 @@ class RequestPipeline:
         waiting.add_done_callback(finish)
         return answer
 
+    def _take(self, served: _ServedApi, ctx: Context, later: Later, result: Any) -> None:
+        """Give the answer that waited for its handler's result."""
+        try:
+            frame = self._encode(served, ctx, result)
+        except FrameError as error:
+            later.refuse(error)
+        else:
+            later.give(frame)
+
     def _handle(self, api: Api, ctx: Context, request: Any) -> Any:
         """Resolve the names in the request, then run the handler."""
         if api.topics is not None and (to_find := self._gw.topics.names_to_find(api.topics(request))):
@@ -186,7 +198,7 @@ class RequestPipeline:
         """Answer a large request: decode and encode on the side, and let others have their turn between its rows."""
         api = served.api
         try:
-            request = await asyncio.to_thread(codec.decode, served.request_class, ctx.version, body, slack=api.slack)
+            request = await asyncio.to_thread(served.decode, body, ctx.version)
             parts = [request] if api.rows is None else _parts(request, api.rows[0])
             results = []
             for part in parts:
@@ -197,7 +209,7 @@ class RequestPipeline:
             for further in results[1:]:
                 assert api.rows is not None
                 getattr(result, api.rows[1]).extend(getattr(further, api.rows[1]))
-            codes, frame = await asyncio.to_thread(_encoded, ctx, result)
+            codes, frame = await asyncio.to_thread(_encoded, api, ctx, result)
         except FrameError:
             raise
         except Exception as error:
@@ -217,7 +229,7 @@ class RequestPipeline:
             frame: Frame | None = result
             return frame
         try:
-            codes, frame = _encoded(ctx, result)
+            codes, frame = _encoded(served.api, ctx, result)
         except Exception as error:
             return self._failed(served, ctx, error)
         for code in codes:
@@ -263,5 +275,12 @@ def _parts(request: Any, rows: str) -> list[Any]:
     return parts
 
 
-def _encoded(ctx: Context, result: Any) -> tuple[set[int], Frame]:
+def _decode(request_class: type[Message], slack: int, body: memoryview, version: int) -> Message:
+    return codec.decode(request_class, version, body, slack=slack)
+
+
+def _encoded(api: Api, ctx: Context, result: Any) -> tuple[set[int], Frame]:
+    if api.encode is not None:
+        codes, frame = api.encode(ctx.correlation_id, ctx.version, result)
+        return codes, (frame,)
     return set(codec.error_codes(result)), (codec.encode_response(ctx.correlation_id, result, ctx.header_tags),)

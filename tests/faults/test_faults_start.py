@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from faults.fault_kit import gateway
+from support.commits import commit
 from support.gateway import FAST, run
 from support.pulsar import Pulsar
 from support.rest_proxy import RestProxy, rest_proxy
@@ -89,7 +90,7 @@ def test_one_partition_of_the_offsets_topic_that_cannot_be_had_keeps_the_rest_fr
                 topic = await engine.topics.create("t", 1, {})
                 of = {groups.state_log.partition_of(name): name for name in map(str, range(100))}
                 for index in (0, 1, 3):
-                    assert await groups.commit(of[index], [Commit("t", topic.topic_id, 0, 1)]) == ErrorCode.NONE
+                    assert await commit(groups, of[index], [Commit("t", topic.topic_id, 0, 1)]) == ErrorCode.NONE
                 assert groups.refusal_of(of[2])
                 status, text = await ready(serving)
                 assert status == 200
@@ -98,7 +99,7 @@ def test_one_partition_of_the_offsets_topic_that_cannot_be_had_keeps_the_rest_fr
                 assert second.startswith("1 of 4 partitions of __offsets are not served: 2: ")
                 proxy.fault = lambda method, path: 0
                 await until(lambda: not groups.refusal_of(of[2]))
-                assert await groups.commit(of[2], [Commit("t", topic.topic_id, 0, 1)]) == ErrorCode.NONE
+                assert await commit(groups, of[2], [Commit("t", topic.topic_id, 0, 1)]) == ErrorCode.NONE
                 assert await ready(serving) == (200, "ready\n")
 
     run(main())

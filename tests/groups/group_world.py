@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TypedDict, TypeVar, Unpack
 
 from groups.group_machine import Settings, subscription
+from support.commits import commit
 from support.faulty_engine import FaultyEngine, FaultyLog, FaultyStore
 
 from kop.errors import ErrorCode
@@ -217,8 +218,8 @@ class World:
     ) -> asyncio.Future[ErrorCode]:
         """OffsetCommit of one partition, with leader epoch 3 and the metadata `m<offset>`."""
         info = self.engine.topics.get(topic)
-        commit = Commit(topic, info.topic_id if info else None, partition, offset, 3, f"m{offset}")
-        return self.groups.commit(group, [commit], retention)
+        one = Commit(topic, info.topic_id if info else None, partition, offset, 3, f"m{offset}")
+        return commit(self.groups, group, [one], retention)
 
     def offsets(self, group: str = "g") -> GroupOffsets:
         """The offsets of a group that is there."""

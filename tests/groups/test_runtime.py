@@ -7,6 +7,7 @@ import logging
 
 import pytest
 from groups.group_world import MINUTE, Joining, World, at_once, settle, under_way
+from support.commits import commit
 from support.faulty_engine import FaultyStore
 from support.waiting import until
 
@@ -235,7 +236,7 @@ async def test_commit_that_cannot_be_stored_leaves_nothing_behind() -> None:
         assert world.groups.list() == []
         await world.commit(1)
         with pytest.raises(StateRecordError):
-            world.groups.commit("g", [Commit("t", None, 0, 1), Commit("t" * 40_000, None, 0, 1)])
+            commit(world.groups, "g", [Commit("t", None, 0, 1), Commit("t" * 40_000, None, 0, 1)])
         assert not world.offsets().writing
 
 
@@ -301,7 +302,7 @@ async def test_large_turns_are_split() -> None:
     async with World() as world:
         topic = world.topic("t")
         commits = [Commit("t", topic.topic_id, p, 1, 0, "x" * 4000) for p in range(100)]
-        answers = [world.groups.commit(f"g{n}", commits) for n in range(10)]
+        answers = [commit(world.groups, f"g{n}", commits) for n in range(10)]
         assert set(await asyncio.gather(*answers)) == {E.NONE}
         assert 3 <= world.log.appends <= 5
 
@@ -379,11 +380,11 @@ async def test_delete_group() -> None:
 async def test_delete_group_takes_commits_along_that_are_being_written() -> None:
     async with World() as world:
         world.log.hold()
-        commit = world.commit(1)
+        written = world.commit(1)
         deleted = under_way(world.groups.delete("g"))
         await settle()
         world.log.release()
-        assert (await commit, await deleted) == (E.NONE, E.NONE)
+        assert (await written, await deleted) == (E.NONE, E.NONE)
         assert world.groups.list() == []
         assert world.keys()[OffsetCommitKey("g", "t", 0)] is None
         await world.restart()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from handlers.group_scenario import Talk
-from support.faulty_engine import FaultyStore
+from support.faulty_engine import FaultyStore, FaultyTopics
 from support.gateway import RawClient, gateway, run
 from support.waiting import until
 
@@ -211,5 +211,72 @@ def test_many_commits_at_once_are_all_answered(tmp_path: Path) -> None:
             await asyncio.gather(*(commit(index, client) for index, client in enumerate(clients)))
             committed = {group: offset for group, _, _, offset in serving.gateway.groups.committed()}
             assert committed == {f"g{index}": 19 for index in range(20)}
+
+    run(main())
+
+
+def test_a_commit_whose_client_has_gone_is_stored_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FaultyStore()
+    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:", offsets_topic_num_partitions="1") as serving:
+            s = await talk(serving)
+            gone = await talk(serving)
+            gone.t = s.t
+            log = store.log("__offsets")
+            log.hold()
+            committing = asyncio.create_task(gone.commit("", "g", {0: 5}))
+            await until(lambda: log.waiting == 1)
+            committing.cancel()
+            await gone.c.close()
+            other = asyncio.create_task(s.commit("", "g", {1: 6}))
+            await until(lambda: log.waiting == 2)
+            log.release()
+            [topic] = (await other).topics
+            assert [p.error_code for p in topic.partitions] == [E.NONE]
+            [found] = (await s.fetch("", "g", parts=(0, 1))).groups
+            assert [p.committed_offset for p in found.topics[0].partitions] == [5, 6]
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", [2, 8, 10])
+def test_a_commit_of_a_thousand_partitions_is_answered_for_each(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            s = await talk(serving)
+            s.t = "many"
+            s.topic_id = (await serving.gateway.engine.topics.create("many", 1000, {})).topic_id
+            [topic] = (await s.commit("", "g", {index: index + 7 for index in range(1001)}, version=version)).topics
+            codes = {p.partition_index: p.error_code for p in topic.partitions}
+            assert codes == dict.fromkeys(range(1000), E.NONE) | {1000: E.UNKNOWN_TOPIC_OR_PARTITION}
+            committed = {index: offset for _, _, index, offset in serving.gateway.groups.committed()}
+            assert committed == {index: index + 7 for index in range(1000)}
+
+    run(main())
+
+
+def test_a_commit_waits_until_topics_of_other_namespaces_were_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FaultyStore()
+    monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+    monkeypatch.setattr(FaultyTopics, "namespace", "public/default")
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            s = await talk(serving)
+            row = REQUESTS[8].OffsetCommitRequestTopic
+            one = row.OffsetCommitRequestPartition(version=9, partition_index=0, committed_offset=5)
+            answer = await s.c.call(
+                8,
+                9,
+                group_id="g",
+                topics=[row(version=9, name=name, partitions=[one]) for name in (s.t, "other/space/t")],
+            )
+            assert store.engine.topics.finds == 1
+            codes = [topic.partitions[0].error_code for topic in answer.topics]
+            assert codes == [E.NONE, E.UNKNOWN_TOPIC_OR_PARTITION]
 
     run(main())

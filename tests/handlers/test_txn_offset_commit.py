@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.bodies import encode_body
+from support.commits import commit
 from support.faulty_engine import FaultyEngine, FaultyStore
 from support.waiting import until
 
@@ -251,13 +252,13 @@ async def test_a_coordinator_that_stops_and_storage_that_fails(version: int) -> 
 async def test_a_transaction_that_ends_while_it_is_asked_is_asked_again(end_epoch: int, answer: E) -> None:
     async with World() as world:
         world.transactions.gate = asyncio.Event()
-        commit = asyncio.create_task(world.commit(5))
+        committing = asyncio.create_task(world.commit(5))
         await until(lambda: bool(world.transactions.asked))
         partition = world.groups.state_log.partition_of("g")
         assert await world.groups.end_transaction([partition], PRODUCER, end_epoch, commit=False) == E.NONE
         world.transactions.first, world.transactions.answer = E.NONE, answer
         world.transactions.gate.set()
-        assert await commit == [answer]
+        assert await committing == [answer]
         assert len(world.transactions.asked) == 2
         assert world.groups.pending_offsets == (not answer)
 
@@ -267,7 +268,7 @@ async def test_offsets_of_an_open_transaction_are_unstable(version: int) -> None
     async with World() as world:
         topic = world.engine.topics.get("t")
         assert topic is not None
-        await world.groups.commit("g", [Commit("t", topic.topic_id, index, 5) for index in range(2)])
+        await commit(world.groups, "g", [Commit("t", topic.topic_id, index, 5) for index in range(2)])
         await world.commit(5, 1)
         unstable = (1, -1, E.UNSTABLE_OFFSET_COMMIT) if version >= 7 else (1, 5, E.NONE)
         assert await world.fetch(version, 0, 1) == [(0, 5, E.NONE), unstable]

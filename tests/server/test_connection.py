@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 def mixed(count: int, seed: int = 1) -> tuple[list[str], bytes]:
     """A pipeline of requests of all kinds."""
     rng = random.Random(seed)
-    kinds = [rng.choice(["produce", "produce", "acks0", "now", "now", "wait", "poll"]) for _ in range(count)]
+    kinds = [rng.choice(["produce", "produce", "acks0", "now", "now", "wait", "later", "poll"]) for _ in range(count)]
     return kinds, b"".join(frame(kind, number, rng.choice([10, 11, 64])) for number, kind in enumerate(kinds))
 
 
@@ -166,7 +166,7 @@ def test_acks_0_has_no_answer_and_keeps_its_place() -> None:
     play(main)
 
 
-@pytest.mark.parametrize("kind", ["now", "wait", "poll", "join"])
+@pytest.mark.parametrize("kind", ["now", "wait", "later", "poll", "join"])
 def test_another_request_waits_for_the_produces_before_it(kind: str) -> None:
     async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)
@@ -184,7 +184,7 @@ def test_another_request_waits_for_the_produces_before_it(kind: str) -> None:
     play(main)
 
 
-@pytest.mark.parametrize("kind", ["wait", "poll", "join"])
+@pytest.mark.parametrize("kind", ["wait", "later", "poll", "join"])
 def test_nothing_is_started_behind_a_request_that_waits(kind: str) -> None:
     async def main(server: Server, fake: FakePipeline) -> None:
         peer = Peer(server)

@@ -17,7 +17,7 @@ from support.fake_peer import FakePipeline, Peer, close_server, fake_server, fra
 
 from kop.server import connection, frames
 
-KINDS = ["produce", "produce", "acks0", "now", "wait", "poll", "join"]
+KINDS = ["produce", "produce", "acks0", "now", "wait", "later", "poll", "join"]
 requests = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(10, 400)), min_size=1, max_size=40)
 actions = st.lists(
     st.one_of(
@@ -43,7 +43,7 @@ def startable(kinds: list[str], whole: int, done: set[int]) -> int:
     """How many of the first `whole` requests must have been started, given those that have ended."""
     for number in range(whole):
         before = range(number)
-        if any(kinds[i] in ("wait", "poll", "join") and i not in done for i in before):
+        if any(kinds[i] in ("wait", "later", "poll", "join") and i not in done for i in before):
             return number
         if kinds[number] not in ("produce", "acks0") and any(
             kinds[i] in ("produce", "acks0") and i not in done for i in before

@@ -16,6 +16,7 @@ import pytest
 from storage.batches import append, attached, batch, first, make, read_values, refused
 from storage.engines import PulsarStore
 from support.child import Child
+from support.commits import commit
 from support.pulsar import Urls, fresh_namespace
 from support.slowness import beyond_slowness
 from support.waiting import SECONDS, until
@@ -347,8 +348,8 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         first = GroupCoordinator(first_engine, settings, leader_choice=here)
         await first.start()
         await until(lambda: not first.refusal_of("kept"))
-        assert not await first.commit("deleted", commits)
-        assert not await first.commit("kept", commits)
+        assert not await commit(first, "deleted", commits)
+        assert not await commit(first, "kept", commits)
         await first.stop()
 
         replayed, go_on = asyncio.Event(), asyncio.Event()
@@ -372,7 +373,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
         deleted = second.delete("deleted")
         assert isinstance(deleted, asyncio.Future)
         assert await deleted == ErrorCode.NONE
-        assert not await second.commit("kept", [Commit("t", topic.topic_id, 0, 7)])
+        assert not await commit(second, "kept", [Commit("t", topic.topic_id, 0, 7)])
         there.give(False)
         await until(lambda: second.refusal_of("kept"))
         await until(lambda: not again.state_log.leads(0))  # it takes its own word for some seconds
@@ -463,7 +464,7 @@ async def test_groups_are_coordinated_while_rest_does_not_answer(
                 offset += 1
                 for group in ("a", "b"):
                     assert not groups.check_commit(group, "", None, -1, says_not_found=True)
-                    assert not await groups.commit(group, [Commit("t", topic.topic_id, 0, offset)])
+                    assert not await commit(groups, group, [Commit("t", topic.topic_id, 0, offset)])
                     assert not groups.refusal_of(group, surely=True), "what is read is answered from memory"
                 await asyncio.sleep(0.05)  # at the pace of a client: what matters is how much time passes
             assert not engine.brokers_fresh

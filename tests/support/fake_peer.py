@@ -13,14 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kop.errors import FrameError
-from kop.handlers.api import Answer, Api, ConnectionInfo
+from kop.handlers.api import Answer, Api, ConnectionInfo, Later
 from kop.metrics import Latencies, Metrics
 from kop.server.connection import ClientConnection
 from kop.server.limits import ClientLimits
 from kop.server.listener import Server
 
-PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP = 0, 1, 3, 8, 11
-KEYS = {"produce": PRODUCE, "acks0": PRODUCE, "now": METADATA, "wait": OFFSET_COMMIT, "poll": FETCH, "join": JOIN_GROUP}
+PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP, LEAVE_GROUP = 0, 1, 3, 8, 11, 13
+KEYS = {
+    "produce": PRODUCE,
+    "acks0": PRODUCE,
+    "now": METADATA,
+    "wait": LEAVE_GROUP,
+    "later": OFFSET_COMMIT,
+    "poll": FETCH,
+    "join": JOIN_GROUP,
+}
+"""The kinds of requests. `wait` has a future that is cancelled when the connection goes, `later` has none."""
 _ACKS0 = 99
 """The version that marks a Produce without an answer."""
 
@@ -30,6 +39,7 @@ TRAITS = {
     FETCH: Api(FETCH, 0, 99, print, None, long_poll=True, reads=lambda call: 0),
     METADATA: Api(METADATA, 0, 99, print, None),
     OFFSET_COMMIT: Api(OFFSET_COMMIT, 0, 99, print, None),
+    LEAVE_GROUP: Api(LEAVE_GROUP, 0, 99, print, None),
     JOIN_GROUP: Api(JOIN_GROUP, 0, 99, print, None, long_poll=True),
 }
 """What the connection knows of each kind of request; the handler is never called."""
@@ -155,7 +165,7 @@ class FakePipeline:
             raise FrameError(f"request {number} is bad")
         if number in self.broken:
             raise ZeroDivisionError(f"request {number} is broken")
-        made = Answer()
+        made = Later() if key == OFFSET_COMMIT else Answer()
         made.started, made.latencies = self.arrived, Latencies()
         if key == METADATA:
             made.give((answer(number),))
@@ -165,7 +175,8 @@ class FakePipeline:
             self.produces[number] = future
             self.answers[number] = made
         else:
-            self.waiting[number] = made.waiting = future
+            self.waiting[number] = future
+            made.waiting = future if key != OFFSET_COMMIT else None
         before[number] = key, future
         self.silent[number] = version == _ACKS0
 
