@@ -208,6 +208,9 @@ class StateLog:
         queued, self._queued = self._queued, {}
         now = self._wall_ms()
         for partition, writes in queued.items():
+            if len(writes) == 1:
+                self._append(self._logs[partition], writes, now)
+                continue
             shared: list[_Write] = []
             shared_size = 0
             for write in writes:

@@ -336,7 +336,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         """The callback of a commit's write: it calls `answer`, and wakes the ends that wait for the write."""
 
         def written(code: ErrorCode) -> None:
-            self._drop_untouched(entry)
+            if code:
+                self._drop_untouched(entry)
             self._wake(entry.partition)
             answer(answer_for(code))
 

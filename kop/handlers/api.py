@@ -144,17 +144,17 @@ class Later(Answer):
     __slots__ = ("take",)
 
     alone = True
-    take: Callable[[Any], None]
-    """Makes the answer of the handler's result; the pipeline sets it."""
+    take: Callable[[Later, Any], None]
+    """Makes the answer of the handler's result. The pipeline sets it; it does not refer to this object."""
 
     def end(self, result: Any) -> None:
         """Answer with the handler's result."""
-        self.take(result)
+        self.take(self, result)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the result, where the request is a part of another one."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.take = lambda result: None if future.done() else future.set_result(result)
+        self.take = lambda later, result: None if future.done() else future.set_result(result)
         return future.__await__()
 
 

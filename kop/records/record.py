@@ -190,8 +190,10 @@ def put_record(out: bytearray, timestamp_delta: int, offset_delta: int, content:
 
 def key_value_record(offset_delta: int, key: bytes, value: bytes | None) -> bytes:
     """A record without headers, at the base timestamp of its batch; as `put_record` writes it."""
-    start = (b"\0\0", _size(offset_delta), _size(len(key)), key)
-    content = b"".join((*start, b"\1\0") if value is None else (*start, _size(len(value)), value, b"\0"))
+    if value is None:
+        content = b"".join((b"\0\0", _size(offset_delta), _size(len(key)), key, b"\1\0"))
+    else:
+        content = b"".join((b"\0\0", _size(offset_delta), _size(len(key)), key, _size(len(value)), value, b"\0"))
     return _size(len(content)) + content
 
 

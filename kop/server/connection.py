@@ -307,7 +307,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._hold &= ~reason
         if self._hold or self._feeding:
             return
-        self._server.requests.look_at_clocks()
+        if self._held or self._ready is not None:
+            self._server.requests.look_at_clocks()
         self._feeding = True
         self._turn_ends = 0.0
         try:

@@ -133,7 +133,7 @@ class RequestPipeline:
         if isinstance(result, Answer):
             result.started, result.latencies = self.arrived, served.latencies
             if isinstance(result, Later):
-                result.take = partial(self._take, served, ctx, result)
+                result.take = partial(self._take, served, ctx)
             return result
         if inspect.iscoroutine(result):
             if api.reads is not None and self.reads is not None:
