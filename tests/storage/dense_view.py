@@ -7,17 +7,34 @@ them, where consumers stand.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from uuid import UUID
+
+from prometheus_client.core import Metric
 
 from kop.errors import KopError
 from kop.records.batch import BatchHeader, read_header, stamp
-from kop.storage.base import AppendResult, AppendWaiter, Buffer, ReadResult, TimestampOffset
-from kop.storage.partition import Partition
+from kop.storage.base import (
+    AppendResult,
+    AppendWaiter,
+    Buffer,
+    LiveBroker,
+    PartitionLog,
+    ProducerView,
+    Promises,
+    ReadResult,
+    TimestampOffset,
+    TopicInfo,
+    Topics,
+    TransactionStorage,
+)
+from kop.storage.partition import AppendFuture
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
+from kop.storage.transaction_index import AbortedTransaction
 
 
 class Batches:
@@ -84,9 +101,6 @@ class DenseLog:
         self.real = log
         self._batches = batches
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
     def _known(self) -> Batches:
         tail = self.real.tail.cached
         for i in range(len(tail.lasts) - 1, tail.first - 1, -1):
@@ -121,11 +135,22 @@ class DenseLog:
     def high_watermark(self) -> int:
         return self._known().dense(self.real.high_watermark)
 
+    @property
+    def last_stable_offset(self) -> int:
+        return self._known().dense(self.real.last_stable_offset)
+
+    def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
+        """Pulsar shows no reader a record of a transaction that did not commit."""
+        return self.real.aborted_between(self._offset(start), self._offset(end))
+
     def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
         told = DenseWaiter(waiter, self._batches, self._known, header.record_count)
         self.real.submit(batch, header, now_ms=now_ms, waiter=told, place=place)
 
-    append = Partition.append
+    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
+        waiter = AppendFuture()
+        self.submit(batch, header, now_ms=now_ms, waiter=waiter, place=0)
+        return waiter.future
 
     def read_cached(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult | None:
         result = self.real.read_cached(self._offset(offset), max_bytes, min_one=min_one)
@@ -148,16 +173,68 @@ class DenseLog:
         return self.real.on_advance(moved)
 
     async def find_by_time(self, timestamp: int) -> TimestampOffset | None:
-        return self._found(await self.real.find_by_time(timestamp))
+        return self._dense_position(await self.real.find_by_time(timestamp))
 
     async def max_timestamp(self) -> TimestampOffset | None:
-        return self._found(await self.real.max_timestamp())
+        return self._dense_position(await self.real.max_timestamp())
 
     def _dense_position(self, position: TimestampOffset | None) -> TimestampOffset | None:
         return position and TimestampOffset(self._known().dense(position.offset), position.timestamp)
 
     async def delete_records(self, before_offset: int) -> int:
         return self._known().dense(await self.real.delete_records(self._offset(before_offset)))
+
+    # --- what has no offset
+
+    @property
+    def topic(self) -> TopicInfo:
+        return self.real.topic
+
+    @property
+    def index(self) -> int:
+        return self.real.index
+
+    @property
+    def size_bytes(self) -> int:
+        return self.real.size_bytes
+
+    @property
+    def attached(self) -> bool:
+        return self.real.attached
+
+    async def attach(self) -> None:
+        await self.real.attach()
+
+    async def measure(self) -> int:
+        return await self.real.measure()
+
+    async def refresh(self) -> None:
+        await self.real.refresh()
+
+    async def refresh_start(self) -> None:
+        await self.real.refresh_start()
+
+    def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        return self.real.in_transaction(producer_id, producer_epoch)
+
+    def join_transaction(self, producer_id: int, producer_epoch: int, storage_transaction: bytes) -> None:
+        self.real.join_transaction(producer_id, producer_epoch, storage_transaction)
+
+    def producers(self) -> Sequence[ProducerView]:
+        return self.real.producers()
+
+    async def lead(self, lost: Callable[[], None]) -> None:
+        await self.real.lead(lost)
+
+    @property
+    def leads(self) -> bool:
+        return self.real.leads
+
+    async def verify_lead(self) -> None:
+        await self.real.verify_lead()
+
+    async def resign(self) -> None:
+        await self.real.resign()
 
 
 class DenseEngine:
@@ -168,16 +245,77 @@ class DenseEngine:
         self._known = known
         self._logs: dict[PulsarLog, DenseLog] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    def log(self, topic_id: UUID, partition: int) -> DenseLog | None:
+    def log(self, topic_id: UUID, partition: int) -> PartitionLog | None:
         log = self.real.log(topic_id, partition)
         if log is None:
             return None
         if log not in self._logs:
             self._logs[log] = DenseLog(log, self._known.setdefault((topic_id, partition), Batches()))
-        return self._logs[log]
+        return self._logs[log]  # type: ignore[return-value]  # nobody sets the topic or the index of a view
+
+    # --- what knows no offset
+
+    @property
+    def promises(self) -> Promises:
+        return self.real.promises
+
+    @property
+    def topics(self) -> Topics:
+        return self.real.topics
+
+    @property
+    def transactions(self) -> TransactionStorage:
+        return self.real.transactions
+
+    @property
+    def cluster_id(self) -> str:
+        return self.real.cluster_id
+
+    @property
+    def directory(self) -> Path | None:
+        return self.real.directory
+
+    async def reserve_producer_ids(self) -> range:
+        return await self.real.reserve_producer_ids()
+
+    def policies_changed(self) -> None:
+        self.real.policies_changed()
+
+    async def maintain(self, now_ms: int) -> None:
+        await self.real.maintain(now_ms)
+
+    def collect(self) -> Iterable[Metric]:
+        return self.real.collect()
+
+    @property
+    def healthy(self) -> str | None:
+        return self.real.healthy
+
+    async def close(self) -> None:
+        await self.real.close()
+
+    async def get_state(self, key: str) -> str | None:
+        return await self.real.get_state(key)
+
+    async def put_state(self, key: str, value: str | None) -> None:
+        await self.real.put_state(key, value)
+
+    def on_state(self, callback: Callable[[], None]) -> None:
+        self.real.on_state(callback)
+
+    @property
+    def brokers(self) -> Sequence[LiveBroker]:
+        return self.real.brokers
+
+    @property
+    def brokers_fresh(self) -> bool:
+        return self.real.brokers_fresh
+
+    def on_brokers(self, callback: Callable[[], None]) -> None:
+        self.real.on_brokers(callback)
+
+    async def join(self, broker: LiveBroker) -> None:
+        await self.real.join(broker)
 
 
 __all__: Sequence[str] = ["DenseEngine"]
