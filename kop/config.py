@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
+from kop.errors import ConfigError
 from kop.values import (
     Address,
     AdminUrl,
@@ -50,14 +51,6 @@ _SPECIAL_PREFIXES = ("KOP_TEST_", "KOP_REQUIRE_")
 _SERVICE_LINK = re.compile(
     r"KOP_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-
-
-class ConfigError(Exception):
-    """Settings that cannot be used. `problems` holds one line for each; the text is all of them."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = list(problems)
 
 
 def default_store(environ: Mapping[str, str]) -> str:

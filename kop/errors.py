@@ -1,12 +1,12 @@
 """Errors in three kinds (the peer's fault, our own, the backend's) and Kafka's table of error codes.
 
-Owns: the names and numbers of Kafka's errors, and the exceptions that carry one.
+Owns: the names and numbers of Kafka's errors, the exceptions that carry one, and the one for settings.
 Must not know: sockets, storage, messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import wraps
 from typing import ParamSpec, Self, TypeVar
@@ -233,3 +233,11 @@ def raises_without_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 class FrameError(Exception):
     """The bytes of a connection are no Kafka request. The connection is closed, with one log line."""
+
+
+class ConfigError(Exception):
+    """Settings that cannot be used. `problems` holds one line for each; the text is all of them."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)

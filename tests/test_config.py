@@ -12,7 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 import kop
-from kop.config import Config, ConfigError, SettingRow, default_store
+from kop.config import Config, SettingRow, default_store
+from kop.errors import ConfigError
 from kop.values import Address, parse_address
 
 Written = Callable[[str], Path]

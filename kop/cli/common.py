@@ -18,8 +18,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from kop.config import ConfigError
-from kop.errors import ErrorCode
+from kop.errors import ConfigError, ErrorCode
 from kop.values import Address, parse_address
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"

@@ -15,7 +15,7 @@ import click
 
 import kop
 from kop.cli.common import CliError, CliUsageError, Suggesting, explain
-from kop.config import ConfigError
+from kop.errors import ConfigError
 
 COMMANDS = {
     "serve": "Serve Kafka clients.",

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Final
 
 from kop.cluster.topic_configs import LONG_MAX, TOPIC_CONFIGS, ConfigRow, ConfigSpec, ConfigType, Origin, Source
-from kop.config import Config, ConfigError
-from kop.errors import ErrorCode, InternalError, KopError, PeerError
+from kop.config import Config
+from kop.errors import ConfigError, ErrorCode, InternalError, KopError, PeerError
 from kop.storage.base import SmallValues
 
 _STATE_KEY: Final = "broker.configs"

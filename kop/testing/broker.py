@@ -44,7 +44,7 @@ class Broker:
     """A Kafka broker for tests: `with Broker() as broker`, or `async with Broker() as broker`.
 
     Settings go by Kafka's names with `_` for `.`: `Broker(num_partitions=3)`; `kop config` lists them. The environment
-    and settings files are not read. Raises `kop.config.ConfigError` for settings that there are not.
+    and settings files are not read. Raises `kop.errors.ConfigError` for settings that there are not.
     """
 
     def __init__(self, **settings: Any) -> None:

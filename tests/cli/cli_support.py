@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cli.preloaded import Outcome, Preloaded
 from click.testing import Result
 from support.waiting import SECONDS
 
@@ -35,19 +36,14 @@ class Reset(Protocol):
 
 
 @dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-@dataclass
 class Kop:
     """Runs `kop COMMAND` against one server."""
 
     bootstrap: str
+    preloaded: Preloaded
 
     def start(self, *arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
+        """A command that goes on beside the test."""
         return subprocess.Popen(
             [sys.executable, "-m", "kop.cli.main", *arguments],
             env=environment(KOP_BOOTSTRAP=self.bootstrap),
@@ -58,13 +54,9 @@ class Kop:
         )
 
     def __call__(self, *arguments: str, given: bytes = b"") -> Outcome:
-        with self.start(*arguments, stdin=subprocess.PIPE) as process:
-            try:
-                out, err = process.communicate(given, timeout=SECONDS)
-            finally:
-                process.kill()
-        assert b"Traceback" not in err, err.decode()
-        return Outcome(process.returncode, out.decode(), err.decode())
+        outcome = self.preloaded.run(arguments, environment(KOP_BOOTSTRAP=self.bootstrap), given, SECONDS)
+        assert "Traceback" not in outcome.err, outcome.err
+        return outcome
 
     def ok(self, *arguments: str, given: bytes = b"") -> str:
         """Run, insist on exit code 0, return what it printed."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.cli_support import Invoke, Kop, environment
+from cli.cli_support import REPOSITORY, Invoke, Kop, environment
+from cli.preloaded import Preloaded
 from click.testing import CliRunner, Result
 from support.child import free_port
 from support.waiting import SECONDS
@@ -71,6 +72,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert code == 0, "SIGTERM ends kop serve with exit code 0"
 
 
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded]:
+    process = Preloaded(REPOSITORY)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
 @pytest.fixture
-def kop(server: str) -> Kop:
-    return Kop(server)
+def kop(server: str, preloaded: Preloaded) -> Kop:
+    return Kop(server, preloaded)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli.cli_support import Kop, Reset
+from cli.preloaded import Preloaded
 from support.child import free_port
 from support.waiting import SECONDS
 
@@ -345,10 +346,10 @@ def test_serve_says_which_address_is_taken(kop: Kop, tmp_path: Path) -> None:
     )
 
 
-def test_a_broker_that_advertises_what_cannot_be_reached(tmp_path: Path) -> None:
+def test_a_broker_that_advertises_what_cannot_be_reached(preloaded: Preloaded, tmp_path: Path) -> None:
     """The classic of Kafka in containers: bootstrap works, then nothing does."""
     port, nowhere = free_port(), free_port()
-    kop = Kop(f"127.0.0.1:{port}")
+    kop = Kop(f"127.0.0.1:{port}", preloaded)
     process = kop.start(
         *("serve", "--listen", kop.bootstrap, "--advertise", f"127.0.0.1:{nowhere}", "--http", ""),
         *("--store", f"sqlite:{tmp_path}/kop.db"),

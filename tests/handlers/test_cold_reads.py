@@ -219,31 +219,40 @@ async def turns() -> None:
 
 
 def test_so_many_run_side_by_side_and_slow_ones_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold_reads, "SLOW_SECONDS", 0.05)
-
     async def main() -> None:
         reads = ColdReads()
         logs = await cold_logs(cold_reads.AT_ONCE + 3)
-        for log in logs:
-            reads.ask(log, 0, 100)
-        await turns()
+
+        async def ask_all() -> None:
+            for log in logs:
+                log.gate = asyncio.Event()
+                reads.ask(log, 0, 100)
+            await turns()
+
+        async def forget_all() -> None:
+            for log in logs:
+                reads.forget(log)
+            await turns()
+            assert not any(log.reading for log in logs)
+            assert len(reads) == 0
+
+        monkeypatch.setattr(cold_reads, "SLOW_SECONDS", 600.0)
+        await ask_all()
         assert sum(log.reading for log in logs) == cold_reads.AT_ONCE
         let_go(logs[0])
         await turns()
         assert sum(log.reading for log in logs) == cold_reads.AT_ONCE, "the next one took its place"
-        await until(lambda: all(log.reading for log in logs[1:]))
-        for log in logs:
-            reads.forget(log)
-        await turns()
-        assert not any(log.reading for log in logs)
-        assert len(reads) == 0
-        for log in logs:
-            log.gate = asyncio.Event()
-            reads.ask(log, 0, 100)
-        await turns()
+        await forget_all()
+
+        monkeypatch.setattr(cold_reads, "SLOW_SECONDS", 0.01)
+        await ask_all()
+        await until(lambda: all(log.reading for log in logs))
+        await forget_all()
+
+        monkeypatch.setattr(cold_reads, "SLOW_SECONDS", 600.0)
+        await ask_all()
         assert sum(log.reading for log in logs) == cold_reads.AT_ONCE, "all places are free once more"
-        for log in logs:
-            reads.forget(log)
+        await forget_all()
 
     run(main())
 

@@ -21,8 +21,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from support.waiting import SECONDS
 
-from kop.config import ConfigError
-from kop.errors import ErrorCode, KopError
+from kop.errors import ConfigError, ErrorCode, KopError
 from kop.testing import Broker
 
 

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from kop.errors import BackendError, ErrorCode, KopError, PeerError
+from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_frames
 from kop.pulsar_client import Position, PulsarError
 from kop.pulsar_client.backoff import Backoff
 from kop.pulsar_client.pending import PendingEntry
@@ -57,12 +57,6 @@ _MOST_UNVERIFIED: Final = 100_000
 
 _NOTHING: Final = bytearray()
 _log = logging.getLogger(__name__)
-
-
-def without_frames(error: KopError) -> KopError:
-    """The error without traceback and cause, so that it may be kept: their frames hold batches."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
 
 
 class Append:

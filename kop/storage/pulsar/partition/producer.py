@@ -22,13 +22,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kop.errors import BackendError, ErrorCode, KopError, PeerError
+from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_frames
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
 from kop.pulsar_client.types import Access
 from kop.records import transcode
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
-from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, without_frames
+from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.sequences import SequenceWindow
 from kop.storage.pulsar.partition.services import PartitionServices
