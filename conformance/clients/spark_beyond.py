@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -21,7 +22,22 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka_python_kit import make_topic, producer
-from spark_kit import BOUNDED, FORMAT, Stream, case, finish, folder, offsets, places, read, records, refused, session
+from spark_kit import (
+    BOUNDED,
+    FORMAT,
+    PATIENCE,
+    Stream,
+    case,
+    finish,
+    folder,
+    identifier,
+    offsets,
+    places,
+    read,
+    records,
+    refused,
+    session,
+)
 from suite import Run, Skip, same
 
 beyond = functools.partial(case, kop=True, kafka=False)
@@ -107,9 +123,9 @@ def decoder_gives_columns_and_names_what_it_does_not_take(run: Run) -> None:
     with producer(run) as p:
         for number in range(3):
             p.send(topic, b'{"n": %d}' % number, headers=[("a", b"b")]).get(timeout=10)
-    options = {"decoder": f"decoder_{topic.replace('-', '_')}:number", "decoderSchema": "n BIGINT, place STRING, h INT"}
+    options = {"decoder": f"decoder_{identifier(topic)}:number", "decoderSchema": "n BIGINT, place STRING, h INT"}
     with folder() as path:
-        file = Path(path, f"decoder_{topic.replace('-', '_')}.py")
+        file = Path(path, f"decoder_{identifier(topic)}.py")
         file.write_text(DECODER)
         session().sparkContext.addPyFile(str(file))
         rows = read(run, topic, **options).selectExpr("decoded.*").collect()
@@ -165,6 +181,26 @@ def batch_is_written_and_an_exactly_once_one_is_written_once(run: Run) -> None:
     for _ in range(2):
         rows.repartition(2, "key").write.format(FORMAT).options(**named, **options).mode("append").save()
     same(sorted(committed(run, once), key=int), [str(n) for n in range(500)], "exactly once, by a job that ran twice")
+
+
+@beyond(limit=240)
+def spark_connect_reads_and_writes(run: Run) -> None:
+    if importlib.util.find_spec("grpc") is None:
+        raise Skip("this environment has no Spark Connect: grpcio is missing")
+    topic, copy = make_topic(run, partitions=2), make_topic(run, partitions=2)
+    script = Path(__file__).with_name("spark_connect.py")
+    with folder() as path:
+        child = subprocess.run(
+            [sys.executable, str(script), run.bootstrap, topic, copy, f"{path}/copy"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=220 * PATIENCE,
+        )
+    assert child.returncode == 0, child.stderr[-2000:]
+    said = json.loads(child.stdout.strip().splitlines()[-1])
+    same(said, {"session": "pyspark.sql.connect.session", "values": list(range(10))})
+    same(sorted(committed(run, copy), key=int), [str(n) for n in range(10)])
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -54,7 +55,29 @@ def case(
     if not (kop if KOP else kafka):
         return lambda body: body
     declared["limit"] = declared.get("limit", 90) * PATIENCE
-    return suite.case(slow=slow, **declared)
+    declare = suite.case(slow=slow, **declared)
+    return lambda body: declare(_again_where_a_worker_came_late(body))
+
+
+def _again_where_a_worker_came_late(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Spark gives a Python worker 10 s to start, which no setting changes: on a busy machine that is too short."""
+
+    @functools.wraps(body)
+    def again(run: Run, **values: Any) -> Any:
+        for _ in range(2):
+            try:
+                return body(run, **values)
+            except (Exception, Died) as error:
+                if "Python worker failed to connect back" not in str(error):
+                    raise
+        return body(run, **values)
+
+    return again
+
+
+def identifier(topic: str) -> str:
+    """The name of a topic as SQL and Python take it."""
+    return re.sub(r"\W", "_", topic)
 
 
 quick = functools.partial(case, slow=False)

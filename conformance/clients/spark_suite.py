@@ -26,6 +26,7 @@ from spark_kit import (
     KOP,
     ROW,
     case,
+    identifier,
     numbers,
     offsets,
     places,
@@ -113,7 +114,7 @@ def view_of_sql(run: Run) -> None:
     topic, spark = spread(run, [3]), session()
     if KOP:
         importlib.import_module("kop.spark").register(spark)  # PySpark has found it by itself already
-    view = topic.replace("-", "_")
+    view = identifier(topic)
     options = f"`kafka.bootstrap.servers` '{run.bootstrap}', subscribe '{topic}'"
     spark.sql(f"CREATE TEMPORARY VIEW {view} USING {FORMAT} OPTIONS ({options})")
     found = spark.sql(f"SELECT offset FROM {view} WHERE offset > 0 ORDER BY offset").collect()

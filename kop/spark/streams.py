@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kop.spark.options import OptionError
 from kop.spark.write_options import EXACTLY_ONCE
 
 
@@ -36,6 +37,8 @@ def write_stream(
     lowered = {str(key).lower(): str(value) for key, value in options.items()}
     exactly_once = lowered.get("deliveryguarantee", "").strip().lower() == EXACTLY_ONCE
     tasks = int(lowered.get("exactlyoncetasks") or 0)
+    if exactly_once and "exactlyonceid" not in lowered and not _tells_query_ids(frame):
+        raise OptionError("set exactlyOnceId to a name of this query: a session of Spark Connect does not tell its id")
     columns = repartition_by or (("key",) if "key" in {field.lower() for field in frame.columns} else ())
 
     def write(batch: Any, number: int) -> None:
@@ -55,6 +58,13 @@ def write_stream(
     if trigger is not None:
         query = query.trigger(**trigger)
     return query.start()
+
+
+def _tells_query_ids(frame: Any) -> bool:
+    try:
+        return frame.sparkSession.sparkContext is not None
+    except AttributeError:  # PySpark's own, for what Spark Connect does not have
+        return False
 
 
 def _query_id(batch: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kop.spark.options import OptionError
 from kop.spark.streams import write_stream
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": "t"}
@@ -33,10 +34,12 @@ class Recorder:
 def started(options: dict[str, Any], columns: list[str], query_id: str | None = "query", **more: Any) -> Any:
     """The streaming query's calls, and those of its batch 7."""
     stream, written = Recorder(), Recorder()
-    write_stream(SimpleNamespace(columns=columns, writeStream=stream), options=options, checkpoint="/c", **more)
-    repartitions: list[tuple[Any, ...]] = []
     context = SimpleNamespace(getLocalProperty={"sql.streaming.queryId": query_id}.get)
-    batch = SimpleNamespace(write=written, sparkSession=SimpleNamespace(sparkContext=context))
+    session = SimpleNamespace(sparkContext=context)
+    frame = SimpleNamespace(columns=columns, writeStream=stream, sparkSession=session)
+    write_stream(frame, options=options, checkpoint="/c", **more)
+    repartitions: list[tuple[Any, ...]] = []
+    batch = SimpleNamespace(write=written, sparkSession=session)
 
     def repartition(*how: Any) -> Any:
         repartitions.append(how)
@@ -85,3 +88,11 @@ def test_a_name_that_was_given_is_kept() -> None:
 def test_without_a_name_there_is_nothing_to_know_a_repeated_batch_by() -> None:
     with pytest.raises(ValueError, match="set exactlyOnceId to a name of this query"):
         started(EXACTLY, ["value"], query_id=None)
+
+
+def test_a_session_of_spark_connect_has_to_be_told_a_name() -> None:
+    frame = SimpleNamespace(columns=["value"], writeStream=Recorder(), sparkSession=SimpleNamespace())
+    with pytest.raises(OptionError, match="set exactlyOnceId to a name of this query"):
+        write_stream(frame, options=EXACTLY, checkpoint="/c")
+    write_stream(frame, options=EXACTLY | {"exactlyOnceId": "mine"}, checkpoint="/c")
+    assert frame.writeStream.calls[-1][0] == "start"
