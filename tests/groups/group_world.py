@@ -218,8 +218,8 @@ class World:
     ) -> asyncio.Future[ErrorCode]:
         """OffsetCommit of one partition, with leader epoch 3 and the metadata `m<offset>`."""
         info = self.engine.topics.get(topic)
-        one = Commit(topic, info.topic_id if info else None, partition, offset, 3, f"m{offset}")
-        return commit(self.groups, group, [one], retention)
+        offset_commit = Commit(topic, info.topic_id if info else None, partition, offset, 3, f"m{offset}")
+        return commit(self.groups, group, [offset_commit], retention)
 
     def offsets(self, group: str = "g") -> GroupOffsets:
         """The offsets of a group that is there."""

@@ -235,8 +235,8 @@ def test_a_commit_whose_client_has_gone_is_stored_all_the_same(tmp_path: Path, m
             log.release()
             [topic] = (await other).topics
             assert [p.error_code for p in topic.partitions] == [E.NONE]
-            [found] = (await s.fetch("", "g", parts=(0, 1))).groups
-            assert [p.committed_offset for p in found.topics[0].partitions] == [5, 6]
+            [group] = (await s.fetch("", "g", parts=(0, 1))).groups
+            assert [p.committed_offset for p in group.topics[0].partitions] == [5, 6]
 
     run(main())
 
@@ -268,12 +268,12 @@ def test_a_commit_waits_until_topics_of_other_namespaces_were_looked_for(
         async with gateway(tmp_path, store="memory:") as serving:
             s = await talk(serving)
             row = REQUESTS[8].OffsetCommitRequestTopic
-            one = row.OffsetCommitRequestPartition(version=9, partition_index=0, committed_offset=5)
+            partition = row.OffsetCommitRequestPartition(version=9, partition_index=0, committed_offset=5)
             answer = await s.c.call(
                 8,
                 9,
                 group_id="g",
-                topics=[row(version=9, name=name, partitions=[one]) for name in (s.t, "other/space/t")],
+                topics=[row(version=9, name=name, partitions=[partition]) for name in (s.t, "other/space/t")],
             )
             assert store.engine.topics.finds == 1
             codes = [topic.partitions[0].error_code for topic in answer.topics]
