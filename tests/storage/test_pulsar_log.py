@@ -947,6 +947,31 @@ async def test_batches_do_not_wait_for_a_log_that_attaches_again(
     await play.log.close()
 
 
+async def test_what_comes_while_pulsar_is_asked_where_an_empty_log_begins_is_not_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker()
+    play = Play(-1, broker=broker)
+    broker.entries.clear()
+    await play.log.attach()
+    start = play.log.log_start_offset
+    assert play.log.high_watermark == start
+    stats = play.engine.rest.internal_stats
+
+    async def slow(name: str) -> Any:
+        answer = await stats(name)
+        if not play.futures:
+            await play.run("aSRT")
+        return answer
+
+    monkeypatch.setattr(play.engine.rest, "internal_stats", slow)
+    await play.log.ask_start()
+    assert play.outcomes == [3]
+    assert play.log.high_watermark == 5
+    assert play.log.log_start_offset == start
+    await play.log.close()
+
+
 async def test_a_log_attaches_where_rest_tells_of_no_entry() -> None:
     play = Play(-1)
     play.broker.foreign()

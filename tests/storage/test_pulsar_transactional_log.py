@@ -386,7 +386,7 @@ async def test_a_gateway_that_was_paused_before_its_fence_holds_nobody_back(
         expected = ["a", "plain"] if commit else ["plain"]
         await shows(log, *expected)
         if commit:
-            await until(lambda: engine.counts.get("fences_too_late") == 1)
+            await until(lambda: successor.counts.get("fences_too_late") == 1)
         await engine.admin.unload(log.partition_name)
     async with pulsar_store.opened() as other:
         await shows(await attached(other), *expected)
@@ -432,10 +432,33 @@ async def test_a_fence_of_a_gateway_that_died_holds_nobody_back(pulsar_store: Pu
         await shows(await attached(other), *expected)
 
 
+@pytest.mark.parametrize("commit", [False, True])
+async def test_an_end_that_pulsar_carries_out_late_is_carried_out_as_it_was_decided(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, commit: bool
+) -> None:
+    """It answers that a transaction has ended before it has ended on a partition that is being unloaded."""
+    async with opened(pulsar_store) as engine, opened(pulsar_store) as successor:
+        log = await make(engine)
+        await until(lambda: successor.topics.get("t"))
+        writer = Writer(engine)
+        await writer.begin()
+        await writer.write("a")
+
+        async def answered_only(*_: object, **how: object) -> None:
+            pass
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Transactions, "end", answered_only)
+            await writer.end(commit=commit, engine=successor)
+        assert (await append(log, batch(["plain"]))).base_offset == 2
+        await shows(log, *(["a", "plain"] if commit else ["plain"]))
+
+
 async def test_a_fence_that_is_late_by_little_holds_nobody_back(
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stored within the time that Pulsar's answer is taken for fresh, and behind the end all the same."""
+    monkeypatch.setattr("kop.storage.pulsar.transactions.late_fences.UNKNOWN_SECONDS", 0.1)
     async with opened(pulsar_store) as engine, opened(pulsar_store) as successor:
         log = await make(engine)
         await until(lambda: successor.topics.get("t"))

@@ -215,7 +215,8 @@ class PartitionSearch:
         return 0 if index is None else index + 1
 
     async def start(self) -> int:
-        """The first offset that can be read; the high watermark where there is none."""
+        """The first offset that can be read; where there is none, the high watermark before Pulsar was asked."""
+        end = self._log.high_watermark  # what comes while Pulsar is asked lies behind it
         stats = await self._source.internal_stats()
         if any(each["ledgerId"] == self.first_ledger for each in stats["ledgers"]) and not self._log.policy.compact:
             return self._log.log_start_offset  # retention takes whole ledgers, the oldest first
@@ -229,7 +230,7 @@ class PartitionSearch:
         if first is not None and not first.has_offsets:
             first = await self._first_with_offsets(stats)
         self.first_ledger = -1 if first is None else first.position.ledger
-        return await self._start(first, self._log.high_watermark)
+        return await self._start(first, end)
 
     async def _start(self, first: ProbedEntry | None, end: int) -> int:
         """Compaction keeps the newest of each key beside the log, where retention does not reach."""

@@ -10,6 +10,10 @@ another broker, which took over from this one, so that the end may come in betwe
   it ends the transaction itself, after it wrote the fence, it need not ask.
 - The broker that ends a transaction that another one began looks at its partitions a few times: that other one may be
   dead, and what it sent last may be stored later.
+
+Only the broker that ends a transaction knows how it ended, and Pulsar may carry that out later than it answers, on a
+partition that is being unloaded. So a broker that learns that a transaction has ended, and not how, gives the other one
+time to look before it looks itself.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ SOON_SECONDS: Final = 1.0
 """After how long a fence is asked about. Most transactions have ended by then."""
 LOOKS_AFTER: Final = (0.5, 2.0, 5.0, 12.0)
 """Seconds after its end at which the partitions of a transaction of another broker are looked at."""
+UNKNOWN_SECONDS: Final = LOOKS_AFTER[-1] + 3.0
+"""Seconds after which the partitions of a transaction are looked at that has ended in a way that is not known here."""
 ASK_SECONDS: Final = 600.0
 """For how long it is asked where Pulsar does not answer."""
 
@@ -36,6 +42,8 @@ class Due(NamedTuple):
     """Their full names."""
     ended: bool
     """The transaction has ended: only its partitions have to be looked at."""
+    commit: bool = True
+    """How it ended. True also where that is not known: then Pulsar has had the time to carry out an abort."""
 
 
 @dataclass(slots=True)
@@ -46,6 +54,7 @@ class _Doubt:
     looks: tuple[float, ...] = ()
     """When the partitions are looked at after that; of a transaction that has ended."""
     ended: bool = False
+    commit: bool = True
 
 
 class LateFences:
@@ -76,7 +85,7 @@ class LateFences:
         """This broker has ended the transaction, after its own fences were stored."""
         self._doubts.pop(txn, None)
 
-    def ended_of_other(self, txn: TxnId, partitions: Collection[str], now: float) -> None:
+    def ended_of_other(self, txn: TxnId, partitions: Collection[str], now: float, *, commit: bool) -> None:
         """The transaction has ended, and this broker did not begin it or did not end it: fences that another broker
         sent may be stored later.
         """
@@ -85,7 +94,13 @@ class LateFences:
         if names:
             first, *rest = LOOKS_AFTER
             looks = tuple(now + each for each in rest)
-            self._doubts[txn] = _Doubt(names, now + first, now + ASK_SECONDS, looks, ended=True)
+            self._doubts[txn] = _Doubt(names, now + first, now + ASK_SECONDS, looks, ended=True, commit=commit)
+
+    def ended_elsewhere(self, asked: Due, now: float) -> None:
+        """Pulsar says that the transaction that was asked about has ended, and not how."""
+        doubt = self._doubts.get(asked.txn)
+        if doubt is not None and not doubt.ended:
+            doubt.ended, doubt.at = True, now + UNKNOWN_SECONDS
 
     def due(self, now: float) -> list[Due]:
         """What has to be asked now. Each is due again after a while, unless it is answered."""
@@ -93,11 +108,11 @@ class LateFences:
         for txn, doubt in self._doubts.items():
             if doubt.at <= now:
                 doubt.at = now + SOON_SECONDS
-                due.append(Due(txn, doubt.partitions, doubt.ended))
+                due.append(Due(txn, doubt.partitions, doubt.ended, doubt.commit))
         return due
 
     def answered(self, asked: Due, now: float) -> None:
-        """The transaction is open, or it has ended and its partitions were looked at: those that were asked about."""
+        """The transaction is open, or it has ended and its partitions were looked at, those that were asked about."""
         doubt = self._doubts.get(asked.txn)
         if doubt is None or doubt.ended != asked.ended:
             return

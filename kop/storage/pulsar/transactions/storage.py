@@ -222,15 +222,19 @@ class PulsarTransactions:
 
         A gateway that was stopped, cut off from Pulsar or killed may be so late: another one has ended the transaction
         since. Pulsar ignores such a fence where the transaction was aborted. Where it was committed, the fence opens it
-        again on that partition, and no other transaction's end closes it. So it ends there as a commit: that shows
-        nothing of one that was aborted, and an abort would hide what was committed. Nothing is behind the fence: data
-        is sent when the fence is stored and its transaction is known to be open.
+        again on that partition, and no other transaction's end closes it. So it ends there as it ended elsewhere: an
+        abort would hide what was committed, and a commit would show what was aborted where Pulsar has not carried out
+        the abort yet. Nothing is behind the fence: data is sent when the fence is stored and its transaction is known
+        to be open.
         """
         txn, now = doubt.txn, self._context.loop.time
         try:
-            if doubt.ended or await self._has_ended(txn, doubt.partitions):
+            if doubt.ended:
                 for name in sorted(doubt.partitions):
-                    await self._lift(txn, name)
+                    await self._lift(txn, name, commit=doubt.commit)
+            elif await self._has_ended(txn, doubt.partitions):
+                self._late.ended_elsewhere(doubt, now())
+                return
         except PulsarError as error:
             if not self._late.failed(doubt, now()):
                 log.warning("Pulsar does not answer whether fences of its transaction %d:%d are late: %s", *txn, error)
@@ -247,8 +251,8 @@ class PulsarTransactions:
             return True
         return False  # its end is to come
 
-    async def _lift(self, txn: TxnId, name: str) -> None:
-        """End a transaction on a partition that holds readers back at it though it has ended. PulsarError."""
+    async def _lift(self, txn: TxnId, name: str, *, commit: bool) -> None:
+        """End a transaction on a partition that holds readers back at it though it has ended so. PulsarError."""
         try:
             if not await self._context.admin.holds_transaction(name, txn):
                 return
@@ -256,17 +260,18 @@ class PulsarTransactions:
             if error.retriable:
                 raise
         try:
-            await self._transactions.end_on_partition(txn, name, commit=True)
+            await self._transactions.end_on_partition(txn, name, commit=commit)
         except PulsarError as error:
             if error.code in _NO_PARTITION:
                 return
             raise
         self._context.count(Fault.FENCES_TOO_LATE)
         log.warning(
-            "%s: a fence of Pulsar's transaction %d:%d was stored behind its end, and was lifted: a gateway was "
-            "stopped, killed or cut off from Pulsar; nothing has to be done",
+            "%s held readers back at Pulsar's transaction %d:%d, which was %s, and is told so once more: a gateway was "
+            "stopped, killed or cut off from Pulsar, or the partition was unloaded; nothing has to be done",
             name,
             *txn,
+            "committed" if commit else "aborted",
         )
 
     async def end(self, ended: EndedTransaction) -> None:
@@ -292,7 +297,7 @@ class PulsarTransactions:
             return
         existing = (self._find(*partition) for partition in ended.partitions)
         names = [partition.partition_name for partition in existing if partition is not None]
-        self._late.ended_of_other(txn, names, self._context.loop.time())
+        self._late.ended_of_other(txn, names, self._context.loop.time(), commit=ended.commit)
         self._look_for_late_fences()
 
     def _ended_before(self, ended: EndedTransaction, txn: TxnId) -> None:
