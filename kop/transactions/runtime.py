@@ -6,7 +6,8 @@ Must not know: the wire, versions of requests, sockets, how the machine decides,
 - Nothing is answered before the record that the answer stands for is durable. An end is answered when its decision is:
   the markers follow, and a request that comes meanwhile is CONCURRENT_TRANSACTIONS.
 - An end that was decided is carried through: markers are tried until they are written, by whichever broker coordinates
-  the transactional id then.
+  the transactional id then. It is complete when they are; the record of that only spares a broker that loads the id to
+  write them once more, so it comes a little later, with those of other ids, and not at all behind a newer record.
 - Steps of one transactional id come one after another. Partitions that are added while others are being added wait for
   those, and a short time for the end of the transaction before; any other request is CONCURRENT_TRANSACTIONS meanwhile.
 - Deadlines go by a clock that never goes back; what is written goes by the wall clock.
@@ -21,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
@@ -58,6 +60,10 @@ _READY_SECONDS: Final = 5.0
 CONCURRENT_SECONDS: Final = 0.1
 """How long a request that begins a transaction waits for the end of the one before: librdkafka asks again after 20 ms,
 and that end often takes less."""
+COMPLETE_SECONDS: Final = 0.05
+"""How long the record that a transaction is complete waits for a newer one of the same id, which takes its place."""
+COMPLETE_AGAIN_SECONDS: Final = 1.0
+"""After how long it is tried again where it could not be written."""
 _MOST_NAMED: Final = 10
 """Partitions that a line in the log names."""
 _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
@@ -145,6 +151,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         self._beginning: asyncio.Task[None] | None = None
         """Opens the topic and loads what is in it; None until somebody needs it."""
         self._stopped = False
+        self._incomplete: dict[_Entry, Transaction] = {}
+        """Complete transactions of which the topic does not say that they are."""
+        self._completing: asyncio.TimerHandle | None = None
         self.aborted: Counter[str] = Counter()
         """Transactions that were aborted, by who did it: one of `ABORT_REASONS`."""
         self.committed = 0
@@ -200,6 +209,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
     async def stop(self) -> None:
         """Take nothing more, hand over what is queued. An end that is under way goes on after the next start."""
+        self._stopped = True
+        self._write_complete()
+        if self._completing is not None:
+            self._completing.cancel()
         self.ownership.close()
         self.deadlines.stop()
         tasks = [
@@ -232,6 +245,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         for transactional_id, entry in list(self._entries.items()):
             if entry.partition == partition:
                 del self._entries[transactional_id]
+                self._incomplete.pop(entry, None)
                 self.deadlines.disarm(entry)
                 if entry.ending is not None:
                     entry.ending.cancel()
@@ -504,6 +518,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         def persisted(code: ErrorCode) -> None:
             if self._is_current(entry):
                 if not code:
+                    self._incomplete.pop(entry, None)
                     entry.transaction = replace(after, pending=after.status in _PREPARED)
                     self._follow(entry)
                 else:
@@ -553,7 +568,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         self.deadlines.arm(entry, at)
 
     async def _end(self, entry: _Entry, transaction: Transaction) -> None:
-        """Write the markers of a decided end, then that it is complete. It is tried until it succeeds.
+        """Write the markers of a decided end, after which it is complete. It is tried until it succeeds.
 
         What storage still prepares comes first: behind the end it would open the transaction again.
         """
@@ -576,34 +591,36 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                 passes=_passes,
                 seconds=math.inf,
             )
-        await retried(
-            f"write that the transaction of {entry!r} is complete",
-            lambda: self._complete(entry, transaction),
-            passes=_passes,
-            seconds=math.inf,
-        )
+        if not self._is_current(entry):
+            return
+        entry.transaction = after = machine.completed(transaction, self._wall())
+        entry.ending = None
+        self._follow(entry)
+        self._incomplete[entry] = after
+        self._write_complete_in(COMPLETE_SECONDS)
         self.ends.observe(time.perf_counter() - began)
         if ended.commit:
             self.committed += 1
 
-    async def _complete(self, entry: _Entry, prepared: Transaction) -> None:
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        after = machine.completed(prepared, self._wall())
+    def _write_complete_in(self, seconds: float) -> None:
+        if self._completing is None and self._incomplete and not self._stopped:
+            self._completing = asyncio.get_running_loop().call_later(seconds, self._write_complete)
 
-        def persisted(code: ErrorCode) -> None:
-            if not code and self._is_current(entry):
-                entry.transaction = after
-                entry.ending = None
-                self._follow(entry)
-            if answer.done():
-                return
-            if code:
-                answer.set_exception(KopError(f"{TRANSACTIONS_TOPIC} cannot be written", code))
-            else:
-                answer.set_result(None)
+    def _write_complete(self) -> None:
+        """Write that transactions are complete, but for those of which a newer record is being written."""
+        self._completing = None
+        for entry, after in list(self._incomplete.items()):
+            if entry.transaction.pending:
+                continue
+            del self._incomplete[entry]
+            if entry.transaction is after:
+                self._put(entry, after, partial(self._complete_written, entry, after))
+        self._write_complete_in(COMPLETE_SECONDS)
 
-        self._put(entry, after, persisted)
-        await answer
+    def _complete_written(self, entry: _Entry, after: Transaction, code: ErrorCode) -> None:
+        if code and entry.transaction is after and self._is_current(entry):
+            self._incomplete[entry] = after
+            self._write_complete_in(COMPLETE_AGAIN_SECONDS)
 
     def _due(self, entry: _Entry, now: int) -> None:
         """The open transaction of an id may have timed out."""
@@ -668,6 +685,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                 entry.transaction = before
             elif self._entries.get(entry.transactional_id) is entry:
                 _log.info("%r has expired", entry)
+                self._incomplete.pop(entry, None)
                 del self._entries[entry.transactional_id]
 
         self._put(entry, None, persisted)

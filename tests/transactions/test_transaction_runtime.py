@@ -21,6 +21,7 @@ from kop.transactions.runtime import ProducerIdentity, TransactionCoordinator
 from kop.transactions.settings import TransactionSettings
 from kop.wire.transaction_state import (
     TransactionStatus,
+    TransactionValue,
     decode_transaction_key,
     decode_transaction_value,
     encode_transaction_key,
@@ -133,6 +134,15 @@ class World:
         assert transaction is not None
         return transaction
 
+    @property
+    def newest_record(self) -> TransactionValue:
+        """What the topic says of the transactional id."""
+        key, value = self.store.log("__transactions").records()[-1]
+        assert key is not None
+        assert value is not None
+        assert decode_transaction_key(key) == "tx"
+        return decode_transaction_value(value)
+
     async def reaches(self, status: TransactionStatus) -> None:
         await until(lambda: self.transaction.status is status)
 
@@ -243,6 +253,50 @@ async def test_a_decided_end_is_carried_through_after_a_restart() -> None:
         w.markers.open.set()
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
         assert [(ended.producer_epoch, ended.commit) for ended in w.markers.written] == [(1, False)]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_the_topic_says_that_a_transaction_is_complete(stops: bool) -> None:
+    async with world() as w:
+        await w.end(await w.begun())
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        if stops:
+            await w.coordinator.stop()
+        await until(lambda: w.newest_record.status is TransactionStatus.COMPLETE_COMMIT)
+
+
+async def test_an_end_whose_completion_is_not_written_is_carried_out_once_more_after_a_restart() -> None:
+    async with world() as w:
+        who = await w.end(await w.begun())
+        w.store.log("__transactions").append_error = E.KAFKA_STORAGE_ERROR
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert await w.add(who, BILLS) == E.NOT_COORDINATOR
+        assert w.transaction.status is TransactionStatus.COMPLETE_COMMIT
+        await w.coordinator.stop()
+        assert w.newest_record.status is TransactionStatus.PREPARE_COMMIT
+        await w.store.engine.close()
+        await w.start()
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert [(ended.producer_epoch, ended.commit) for ended in w.markers.written] == [(1, True)] * 2
+        assert w.transaction.producer_epoch == who.producer_epoch
+        assert await w.add(who, BILLS) == E.NONE
+
+
+async def test_a_completion_that_cannot_be_written_is_not_written_over_the_next_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kop.transactions.runtime.COMPLETE_SECONDS", 0.0)
+    monkeypatch.setattr("kop.transactions.runtime.COMPLETE_AGAIN_SECONDS", 0.0)
+    async with world() as w:
+        who, log = await w.begun(), w.store.log("__transactions")
+        who = await w.end(who)
+        log.hold()
+        await until(lambda: log.waiting == 1)
+        log.pass_by()
+        assert await w.add(who, BILLS) == E.NONE
+        log.release(E.KAFKA_STORAGE_ERROR)
+        assert await w.add(who, ORDERS) == E.NONE
+        assert (w.newest_record.status, w.newest_record.partitions) == (TransactionStatus.ONGOING, {ORDERS, BILLS})
 
 
 async def test_an_open_transaction_is_open_after_a_restart_and_times_out() -> None:
