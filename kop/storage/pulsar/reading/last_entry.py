@@ -44,17 +44,17 @@ class LastEntry:
         try:
             await asyncio.wait({asking}, timeout=LAST_SECONDS)
             if not has_answer(asking):
-                finding = loop.create_task(self._found())
+                finding = loop.create_task(self._at_end_of_log())
                 await asyncio.wait({asking, finding}, return_when=asyncio.FIRST_COMPLETED)
-                if not has_answer(asking) and (found := await finding) is not None:
-                    return found
+                if not has_answer(asking) and (position := await finding) is not None:
+                    return position
             return await asking
         finally:
             asking.cancel()
             if finding is not None:
                 finding.cancel()
 
-    async def _found(self) -> Position | None:
+    async def _at_end_of_log(self) -> Position | None:
         """Look for it; None where Pulsar does not tell enough, or the log is trimmed meanwhile."""
         try:
             stats = await self._source.internal_stats()
