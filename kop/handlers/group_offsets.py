@@ -31,8 +31,6 @@ from kop.handlers.gateway import Gateway
 from kop.storage.base import TopicInfo
 from kop.wire.messages import OffsetDeleteResponse, OffsetFetchResponse
 from kop.wire.offset_commit import (
-    CommittedPartition,
-    CommittedTopic,
     OffsetCommitAnswer,
     OffsetCommitCall,
     encode_response,
@@ -58,14 +56,13 @@ def offset_commit(gw: Gateway, ctx: Context, request: OffsetCommitCall) -> Offse
     )
     limit = gw.groups.settings.offset_metadata_max_bytes
     commits: list[Commit] = []
-    for row, column, topic, partition in good:
+    for of_topic, column, topic, partition in good:
         index, offset, epoch, metadata = partition
         if error:
-            codes[row][column] = error
+            of_topic[column] = error
         elif metadata and is_too_large(metadata, limit):
-            codes[row][column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            of_topic[column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
         else:
-            codes[row][column] = ErrorCode.NONE
             name = gw.topics.canonical_name(topic.name)
             commits.append(Commit(name, topic.topic_id, index, offset, epoch, metadata or ""))
     if not commits:
@@ -85,40 +82,35 @@ def _committed(
     """The answer of these codes; `error` is that of all partitions that have none."""
     return OffsetCommitAnswer(
         [
-            CommittedTopic(
-                topic.name,
-                topic.topic_id,
-                [
-                    CommittedPartition(partition.partition_index, code or error)
-                    for partition, code in zip(topic.partitions, row, strict=True)
-                ],
-            )
-            for topic, row in zip(request.topics, codes, strict=True)
+            (name, topic_id, [(partition[0], code or error) for partition, code in zip(partitions, row, strict=True)])
+            for (name, topic_id, partitions), row in zip(request.topics, codes, strict=True)
         ]
     )
 
 
 def existing_partitions(
     topics: ClientTopics, request: Any, *, by_id: bool
-) -> tuple[list[list[ErrorCode]], list[tuple[int, int, TopicInfo, Any]]]:
+) -> tuple[list[list[ErrorCode]], list[tuple[list[ErrorCode], int, TopicInfo, Any]]]:
     """The errors of all partitions of a request that commits offsets, and the partitions that exist.
 
-    Each of these is given as the indexes of its error, its topic, and its row in the request.
+    Each of these has the error NONE, and is given as the errors of its topic, its place there, its topic, and its row
+    in the request.
     """
     codes: list[list[ErrorCode]] = []
-    good: list[tuple[int, int, TopicInfo, Any]] = []
-    for row, wanted in enumerate(request.topics):
+    good: list[tuple[list[ErrorCode], int, TopicInfo, Any]] = []
+    for wanted in request.topics:
         topic = _by_id(topics, wanted.topic_id) if by_id else topics.get(wanted.name)
-        partition_count = 0 if topic is None else topic.partitions
         missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic is None:
             missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else topics.missing(wanted.name)
-        codes.append([missing] * len(wanted.partitions))
+        of_topic = [missing] * len(wanted.partitions)
+        codes.append(of_topic)
         if topic is None:
             continue
         for column, partition in enumerate(wanted.partitions):
-            if 0 <= partition.partition_index < partition_count:
-                good.append((row, column, topic, partition))
+            if 0 <= partition.partition_index < topic.partitions:
+                of_topic[column] = ErrorCode.NONE
+                good.append((of_topic, column, topic, partition))
     return codes, good
 
 

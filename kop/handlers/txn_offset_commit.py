@@ -49,12 +49,11 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
         return _committed(ctx.version, request, codes)
     limit = gw.groups.settings.offset_metadata_max_bytes
     commits: list[Commit] = []
-    for row, column, topic, partition in good:
+    for of_topic, column, topic, partition in good:
         metadata = partition.committed_metadata or ""
         if is_too_large(metadata, limit):
-            codes[row][column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            of_topic[column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
             continue
-        codes[row][column] = ErrorCode.NONE
         epoch = partition.committed_leader_epoch if ctx.version >= 2 else -1
         name, index = gw.topics.canonical_name(topic.name), partition.partition_index
         commits.append(Commit(name, topic.topic_id, index, partition.committed_offset, epoch, metadata))
@@ -64,8 +63,8 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
     if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and ctx.version < _LOADING:
         error = ErrorCode.COORDINATOR_NOT_AVAILABLE
     if error:
-        for row, column, _, _ in good:
-            codes[row][column] = error
+        for of_topic, column, _, _ in good:
+            of_topic[column] = error
     return _committed(ctx.version, request, codes)
 
 

@@ -382,10 +382,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         answer.request_bytes = size = len(frame)
         self._charge(size)
         self._pending_bytes += size
-        if answer.alone or answer.waiting is not None:
+        if answer.waiting is not None:
             self._hold |= _WAITING
             api = requests.api(frame)
             self._polling = api is not None and api.long_poll
+        elif answer.alone:
+            self._hold |= _WAITING
         elif self._pending_bytes > self._server.limits.connection_bytes or self._memory.short:
             self._hold |= _PENDING
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from kop.wire.primitives import (
@@ -74,26 +74,15 @@ class OffsetCommitCall:
     topics: Sequence[OffsetCommitTopic]
 
 
-class CommittedPartition(NamedTuple):
-    """What one partition is answered."""
-
-    partition_index: int
-    error_code: int
-
-
-class CommittedTopic(NamedTuple):
-    """What the partitions of a topic are answered, in the request's order."""
-
-    name: str
-    topic_id: UUID | None
-    partitions: Sequence[CommittedPartition]
+AnsweredTopic: TypeAlias = tuple[str, UUID | None, Sequence[tuple[int, int]]]
+"""A topic by name, or by id, and the index and the error code of each of its partitions, in the request's order."""
 
 
 @dataclass(slots=True)
 class OffsetCommitAnswer:
     """An OffsetCommit response."""
 
-    topics: list[CommittedTopic]
+    topics: list[AnsweredTopic]
 
 
 def parse(body: memoryview, version: int) -> OffsetCommitCall:
@@ -118,7 +107,6 @@ def _parse(body: memoryview, version: int) -> OffsetCommitCall:
     elif version <= 4:
         (retention_ms,) = _INT64.unpack_from(body, pos)
         pos += 8
-    layout = _PARTITION if version >= 6 else _PARTITION_OLD
     count, pos = array(body, pos, end)
     room = MOST_ELEMENTS - count
     if room < 0:
@@ -137,11 +125,17 @@ def _parse(body: memoryview, version: int) -> OffsetCommitCall:
             raise too_many()
         partitions: list[OffsetCommitPartition] = []
         for _ in range(partition_count):
-            index, offset, *epoch = layout.unpack_from(body, pos)
-            metadata, pos = text(body, pos + layout.size, end)
+            epoch = -1
+            if version >= 6:
+                index, offset, epoch = _PARTITION.unpack_from(body, pos)
+                pos += _PARTITION.size
+            else:
+                index, offset = _PARTITION_OLD.unpack_from(body, pos)
+                pos += _PARTITION_OLD.size
+            metadata, pos = text(body, pos, end)
             if flexible:
                 pos = pos + 1 if body[pos] == 0 else skip_tags(body, pos, end)
-            partitions.append(OffsetCommitPartition(index, offset, epoch[0] if epoch else -1, metadata))
+            partitions.append(OffsetCommitPartition(index, offset, epoch, metadata))
         if flexible:
             pos = pos + 1 if body[pos] == 0 else skip_tags(body, pos, end)
         if name is None:
@@ -158,10 +152,13 @@ def _parse(body: memoryview, version: int) -> OffsetCommitCall:
 
 def _compact_string(body: memoryview, pos: int, end: int) -> tuple[str | None, int]:
     length = body[pos]
-    pos += 1
     if length >= 0x80:
-        length, pos = uvarint(body, pos - 1)
-    return compact_string(body, pos, length, end) if length else (None, pos)
+        length, pos = uvarint(body, pos)
+        return compact_string(body, pos, length, end)
+    stop = pos + (length or 1)  # most strings are short: this is `compact_string` behind a length of one byte
+    if stop > end:
+        raise DecodeError("a string reaches beyond the frame")
+    return (str(body[pos + 1 : stop], "utf-8") if length else None), stop
 
 
 def _topic_id(body: memoryview, pos: int, end: int) -> tuple[UUID | None, int]:

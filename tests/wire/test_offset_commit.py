@@ -17,8 +17,6 @@ from support.random_messages import random_message
 from kop.wire import codec
 from kop.wire.messages import OffsetCommitRequest, OffsetCommitResponse
 from kop.wire.offset_commit import (
-    CommittedPartition,
-    CommittedTopic,
     OffsetCommitAnswer,
     encode_response,
     parse,
@@ -142,9 +140,7 @@ partitions = st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.sampled_fro
 def test_the_answer_has_the_bytes_that_kafka_python_writes(
     version: int, correlation_id: int, topics: list[tuple[str, UUID | None, list[tuple[int, int]]]]
 ) -> None:
-    answer = OffsetCommitAnswer(
-        [CommittedTopic(name, topic_id, [CommittedPartition(*row) for row in rows]) for name, topic_id, rows in topics]
-    )
+    answer = OffsetCommitAnswer([*topics])
     topic_class = OffsetCommitResponse.OffsetCommitResponseTopic
     by_schema = OffsetCommitResponse(
         version=version,
