@@ -266,12 +266,19 @@ def topics_of_pulsar_are_unloaded_under_a_stream_and_its_sink(run: Run) -> None:
 
 
 @beyond()
-def bounds_that_hold_no_partition_of_the_read_are_refused(run: Run) -> None:
+def options_that_cannot_be_kept_are_refused(run: Run) -> None:
     topic = make_topic(run, partitions=2)
     refused(
         "set startingOffsets for each partition",
         lambda: records(read(run, topic, startingOffsets=offsets(topic, p0=0))),
     )
+    named = {"kafka.bootstrap.servers": run.bootstrap, "subscribe": topic}
+    refused(
+        "leave .schema() out", lambda: session().read.format(FORMAT).schema("x INT").options(**named).load().collect()
+    )
+    refused("did you mean startingOffsets", lambda: read(run, topic, startingOffset="latest").collect())
+    nobody = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": 1000}
+    refused("set kafka.bootstrap.servers", lambda: read(run, topic, **nobody).collect())
     refused("Kafka's protocol gives no message ids", lambda: read(run, topic, includeMetadata="true").collect())
     with folder() as path:
         refused(
@@ -287,6 +294,18 @@ def bounds_that_hold_no_partition_of_the_read_are_refused(run: Run) -> None:
                 .start()
             ),
         )
+
+
+@beyond(limit=150)
+def checkpoint_of_another_topic_is_refused(run: Run) -> None:
+    topic, other = make_topic(run), make_topic(run)
+    send(run, topic, 3)
+    send(run, other, 5)
+    with folder() as path:
+        with Stream(run, path, other) as stream:
+            stream.drain()
+        with Stream(run, path, topic) as stream:
+            refused("give the query a checkpointLocation of its own", stream.drain)
 
 
 # The example of deploy/examples/clicks

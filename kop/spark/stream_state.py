@@ -96,6 +96,11 @@ class StreamState:
         self._reached = end
         if not self._partitions:
             self._discover()
+        if start and end and not start.keys() & end.keys():
+            self._lost(
+                f"the checkpoint is of {_listed(list(start))}, and the query reads {_listed(list(end))}",
+                "give the query a checkpointLocation of its own",
+            )
         new = [p for p in end if p not in start]
         first = self._lookup.list_offsets(dict.fromkeys(new, EARLIEST), 0) if new else {}
         for (topic, partition), offset in first.items():
@@ -109,7 +114,9 @@ class StreamState:
             begin = start.get((topic, partition), first.get((topic, partition), 0))
             if stop < begin:
                 self._lost(
-                    f"the end of topic {topic} partition {partition}: its offset was changed from {begin} to {stop}"
+                    f"the end of topic {topic} partition {partition}: its offset was changed from {begin} to {stop}",
+                    "give the query a checkpointLocation of its own if this one is of another cluster, or set "
+                    "failOnDataLoss to false to go on without them",
                 )
             ranges.append(OffsetRange(topic, self._partitions.get((topic, partition)), partition, begin, stop))
         return ranges
@@ -198,11 +205,9 @@ class StreamState:
         each = {p: max(1.0, sizes[p] / max(1, last[p] - first[p])) for p in new}
         return limit_bytes(begin, end, each, most)
 
-    def _lost(self, what: str) -> None:
+    def _lost(self, what: str, advice: str = "set failOnDataLoss to false to go on without them") -> None:
         if self._options.fail_on_data_loss:
-            raise DataLossError(
-                f"set failOnDataLoss to false to go on without them: some data may have been lost, {what}"
-            )
+            raise DataLossError(f"{advice}: some data may have been lost, {what}")
         log.warning("some data may have been lost, %s: the query goes on, failOnDataLoss is false", what)
 
 

@@ -289,6 +289,22 @@ def test_a_topic_that_is_gone_is_lost_data() -> None:
     assert [r.topic for r in lenient.ranges(start, {("t", 0): 0})] == ["t"]
 
 
+def test_a_checkpoint_of_another_topic_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    servers = FakeServers(t=1)
+    servers.write("t", 0, 4)
+    start = {("other", 0): 7}
+    query = progress(servers)
+    end = query.next_end(start)
+    with pytest.raises(
+        DataLossError, match=r"^give the query a checkpointLocation.* of topic other partition 0, and.*t p"
+    ):
+        query.ranges(start, end)
+    with caplog.at_level(logging.WARNING):
+        (asked,) = progress(servers, failOnDataLoss="false").ranges(start, end)
+    assert (asked.topic, asked.start, asked.end) == ("t", 0, 4)
+    assert "the checkpoint is of topic other" in caplog.text
+
+
 def test_a_log_that_is_shorter_for_a_moment_is_not_lost() -> None:
     """A server that takes a partition over may not know its end at once."""
     servers = FakeServers(t=1)
@@ -305,7 +321,7 @@ def test_a_log_that_stays_shorter_is_lost_data(caplog: pytest.LogCaptureFixture)
     end = query.next_end({("t", 0): 10})
     assert end == {("t", 0): 4}
     assert servers.time - begun >= SETTLE_SECONDS
-    with pytest.raises(DataLossError, match="offset was changed from 10 to 4"):
+    with pytest.raises(DataLossError, match=r"^give the query a checkpointLocation.*offset was changed from 10 to 4"):
         query.ranges({("t", 0): 10}, end)
     with caplog.at_level(logging.WARNING):
         (left,) = progress(servers, failOnDataLoss="false").ranges({("t", 0): 10}, end)
