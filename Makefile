@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar soak soak-fast checker checker-fast copier
+.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark soak soak-fast checker checker-fast copier
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ conformance-spark-crashes: $(VENV)/.test ## kop's own sink for PySpark while dri
 
 conformance-spark-crashes-full: $(VENV)/.test ## the same with 50 batches and 20 kills
 	$(BIN)/python -m conformance.spark --batches 50 --kills 20 $(ARGS)
+
+bench-spark: $(VENV)/.test ## format("kop") beside format("kafka"): wall time, CPU of Spark and gateway (Java 17, Maven Central)
+	$(BIN)/python -m conformance.spark.speed $(ARGS)
 
 conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), and format("kop") in its oldest and newest PySpark (Java 17, Maven Central)
 	$(BIN)/python -m conformance --start-kop --client spark --client spark-kop --client spark-kop-4.0 $(ARGS)
