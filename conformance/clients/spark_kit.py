@@ -132,6 +132,8 @@ def _session() -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.pyspark.jvmStacktrace.enabled": "true",  # the connector's own words are in the cause
         "spark.task.maxFailures": "1",
+        # Before PySpark 4.2 a query of AvailableNow would end before the batch that its watermark closes windows in.
+        "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",
     }.items():
         builder = builder.config(name, value)
     made = builder.getOrCreate()

@@ -49,7 +49,9 @@ def start(
 
 def main(checkpoint: str = "checkpoint-sessions") -> None:
     """Work off all clicks that there are, and end."""
-    spark = SparkSession.builder.master("local[2,4]").config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    builder = SparkSession.builder.master("local[2,4]").config("spark.sql.shuffle.partitions", "2")
+    # Else PySpark before 4.2 ends before the batch in which the watermark closes the last sessions.
+    spark = builder.config("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true").getOrCreate()
     start(spark, os.environ["KOP_BOOTSTRAP"], checkpoint, trigger={"availableNow": True}).awaitTermination()
 
 
