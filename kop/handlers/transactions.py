@@ -10,6 +10,7 @@ The rules are in `kop.transactions`; this is what depends on versions.
 - PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 2 of each of the three.
 - TRANSACTION_ABORTABLE, for a partition that is not in the transaction or a transaction that storage has ended, is
   INVALID_TXN_STATE below AddPartitionsToTxn 5.
+- A transaction that storage has ended is TRANSACTION_ABORTABLE for a commit, too, and INVALID_TXN_STATE below EndTxn 4.
 - EndTxn 5 goes by version 2 of transactions: it bumps the epoch and answers the new one.
 """
 
@@ -30,6 +31,8 @@ from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 _BATCHED = 4
 """The version of AddPartitionsToTxn from which on it comes from brokers."""
+_ABORTABLE = 4
+"""The version of EndTxn from which on clients know TRANSACTION_ABORTABLE."""
 
 
 def error_for(code: ErrorCode, *, knows_fenced: bool) -> ErrorCode:
@@ -162,7 +165,10 @@ async def end_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
         commit=request.committed,
         client_version=EPOCH_BUMPED_AT_END if version >= 5 else 0,
     )
-    response = EndTxnResponse(version=version, error_code=error_for(identity.error, knows_fenced=version >= 2))
+    error = identity.error
+    if error is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE:
+        error = ErrorCode.INVALID_TXN_STATE
+    response = EndTxnResponse(version=version, error_code=error_for(error, knows_fenced=version >= 2))
     if version >= 5:
         response.producer_id, response.producer_epoch = identity.producer_id, identity.producer_epoch
     return response

@@ -368,6 +368,12 @@ class TransactionStorage(Protocol):
         Topics go by the names of `Topics`. UNKNOWN_TOPIC_OR_PARTITION where one is not there.
         """
 
+    async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
+        """Raise TRANSACTION_ABORTABLE where storage has ended the transaction by itself, or somebody else has.
+
+        `partitions`: those that were added. Ended so, nothing of it can be committed any more.
+        """
+
     async def end(self, ended: EndedTransaction) -> None:
         """Make its records readable, or hide them for good. Partitions that are gone are passed over."""
 

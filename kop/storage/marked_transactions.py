@@ -42,6 +42,9 @@ class MarkedTransactions:
             if self._find(name, partition) is None:
                 raise PeerError(f"there is no partition {name}-{partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
+    async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
+        """See `TransactionStorage.confirm`. Nobody but the coordinator ends a transaction here."""
+
     async def end(self, ended: EndedTransaction) -> None:
         """See `TransactionStorage.end`. Raises the error of the first partition whose marker is not durable."""
         markers = [

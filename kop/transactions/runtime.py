@@ -64,6 +64,9 @@ COMPLETE_SECONDS: Final = 0.05
 """How long the record that a transaction is complete waits for a newer one of the same id, which takes its place."""
 COMPLETE_AGAIN_SECONDS: Final = 1.0
 """After how long it is tried again where it could not be written."""
+CONFIRM_MS: Final = 5000
+"""A transaction that is open for so long is confirmed by storage before it is committed: an operator, or storage's own
+time limit, may have ended it. For a shorter one that costs more than it is worth."""
 _MOST_NAMED: Final = 10
 """Partitions that a line in the log names."""
 _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
@@ -358,6 +361,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     ) -> ProducerIdentity:
         """EndTxn; see `machine.end`. It ends when the decision is durable, with who the producer is from then on."""
         fresh_id: int | None = None
+        confirmed = not commit
         while True:
             entry, error = self._find(transactional_id)
             if entry is None:
@@ -371,9 +375,14 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                 client_version=client_version,
                 fresh_id=fresh_id,
             )
-            if not decision.needs_producer_id:
+            if decision.needs_producer_id:
+                fresh_id = await self._producer_ids.take()
+            elif confirmed or decision.next is None or not self._may_have_ended(entry.transaction):
                 break
-            fresh_id = await self._producer_ids.take()
+            elif error := await self._confirm(entry):
+                return ProducerIdentity(error)
+            else:
+                confirmed = True
         if decision.next is None:
             return _identity(entry.transaction) if not decision.error else ProducerIdentity(decision.error)
         after = _identity(machine.completed(decision.next, 0))
@@ -495,6 +504,27 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             if entry.transaction is not transaction:  # it was ended meanwhile, or the lead was lost
                 return self.refusal_of(entry.transactional_id) or ErrorCode.CONCURRENT_TRANSACTIONS
             entry.prepared.update(wanted)
+        return ErrorCode.NONE
+
+    def _may_have_ended(self, transaction: Transaction) -> bool:
+        """Whether an open transaction is open for so long that storage may have ended it."""
+        is_open = transaction.status is TransactionStatus.ONGOING and transaction.storage_transaction
+        return bool(is_open) and self._wall() - transaction.start_timestamp >= CONFIRM_MS
+
+    async def _confirm(self, entry: _Entry) -> ErrorCode:
+        """Ask storage whether the transaction is open still. No other request passes meanwhile."""
+        before = entry.transaction
+        entry.transaction = replace(before, pending=True)
+        records = [partition for partition in before.partitions if partition[0] != KAFKA_OFFSETS_TOPIC]
+        try:
+            await self._storage.confirm(before.storage_transaction, records)
+        except KopError as why:
+            _log.warning("the transaction of %r cannot be committed: %s", entry, why)
+            return answer_for(why.code)
+        finally:
+            entry.transaction = before
+            if self._is_current(entry):
+                self._arm(entry)
         return ErrorCode.NONE
 
     def _refused(self, entry: _Entry, error: KopError) -> ErrorCode:

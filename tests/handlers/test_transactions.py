@@ -97,8 +97,8 @@ class Talk:
 
 
 @asynccontextmanager
-async def talk(path: Path) -> AsyncIterator[Talk]:
-    async with gateway(path, store="memory:") as serving:
+async def talk(path: Path, store: str = "memory:") -> AsyncIterator[Talk]:
+    async with gateway(path, store=store) as serving:
         await serving.gateway.engine.topics.create("t", 2, {})
         yield Talk(serving, await RawClient.connect(serving))
 
@@ -188,6 +188,36 @@ def test_a_partition_that_was_not_added_takes_nothing(tmp_path: Path, version: i
             assert (await s.produce(1, version=version)).error_code == code
             assert s.bounds(1) == (0, 0)
             assert (await s.produce(0, version=version)).error_code == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite:kop.db"])
+def test_a_producer_that_is_fenced_in_mid_batch_leaves_nothing_open(tmp_path: Path, store: str) -> None:
+    """What it is told of as stored is in the transaction that is aborted, and the rest is refused."""
+
+    async def main() -> None:
+        async with talk(tmp_path, store.replace(":kop", f":{tmp_path}/kop")) as s:
+            await s.init()
+            old = s.who()
+            other = Talk(s.serving, await RawClient.connect(s.serving))
+
+            async def fences() -> bool:
+                return await other.init() == E.NONE
+
+            for sequence in range(50):
+                of = batch([b"%d" % sequence], transactional=True, base_sequence=sequence, **old)
+                s.client.send(0, 12, **(produce_fields("t", of, version=12) | {"transactional_id": "tx"}))
+                if sequence == 25:
+                    fencing = asyncio.create_task(until(fences))
+            codes = [(await s.client.receive(0, 12))[1].responses[0].partition_responses[0] for _ in range(50)]
+            await fencing
+            stored = [part.base_offset for part in codes if not part.error_code]
+            assert stored == list(range(len(stored)))
+            refused = {E(part.error_code) for part in codes if part.error_code}
+            assert refused <= {E.INVALID_PRODUCER_EPOCH, E.CONCURRENT_TRANSACTIONS, E.PRODUCER_FENCED}
+            assert s.bounds() == (len(stored) + 1, len(stored) + 1) or not stored
+            assert await s.end(**old) == E.PRODUCER_FENCED
 
     run(main())
 

@@ -503,6 +503,24 @@ async def test_a_fence_whose_answer_was_lost_is_no_late_one_while_its_transactio
         assert "fences_too_late" not in engine.counts
 
 
+@pytest.mark.parametrize("partitions", [set(), {("t", 0)}])
+async def test_what_a_tool_of_pulsar_has_ended_is_not_confirmed(
+    pulsar_store: PulsarStore, partitions: set[tuple[str, int]]
+) -> None:
+    async with opened(pulsar_store) as engine:
+        await make(engine)
+        writer = Writer(engine)
+        await writer.begin()
+        await writer.write("a")
+        await engine.transactions.confirm(writer.name, partitions)
+        named = transaction_of(writer.name)
+        assert named is not None
+        await engine.client.transactions().end(TxnId(named.most, named.least), commit=False)
+        with refused(ErrorCode.TRANSACTION_ABORTABLE):
+            await engine.transactions.confirm(writer.name, partitions)
+        await writer.end(commit=False)
+
+
 async def test_a_transaction_is_kept_ready(pulsar_store: PulsarStore) -> None:
     async with opened(pulsar_store) as engine:
         names = [await engine.transactions.begin(MINUTE) for _ in range(5)]

@@ -71,6 +71,9 @@ class World:
 
     # storage and groups
 
+    async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
+        raise AssertionError("it is confirmed before its end is decided")
+
     async def end(self, ended: EndedTransaction) -> None:
         self.done.append(("records", set(ended.partitions)))
 

@@ -13,7 +13,7 @@ from support.waiting import until
 
 from kop import background
 from kop.cluster.producer_ids import ProducerIds
-from kop.errors import BackendError, KopError
+from kop.errors import BackendError, KopError, PeerError
 from kop.errors import ErrorCode as E
 from kop.storage.base import EndedTransaction
 from kop.transactions.machine import LAST_EPOCH, Transaction
@@ -62,6 +62,7 @@ class PreparedPartitions:
     def __init__(self) -> None:
         self.begun = 0
         self.added: list[tuple[bytes, set[tuple[str, int]]]] = []
+        self.confirmed: list[tuple[bytes, set[tuple[str, int]]]] = []
         self.error: KopError | None = None
         self.open = asyncio.Event()
         self.open.set()
@@ -78,6 +79,12 @@ class PreparedPartitions:
         if self.error is not None:
             raise self.error
         self.added.append((storage_transaction, set(partitions)))
+
+    async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
+        await self.open.wait()
+        self.confirmed.append((storage_transaction, set(partitions)))
+        if self.error is not None:
+            raise self.error
 
     async def end(self, ended: EndedTransaction) -> None:
         raise AssertionError("markers end a transaction, the coordinator does not")
@@ -540,6 +547,55 @@ async def test_a_transaction_that_ended_while_storage_prepared_it_takes_no_recor
         assert (await w.init()).error == E.CONCURRENT_TRANSACTIONS  # another instance fences it
         w.storage.open.set()
         assert await adding == E.CONCURRENT_TRANSACTIONS
+
+
+async def test_what_storage_has_ended_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kop.transactions.runtime.CONFIRM_MS", 0)
+    async with world() as w:
+        who = await w.begun(ORDERS, ("__consumer_offsets", 3))
+        w.storage.error = PeerError("an operator has ended it", E.TRANSACTION_ABORTABLE)
+        assert (await w.end(who)).error == E.TRANSACTION_ABORTABLE
+        assert w.storage.confirmed == [(b"transaction 1", {ORDERS})]
+        assert w.transaction.status is TransactionStatus.ONGOING
+        assert not (await w.end(who, commit=False)).error
+        await w.reaches(TransactionStatus.COMPLETE_ABORT)
+
+
+async def test_nothing_passes_while_storage_confirms_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kop.transactions.runtime.CONFIRM_MS", 0)
+    async with world() as w:
+        who = await w.begun()
+        w.storage.open.clear()
+        ending = asyncio.create_task(w.end(who))
+        await until(lambda: w.transaction.pending)
+        assert (await w.end(who, commit=False)).error == E.CONCURRENT_TRANSACTIONS
+        w.now += 2 * MINUTE
+        w.coordinator.tick()
+        w.storage.open.set()
+        assert not (await ending).error
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        assert not w.coordinator.aborted
+
+
+async def test_10000_open_transactions() -> None:
+    """They are listed, go on after a restart, and are aborted when they are too old."""
+    async with world() as w:
+        assert not (await w.init()).error  # there is a topic
+        names = [f"tx-{number}" for number in range(10_000)]
+        producers = await asyncio.gather(*(w.init(name) for name in names))
+        added = (w.add(who, ORDERS, name=name) for who, name in zip(producers, names, strict=True))
+        assert set(await asyncio.gather(*added)) == {E.NONE}
+        assert len(w.coordinator.open_since()) == len(names)
+        await w.restart()
+        assert len(w.coordinator.open_since()) == len(names)
+        assert len(w.coordinator.all()) == len(names) + 1
+        w.now += 2 * MINUTE
+        w.coordinator.tick()
+        await until(lambda: len(w.markers.written) == len(names))
+        assert {ended.producer_id for ended in w.markers.written} == {who.producer_id for who in producers}
+        assert not any(ended.commit for ended in w.markers.written)
+        await until(lambda: w.coordinator.open_since() == [])
+        assert w.coordinator.aborted == {"timeout": len(names)}
 
 
 async def test_without_transactions_in_storage_a_transactional_id_is_refused() -> None:

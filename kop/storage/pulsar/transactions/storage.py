@@ -274,6 +274,20 @@ class PulsarTransactions:
             "committed" if commit else "aborted",
         )
 
+    async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
+        """See `TransactionStorage.confirm`. Pulsar's clock or one of its tools may have ended it."""
+        named = self._named(storage_transaction)
+        txn = TxnId(named.most, named.least)
+        names = [found.partition_name for each in partitions if (found := self._find(*each)) is not None]
+        try:
+            await self._transactions.add(txn, names)
+        except PulsarError as error:
+            doing = f"cannot commit Pulsar's transaction {txn}"
+            refused = self._context.faults.refused(error, Refused.TRANSACTIONS, doing)
+            if error.code in _GONE:
+                raise PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) from error
+            raise refused from error
+
     async def end(self, ended: EndedTransaction) -> None:
         """See `TransactionStorage.end`."""
         named = self._named(ended.storage_transaction)
