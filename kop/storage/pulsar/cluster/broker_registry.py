@@ -80,6 +80,7 @@ class BrokerRegistry:
         `answers` is asked about brokers that are missing: without it they are gone sooner.
         """
         self.brokers: Sequence[LiveBroker] = ()
+        self._loop = context.loop
         self._client = context.client
         self._admin = context.admin
         self._topic = context.naming.brokers_topic
@@ -103,7 +104,8 @@ class BrokerRegistry:
     @property
     def fresh(self) -> bool:
         """Whether the others were seen in these last seconds; True before this broker joins."""
-        return self._live is None or asyncio.get_running_loop().time() - self._seen < FRESH_SECONDS
+        # Asked with each commit of offsets; in Python 3.11 it costs a system call to find out which loop runs.
+        return self._live is None or self._loop.time() - self._seen < FRESH_SECONDS
 
     def is_chosen(self, key: str) -> bool:
         """Whether this broker is the one of all to do a piece of work that `key` names, such as to give a topic an id.
