@@ -1208,9 +1208,10 @@ async def test_a_search_that_does_not_end_is_an_error_that_clients_retry(monkeyp
     await play.log.close()
 
 
+@pytest.mark.parametrize("code", ["ServerFailure", "NotFound"])
 @pytest.mark.parametrize("trouble", ["entry", "reader"])
 async def test_a_search_that_did_not_see_every_entry_is_an_error_that_clients_retry(
-    trouble: str, monkeypatch: pytest.MonkeyPatch
+    trouble: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DUPLICATE_SEQUENCE_NUMBER is the end of a batch for its client: it is told where all was looked at."""
     monkeypatch.setattr(stored_batches, "STANDS_SECONDS", 0.05)
@@ -1224,7 +1225,7 @@ async def test_a_search_that_did_not_see_every_entry_is_an_error_that_clients_re
         broker.holds_readers = True
     else:
         broker.loses_search_readers = True
-    broker.ask_error = PulsarError("ServerFailure", "so says the test")
+    broker.ask_error = PulsarError(code, "so says the test")
     play.append(0)
     await settle()
     await play.run("D")

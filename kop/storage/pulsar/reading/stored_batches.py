@@ -169,7 +169,9 @@ class StoredBatches:
                 ledgers = Ledgers([(ledger["ledgerId"], ledger["entries"]) for ledger in stats["ledgers"]])
                 end = Position(*map(int, stats["lastConfirmedEntry"].split(":")))
                 last = ledgers.place(end)
-                if last is None or last < 0:
+                if last is None:  # the partition moves to another broker
+                    return _unfinished(answers)
+                if last < 0:
                     return answers
                 end = ledgers.position(last)  # a ledger that has no entry yet is not the end
                 average = max(int(stats["totalSize"]) // max(int(stats["numberOfEntries"]), 1), 1)
@@ -246,13 +248,10 @@ class StoredBatches:
         Where Pulsar did not answer for an entry that is there, what is not found has the outcome UNFINISHED.
         """
         heads: deque[tuple[Position, EntryHead | None]] = deque()
-        unanswered = False
         looked_at = 0
         for last in range(end, max(end - _MOST_ASKED, 0), -_ASK_AT_ONCE):
             positions = [ledgers.position(place) for place in range(max(last - _ASK_AT_ONCE, 0), last)]
-            for position, head, answered in reversed(await asyncio.gather(*map(self._head, positions))):
-                unanswered = unanswered or not answered
-                heads.appendleft((position, head))
+            heads.extendleft(reversed(await asyncio.gather(*map(self._head, positions))))
             if len(heads) < 2 * looked_at and last > _ASK_AT_ONCE and len(heads) < _MOST_ASKED:
                 continue
             looked_at = len(heads)
@@ -273,14 +272,17 @@ class StoredBatches:
             if gap:
                 stretch.cut_off()
             answers = [stretch.find(each) for each in wanted]
-            yield _unfinished(answers) if unanswered else answers
+            yield _unfinished(answers) if any(head is None for _, head in heads) else answers
 
-    async def _head(self, position: Position) -> tuple[Position, EntryHead | None, bool]:
-        """The entry at a position, None where it is not known, and whether Pulsar answered for it."""
+    async def _head(self, position: Position) -> tuple[Position, EntryHead | None]:
+        """The entry at a position; None where it is not known.
+
+        Pulsar's answer that it is not there says nothing: it comes for each entry of a topic that is being unloaded.
+        """
         try:
-            return position, await self._admin.entry_head(self._partition, *position), True
-        except PulsarError as error:
-            return position, None, error.code == "NotFound"
+            return position, await self._admin.entry_head(self._partition, *position)
+        except PulsarError:
+            return position, None
 
 
 def _unfinished(answers: Sequence[Stored]) -> list[Stored]:
