@@ -268,6 +268,28 @@ def test_no_two_classes_share_a_name() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+SAY_NOTHING = {"found", "one", "stuff", "thing"}
+"""Names that fit everything, and so tell nothing of a value."""
+
+PYTHON = [
+    path
+    for folder in ("kop", "tests", "conformance", "deploy")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)  # what conformance/ downloads
+]
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_say_what_a_value_is(path: Path) -> None:
+    bound = {
+        node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.arg | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    }
+    assert not bound & SAY_NOTHING
+
+
 def test_test_modules_have_names_of_their_own() -> None:
     """Pytest cannot import two files of one name, and leaves the second one out of the run."""
     names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in {"conftest.py", "__init__.py"}]

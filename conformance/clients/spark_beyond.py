@@ -46,8 +46,8 @@ DECODER = """
 import json
 
 def number(record):
-    found = json.loads(record.value)
-    return {"n": found["n"], "place": f"{record.topic}-{record.partition}-{record.offset}", "h": len(record.headers)}
+    fields = json.loads(record.value)
+    return {"n": fields["n"], "place": f"{record.topic}-{record.partition}-{record.offset}", "h": len(record.headers)}
 """
 
 
@@ -83,10 +83,10 @@ def committed(run: Run, topic: str) -> list[str]:
         parts = [TopicPartition(topic, partition) for partition in consumer.partitions_for_topic(topic)]
         consumer.assign(parts)
         ends = consumer.end_offsets(parts)
-        found = []
+        texts = []
         while any(consumer.position(part) < ends[part] for part in parts):
-            found += [r.value.decode() for some in consumer.poll(timeout_ms=500).values() for r in some]
-    return found
+            texts += [r.value.decode() for some in consumer.poll(timeout_ms=500).values() for r in some]
+    return texts
 
 
 # Reading
@@ -113,8 +113,8 @@ def rows_of_other_event_times_are_left_out(run: Run) -> None:
     with producer(run) as p:
         for late in times:
             p.send(topic, b"x", timestamp_ms=base + late).get(timeout=10)
-    found = records(read(run, topic, startingEventTime=base + 20, endingEventTime=base + 50))
-    same([r.ms - base for r in found], [30, 20, 40])
+    within = records(read(run, topic, startingEventTime=base + 20, endingEventTime=base + 50))
+    same([r.ms - base for r in within], [30, 20, 40])
 
 
 @beyond(limit=120)
@@ -132,9 +132,9 @@ def decoder_gives_columns_and_names_what_it_does_not_take(run: Run) -> None:
         same([tuple(row) for row in rows], [(number, f"{topic}-0-{number}", 1) for number in range(3)])
         send(run, topic, 1, start=7)  # a number has no fields
         refused(f"topic {topic} partition 0 offset 3", lambda: read(run, topic, **options).collect())
-        found = read(run, topic, mode="PERMISSIVE", **options).selectExpr("decoded.n", "decodeError").collect()
-        same([row.n for row in found], [0, 1, 2, None])
-        assert "TypeError" in found[3].decodeError, found[3].decodeError
+        decoded = read(run, topic, mode="PERMISSIVE", **options).selectExpr("decoded.n", "decodeError").collect()
+        same([row.n for row in decoded], [0, 1, 2, None])
+        assert "TypeError" in decoded[3].decodeError, decoded[3].decodeError
 
 
 @beyond()
@@ -261,8 +261,8 @@ def topics_of_pulsar_are_unloaded_under_a_stream_and_its_sink(run: Run) -> None:
         stream.wait(sum(sent), 90)
         same(places(stream.records), {p: list(range(sent[p])) for p in range(2)}, "offsets that were read")
         query.processAllAvailable()
-    found = committed(run, out)
-    same(sorted(found, key=int), [str(n) for n in range(sum(sent))], "what was copied")
+    numbers_out = committed(run, out)
+    same(sorted(numbers_out, key=int), [str(n) for n in range(sum(sent))], "what was copied")
 
 
 @beyond()
@@ -333,13 +333,23 @@ def example_makes_sessions_of_clicks(run: Run) -> None:
             finish(query, 90)
     gap = clicks.GAP_SECONDS * 1000
     wanted = sorted(
-        (one[0].user, one[0].ms, one[-1].ms + gap, len(one), tuple(sorted({click.page for click in one})))
-        for one in made
+        (
+            session_clicks[0].user,
+            session_clicks[0].ms,
+            session_clicks[-1].ms + gap,
+            len(session_clicks),
+            tuple(sorted({click.page for click in session_clicks})),
+        )
+        for session_clicks in made
     )
-    same([tuple(found) for found in reading.by_kafka(run.bootstrap, out)], wanted, "sessions, by a Kafka client")
+    same(
+        [tuple(sessions_read) for sessions_read in reading.by_kafka(run.bootstrap, out)],
+        wanted,
+        "sessions, by a Kafka client",
+    )
     if service:
-        found = reading.by_pulsar(service, f"persistent://{namespace}/{out}")
-        same([tuple(one) for one in found], wanted, "sessions, by Pulsar's client")
+        sessions_read = reading.by_pulsar(service, f"persistent://{namespace}/{out}")
+        same([tuple(session_clicks) for session_clicks in sessions_read], wanted, "sessions, by Pulsar's client")
 
 
 def in_pulsar() -> tuple[str, str]:

@@ -151,19 +151,19 @@ def records(frame: DataFrame) -> list[Record]:
     """All rows in order of topic, partition and offset."""
     columns = ["key", "value", "topic", "partition", "offset", "unix_millis(timestamp)", "timestampType"]
     columns += ["headers"] if "headers" in frame.columns else []
-    found = []
+    made = []
     for row in frame.selectExpr(*columns).collect():
         key, value, topic, partition, offset, ms, kind, *rest = row
         headers = [(h.key, None if h.value is None else bytes(h.value)) for h in (rest[0] if rest else None) or []]
         key, value = (None if field is None else bytes(field) for field in (key, value))
-        found.append(Record(key, value, topic, partition, offset, ms, kind, headers))
-    return sorted(found, key=lambda r: (r.topic, r.partition, r.offset))
+        made.append(Record(key, value, topic, partition, offset, ms, kind, headers))
+    return sorted(made, key=lambda r: (r.topic, r.partition, r.offset))
 
 
-def places(found: list[Record]) -> dict[int, list[int]]:
+def places(rows: list[Record]) -> dict[int, list[int]]:
     """Partition -> its offsets, in the order found."""
     out: dict[int, list[int]] = {}
-    for record in found:
+    for record in rows:
         out.setdefault(record.partition, []).append(record.offset)
     return out
 

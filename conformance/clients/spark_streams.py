@@ -365,8 +365,8 @@ def restarts_under_load_lose_and_repeat_nothing(run: Run) -> None:
             stopped.set()
             loader.join(20)
         finish(start(path, availableNow=True))
-        found = session().read.schema("partition int, offset long, value string").json(f"{path}/out").collect()
-    same(sorted(tuple(r) for r in found), [(p, n, str(n)) for p in range(3) for n in range(sent[p])])
+        rows_read = session().read.schema("partition int, offset long, value string").json(f"{path}/out").collect()
+    same(sorted(tuple(r) for r in rows_read), [(p, n, str(n)) for p in range(3) for n in range(sent[p])])
 
 
 @case(limit=120)
@@ -418,7 +418,12 @@ def continuous_trigger_from_topic_to_topic(run: Run) -> None:
 @case(kop=True)
 def two_queries_on_one_topic_see_all_of_it(run: Run) -> None:
     topic = make_topic(run, partitions=2)
-    with folder() as one, folder() as two, Stream(run, one, topic).start() as a, Stream(run, two, topic).start() as b:
+    with (
+        folder() as first_path,
+        folder() as second_path,
+        Stream(run, first_path, topic).start() as a,
+        Stream(run, second_path, topic).start() as b,
+    ):
         write(run, numbers(50, 2), topic)
         for stream in (a, b):
             same({r.key for r in stream.wait(50)}, {b"k%d" % i for i in range(50)})

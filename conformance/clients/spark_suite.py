@@ -60,10 +60,10 @@ def batch_read_keeps_keys_values_headers_and_times(run: Run) -> None:
     with producer(run) as p:
         for (key, value, headers), ms in zip(wanted, stamps, strict=True):
             p.send(topic, value, key, headers=headers, timestamp_ms=ms).get(timeout=10)
-    found = records(read(run, topic, includeHeaders="true"))
-    same([(r.key, r.value, r.headers) for r in found], wanted)
-    same([(r.ms, r.kind) for r in found], [(ms, 0) for ms in stamps], "(time, type)")
-    same([(r.topic, r.partition, r.offset) for r in found], [(topic, 0, i) for i in range(len(wanted))])
+    rows = records(read(run, topic, includeHeaders="true"))
+    same([(r.key, r.value, r.headers) for r in rows], wanted)
+    same([(r.ms, r.kind) for r in rows], [(ms, 0) for ms in stamps], "(time, type)")
+    same([(r.topic, r.partition, r.offset) for r in rows], [(topic, 0, i) for i in range(len(wanted))])
     same("headers" in read(run, topic).columns, False, "a headers column nobody asked for")
 
 
@@ -72,9 +72,9 @@ def log_append_time_is_the_servers(run: Run) -> None:
     topic = make_topic(run, message_timestamp_type="LogAppendTime")
     before = int(time.time() * 1000) - 1000
     write(run, numbers(3), topic)
-    found = records(read(run, topic))
-    same([r.kind for r in found], [1, 1, 1], "timestampType")
-    assert all(before < r.ms < before + 30_000 for r in found), f"times {[r.ms for r in found]}, now {before}"
+    rows = records(read(run, topic))
+    same([r.kind for r in rows], [1, 1, 1], "timestampType")
+    assert all(before < r.ms < before + 30_000 for r in rows), f"times {[r.ms for r in rows]}, now {before}"
 
 
 @quick(kop=True)
@@ -117,24 +117,28 @@ def view_of_sql(run: Run) -> None:
     view = identifier(topic)
     options = f"`kafka.bootstrap.servers` '{run.bootstrap}', subscribe '{topic}'"
     spark.sql(f"CREATE TEMPORARY VIEW {view} USING {FORMAT} OPTIONS ({options})")
-    found = spark.sql(f"SELECT offset FROM {view} WHERE offset > 0 ORDER BY offset").collect()
-    same([row.offset for row in found], [1, 2])
+    rows = spark.sql(f"SELECT offset FROM {view} WHERE offset > 0 ORDER BY offset").collect()
+    same([row.offset for row in rows], [1, 2])
     spark.catalog.dropTempView(view)
 
 
 @quick(kop=True)
 def subscribe_pattern_and_assign(run: Run) -> None:
-    one, two, other = spread(run, [2, 2], "sub-a"), spread(run, [3], "sub-b"), spread(run, [1], "other")
-    end = one.rsplit("-", 1)[1]
+    first, second, other = spread(run, [2, 2], "sub-a"), spread(run, [3], "sub-b"), spread(run, [1], "other")
+    end = first.rsplit("-", 1)[1]
 
-    def found(**how: str) -> set[tuple[str, int, int]]:
+    def places_read(**how: str) -> set[tuple[str, int, int]]:
         return {(r.topic, r.partition, r.offset) for r in records(read(run, **how))}
 
-    everything = {(one, p, o) for p in range(2) for o in range(2)} | {(two, 0, o) for o in range(3)}
-    same(found(subscribe=f"{one},{two}"), everything, "subscribe")
-    both = f"{one[: -len(end)]}({end})|{two}"
-    same(found(subscribePattern=both), everything, "subscribePattern")
-    same(found(assign=json.dumps({one: [1], other: [0]})), {(one, 1, 0), (one, 1, 1), (other, 0, 0)}, "assign")
+    everything = {(first, p, o) for p in range(2) for o in range(2)} | {(second, 0, o) for o in range(3)}
+    same(places_read(subscribe=f"{first},{second}"), everything, "subscribe")
+    both = f"{first[: -len(end)]}({end})|{second}"
+    same(places_read(subscribePattern=both), everything, "subscribePattern")
+    same(
+        places_read(assign=json.dumps({first: [1], other: [0]})),
+        {(first, 1, 0), (first, 1, 1), (other, 0, 0)},
+        "assign",
+    )
 
 
 @case(kop=True)
@@ -156,8 +160,8 @@ def compressed_batches_are_read_from_within(run: Run, codec: str) -> None:
             future.get(timeout=10)
     check_codec(run, topic, codec)
     asked = {"startingOffsets": offsets(topic, p0=50), "endingOffsets": offsets(topic, p0=150)}
-    found = records(read(run, topic, **asked))
-    same([(r.offset, r.value) for r in found], list(enumerate(wanted))[50:150])
+    rows = records(read(run, topic, **asked))
+    same([(r.offset, r.value) for r in rows], list(enumerate(wanted))[50:150])
 
 
 @case(kop=True)
@@ -203,8 +207,8 @@ def deleted_records_are_left_out(run: Run) -> None:
     same(places(records(read(run, topic))), {0: [6, 7, 8, 9]}, "earliest is the log start")
     lost = {"startingOffsets": offsets(topic, p0=2), "kafkaConsumer.pollTimeoutMs": 5000}
     refused(("failOnDataLoss", "data may have been lost", "out of range"), lambda: records(read(run, topic, **lost)))
-    found = records(read(run, topic, failOnDataLoss="false", **lost))
-    same(places(found), {0: [6, 7, 8, 9]}, "failOnDataLoss=false goes on at the log start")
+    kept = records(read(run, topic, failOnDataLoss="false", **lost))
+    same(places(kept), {0: [6, 7, 8, 9]}, "failOnDataLoss=false goes on at the log start")
 
 
 @case(kop=True)
@@ -223,8 +227,8 @@ def compacted_topic_with_holes(run: Run) -> None:
         return sum(b.count for b in stored(run, topic)) <= 10
 
     eventually(compacted, 60)
-    found = [r for r in records(read(run, topic, minPartitions=3)) if r.key != b"roll"]
-    same([(r.offset, r.key, r.value) for r in found], [(57, b"a", b"19"), (58, b"b", b"19"), (59, b"c", b"19")])
+    kept = [r for r in records(read(run, topic, minPartitions=3)) if r.key != b"roll"]
+    same([(r.offset, r.key, r.value) for r in kept], [(57, b"a", b"19"), (58, b"b", b"19"), (59, b"c", b"19")])
 
 
 @case(kop=True)
@@ -238,8 +242,12 @@ def read_committed_hides_aborted_records(run: Run) -> None:
             end()
     committed = {"kafka.isolation.level": "read_committed"}
     same([r.value for r in records(read(run, topic, **committed))], [b"kept"])
-    found = [r.value for r in records(read(run, topic))]
-    same(found in ([b"kept", b"dropped"], [b"kept"]), True, f"read_uncommitted sees both, over Pulsar one: {found}")
+    uncommitted = [r.value for r in records(read(run, topic))]
+    same(
+        uncommitted in ([b"kept", b"dropped"], [b"kept"]),
+        True,
+        f"read_uncommitted sees both, over Pulsar one: {uncommitted}",
+    )
 
 
 @case(kop=True)
@@ -268,19 +276,21 @@ def offsets_by_consumer_as_spark_3_asked(run: Run) -> None:
 
 @quick()
 def batch_write_of_every_column(run: Run) -> None:
-    one, two = make_topic(run, partitions=4), make_topic(run, partitions=2)
+    first, second = make_topic(run, partitions=4), make_topic(run, partitions=2)
     schema = f"key binary, value binary, headers {ROW}, topic string, partition int"
     rows = [
         Row(bytearray(key) if key is not None else None, value, [Row(k, v) for k, v in headers] or None, topic, part)
-        for (key, value, headers), topic, part in [(r, *where) for r in ODD_RECORDS for where in ((one, 3), (two, 1))]
+        for (key, value, headers), topic, part in [
+            (r, *where) for r in ODD_RECORDS for where in ((first, 3), (second, 1))
+        ]
     ]
     write(run, session().createDataFrame(rows, schema).coalesce(1), includeHeaders="true")
-    for topic, part in ((one, 3), (two, 1)):
+    for topic, part in ((first, 3), (second, 1)):
         with consumer(run, topic) as c:
-            found = take(c, len(ODD_RECORDS))
-        same([(r.key, r.value, list(r.headers)) for r in found], ODD_RECORDS, f"as kafka-python reads {topic}")
-        same({(r.topic, r.partition) for r in found}, {(topic, part)}, "where they went")
-    found_by_spark = records(read(run, one, includeHeaders="true"))
+            rows_of_kafka = take(c, len(ODD_RECORDS))
+        same([(r.key, r.value, list(r.headers)) for r in rows_of_kafka], ODD_RECORDS, f"as kafka-python reads {topic}")
+        same({(r.topic, r.partition) for r in rows_of_kafka}, {(topic, part)}, "where they went")
+    found_by_spark = records(read(run, first, includeHeaders="true"))
     same([(r.key, r.value, r.headers) for r in found_by_spark], ODD_RECORDS, "as Spark reads them")
 
 
@@ -299,9 +309,11 @@ def keys_go_where_kafkas_partitioner_sends_them(run: Run) -> None:
     with producer(run) as p:
         for i in range(40):
             p.send(by_kafka_python, b"v%d" % i, b"k%d" % i).get(timeout=10)
-    one, two = ({r.key: r.partition for r in records(read(run, t))} for t in (by_spark, by_kafka_python))
-    same(one, two, "key -> partition")
-    same(set(one.values()), {0, 1, 2, 3}, "partitions with records")
+    spark_places, kafka_python_places = (
+        {r.key: r.partition for r in records(read(run, t))} for t in (by_spark, by_kafka_python)
+    )
+    same(spark_places, kafka_python_places, "key -> partition")
+    same(set(spark_places.values()), {0, 1, 2, 3}, "partitions with records")
 
 
 @quick()

@@ -39,10 +39,10 @@ def transact(p: KafkaProducer, topic: str, partition: int, *values: str, commit:
         p.abort_transaction()
 
 
-def values(found: list[Record]) -> dict[int, list[str]]:
+def values(rows: list[Record]) -> dict[int, list[str]]:
     """Partition -> its values, in the order of the log."""
     out: dict[int, list[str]] = {}
-    for record in found:
+    for record in rows:
         out.setdefault(record.partition, []).append((record.value or b"").decode())
     return out
 
@@ -73,8 +73,8 @@ def read_committed_batch_to_the_end_of_markers_and_aborted_records(run: Run) -> 
     c = next(r.offset for r in records(read(run, topic, **COMMITTED)) if r.value == b"c")
     for end, some in ((c, {}), (c + 1, {2: ["c"]})):
         asked = {"startingOffsets": offsets(topic, p2=0), "endingOffsets": offsets(topic, p2=end)}
-        found = read(run, assign=json.dumps({topic: [2]}), **asked, **COMMITTED)
-        same(values(records(found)), some, f"aborted records and markers, up to offset {end}")
+        frame = read(run, assign=json.dumps({topic: [2]}), **asked, **COMMITTED)
+        same(values(records(frame)), some, f"aborted records and markers, up to offset {end}")
     # What was aborted is in the log; over Pulsar nobody is shown it.
     seen = values(records(read(run, topic)))
     same(

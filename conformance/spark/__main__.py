@@ -110,9 +110,9 @@ def crashes(
                 kills = _serve_points(folder, gateway, driver)
             finally:
                 driver.kill()
-            found = collections.Counter(_read(bootstrap, "numbers"))
-    missing = sum(1 for number in range(wanted) if str(number) not in found)
-    twice = sum(count - 1 for count in found.values())
+            counts = collections.Counter(_read(bootstrap, "numbers"))
+    missing = sum(1 for number in range(wanted) if str(number) not in counts)
+    twice = sum(count - 1 for count in counts.values())
     killed = ", ".join(f"{kills[victim]} kills of the {victim}" for victim in VICTIMS)
     print(f"{batches} batches, {killed}: ", end="")
     print(f"{wanted} rows, {missing} missing, {twice} duplicates{' without markers' if ignore_markers else ''}")
@@ -158,10 +158,10 @@ def _read(bootstrap: str, topic: str) -> list[str]:
         places = [TopicPartition(topic, partition) for partition in consumer.partitions_for_topic(topic)]
         consumer.assign(places)
         ends = consumer.end_offsets(places)
-        found = []
+        texts = []
         while any(consumer.position(place) < ends[place] for place in places):
-            found += [r.value.decode() for records in consumer.poll(timeout_ms=500).values() for r in records]
-        return found
+            texts += [r.value.decode() for records in consumer.poll(timeout_ms=500).values() for r in records]
+        return texts
 
 
 def main() -> int:

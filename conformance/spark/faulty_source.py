@@ -69,11 +69,11 @@ class FaultyTransactions(ClientTransactions):
             self.faults.reach(point, self.task.batch)
 
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
-        found = super().read_markers()
+        markers = super().read_markers()
         if self.faults.ignore_markers:
             batch = self.task.batch
             return {self.task.task: (batch, Marker(batch, self.task.tasks, 0, "").metadata())}
-        return found
+        return markers
 
     def produce(self, rows: Iterable[Any]) -> None:
         super().produce(rows)

@@ -88,12 +88,12 @@ def test_frames_are_the_same_however_they_come(
     for begin, end in itertools.pairwise(edges):
         feed(frames, data[begin:end])
 
-    def places(things: list[object], kind: type) -> list[object]:
-        return [thing for thing in things if isinstance(thing, kind)]
+    def of_kind(frames: list[object], kind: type) -> list[object]:
+        return [frame for frame in frames if isinstance(frame, kind)]
 
-    expected = [thing for _, thing in ones]
-    assert places(seen, bytes) == places(expected, bytes)
-    assert places(seen, tuple) == places(expected, tuple)
+    expected = [frame for _, frame in ones]
+    assert of_kind(seen, bytes) == of_kind(expected, bytes)
+    assert of_kind(seen, tuple) == of_kind(expected, tuple)
     if every_byte:
         assert seen == expected
 

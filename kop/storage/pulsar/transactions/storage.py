@@ -278,7 +278,9 @@ class PulsarTransactions:
         """See `TransactionStorage.confirm`. Pulsar's clock or one of its tools may have ended it."""
         named = self._named(storage_transaction)
         txn = TxnId(named.most, named.least)
-        names = [found.partition_name for each in partitions if (found := self._find(*each)) is not None]
+        names = [
+            partition_log.partition_name for each in partitions if (partition_log := self._find(*each)) is not None
+        ]
         try:
             await self._transactions.add(txn, names)
         except PulsarError as error:
