@@ -31,7 +31,7 @@ async def names(s: Talk, version: int = 2, **filters: Any) -> list[str]:
     return sorted(row.transactional_id for row in answer.transaction_states)
 
 
-async def three(s: Talk) -> None:
+async def make_three_ids(s: Talk) -> None:
     """Ids `a-1` and `b-1` without a transaction, `tx` with an open one."""
     for name in ("a-1", "b-1", "tx"):
         assert await s.init(name=name) == E.NONE
@@ -43,7 +43,7 @@ def test_transactional_ids_are_listed_by_state_and_producer(tmp_path: Path, vers
     async def main() -> None:
         async with talk(tmp_path) as s:
             assert await names(s, version) == []
-            await three(s)
+            await make_three_ids(s)
             answer = await listed(s, version)
             rows = {row.transactional_id: (row.producer_id, row.transaction_state) for row in answer.transaction_states}
             assert {name: state for name, (_, state) in rows.items()} == {
@@ -65,7 +65,7 @@ def test_transactional_ids_are_listed_by_state_and_producer(tmp_path: Path, vers
 def test_transactional_ids_are_listed_by_duration(tmp_path: Path, version: int) -> None:
     async def main() -> None:
         async with talk(tmp_path) as s:
-            await three(s)
+            await make_three_ids(s)
             assert await names(s, version, duration_filter=3_600_000, state_filters=["Ongoing"]) == []
             while time.time_ns() // 1_000_000 <= s.transaction().start_timestamp:
                 pass  # a millisecond at the most
@@ -77,7 +77,7 @@ def test_transactional_ids_are_listed_by_duration(tmp_path: Path, version: int) 
 def test_transactional_ids_are_listed_by_a_pattern(tmp_path: Path) -> None:
     async def main() -> None:
         async with talk(tmp_path) as s:
-            await three(s)
+            await make_three_ids(s)
             assert await names(s, transactional_id_pattern="") == ["a-1", "b-1", "tx"]
             assert await names(s, transactional_id_pattern="[ab]-.*") == ["a-1", "b-1"]
             assert await names(s, transactional_id_pattern="a") == [], "the whole id has to match"

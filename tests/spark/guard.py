@@ -9,6 +9,7 @@ import contextlib
 import socket
 import ssl
 import struct
+from collections.abc import Callable
 from threading import Thread
 
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeResponse
@@ -50,10 +51,10 @@ class Guard:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, work: object, *arguments: object) -> None:
+    def _run(self, work: Callable[..., None], *arguments: object) -> None:
         def quietly() -> None:
             with contextlib.suppress(OSError):  # either side may end at any time
-                work(*arguments)  # type: ignore[operator]
+                work(*arguments)
 
         thread = Thread(target=quietly)
         thread.start()

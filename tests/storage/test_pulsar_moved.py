@@ -38,7 +38,7 @@ def pulsar_store(pulsar_urls: Urls) -> Iterator[PulsarStore]:
 
 
 @asynccontextmanager
-async def two(store: PulsarStore) -> AsyncIterator[tuple[PartitionLog, PulsarLog, PulsarEngine]]:
+async def writer_and_reader(store: PulsarStore) -> AsyncIterator[tuple[PartitionLog, PulsarLog, PulsarEngine]]:
     """The log of one engine, which writes, the same of another, which reads, and that engine."""
     async with store.opened() as writer, store.opened() as engine:
         topic = await writer.topics.create("t", 1, {})
@@ -80,7 +80,7 @@ async def expire(store: PulsarStore, log: PulsarLog) -> None:
 async def test_a_slow_reader_reads_what_expired_for_it(
     pulsar_store: PulsarStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with two(pulsar_store) as (writer, log, engine):
+    async with writer_and_reader(pulsar_store) as (writer, log, engine):
         await put(writer, 0, 30, 500_000)  # more than a reader reads ahead, and than the cache keeps
         await until(lambda: log.high_watermark == 30)
         engine.cache.drop(log.tail.cached)
@@ -113,7 +113,7 @@ async def test_a_reader_that_is_moved_between_transactions_misses_no_record(puls
 
 
 async def test_a_tail_that_was_moved_past_entries_leaves_no_hole(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (writer, log, _):
+    async with writer_and_reader(pulsar_store) as (writer, log, _):
         stood = await stand_still(writer, log, 60)
         await expire(pulsar_store, log)
         assert log.tail.stream is not None
@@ -128,7 +128,7 @@ async def test_a_tail_that_was_moved_past_entries_leaves_no_hole(pulsar_store: P
 @pytest.mark.parametrize("how", ["expired", "truncated"])
 async def test_a_tail_that_waits_behind_the_last_entry_is_given_up(pulsar_store: PulsarStore, how: str) -> None:
     """Pulsar's statistics tell it: nothing more comes to it, and nobody says so."""
-    async with two(pulsar_store) as (writer, log, engine):
+    async with writer_and_reader(pulsar_store) as (writer, log, engine):
         stood = await stand_still(writer, log, 60)
         stream = log.tail.stream
         assert stream is not None
@@ -156,7 +156,7 @@ async def stand_still(writer: PartitionLog, log: PulsarLog, end: int) -> int:
 
 
 async def test_what_retention_took_before_the_tail_saw_it_is_out_of_range(pulsar_store: PulsarStore) -> None:
-    async with two(pulsar_store) as (writer, log, engine):
+    async with writer_and_reader(pulsar_store) as (writer, log, engine):
         stood = await stand_still(writer, log, 60)
         stream = log.tail.stream
         assert stream is not None
