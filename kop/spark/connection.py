@@ -21,7 +21,8 @@ GROUP: Final = 0
 TRANSACTION: Final = 1
 """The kinds of coordinators, as FindCoordinator numbers them."""
 RETRY_SECONDS: Final = 0.1
-ATTEMPT_MS: Final = 5_000
+ATTEMPT_SECONDS: Final = 5.0
+"""How long an attempt takes at most that is made for the reason of a failure."""
 _LOGIN_ERRORS: Final = (
     errors.SaslAuthenticationFailedError,
     errors.AuthorizationError,
@@ -84,11 +85,13 @@ class ClusterConnection:
     def _attempt(self) -> Exception | None:
         """Connect to the first server; why that failed, or None. kafka-python does not tell the reason by itself."""
 
+        limit_ms = int(min(ATTEMPT_SECONDS, self._patience) * 1000)
+
         async def connect() -> Exception | None:
             server = self._manager.cluster.bootstrap_brokers()[0].node_id
             self._manager.reset_backoff(server)
             try:
-                await self._manager.get_connection(server, timeout_ms=ATTEMPT_MS, refresh_metadata_on_err=False)
+                await self._manager.get_connection(server, timeout_ms=limit_ms, refresh_metadata_on_err=False)
             except errors.KafkaError as error:
                 self._manager.reset_backoff(server)
                 reason: Exception = error
