@@ -28,6 +28,7 @@ from storage.batches import (
     refused,
 )
 from storage.engines import Store
+from support.examples import ALL_EXAMPLES
 from support.waiting import until
 
 from kop.errors import ErrorCode, KopError
@@ -527,7 +528,7 @@ async def test_look_ups_by_time(store: Store) -> None:
 # All of it at random
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(6 if ALL_EXAMPLES else 2))
 async def test_a_log_is_a_list(store: Store, seed: int) -> None:
     """Random appends, duplicates, deletes and restarts beside a model: a list of records and a log start."""
     rng = random.Random(seed)
