@@ -1,4 +1,4 @@
-"""OffsetCommit by hand (API 8, versions 2 to 10): the request a group's members send most, besides Fetch and Produce.
+"""OffsetCommit by hand (API 8, versions 2 to 10), which every member of a group sends again and again.
 
 Owns: the request's and the response's layout. What is read, and what is refused, is what the strict decoder of the
 schema (codec.py) would read and refuse, and the answer has the same bytes.

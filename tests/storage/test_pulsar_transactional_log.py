@@ -651,7 +651,7 @@ async def test_an_end_of_aborted_entries_is_told_though_pulsar_is_slow_to_name_t
         expected = ["before", *(f"True {number}" for number in range(20))]
         await shows(there, *expected)
         await shows(log, *expected)
-        monkeypatch.setattr("kop.storage.pulsar.partition.tail.LAST_SECONDS", 0.01)
+        monkeypatch.setattr("kop.storage.pulsar.reading.last_entry.LAST_SECONDS", 0.01)
         for each in (log, there):
             with monkeypatch.context() as patched:
                 patched.setattr(Stream, "last_position", answer)
@@ -703,7 +703,6 @@ async def test_attaching_finds_the_end_though_pulsar_does_not_name_the_last_entr
                 if number == len(ended) // 2:
                     await engine.admin.unload(log.partition_name)  # the entries are in two ledgers
         await shows(log, *expected)
-        monkeypatch.setattr("kop.storage.pulsar.partition.tail.LAST_SECONDS", 0.01)
         monkeypatch.setattr("kop.storage.pulsar.reading.last_entry.LAST_SECONDS", 0.01)
         with monkeypatch.context() as patched:
             patched.setattr(Stream, "last_position", answer)

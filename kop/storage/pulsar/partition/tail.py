@@ -23,7 +23,7 @@ from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
 from kop.storage.pulsar.partition.tail_delays import TailDelays
 from kop.storage.pulsar.reading.batches import Converter
 from kop.storage.pulsar.reading.gaps import Gap
-from kop.storage.pulsar.reading.last_entry import LAST_SECONDS, has_answer
+from kop.storage.pulsar.reading.last_entry import named_or_looked_for
 from kop.storage.pulsar.reading.source import PartitionSource, stats_position
 from kop.storage.pulsar.reading.stream import Stream
 from kop.storage.tail_cache import Tail, TailCache
@@ -211,21 +211,15 @@ class LogTail:
         loop = self._source.context.loop
         if loop.time() < self._slow_until and await self._ends_in_aborted(stream):
             return None
-        asking = loop.create_task(stream.last_position())
-        looking: asyncio.Task[bool] | None = None
-        try:
-            await asyncio.wait({asking}, timeout=LAST_SECONDS)
-            if not has_answer(asking):
-                looking = loop.create_task(self._ends_in_aborted(stream))
-                await asyncio.wait({asking, looking}, return_when=asyncio.FIRST_COMPLETED)
-                if not has_answer(asking) and await looking:
-                    self._slow_until = loop.time() + _HOLDS_SECONDS
-                    return None
-            return await asking
-        finally:
-            asking.cancel()
-            if looking is not None:
-                looking.cancel()
+
+        async def look() -> bool | None:
+            return await self._ends_in_aborted(stream) or None
+
+        last = await named_or_looked_for(stream, look)
+        if isinstance(last, Position):
+            return last
+        self._slow_until = loop.time() + _HOLDS_SECONDS
+        return None
 
     async def _ends_in_aborted(self, stream: Stream) -> bool:
         """Whether the last entry is of an aborted transaction, and Pulsar has handed the tail all that lies before.

@@ -3,15 +3,16 @@
 Owns: how long Pulsar is waited for, and the search at the end of the log.
 Must not know: offsets, the tail, what is done with the entry.
 
-A Pulsar broker that is asked for the last entry goes back over those of aborted transactions one by one: it needs
-seconds for thousands of them, and answers with an error where they are some ten thousands. For a reader that begins
-before them it passes over many at a time.
+A Pulsar broker that is asked for the last entry goes back over the entries of aborted transactions one by one. It needs
+seconds for thousands of them, and answers with an error where there are tens of thousands. For a reader that begins
+before these entries it passes over many of them at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 from kop.errors import KopError
 from kop.pulsar_client import Position, PulsarError
@@ -26,36 +27,54 @@ _PERMITS: Final = 100
 """Entries that Pulsar reads at a time for a reader that is given none of them."""
 _NO_ENTRY: Final = Position(-1, -1)
 
+T = TypeVar("T")
+
+
+async def named_or_looked_for(stream: Stream, look: Callable[[], Awaitable[T | None]]) -> Position | T:
+    """The last entry as Pulsar names it to `stream`; or the result of `look`, if Pulsar is slow or answers by an error.
+
+    `look` is called after LAST_SECONDS or at Pulsar's error. Whichever is sooner counts; a result of None leaves it to
+    Pulsar. Raises Pulsar's PulsarError where neither gives anything.
+    """
+    asking = asyncio.ensure_future(stream.last_position())
+    looking: asyncio.Future[T | None] | None = None
+    try:
+        await asyncio.wait({asking}, timeout=LAST_SECONDS)
+        if not _has_answer(asking):
+            looking = asyncio.ensure_future(look())
+            await asyncio.wait({asking, looking}, return_when=asyncio.FIRST_COMPLETED)
+            if not _has_answer(asking) and (result := await looking) is not None:
+                return result
+        return await asking
+    finally:
+        asking.cancel()
+        if looking is not None:
+            looking.cancel()
+
+
+def _has_answer(asking: asyncio.Future[Position]) -> bool:
+    """Whether Pulsar has named the last entry; False where it has answered with an error."""
+    return asking.done() and asking.exception() is None
+
 
 class LastEntry:
-    """The end of one partition, for who does not follow its tail."""
+    """The last entry of one partition, for callers that do not follow its tail."""
 
     def __init__(self, source: PartitionSource) -> None:
         self._source = source
 
-    async def told(self, stream: Stream) -> Position:
+    async def position(self, stream: Stream) -> Position:
         """The position of the last entry that readers are given; its entry number is -1 where there is none.
 
         Pulsar names it to `stream`, or it is found at the end of the log, whichever is sooner. PulsarError.
         """
-        loop = self._source.context.loop
-        asking = loop.create_task(stream.last_position())
-        finding: asyncio.Task[Position | None] | None = None
-        try:
-            await asyncio.wait({asking}, timeout=LAST_SECONDS)
-            if not has_answer(asking):
-                finding = loop.create_task(self._at_end_of_log())
-                await asyncio.wait({asking, finding}, return_when=asyncio.FIRST_COMPLETED)
-                if not has_answer(asking) and (position := await finding) is not None:
-                    return position
-            return await asking
-        finally:
-            asking.cancel()
-            if finding is not None:
-                finding.cancel()
+        return await named_or_looked_for(stream, self._at_end_of_log)
 
     async def _at_end_of_log(self) -> Position | None:
-        """Look for it; None where Pulsar does not tell enough, or the log is trimmed meanwhile."""
+        """Look for the entry by REST and with a reader.
+
+        None where Pulsar does not tell enough, or the log is trimmed meanwhile.
+        """
         try:
             stats = await self._source.internal_stats()
             last = min(stats_position(stats["lastConfirmedEntry"]), await self._source.last_readable())
@@ -126,8 +145,3 @@ class LastEntry:
             return position if position <= last else None
         finally:
             await stream.close()
-
-
-def has_answer(asking: asyncio.Task[Position]) -> bool:
-    """Whether Pulsar has named the last entry; False where it has answered with an error."""
-    return asking.done() and asking.exception() is None

@@ -196,7 +196,7 @@ class PartitionSearch:
         """
         stream, arrived = await self._open(EARLIEST)
         try:
-            newest = await self._last_entry.told(stream)
+            newest = await self._last_entry.position(stream)
             oldest = _oldest_position(stats)
             if arrived.done() and arrived.result().position == oldest:
                 return arrived.result(), newest
