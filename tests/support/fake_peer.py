@@ -136,7 +136,7 @@ class FakePipeline:
     silent: dict[int, bool] = field(default_factory=dict)
     of_connection: dict[int, dict[int, tuple[int, asyncio.Future[Any]]]] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
-    """Those of Produces: a connection that is gone takes them no more."""
+    """Those that no cancellation ends, of Produce and OffsetCommit: a connection that is gone takes them no more."""
     bad: set[int] = field(default_factory=set)
     broken: set[int] = field(default_factory=set)
     frames: list[memoryview] = field(default_factory=list)
@@ -171,12 +171,11 @@ class FakePipeline:
             made.give((answer(number),))
             return made
         future = asyncio.get_running_loop().create_future()
-        if key == PRODUCE:
-            self.produces[number] = future
+        (self.produces if key == PRODUCE else self.waiting)[number] = future
+        if key in (PRODUCE, OFFSET_COMMIT):
             self.answers[number] = made
         else:
-            self.waiting[number] = future
-            made.waiting = future if key != OFFSET_COMMIT else None
+            made.waiting = future
         before[number] = key, future
         self.silent[number] = version == _ACKS0
 
