@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what it runs in the background with SIGINT ignored, and processes under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ("support.async_tests", "support.pulsar")
+pytest_plugins = ("support.async_tests", "support.pulsar", "support.time_limits")
 
 
 @pytest.fixture(autouse=True)

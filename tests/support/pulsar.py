@@ -27,6 +27,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,8 +272,58 @@ def _served() -> Urls:
     return Urls.parse((run / "out").read_text())
 
 
-def _needs(item: pytest.Item) -> bool:
+def needed_by(item: pytest.Item) -> bool:
+    """Whether the test needs a Pulsar."""
     return item.get_closest_marker("pulsar") is not None
+
+
+def folder() -> Path:
+    """What all processes of the run share."""
+    return Path(os.environ[_RUN])
+
+
+# -- a broker that hangs
+
+
+def state_of_the_broker() -> str:
+    """The threads of the run's broker that do something, and the last lines of its log."""
+    broker = folder() / "broker"
+    if not (broker / "pid").exists():
+        return "This run has started none.\n"
+    command = ["jcmd", (broker / "pid").read_text().strip(), "Thread.print"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=8, check=False)
+    except subprocess.TimeoutExpired:
+        stacks = ["The JVM does not tell its threads within 8 s: it is stopped, or collects garbage."]
+    else:
+        stacks = [stack for stack in done.stdout.split("\n\n") if "\tat " in stack and not _idle(stack)] or [
+            done.stderr
+        ]
+    return "\n\n".join([*stacks, (broker / "server.log").read_text(errors="replace")[-6000:]])
+
+
+_IDLE = (
+    *("ThreadPoolExecutor.getTask(", "epollWait", "EPoll.wait", "DelayedWorkQueue.take", "BlockingQueue.take"),
+    *("Thread.sleep(", "ForkJoinPool.awaitWork", "reservedWait", "Net.accept", "ReferenceQueue.remove", "PendingRef"),
+)
+
+
+def _idle(stack: str) -> bool:
+    return any(name in stack for name in _IDLE)
+
+
+def broken() -> str:
+    """Why the tests that come cannot pass: the run has started a broker, and it does not answer. Empty if it does."""
+    if _named() or not (folder() / "rc").exists() or (folder() / "rc").read_text().strip() != "0":
+        return ""
+    url = Urls.parse((folder() / "out").read_text()).admin_url + "/admin/v2/brokers/health"
+    for _ in range(2):
+        try:
+            urllib.request.urlopen(url, timeout=20).close()
+            return ""
+        except OSError as e:
+            error = e.with_traceback(None)
+    return f"the Pulsar of this run does not answer any more: {error}\n{state_of_the_broker()}"
 
 
 # -- hooks
@@ -295,14 +346,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the broker early, while other tests run."""
-    if not _missing() and not _named() and not session.config.option.collectonly and any(map(_needs, session.items)):
+    if not _missing() and not _named() and not session.config.option.collectonly and any(map(needed_by, session.items)):
         _start_once(Path(os.environ[_RUN]))
 
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Wait for the broker outside the test's time limit. What fails here fails in the fixture, once more."""
-    if _needs(item) and not _missing():
+    if needed_by(item) and not _missing():
         with contextlib.suppress(RuntimeError, ValueError):
             _served()
     return (yield)
