@@ -94,7 +94,6 @@ dbStorage_writeCacheMaxSizeMb=32
 dbStorage_readAheadCacheMaxSizeMb=16
 dbStorage_rocksDB_blockCacheSize=16777216
 numHttpServerThreads=8
-numIOThreads=2
 P
   if [ -n "${EXTRA_CONF:-}" ]; then cat "$EXTRA_CONF"; fi
 }
