@@ -88,7 +88,6 @@ def command(
         "auto_offset_reset": "earliest" if from_beginning or offset is not None else "latest",
         "allow_auto_create_topics": False,
     }
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with client("KafkaConsumer", bootstrap, **settings) as consumer:
         _check(consumer, topics)
         if group is not None:
@@ -98,14 +97,13 @@ def command(
         if sys.stdout.isatty() and not from_beginning and offset is None and group is None:
             note("waiting for new records (--from-beginning for old ones too); Ctrl-C ends")
         printed = Printed(consumer, commits=group is not None)
+        stop = StopSignals()
         try:
-            for record in _records(consumer, timeout):
+            for record in _records(consumer, timeout, stop):
                 _print(record, **look)
                 printed.add(record)
-                if printed.count == max_messages:
+                if stop.came or printed.count == max_messages:
                     break
-        except KeyboardInterrupt:
-            pass
         finally:
             sys.stdout.flush()
             printed.finish()
@@ -147,10 +145,28 @@ def _assign(
             consumer.seek(key, wanted)
 
 
-def _records(consumer: Any, timeout: float | None) -> Iterator[Any]:
-    """Records as they come; ends when none came for `timeout` seconds."""
+class StopSignals:
+    """Notes SIGINT and SIGTERM instead of raising KeyboardInterrupt.
+
+    The consumer has threads and locks: an exception in the middle of its code may leave a lock taken that closing it
+    waits for. A second signal raises KeyboardInterrupt all the same, for whoever does not want to wait.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
+
+
+def _records(consumer: Any, timeout: float | None, stop: StopSignals) -> Iterator[Any]:
+    """Records as they come; ends when none came for `timeout` seconds, or a signal came."""
     last = time.monotonic()
-    while True:
+    while not stop.came:
         wait = 0.5 if timeout is None else min(0.5, max(0.0, last + timeout - time.monotonic()))
         batch = consumer.poll(timeout_ms=int(wait * 1000))
         for records in batch.values():

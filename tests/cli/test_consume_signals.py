@@ -1,0 +1,28 @@
+"""What `kop consume` does with SIGINT and SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from kop.cli.consume import StopSignals
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_put_back() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_the_second_one_interrupts(number: signal.Signals) -> None:
+    stop = StopSignals()
+    assert not stop.came
+    signal.raise_signal(number)
+    assert stop.came
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
