@@ -186,6 +186,13 @@ class Producer(BrokerAttachment):
         """The entries without a receipt, in order."""
         return self._pending.all()
 
+    def withdraw(self, sequence_id: int) -> None:
+        """Drop the entry whose first message has this sequence id: it is not sent again, and is told nothing.
+
+        For `confirm`, which may find that an entry is stored already.
+        """
+        self._pending.take(sequence_id)
+
     def move(self, find: Find) -> None:
         """Use another connection, now and after each loss of it, once all that is on the wire has its receipts.
 

@@ -195,7 +195,7 @@ def test_a_publish_rate_makes_slow_does_not_fail_and_is_told_to_the_client(
         client.send("throttled", *[b"v"] * 20)
     assert client.flush() == list(range(1 + sent, 601 + sent))
     took = time.monotonic() - begin
-    assert took > 3
+    assert took > 1, "600 records at 100 a second; what the Pulsar broker has read before it looks at the rate is free"
     assert max(throttles) <= 1.0
     assert served.engine.counts["batches_throttled_by_publish_rate"] >= 1
     assert served.serving is not None

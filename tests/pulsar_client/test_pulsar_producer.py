@@ -12,7 +12,7 @@ from pulsar_client.pulsar_kit import T, client, metadata, numbers, send
 from support.fake_pulsar import Command, Session, fails, fake_pulsar
 from support.waiting import until
 
-from kop.pulsar_client import DUPLICATE, Position, PulsarError, TxnId
+from kop.pulsar_client import DUPLICATE, Position, Producer, PulsarError, TxnId
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.frames import Frames
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -338,6 +338,26 @@ async def test_what_an_unloading_topic_refuses_is_sent_again_in_order(error: pb.
             assert await asyncio.gather(*sent) == [Position(100, number) for number in range(1, 4)]
             assert broker.payloads(T) == [b"0", b"10", b"20", b"30"]
             assert producer.attached_times == 2
+
+
+async def test_what_is_withdrawn_while_it_comes_back_is_not_sent_again() -> None:
+    async def withdraw_the_first(producer: Producer) -> None:
+        for entry in producer.unanswered()[:1]:
+            producer.withdraw(entry.sequence_id)
+            entry.stored(DUPLICATE)
+
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p", confirm=withdraw_the_first)
+            broker.hold_receipts = True
+            sent = [send(producer, number) for number in range(2)]
+            await until(lambda: len(topic.log) == 2)
+            broker.hold_receipts = False
+            topic.last_sequence.clear()  # the broker forgets what is stored
+            broker.unload(T)
+            assert await asyncio.gather(*sent) == [DUPLICATE, Position(101, 0)]
+            assert broker.payloads(T) == [b"0", b"1", b"1"]
 
 
 async def test_a_full_backlog_is_told_at_once() -> None:

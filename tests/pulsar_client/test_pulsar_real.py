@@ -18,7 +18,7 @@ from support.pulsar_admin import PulsarAdmin
 from support.waiting import until
 
 from conformance.faulty_link import Link, link
-from kop.pulsar_client import EARLIEST, LATEST, Access, Client, Entry, Position, Producer, PulsarError
+from kop.pulsar_client import DUPLICATE, EARLIEST, LATEST, Access, Client, Entry, Position, Producer, PulsarError
 from kop.pulsar_client.address import PulsarAddress, parse_one
 from kop.pulsar_client.pool import BrokerRoute, Pool
 from kop.pulsar_client.proto import pulsar_pb2 as pb
@@ -113,7 +113,18 @@ async def test_unloads_under_load_lose_and_double_nothing(pulsar: Pulsar) -> Non
         await deduplicate(admin, topic)
         seen: list[Entry] = []
         reader = await made.open_reader(topic, EARLIEST, permits=10**6, on_entry=seen.append)
-        producer = await made.open_producer(topic, name="under-load")
+
+        async def withdraw_what_is_stored(coming_back: Producer) -> None:
+            """Deduplication alone is not enough: Pulsar 4.0.8 forgets what is stored while it loads a topic."""
+            if coming_back.pending:
+                last = await reader.last_position()
+                await until(lambda: last.entry < 0 or (bool(seen) and seen[-1].position >= last))
+            for entry in coming_back.unanswered():
+                if entry.sequence_id < len(seen):
+                    coming_back.withdraw(entry.sequence_id)
+                    entry.stored(DUPLICATE)
+
+        producer = await made.open_producer(topic, name="under-load", confirm=withdraw_what_is_stored, send_timeout=100)
         sent: list[asyncio.Future[Position]] = []
         stop = False
 
@@ -135,7 +146,7 @@ async def test_unloads_under_load_lose_and_double_nothing(pulsar: Pulsar) -> Non
         assert [bytes(entry.payload) for entry in seen] == numbers(len(sent))
         assert [entry.index for entry in seen] == list(range(len(sent)))
         for place, entry in zip(places, seen, strict=True):
-            assert place in (entry.position, Position(-1, -1))  # a resent one may be told as a duplicate
+            assert place in (entry.position, DUPLICATE)
         assert reader.attached_times > 1
         assert producer.attached_times > 1
 

@@ -61,9 +61,10 @@ class Sent:
 class FakeProducer:
     id = 77
 
-    def __init__(self, broker: Broker, name: str, on_lost: Callable[[PulsarError], None]) -> None:
+    def __init__(self, broker: Broker, name: str, confirm: Any, on_lost: Callable[[PulsarError], None]) -> None:
         self.broker = broker
         self.name = name
+        self.confirm = confirm
         self.on_lost = on_lost
         self.last_sequence_id = broker.sequences.get(name, -1)
         self.closed = False
@@ -85,6 +86,16 @@ class FakeProducer:
     @property
     def pending(self) -> int:
         return len(self.unanswered())
+
+    def withdraw(self, sequence_id: int) -> None:
+        for sent in self.broker.sent:
+            if sent.producer is self and sent.sequence_id == sequence_id:
+                sent.answered = True
+
+    async def come_back(self) -> list[int]:
+        """Attach again. Returns the sequence ids of the entries that are sent again."""
+        await self.confirm(self)
+        return [entry.sequence_id for entry in self.unanswered()]
 
     def find(self, sequence_id: int) -> PendingEntry | None:
         return next((entry for entry in self.unanswered() if entry.sequence_id == sequence_id), None)
@@ -215,7 +226,9 @@ class Broker:
     def move_producer(self, producer: Producer, lane: str) -> None:
         self.lanes.append(lane)
 
-    async def open_producer(self, topic: str, *, name: str, on_lost: Any, lane: str, **_: Any) -> FakeProducer:
+    async def open_producer(
+        self, topic: str, *, name: str, confirm: Any, on_lost: Any, lane: str, **_: Any
+    ) -> FakeProducer:
         self.lanes.append(lane)
         if self.opening_takes is not None:
             await self.opening_takes.wait()
@@ -224,7 +237,7 @@ class Broker:
         if name in self.open_names:
             raise PulsarError("ProducerBusy", "somebody has it")
         self.open_names.add(name)
-        self.producers.append(FakeProducer(self, name, on_lost))
+        self.producers.append(FakeProducer(self, name, confirm, on_lost))
         return self.producers[-1]
 
     async def open_reader(

@@ -1515,3 +1515,42 @@ async def test_a_split_batch_half_refused_before_it_is_sent_ends() -> None:
     await settle()
     assert play.outcomes == [ErrorCode.MESSAGE_TOO_LARGE]
     await play.log.close()
+
+
+@PRODUCERS
+async def test_what_is_stored_is_not_sent_again_when_a_producer_comes_back(producer: int) -> None:
+    play = Play(producer)
+    await play.run("aa S")
+    coming_back = asyncio.create_task(play.broker.producers[-1].come_back())
+    await settle()
+    assert not coming_back.done(), "what is stored is looked at first"
+    await play.run("T")
+    assert await coming_back == [play.broker.sent[1].sequence_id]
+    await play.run("SR")
+    assert play.outcomes == [3, 5]
+
+
+async def test_a_producer_comes_back_where_the_end_of_the_log_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(producer_module, "END_SECONDS", 0.05)
+    caplog.set_level("INFO")
+    play = Play(41)
+    await play.run("aS")
+    assert await play.broker.producers[-1].come_back() == [play.broker.sent[0].sequence_id]
+    assert "Pulsar's deduplication alone tells what of producer pid-41 is stored" in caplog.text
+
+
+async def test_a_batch_that_was_seen_stored_is_not_sent_again_though_pulsar_has_forgotten_it() -> None:
+    play = Play(41)
+    await play.run("aSXT")
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT]
+    play.broker.sequences.clear()  # a replay for deduplication is under way
+    play.append(sequence=0)
+    play.append()
+    await until(lambda: play.outcomes[1] is not None)
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, 3, None]
+    assert [sent.sequence_id for sent in play.broker.sent] == [0, 2], "the client's second batch comes next"
+    await play.run("SR")
+    assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, 3, 5]
+    assert play.counts["sequences_that_pulsar_forgot"] == 1

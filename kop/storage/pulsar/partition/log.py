@@ -32,6 +32,7 @@ from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
 from kop.storage.pulsar.partition.producer import WritePath
 from kop.storage.pulsar.partition.producers import PartitionProducers
 from kop.storage.pulsar.partition.services import PartitionServices
+from kop.storage.pulsar.partition.stored_sequences import StoredSequences
 from kop.storage.pulsar.partition.tail import LogTail
 from kop.storage.pulsar.partition.tail_delays import TailDelays
 from kop.storage.pulsar.partition.tail_demand import LOOK_SECONDS, TailDemand
@@ -100,8 +101,18 @@ class PulsarLog(Partition):
         self.entry_size_limit = services.entry_size_limit(topic.topic_id)
         topic_name = partition_name.removesuffix(f"-partition-{index}")
         throttle = PublishThrottle(context, partition_name, topic_name, self.title, self._move_producers)
-        path = WritePath(context, services, self, self.appends, throttle, self.entry_size_limit, self.check_exists)
-        self._producers = PartitionProducers(path, self.attach, self.refresh)
+        path = WritePath(
+            context,
+            services,
+            self,
+            self.appends,
+            throttle,
+            self.entry_size_limit,
+            StoredSequences(),
+            self.check_exists,
+            self.refresh,
+        )
+        self._producers = PartitionProducers(path, self.attach)
         self._lease = self._producers.lease
         self._attaching: asyncio.Task[None] | None = None
         self._was_attached = False
@@ -412,7 +423,9 @@ class PulsarLog(Partition):
             self.appends.follow()
             return
         kept = self.appends.kept(stored)
-        entry = self.appends.at(stored) or self._producers.find(stored.info.producer_name, stored.info.sequence_id)
+        entry, info = self.appends.at(stored), stored.info
+        if entry is None:
+            entry = self._producers.brought(info.producer_name, info.sequence_id, info.num_messages)
         end, before = self.high_watermark, self._last
         if entry is None or not self.appends.brought(entry, stored):
             if entry is None:

@@ -32,6 +32,7 @@ from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.sequences import SequenceWindow
 from kop.storage.pulsar.partition.services import PartitionServices
+from kop.storage.pulsar.partition.stored_sequences import StoredSequences
 from kop.storage.pulsar.partition.throttle import PublishThrottle, still_to_wait
 from kop.storage.pulsar.partition.view import PartitionView
 
@@ -46,6 +47,8 @@ OPEN_SECONDS: Final = 25.0
 """How long opening a producer may take with all that it needs; clients wait 30 s for an answer."""
 _HEAR_SECONDS: Final = 3.0
 """For how long closing waits for the answer to a producer that is being opened."""
+END_SECONDS: Final = 5.0
+"""How long the tail may take to bring what is stored, before a producer goes on."""
 ASK_AGAIN_AFTER: Final = (0.2, 1.0, 3.0)
 """Seconds after which Pulsar is asked again what is stored, before a client is told that its sequence does not fit."""
 
@@ -67,8 +70,8 @@ class WrittenLog(PartitionView, Protocol):
 
 @dataclass(slots=True)
 class WritePath:
-    """What all producers of one partition share. `check_exists` raises where the topic is gone; see
-    `Client.open_producer`.
+    """What all producers of one partition share. `check_exists` raises where the topic is gone, see
+    `Client.open_producer`; `refresh` is the log's.
     """
 
     context: PulsarContext
@@ -77,7 +80,9 @@ class WritePath:
     appends: Appends
     throttle: PublishThrottle
     entry_size_limit: EntrySizeLimit
+    stored: StoredSequences
     check_exists: Callable[[], Awaitable[None]]
+    refresh: Callable[[], Awaitable[None]]
 
 
 class PartitionProducer:
@@ -104,6 +109,8 @@ class PartitionProducer:
         self.idempotent = idempotent
         self.sequences: SequenceWindow | None = None
         self.ended = False
+        self.stored_up_to = -1
+        """The highest sequence id of which a receipt told the position; -1 for none."""
         self.taken_bytes = 0
         """Bytes of the entries that Pulsar has answered."""
         self._sent_bytes = 0
@@ -199,6 +206,8 @@ class PartitionProducer:
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 producer = await self._opened()
+                if self.idempotent and not self.transactional:
+                    await self._look_at_end()
                 goes_on = self.idempotent and await self._continues_former_name(producer)
                 for pause in ASK_AGAIN_AFTER:
                     if goes_on or not self._is_behind(producer):
@@ -240,19 +249,24 @@ class PartitionProducer:
         place of one that was stored in between. Then the log is right, and Pulsar's word is not.
         """
         sequences = self._sequences(producer)
+        if (seen := self._path.stored.of(self.name)) > producer.last_sequence_id:
+            self._tell_what_pulsar_forgot(producer, seen)
         if self._misfit(sequences) is not None:
             last = sequences.directly_before(self._queue[0].header)
             if await self._appends.is_stored(self.name, last, hidden=self.transactional):
-                self._context.count(Fault.SEQUENCES_THAT_PULSAR_FORGOT)
-                log.warning(
-                    "%s: Pulsar's deduplication knows sequence ids of producer %s up to %d, and the topic holds %d: "
-                    "the gateway goes on behind what the topic holds",
-                    self._log.title, self.name, producer.last_sequence_id, last,
-                )  # fmt: skip
+                self._tell_what_pulsar_forgot(producer, last)
                 return SequenceWindow(last, complete=sequences.complete)
         if await self._continues_former_name(producer):
             sequences.complete = True
         return sequences
+
+    def _tell_what_pulsar_forgot(self, producer: Producer, stored: int) -> None:
+        self._context.count(Fault.SEQUENCES_THAT_PULSAR_FORGOT)
+        log.warning(
+            "%s: Pulsar's deduplication knows sequence ids of producer %s up to %d, and the topic holds %d: the "
+            "gateway goes on behind what the topic holds",
+            self._log.title, self.name, producer.last_sequence_id, stored,
+        )  # fmt: skip
 
     def _misfit(self, sequences: SequenceWindow) -> PeerError | None:
         """The error where the first batch that waits does not fit what Pulsar says is stored; None where it fits.
@@ -283,7 +297,35 @@ class PartitionProducer:
 
     def _sequences(self, producer: Producer) -> SequenceWindow:
         complete = self._services.knows_all_producers(self._log.topic.topic_id)
-        return SequenceWindow(producer.last_sequence_id, complete=complete)
+        return SequenceWindow(max(producer.last_sequence_id, self._path.stored.of(self.name)), complete=complete)
+
+    async def _confirm(self, producer: Producer) -> None:
+        """Look at the topic of a producer that was attached just now, and at what of its entries is stored.
+
+        What is stored already is not sent again: Pulsar's deduplication may have forgotten it (`stored_sequences.py`).
+        """
+        await self._services.confirm(self._log, producer)
+        if self.exclusive or not producer.pending:
+            return
+        await self._look_at_end()
+        for entry in producer.unanswered():
+            if isinstance(entry, InFlightEntry) and entry.done:
+                producer.withdraw(entry.sequence_id)
+                self.taken_bytes += entry.size
+
+    async def _look_at_end(self) -> None:
+        """Let the tail bring all that is stored now. Pulsar's deduplication decides alone where that takes too long.
+
+        Entries behind an open transaction come later, too: Pulsar gives them to no reader before it ends.
+        """
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._path.refresh()
+        except (KopError, PulsarError, TimeoutError) as error:
+            log.info(
+                "%s: the end of the log was not read within %.0f s, so that Pulsar's deduplication alone tells what of "
+                "producer %s is stored: %r", self._log.title, END_SECONDS, self.name, error
+            )  # fmt: skip
 
     async def _continues_former_name(self, producer: Producer) -> bool:
         """Whether the first batch comes directly behind what an earlier version of the gateway stored.
@@ -324,7 +366,7 @@ class PartitionProducer:
                     owner.partition_name,
                     name=name or self.name,
                     before_attach=path.check_exists,
-                    confirm=lambda producer: services.confirm(owner, producer),
+                    confirm=self._confirm,
                     on_lost=self._lost,
                     access=access,
                     lane=self._lane,
@@ -399,6 +441,9 @@ class PartitionProducer:
             first, known = verdict.sequence_id, verdict.known
             if known and (in_flight := self.find(first)) is not None:
                 in_flight.append.waiters += append.waiters
+                return
+            if known and first + header.last_offset_delta <= self._path.stored.of(self.name):
+                self._appends.find_again(append, self, first)
                 return
         else:
             first = self._next
@@ -505,6 +550,7 @@ class PartitionProducer:
         """Take the receipt of an entry."""
         self._answered(entry)
         if position.ledger >= 0:
+            self.stored_up_to = entry.highest_sequence_id
             self._appends.stored(entry, position)
         else:
             old = self.sequences is not None and self.sequences.known(entry.sequence_id)

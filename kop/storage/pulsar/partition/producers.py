@@ -22,14 +22,12 @@ from kop.storage.pulsar.partition.producer import PartitionProducer, WritePath
 class PartitionProducers:
     """Producers of one log, by producer id; -1 is the broker's own, for all other batches.
 
-    `attach` and `refresh` are the log's.
+    `attach` is the log's.
     """
 
-    def __init__(
-        self, path: WritePath, attach: Callable[[], Awaitable[None]], refresh: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, path: WritePath, attach: Callable[[], Awaitable[None]]) -> None:
         self._path = path
-        self.lease = WriterLease(path.context, path.log.title, self._leaders, attach, refresh)
+        self.lease = WriterLease(path.context, path.log.title, self._leaders, attach, path.refresh)
         self._producers: dict[int, PartitionProducer] = {}
         self._joined: dict[int, tuple[int, EntryTransaction]] = {}
         """The epochs of producer ids and their transactions."""
@@ -74,8 +72,13 @@ class PartitionProducers:
             )
         return producer
 
-    def find(self, producer_name: str, sequence_id: int) -> InFlightEntry | None:
-        """An entry of ours without a receipt, or with one that says "duplicate" because an earlier one was lost."""
+    def brought(self, producer_name: str, sequence_id: int, count: int) -> InFlightEntry | None:
+        """Note an entry of `count` messages that the tail brought, and whose position no receipt has told.
+
+        Returns it if it is one of ours without a receipt, or with one that says "duplicate" because an earlier one was
+        lost.
+        """
+        self._path.stored.add(producer_name, sequence_id + count - 1)
         leader = self.lease.producer
         for producer in self._producers.values() if leader is None else (leader,):
             if producer.name == producer_name:
@@ -95,6 +98,7 @@ class PartitionProducers:
         """Forget a producer that takes no more batches: the next batch gets a new one."""
         if self.lease.ended(producer):
             return
+        self._path.stored.add(producer.name, producer.stored_up_to)
         for producer_id, known in self._producers.items():
             if known is producer:
                 del self._producers[producer_id]
@@ -107,6 +111,7 @@ class PartitionProducers:
         if self.lease.producer is not None:
             producers.append(self.lease.producer)
         for producer in producers:
+            self._path.stored.add(producer.name, producer.stored_up_to)
             producer.fail(error)
             self._path.context.spawn(producer.close())
 
@@ -124,6 +129,7 @@ class PartitionProducers:
             if producer_id >= 0 and producer.idle and now - producer.used > seconds:
                 del self._producers[producer_id]
                 self._joined.pop(producer_id, None)
+                self._path.stored.add(producer.name, producer.stored_up_to)
                 self._path.context.spawn(producer.close())
 
     async def close(self) -> None:

@@ -1,0 +1,32 @@
+"""What this broker has seen stored in one partition, by producer names and sequence ids.
+
+Owns: the highest sequence id of each name, for a bounded number of names. A pure machine.
+Must not know: producers, what Pulsar's deduplication says.
+
+A Pulsar broker 4.0.8 that loads a topic replays its last entries for deduplication twice at the same time, once for the
+topic and once for its policies, and takes producers when one of these has ended. Until the other one has ended, it
+takes an entry that is sent again for a new one, and stores it twice. What was seen in the log itself is always right.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MOST_NAMES: Final = 1000
+
+
+class StoredSequences:
+    """The highest sequence id that was seen stored, of each producer name that was seen lately."""
+
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}
+
+    def add(self, producer_name: str, sequence_id: int) -> None:
+        """Note that an entry whose last message has this sequence id is stored."""
+        self._highest[producer_name] = max(self._highest.pop(producer_name, -1), sequence_id)
+        if len(self._highest) > MOST_NAMES:
+            del self._highest[next(iter(self._highest))]
+
+    def of(self, producer_name: str) -> int:
+        """The highest sequence id of a name; -1 where none was seen."""
+        return self._highest.get(producer_name, -1)
