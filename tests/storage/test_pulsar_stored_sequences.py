@@ -9,6 +9,10 @@ from kop.storage.pulsar.partition.stored_sequences import StoredSequences
 def test_the_highest_sequence_id_of_a_name_stays() -> None:
     stored = StoredSequences()
     assert stored.of("a") == -1
+    assert "a" not in stored
+    stored.add("a", -1)
+    assert "a" in stored
+    assert stored.of("a") == -1
     for sequence_id in (4, 9, 7):
         stored.add("a", sequence_id)
     stored.add("b", 3)

@@ -206,7 +206,7 @@ class PartitionProducer:
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 producer = await self._opened()
-                if self.idempotent and not self.transactional:
+                if self.idempotent and not self.transactional and self.name in self._path.stored:
                     await self._look_at_end()
                 goes_on = self.idempotent and await self._continues_former_name(producer)
                 for pause in ASK_AGAIN_AFTER:

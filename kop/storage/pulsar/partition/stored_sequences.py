@@ -21,8 +21,12 @@ class StoredSequences:
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
 
+    def __contains__(self, producer_name: str) -> bool:
+        """Whether a producer of this name has ended, or an entry of it was seen."""
+        return producer_name in self._highest
+
     def add(self, producer_name: str, sequence_id: int) -> None:
-        """Note that an entry whose last message has this sequence id is stored."""
+        """Note that an entry whose last message has this sequence id is stored; -1: that a producer has ended."""
         self._highest[producer_name] = max(self._highest.pop(producer_name, -1), sequence_id)
         if len(self._highest) > MOST_NAMES:
             del self._highest[next(iter(self._highest))]
