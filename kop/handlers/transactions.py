@@ -115,13 +115,21 @@ async def _add(
 
 
 async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition, ErrorCode]:
+    """Which partitions are in the open transaction; a broker that asks writes into it for `verification.LEASE_SECONDS`.
+
+    One that is not live is refused: nobody would tell it of the transaction's end, or wait until its lease is over. So
+    it is with a broker that was stopped for a while, until the others see it again.
+    """
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
+    asking = broker_of(ctx.client_id)
+    if asking is not None and asking not in gw.cluster.ids:
+        return dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     verified = await gw.transactions.verify_partitions(
         transaction.transactional_id, transaction.producer_id, transaction.producer_epoch, partitions
     )
     if verified.error:
         return dict.fromkeys(partitions, verified.error)
-    if verified.storage_transaction and broker_of(ctx.client_id) is not None:
+    if verified.storage_transaction and asking is not None:
         ctx.header_tags = encode_tags({STORAGE_TRANSACTION: verified.storage_transaction})
     return dict(verified.errors)
 

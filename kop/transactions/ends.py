@@ -4,7 +4,8 @@ Owns: the order of these, and what the other brokers are asked to do (WriteTxnMa
 Must not know: who decided, how storage or groups do it.
 
 No broker may write into a transaction that ends, so all of them are told first. One that cannot be reached may go on
-for as long as its verification is good (`verification.LEASE_SECONDS`): the end waits for that.
+for as long as its verification is good (`verification.LEASE_SECONDS`): the end waits for that. It waits from when a
+broker left, so a coordinator verifies nothing for a broker that is not live.
 """
 
 from __future__ import annotations

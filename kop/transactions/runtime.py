@@ -336,12 +336,19 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     ) -> VerifiedPartitions:
         """Whether the partitions are in the open transaction; see `machine.verify_partitions`.
 
-        Those that are may be written to when this has ended.
+        Those that are may be written to when this has ended. It is an answer from memory: where another broker may have
+        taken the transactional id over, storage is asked first. That one may have ended the transaction, and what is
+        written into it from then on is lost.
         """
         while True:
             entry, error = self._find(transactional_id)
             if entry is None:
                 return VerifiedPartitions(error)
+            if in_doubt := self.in_doubt([transactional_id]):
+                await self.verify(in_doubt)
+                if refusal := self.refusal_of(transactional_id, surely=True):
+                    return VerifiedPartitions(refusal)
+                continue
             verified = machine.verify_partitions(
                 entry.transaction, producer_id=producer_id, epoch=epoch, partitions=partitions
             )

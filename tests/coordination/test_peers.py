@@ -37,7 +37,12 @@ def test_calls_overlap_and_are_answered(tmp_path: Path) -> None:
     run(main())
 
 
-def test_what_has_no_field_comes_in_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("asking", "is_live"), [(1, True), (7, False)])
+def test_only_a_live_broker_learns_what_to_write_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asking: int, is_live: bool
+) -> None:
+    """What has no field comes in the header. A broker that is not live would not be told when the transaction ends."""
+
     async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
             await serving.gateway.engine.topics.create("t", 1, {})
@@ -51,15 +56,16 @@ def test_what_has_no_field_comes_in_the_header(tmp_path: Path, monkeypatch: pyte
             monkeypatch.setattr(transactions_of_storage, "begin", begin)
             transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
             topic = transaction.AddPartitionsToTxnTopic(version=5, name="t", partitions=[0])
-            peers = Peers(7, lambda _: serving.listeners[0])
-            for verify_only, tags in [(False, {}), (True, {10_000: b"in storage"})]:
+            peers = Peers(asking, lambda _: serving.listeners[0])
+            told = (ErrorCode.NONE, {10_000: b"in storage"}) if is_live else (ErrorCode.COORDINATOR_NOT_AVAILABLE, {})
+            for verify_only, expected in [(False, (ErrorCode.NONE, {})), (True, told)]:
                 asked = transaction(
                     version=5, transactional_id="tx", producer_id=who.producer_id,
                     producer_epoch=who.producer_epoch, verify_only=verify_only, topics=[topic],
                 )  # fmt: skip
                 answer = await peers.call(1, AddPartitionsToTxnRequest(version=5, transactions=[asked]))
                 row = answer.message.results_by_transaction[0].topic_results[0].results_by_partition[0]
-                assert (row.partition_error_code, answer.tags) == (0, tags)
+                assert (row.partition_error_code, answer.tags) == expected
             await peers.close()
 
     run(main())

@@ -453,6 +453,18 @@ async def test_bad_requests(name: str, timeout: int, error: E) -> None:
         assert w.coordinator.all() == []
 
 
+async def test_a_coordinator_that_may_have_been_replaced_asks_before_it_says_that_a_transaction_is_open() -> None:
+    """The broker that replaced it may have ended the transaction: records that go into it are lost."""
+    async with world() as w:
+        who, log = await w.begun(), w.store.log("__transactions")
+        log.doubtful = True
+        verified = await w.coordinator.verify_partitions("tx", who.producer_id, 0, [ORDERS])
+        assert (verified.error, verified.errors, log.doubtful) == (E.NONE, {ORDERS: E.NONE}, False)
+        log.doubtful = log.no_answer = True
+        verified = await w.coordinator.verify_partitions("tx", who.producer_id, 0, [ORDERS])
+        assert verified == (E.COORDINATOR_LOAD_IN_PROGRESS, {}, b"", False)
+
+
 async def test_unknown_ids() -> None:
     async with world() as w:
         nobody = ProducerIdentity(E.NONE, 1, 0)
