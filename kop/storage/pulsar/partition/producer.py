@@ -36,10 +36,12 @@ from kop.storage.pulsar.partition.stored_sequences import StoredSequences
 from kop.storage.pulsar.partition.throttle import PublishThrottle, still_to_wait
 from kop.storage.pulsar.partition.view import PartitionView
 
-_HANDED_OVER_SECONDS: Final = 1.0
+_HANDED_OVER_SECONDS: Final = 2.5
 """How long the only writer of a log waits for its predecessor to leave before it pushes that one out. A Pulsar
 broker 4.0.8 that pushes a producer out while its client closes it may block both threads for ever: they take the
-topic's lock and the producer's in opposite order. Brokers that hand a partition over do both at the same moment."""
+topic's lock and the producer's in opposite order. Brokers that hand a partition over do both at the same moment, and
+on a loaded machine one that leaves may need more than a second for all that it led. A predecessor that was killed is
+no reason to wait: Pulsar has seen its connection end."""
 BUSY_SECONDS: Final = 3.0
 """For how long a broker tries to open a producer that another broker holds, before it tells the client to look for a
 new leader."""
@@ -374,7 +376,7 @@ class PartitionProducer:
                 )
             except PulsarError as error:
                 held = error.code == "ProducerBusy" or (access == "exclusive" and error.code == "ProducerFenced")
-                if not held or self.ended or self._loop.time() > begun + BUSY_SECONDS:
+                if not held or self.ended or (access != "exclusive" and self._loop.time() > begun + BUSY_SECONDS):
                     raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.5)
