@@ -116,7 +116,7 @@ async def test_a_raw_entry_is_never_split_but_refused(producer: int) -> None:
     await play.log.close()
 
 
-async def test_a_raw_retry_joins_the_pending_batch_or_is_confirmed() -> None:
+async def test_a_raw_retry_joins_the_pending_batch_or_is_looked_for() -> None:
     play = Play(41, LogPolicy(raw_entries=True))
     play.append(0)
     play.append(0)
@@ -130,11 +130,22 @@ async def test_a_raw_retry_joins_the_pending_batch_or_is_confirmed() -> None:
     play.broker.open_names.clear()
     await settle()
     play.append(0)
-    await settle()
-    assert formats(play) == [(True, 2), (True, 2)]
-    await play.run("D")
     await until(lambda: play.outcomes[3] is not None)
     assert play.outcomes[3] == 3
+    assert formats(play) == [(True, 2)], "this broker has seen it stored: it is not sent again"
+    await play.log.close()
+
+
+async def test_a_raw_retry_of_what_another_broker_stored_is_confirmed() -> None:
+    play = Play(41, LogPolicy(raw_entries=True))
+    play.broker.foreign(2, "pid-41", 0)
+    play.broker.sequences["pid-41"] = 1
+    play.append(0)
+    await settle()
+    assert formats(play) == [(True, 2)]
+    await play.run("D")
+    await until(lambda: play.outcomes[0] is not None)
+    assert play.outcomes == [3]
     await play.log.close()
 
 
