@@ -31,12 +31,13 @@ def _limit(item: pytest.Item) -> float:
     return float(mark.args[0] if mark is not None else item.config.getini("timeout"))
 
 
-def _file(process: str) -> Path:
-    return pulsar.folder() / f"limit-{process}"
+def _file() -> Path:
+    """What this process leaves behind."""
+    return pulsar.folder() / f"limit-{os.getpid()}"
 
 
 def _write(item: pytest.Item) -> None:
-    with _file(str(os.getpid())).open("w") as file:
+    with _file().open("w") as file:
         print(
             f"{item.nodeid} is about to meet its time limit of {_limit(item):g} s. Its threads:", file=file, flush=True
         )
@@ -61,7 +62,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         timer.cancel()
-        _file(str(os.getpid())).unlink(missing_ok=True)
+        _file().unlink(missing_ok=True)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -111,7 +111,7 @@ class PartitionProducer:
         self.idempotent = idempotent
         self.sequences: SequenceWindow | None = None
         self.ended = False
-        self.stored_up_to = -1
+        self._stored_up_to = -1
         """The highest sequence id of which a receipt told the position; -1 for none."""
         self.taken_bytes = 0
         """Bytes of the entries that Pulsar has answered."""
@@ -194,6 +194,7 @@ class PartitionProducer:
         if not self.ended:
             self._refused = error = without_frames(error)
             self.ended = True
+            self._path.stored.add(self.name, self._stored_up_to)
             self._on_ended(self)
         for entry in () if self._producer is None else self._producer.unanswered():
             if isinstance(entry, InFlightEntry):
@@ -246,9 +247,7 @@ class PartitionProducer:
     async def _known_sequences(self, producer: Producer) -> SequenceWindow:
         """Find out where the sequences of the producer begin. PulsarError and KopError where nobody tells.
 
-        A Pulsar broker that loads a topic under load may replay its entries twice for deduplication (seen on 4.0.8:
-        once for the topic, once more for its policies). The second replay puts the sequence ids of old entries in the
-        place of one that was stored in between. Then the log is right, and Pulsar's word is not.
+        What Pulsar says may be older than the log (`stored_sequences.py`). Then the log is right.
         """
         sequences = self._sequences(producer)
         if (seen := self._path.stored.of(self.name)) > producer.last_sequence_id:
@@ -552,7 +551,7 @@ class PartitionProducer:
         """Take the receipt of an entry."""
         self._answered(entry)
         if position.ledger >= 0:
-            self.stored_up_to = entry.highest_sequence_id
+            self._stored_up_to = entry.highest_sequence_id
             self._appends.stored(entry, position)
         else:
             old = self.sequences is not None and self.sequences.known(entry.sequence_id)

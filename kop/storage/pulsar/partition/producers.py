@@ -98,7 +98,6 @@ class PartitionProducers:
         """Forget a producer that takes no more batches: the next batch gets a new one."""
         if self.lease.ended(producer):
             return
-        self._path.stored.add(producer.name, producer.stored_up_to)
         for producer_id, known in self._producers.items():
             if known is producer:
                 del self._producers[producer_id]
@@ -111,7 +110,6 @@ class PartitionProducers:
         if self.lease.producer is not None:
             producers.append(self.lease.producer)
         for producer in producers:
-            self._path.stored.add(producer.name, producer.stored_up_to)
             producer.fail(error)
             self._path.context.spawn(producer.close())
 
@@ -129,7 +127,6 @@ class PartitionProducers:
             if producer_id >= 0 and producer.idle and now - producer.used > seconds:
                 del self._producers[producer_id]
                 self._joined.pop(producer_id, None)
-                self._path.stored.add(producer.name, producer.stored_up_to)
                 self._path.context.spawn(producer.close())
 
     async def close(self) -> None:

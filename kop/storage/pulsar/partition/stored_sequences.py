@@ -3,9 +3,10 @@
 Owns: the highest sequence id of each name, for a bounded number of names. A pure machine.
 Must not know: producers, what Pulsar's deduplication says.
 
-A Pulsar broker 4.0.8 that loads a topic replays its last entries for deduplication twice at the same time, once for the
-topic and once for its policies, and takes producers when one of these has ended. Until the other one has ended, it
-takes an entry that is sent again for a new one, and stores it twice. What was seen in the log itself is always right.
+A Pulsar broker 4.0.8 that loads a topic reads the topic's last entries twice at the same time to fill its state of
+deduplication: once for the topic, and once for the topic's policies. It accepts producers as soon as one of the two
+readings has ended. Until the other one has ended, the state may be older than the log, and an entry that a producer
+sends again is stored twice. What was read from the log itself is always right.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class StoredSequences:
         return producer_name in self._highest
 
     def add(self, producer_name: str, sequence_id: int) -> None:
-        """Note that an entry whose last message has this sequence id is stored; -1: that a producer has ended."""
+        """Note that an entry is stored, whose last message has this sequence id.
+
+        With -1 no entry is known to be stored, only that a producer of this name has ended.
+        """
         self._highest[producer_name] = max(self._highest.pop(producer_name, -1), sequence_id)
         if len(self._highest) > MOST_NAMES:
             del self._highest[next(iter(self._highest))]
