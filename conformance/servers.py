@@ -177,6 +177,11 @@ class Pulsar:
         if self._call("start").returncode:
             raise StartFailed("the Apache Pulsar that was killed did not start again (see above)")
 
+    def copy_log(self, folder: Path) -> None:
+        """The broker's log, as `pulsar.log` of `folder`, where the broker is one that was started here."""
+        if self.own:
+            shutil.copy(self._folder / "pulsar" / "server.log", folder / "pulsar.log")
+
     @property
     def own(self) -> bool:
         """Whether it is one that was started here."""

@@ -416,6 +416,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         soak.prepare(stack)
         soak.load(progress)
         views = soak.read(progress)
+        pulsar.copy_log(folder)
     soak.look_into_logs()
     history = soak.history(views)
     assert soak.sampler is not None
@@ -431,7 +432,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     print(
         f"{sum(not write.error for write in history.writes)} acknowledgements compared, {len(anomalies)} anomalies; "
         f"seed {options.seed}, {options.seconds:g} s"
-        + (f"; histories and logs of both gateways: {kept}" if kept else "")
+        + (f"; histories and logs of both gateways and of Pulsar: {kept}" if kept else "")
     )
     return int(failed)
 
