@@ -454,6 +454,32 @@ async def test_an_end_that_pulsar_carries_out_late_is_carried_out_as_it_was_deci
         await shows(log, *(["a", "plain"] if commit else ["plain"]))
 
 
+@pytest.mark.parametrize("commit", [False, True])
+async def test_an_end_that_pulsar_loses_at_an_unload_is_carried_out(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, commit: bool
+) -> None:
+    """It answers that a transaction has ended, and no partition of the bundle that is being unloaded hears of it."""
+    async with opened(pulsar_store) as engine:
+        log = await make(engine)
+        writer = Writer(engine)
+        await writer.begin()
+        await writer.write("a")
+        await writer.end(commit=True)
+        await writer.begin()
+        await writer.write("b")
+
+        async def answered_only(*_: object, **how: object) -> None:
+            pass
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Transactions, "end", answered_only)
+            await writer.end(commit=commit)
+        await engine.admin.unload(log.partition_name)
+        await append(log, batch(["plain"]))
+        await shows(log, *(["a", "b", "plain"] if commit else ["a", "plain"]))
+        assert engine.counts["transaction_ends_that_pulsar_lost"] == 1
+
+
 async def test_a_fence_that_is_late_by_little_holds_nobody_back(
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ class Fault(StrEnum):
     TOPICS_NOT_READ = "topics_not_read"
     TOPICS_READ_LATE = "topics_read_late"
     TOPICS_WITHOUT_RETENTION = "topics_without_retention"
+    TRANSACTION_ENDS_THAT_PULSAR_LOST = "transaction_ends_that_pulsar_lost"
     TRANSACTIONS_ENDED_BEFORE = "transactions_ended_before"
     UNREADABLE_ENTRIES = "unreadable_entries"
     UPKEEP_FAILED = "upkeep_failed"

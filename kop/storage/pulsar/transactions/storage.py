@@ -33,8 +33,8 @@ from kop.storage.base import EndedTransaction
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import transaction_name, transaction_of
+from kop.storage.pulsar.transactions.ends_on_partitions import EndsOnPartitions
 from kop.storage.pulsar.transactions.fences import FencedPartition, Fences
-from kop.storage.pulsar.transactions.late_fences import Due, LateFences
 
 _BEYOND_MS: Final = 24 * 3600 * 1000
 """By how much Pulsar's time limit is longer than Kafka's."""
@@ -48,13 +48,8 @@ _FRESH_SECONDS: Final = 2.0
 may have a successor meanwhile, who ends it."""
 LATE_SECONDS: Final = 2.0
 """How old that answer may be when the fences are stored; else it is asked again whether they came too late."""
-_LOOK_SECONDS: Final = 0.5
-"""How often it is looked whether a question about late fences is due."""
-_AT_ONCE: Final = 16
-"""Transactions that are asked about at a time."""
 _TRIES: Final = 3
 _GONE: Final = frozenset({"TransactionNotFound", "InvalidTxnStatus"})
-_NO_PARTITION: Final = frozenset({"TopicNotFound", "NotFound"})
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +85,7 @@ class PulsarTransactions:
         self._begun: dict[TxnId, float] = {}
         """Transactions that were begun here, and when, by the loop's time: no other broker has written fences in them.
         """
-        self._late = LateFences()
-        self._looking: asyncio.Task[None] | None = None
-        """Asks about fences that may be late; None where there are none."""
+        self._ends = EndsOnPartitions(context, transactions)
 
     async def start(self, *, used: bool) -> None:
         """Ask whether the cluster has transactions. Where they were `used` before, it is found out at once, in the
@@ -184,95 +177,14 @@ class PulsarTransactions:
                 if self._context.loop.time() - asked > LATE_SECONDS:
                     await self._transactions.add(txn, names)
                 else:
-                    self._late.stored(txn, names, self._context.loop.time())
-                    self._look_for_late_fences()
+                    self._ends.fenced(txn, names)
         except PulsarError as error:
             if fencing:
-                self._late.stored(txn, names, self._context.loop.time(), doubtful=True)
-                self._look_for_late_fences()
+                self._ends.fenced(txn, names, doubtful=True)
             refused = self._context.faults.refused(error, Refused.TRANSACTIONS, doing)
             if error.code in _GONE:
                 raise PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) from error
             raise refused from error
-
-    def _look_for_late_fences(self) -> None:
-        if self._looking is None and self._late:
-            self._looking = self._context.loop.create_task(self._look())
-            self._looking.add_done_callback(self._looked)
-
-    def _looked(self, task: asyncio.Task[None]) -> None:
-        self._looking = None
-        if task.cancelled():
-            return
-        if (error := task.exception()) is not None:
-            log.error("late fences are not looked for; please report this with its traceback", exc_info=error)
-            return
-        self._look_for_late_fences()  # one may have come since
-
-    async def _look(self) -> None:
-        """Until there is no fence any more that may be late."""
-        while self._late:
-            due = self._late.due(self._context.loop.time())
-            for first in range(0, len(due), _AT_ONCE):
-                await asyncio.gather(*(self._ask_about(each) for each in due[first : first + _AT_ONCE]))
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    async def _ask_about(self, doubt: Due) -> None:
-        """Let readers pass fences that were stored, or may have been, behind the end of their transaction.
-
-        A gateway that was stopped, cut off from Pulsar or killed may be so late: another one has ended the transaction
-        since. Pulsar ignores such a fence where the transaction was aborted. Where it was committed, the fence opens it
-        again on that partition, and no other transaction's end closes it. So it ends there as it ended elsewhere: an
-        abort would hide what was committed, and a commit would show what was aborted where Pulsar has not carried out
-        the abort yet. Nothing is behind the fence: data is sent when the fence is stored and its transaction is known
-        to be open.
-        """
-        txn, now = doubt.txn, self._context.loop.time
-        try:
-            if doubt.ended:
-                for name in sorted(doubt.partitions):
-                    await self._lift(txn, name, commit=doubt.commit)
-            elif await self._has_ended(txn, doubt.partitions):
-                self._late.ended_elsewhere(doubt, now())
-                return
-        except PulsarError as error:
-            if not self._late.failed(doubt, now()):
-                log.warning("Pulsar does not answer whether fences of its transaction %d:%d are late: %s", *txn, error)
-        else:
-            self._late.answered(doubt, now())
-
-    async def _has_ended(self, txn: TxnId, names: Collection[str]) -> bool:
-        """Whether a transaction has ended on all of its partitions. PulsarError where that is not known."""
-        try:
-            await self._transactions.add(txn, list(names))
-        except PulsarError as error:
-            if error.code != "TransactionNotFound":
-                raise
-            return True
-        return False  # its end is to come
-
-    async def _lift(self, txn: TxnId, name: str, *, commit: bool) -> None:
-        """End a transaction on a partition that holds readers back at it though it has ended so. PulsarError."""
-        try:
-            if not await self._context.admin.holds_transaction(name, txn):
-                return
-        except PulsarError as error:
-            if error.retriable:
-                raise
-        try:
-            await self._transactions.end_on_partition(txn, name, commit=commit)
-        except PulsarError as error:
-            if error.code in _NO_PARTITION:
-                return
-            raise
-        self._context.count(Fault.FENCES_TOO_LATE)
-        log.warning(
-            "%s held readers back at Pulsar's transaction %d:%d, which was %s, and is told so once more: a gateway was "
-            "stopped, killed or cut off from Pulsar, or the partition was unloaded; nothing has to be done",
-            name,
-            *txn,
-            "committed" if commit else "aborted",
-        )
 
     async def confirm(self, storage_transaction: bytes, partitions: Collection[tuple[str, int]]) -> None:
         """See `TransactionStorage.confirm`. Pulsar's clock or one of its tools may have ended it."""
@@ -308,13 +220,9 @@ class PulsarTransactions:
     def _ended(self, txn: TxnId, ended: EndedTransaction, *, here: bool) -> None:
         """It has ended: `here`, and no other broker has a part in it, or fences may be stored later."""
         self._begun.pop(txn, None)
-        if here:
-            self._late.ended_here(txn)
-            return
         existing = (self._find(*partition) for partition in ended.partitions)
         names = [partition.partition_name for partition in existing if partition is not None]
-        self._late.ended_of_other(txn, names, self._context.loop.time(), commit=ended.commit)
-        self._look_for_late_fences()
+        self._ends.ended(txn, names, commit=ended.commit, here=here)
 
     def _ended_before(self, ended: EndedTransaction, txn: TxnId) -> None:
         self._context.count(Fault.TRANSACTIONS_ENDED_BEFORE)
@@ -340,10 +248,10 @@ class PulsarTransactions:
 
     async def close(self) -> None:
         """End the transaction that is ready for nobody, and close the fences' producers."""
-        for task in (self._finding_out, self._looking):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await self._ends.close()
+        if self._finding_out is not None:
+            self._finding_out.cancel()
+            await asyncio.gather(self._finding_out, return_exceptions=True)
         ready, self._ready = self._ready, None
         if ready is not None:
             if not ready.done():

@@ -1,0 +1,185 @@
+"""Partitions on which a transaction goes on holding readers back though it has ended, and their cure.
+
+Owns: the questions whether there are such partitions, the end of a transaction on one partition alone.
+Must not know: who decides how a transaction ends, how fences are written.
+
+There are two causes: a fence that was stored behind the end (`late_fences.py`), and an end that Pulsar did not carry
+out on a partition (`lost_ends.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Final, TypeVar
+
+from kop.pulsar_client import PulsarError, Transactions, TxnId
+from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.faults import Fault
+from kop.storage.pulsar.transactions.late_fences import Due, LateFences
+from kop.storage.pulsar.transactions.lost_ends import End, LostEnds
+
+_LOOK_SECONDS: Final = 0.5
+"""How often it is looked whether a question is due."""
+_AT_ONCE: Final = 16
+"""Questions that Pulsar is asked at a time."""
+_NO_PARTITION: Final = frozenset({"TopicNotFound", "NotFound"})
+_RECOVERED: Final = frozenset({"Ready", "NoSnapshot"})
+"""States of a transaction buffer that knows all of its partition's transactions."""
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class EndsOnPartitions:
+    """Watches the transactions that this broker writes fences in, or ends. Partitions go by their full names."""
+
+    def __init__(self, context: PulsarContext, transactions: Transactions) -> None:
+        self._context = context
+        self._transactions = transactions
+        self._late = LateFences()
+        self._lost = LostEnds()
+        self._looking: asyncio.Task[None] | None = None
+        """Asks what is due; None where there is nothing to ask."""
+
+    def fenced(self, txn: TxnId, partitions: Collection[str], *, doubtful: bool = False) -> None:
+        """Fences of this broker are stored in a transaction; see `LateFences.stored`."""
+        self._late.stored(txn, partitions, self._context.loop.time(), doubtful=doubtful)
+        self._begin_to_look()
+
+    def ended(self, txn: TxnId, partitions: Collection[str], *, commit: bool, here: bool) -> None:
+        """Pulsar answered this broker that the transaction has ended. `here`: no other broker had a part in it."""
+        now = self._context.loop.time()
+        self._lost.ended(txn, partitions, now, commit=commit)
+        if here:
+            self._late.ended_here(txn)
+        else:
+            self._late.ended_of_other(txn, partitions, now, commit=commit)
+        self._begin_to_look()
+
+    async def close(self) -> None:
+        """Ask nothing more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    def _begin_to_look(self) -> None:
+        if self._looking is None and (self._late or self._lost):
+            self._looking = self._context.loop.create_task(self._look())
+            self._looking.add_done_callback(self._looked)
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            log.error("ended transactions are not looked after; please report this with its traceback", exc_info=error)
+            return
+        self._begin_to_look()  # one may have come since
+
+    async def _look(self) -> None:
+        """Until no fence may be late and no end may be lost."""
+        while self._late or self._lost:
+            now = self._context.loop.time()
+            await _for_each(self._late.due(now), self._ask_about_fences)
+            await _for_each(self._lost.due(now), self._ask_about_ends)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    # --- late fences
+
+    async def _ask_about_fences(self, doubt: Due) -> None:
+        """Let readers pass fences that were stored, or may have been, behind the end of their transaction.
+
+        A gateway that was stopped, cut off from Pulsar or killed may be so late: another one has ended the transaction
+        since. Pulsar ignores such a fence where the transaction was aborted. Where it was committed, the fence opens it
+        again on that partition, and no other transaction's end closes it. So it ends there as it ended elsewhere: an
+        abort would hide what was committed, and a commit would show what was aborted where Pulsar has not carried out
+        the abort yet. Nothing is behind the fence: data is sent when the fence is stored and its transaction is known
+        to be open.
+        """
+        txn, now = doubt.txn, self._context.loop.time
+        try:
+            if doubt.ended:
+                for name in sorted(doubt.partitions):
+                    await self._lift(txn, name, Fault.FENCES_TOO_LATE, commit=doubt.commit)
+            elif await self._has_ended(txn, doubt.partitions):
+                self._late.ended_elsewhere(doubt, now())
+                return
+        except PulsarError as error:
+            if not self._late.failed(doubt, now()):
+                log.warning("Pulsar does not answer whether fences of its transaction %d:%d are late: %s", *txn, error)
+        else:
+            self._late.answered(doubt, now())
+
+    async def _has_ended(self, txn: TxnId, names: Collection[str]) -> bool:
+        """Whether a transaction has ended on all of its partitions. PulsarError where that is not known."""
+        try:
+            await self._transactions.add(txn, list(names))
+        except PulsarError as error:
+            if error.code != "TransactionNotFound":
+                raise
+            return True
+        return False  # its end is to come
+
+    # --- lost ends
+
+    async def _ask_about_ends(self, name: str) -> None:
+        """Carry out the ends that Pulsar lost on a partition while that was being unloaded."""
+        now = self._context.loop.time
+        asked = now()
+        try:
+            buffer = await self._context.admin.transaction_buffer(name)
+            if buffer["state"] not in _RECOVERED:
+                raise PulsarError("ServiceNotReady", f"the transaction buffer is in the state {buffer['state']}")
+            in_doubt = self._lost.looked(name, buffer["recoverStartTime"], asked)
+            if in_doubt and buffer["ongoingTxnSize"]:
+
+                async def carry_out(end: End) -> None:
+                    await self._lift(end.txn, name, Fault.TRANSACTION_ENDS_THAT_PULSAR_LOST, commit=end.commit)
+
+                await _for_each(in_doubt, carry_out)
+            self._lost.settled(name, asked)
+        except PulsarError as error:
+            if not self._lost.failed(name, now()) and error.code not in _NO_PARTITION:
+                log.warning(
+                    "Pulsar does not answer whether %s holds readers back at a transaction that has ended: %s. Where "
+                    "it does, see pulsar-admin transactions transaction-buffer-stats",
+                    name, error,
+                )  # fmt: skip
+
+    # --- the cure
+
+    async def _lift(self, txn: TxnId, name: str, fault: Fault, *, commit: bool) -> None:
+        """End a transaction on a partition that holds readers back at it though it has ended so. PulsarError."""
+        try:
+            if not await self._context.admin.holds_transaction(name, txn):
+                return
+        except PulsarError as error:
+            if error.retriable:
+                raise
+        try:
+            await self._transactions.end_on_partition(txn, name, commit=commit)
+        except PulsarError as error:
+            if error.code in _NO_PARTITION:
+                return
+            raise
+        self._context.count(fault)
+        log.warning(
+            "%s held readers back at Pulsar's transaction %d:%d, which was %s, and is told so once more: a gateway was "
+            "stopped, killed or cut off from Pulsar, or the partition was unloaded; nothing has to be done",
+            name,
+            *txn,
+            "committed" if commit else "aborted",
+        )
+
+
+async def _for_each(values: Collection[T], do: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+    """Call `do` for all values, `_AT_ONCE` at a time. An error is raised when the others of its turn are done."""
+    ordered = list(values)
+    for first in range(0, len(ordered), _AT_ONCE):
+        done = await asyncio.gather(*map(do, ordered[first : first + _AT_ONCE]), return_exceptions=True)
+        for error in done:
+            if error is not None:
+                raise error

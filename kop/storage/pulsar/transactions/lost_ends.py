@@ -1,0 +1,127 @@
+"""Which ends of transactions Pulsar may have lost on a partition, and when that is looked at. A pure machine.
+
+Owns: the ends of the last seconds by partition, when a partition is looked at, which ends are in doubt then.
+Must not know: how Pulsar is asked, what is done about a lost end. Each call brings the time (s).
+
+Pulsar 4.0.8 answers that a transaction has ended though it did not end on a partition whose namespace bundle is being
+unloaded at that moment: it takes the failed lookup of the topic for a topic that is gone
+(`TransactionBufferHandlerImpl.endTxn`). No reader of the partition gets then what lies behind the transaction's first
+entry, and nothing in Pulsar ends it later. The partition is always loaded again after that, and its transaction buffer
+tells when it was recovered. So an end is in doubt only where that time is another one than it was when the partition
+was looked at before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from kop.pulsar_client import TxnId
+
+FIRST_SECONDS: Final = 1.0
+"""After how long a partition is looked at on which a transaction has ended. Most unloads are over by then."""
+AGAIN_SECONDS: Final = 5.0
+"""How often it is looked at as long as one of its ends may be in doubt."""
+SETTLED_SECONDS: Final = 10.0
+"""An end this old is beyond doubt where the partition was not loaded again since. Between the moment at which a bundle
+refuses lookups and the one at which its topics are closed lie seconds at most."""
+RETRY_SECONDS: Final = 1.0
+"""After how long a partition is looked at again of which Pulsar told nothing, since it is being loaded."""
+FRESH_SECONDS: Final = 30.0
+"""For how long that may be so. Later Pulsar tells nothing because nobody uses the partition, or it is deleted."""
+KEPT_SECONDS: Final = 600.0
+"""For how long it is looked at where Pulsar tells nothing."""
+MOST_AT_ONCE: Final = 10
+"""Partitions that are looked at in one turn; the others wait for the next one."""
+
+
+class End(NamedTuple):
+    """How a transaction ended, and when Pulsar answered that it has."""
+
+    at: float
+    txn: TxnId
+    commit: bool
+
+
+@dataclass(slots=True)
+class _Watched:
+    looked_at: float
+    """When the partition is looked at next."""
+    recovered: int | None = None
+    """When its transaction buffer was recovered, by the Pulsar broker's clock (ms); None where that is not known."""
+    ends: list[End] = field(default_factory=list)
+
+
+class LostEnds:
+    """The ends of transactions that one broker has asked for. Partitions go by their full names."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[str, _Watched] = {}
+        self._waiting = 0
+        """Partitions that have ends."""
+
+    def __bool__(self) -> bool:
+        return self._waiting > 0
+
+    def ended(self, txn: TxnId, partitions: Collection[str], now: float, *, commit: bool) -> None:
+        """Pulsar answered that the transaction has ended."""
+        end = End(now, txn, commit)
+        for name in partitions:
+            watched = self._partitions.get(name)
+            if watched is None:
+                watched = self._partitions[name] = _Watched(now)
+            if not watched.ends:
+                self._waiting += 1
+                watched.looked_at = now + FIRST_SECONDS
+            watched.ends.append(end)
+
+    def due(self, now: float) -> list[str]:
+        """The partitions to look at now, those first that have waited longest; each is due again after a while."""
+        due = sorted(
+            (watched.looked_at, name)
+            for name, watched in self._partitions.items()
+            if watched.ends and watched.looked_at <= now
+        )
+        names = [name for _, name in due[:MOST_AT_ONCE]]
+        for name in names:
+            self._partitions[name].looked_at = now + AGAIN_SECONDS
+        return names
+
+    def looked(self, name: str, recovered: int, asked: float) -> list[End]:
+        """The ends that are in doubt, by what Pulsar was `asked` for at that time: when the buffer was `recovered`.
+
+        What is beyond doubt is forgotten. `settled` has to be called when the others were asked about.
+        """
+        watched = self._partitions.get(name)
+        if watched is None:
+            return []
+        if watched.recovered == recovered:
+            self.settled(name, asked)
+            return []
+        watched.recovered = recovered
+        return [end for end in watched.ends if end.at <= asked]
+
+    def settled(self, name: str, asked: float) -> None:
+        """Forget the old ends of a partition: none of them holds readers back that did so at the time `asked`."""
+        watched = self._partitions.get(name)
+        if watched is not None and watched.ends:
+            self._keep(watched, [end for end in watched.ends if end.at > asked - SETTLED_SECONDS])
+
+    def failed(self, name: str, now: float) -> bool:
+        """Pulsar told nothing of a partition, or not all of it. False where ends were given up by that."""
+        watched = self._partitions.get(name)
+        if watched is None:
+            return True
+        watched.recovered = None  # so that all of its ends are in doubt the next time
+        fresh = any(end.at > now - FRESH_SECONDS for end in watched.ends)
+        watched.looked_at = now + (RETRY_SECONDS if fresh else AGAIN_SECONDS)
+        kept = [end for end in watched.ends if end.at > now - KEPT_SECONDS]
+        given_up = len(kept) < len(watched.ends)
+        self._keep(watched, kept)
+        return not given_up
+
+    def _keep(self, watched: _Watched, ends: list[End]) -> None:
+        if watched.ends and not ends:
+            self._waiting -= 1
+        watched.ends = ends
