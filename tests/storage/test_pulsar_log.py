@@ -1195,6 +1195,7 @@ async def test_a_search_that_does_not_end_is_an_error_that_clients_retry(monkeyp
     await play.log.attach()
     with monkeypatch.context() as overloaded:
         overloaded.setattr(stored_batches, "SEARCH_SECONDS", 0.0)
+        overloaded.setattr(appends, "PLACE_SECONDS", 0.0)
         play.append(0)
         await settle()
         await play.run("D")
@@ -1226,10 +1227,12 @@ async def test_a_search_that_did_not_see_every_entry_is_an_error_that_clients_re
     else:
         broker.loses_search_readers = True
     broker.ask_error = PulsarError(code, "so says the test")
-    play.append(0)
-    await settle()
-    await play.run("D")
-    await until(lambda: None not in play.outcomes)
+    with monkeypatch.context() as short:
+        short.setattr(appends, "PLACE_SECONDS", 0.0)
+        play.append(0)
+        await settle()
+        await play.run("D")
+        await until(lambda: None not in play.outcomes)
     assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT]
     broker.ask_error = None
     play.append(0)
@@ -1237,6 +1240,28 @@ async def test_a_search_that_did_not_see_every_entry_is_an_error_that_clients_re
     await play.run("D")
     await until(lambda: None not in play.outcomes)
     assert play.outcomes[1] == 4
+    await play.log.close()
+
+
+async def test_a_search_that_did_not_see_every_entry_is_repeated_for_a_while() -> None:
+    """A client that gets the answers of later batches first takes this one for stored, and knows no offset of it."""
+    play = Play(41)
+    broker = play.broker
+    broker.foreign(1)
+    broker.foreign(2, "pid-41", 0)
+    broker.sequences["pid-41"] = 1
+    await play.log.attach()
+    broker.loses_search_readers = True
+    broker.ask_error = PulsarError("NotFound", "so says the test")
+    play.append(0)
+    await settle()
+    await play.run("D")
+    await until(lambda: broker.asked)
+    await settle()
+    assert play.outcomes == [None]
+    broker.ask_error = None
+    await until(lambda: None not in play.outcomes)
+    assert play.outcomes == [4]
     await play.log.close()
 
 

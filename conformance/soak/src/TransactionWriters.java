@@ -15,6 +15,7 @@ import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.transaction.Transaction;
+import org.apache.pulsar.client.api.transaction.TxnID;
 
 public final class TransactionWriters {
     private static final int LIFETIME_SECONDS = 30;
@@ -80,9 +81,17 @@ public final class TransactionWriters {
         }
         if (whole && random.nextInt(5) > 0) {
             transaction.commit().get(20, TimeUnit.SECONDS);
+            ended(transaction, "committed");
             return "";
         }
         transaction.abort().get(20, TimeUnit.SECONDS);
+        ended(transaction, "aborted");
         return "Aborted";
+    }
+
+    /** A line for the soak, which looks whether it is true on the partitions. */
+    private static void ended(Transaction transaction, String how) {
+        TxnID id = transaction.getTxnID();
+        System.out.println("ended " + id.getMostSigBits() + ":" + id.getLeastSigBits() + " " + how);
     }
 }

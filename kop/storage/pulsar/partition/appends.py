@@ -704,6 +704,7 @@ class Appends:
         return stored.outcome is Outcome.FOUND
 
     async def _find_duplicates(self) -> None:
+        backoff = Backoff(0.1, 1.0)
         try:
             while self._duplicates:
                 now = self._loop.time()
@@ -725,10 +726,18 @@ class Appends:
                         error,
                     )
                     answers = [Stored(Outcome.UNFINISHED)] * len(due)
+                again = False
+                now = self._loop.time()
                 for entry, stored in zip(due, answers, strict=True):
-                    if entry in self._duplicates:  # the tail may have brought it meanwhile
-                        self._stop_search(entry)
-                        self._end_search(entry, stored)
+                    if entry not in self._duplicates:  # the tail has brought it meanwhile
+                        continue
+                    if stored.outcome is Outcome.UNFINISHED and now < entry.since + PLACE_SECONDS:
+                        again = True  # librdkafka takes the next batch's answer for this one's, without an offset
+                        continue
+                    self._stop_search(entry)
+                    self._end_search(entry, stored)
+                if again:
+                    await asyncio.sleep(backoff.next())
         finally:
             self._searching = None
 
