@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from kop.pulsar_client.errors import PulsarError
@@ -117,6 +117,10 @@ def namespace_path(namespace: str) -> str:
     if len(parts) != 2 or not all(parts):
         raise PulsarError("InvalidTopicName", f"{namespace!r} is no TENANT/NAMESPACE")
     return "/".join(quote(part, safe="") for part in parts)
+
+
+RECOVERED: Final = frozenset({"Ready", "NoSnapshot"})
+"""States of a transaction buffer that knows all transactions of its partition."""
 
 
 class Admin(Rest):
@@ -333,7 +337,7 @@ class Admin(Rest):
         return await self._object(f"{topic_path(partition)}/stats", query=more)
 
     async def transaction_buffer(self, partition: str) -> dict[str, Any]:
-        """State and open transactions of a partition's transaction buffer.
+        """State and open transactions of a partition's transaction buffer; its states: `RECOVERED`, and others.
 
         An error of some kind on a broker without transactions.
         """

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from kop.errors import KopError
 from kop.pulsar_client import Position, PulsarError
+from kop.pulsar_client.admin import RECOVERED
 from kop.storage.base import LogPolicy
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Refused
@@ -21,8 +22,6 @@ from kop.storage.pulsar.reading.stream import FIRST_PERMITS, Stream
 
 LOOK_SECONDS: Final = 0.1
 """How often it is asked how far Pulsar has read for a stream."""
-_RECOVERED: Final = {"Ready", "NoSnapshot"}
-"""States of a topic's transaction buffer in which it knows what is open."""
 
 
 class LogBounds(Protocol):
@@ -106,7 +105,7 @@ class PartitionSource:
         yet which transactions are open.
         """
         buffer = await self.context.admin.transaction_buffer(self.partition_name)
-        if buffer["state"] not in _RECOVERED:
+        if buffer["state"] not in RECOVERED:
             text = f"the transaction buffer of {self.partition_name} is {buffer['state']}"
             raise PulsarError("ServiceNotReady", text, retriable=True)
         return stats_position(buffer["maxReadPosition"])

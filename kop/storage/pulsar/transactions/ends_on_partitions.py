@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final, TypeVar
 
 from kop.pulsar_client import PulsarError, Transactions, TxnId
+from kop.pulsar_client.admin import RECOVERED
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.transactions.late_fences import Due, LateFences
@@ -25,8 +26,6 @@ _LOOK_SECONDS: Final = 0.5
 _AT_ONCE: Final = 16
 """Questions that Pulsar is asked at a time."""
 _NO_PARTITION: Final = frozenset({"TopicNotFound", "NotFound"})
-_RECOVERED: Final = frozenset({"Ready", "NoSnapshot"})
-"""States of a transaction buffer that knows all of its partition's transactions."""
 
 T = TypeVar("T")
 
@@ -131,7 +130,7 @@ class EndsOnPartitions:
         asked = now()
         try:
             buffer = await self._context.admin.transaction_buffer(name)
-            if buffer["state"] not in _RECOVERED:
+            if buffer["state"] not in RECOVERED:
                 raise PulsarError("ServiceNotReady", f"the transaction buffer is in the state {buffer['state']}")
             in_doubt = self._lost.looked(name, buffer["recoverStartTime"], asked)
             if in_doubt and buffer["ongoingTxnSize"]:
