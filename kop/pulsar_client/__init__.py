@@ -5,7 +5,7 @@ Must not know: Kafka. Nothing here imports another package of ours.
 """
 
 from kop.pulsar_client.client import Client
-from kop.pulsar_client.errors import EntryRefusedError, PulsarError
+from kop.pulsar_client.errors import EntryRefusedError, PulsarError, exclusive_holder
 from kop.pulsar_client.producer import Producer
 from kop.pulsar_client.reader import Reader
 from kop.pulsar_client.tls import TlsOptions
@@ -30,4 +30,5 @@ __all__ = [
     "Transactions",
     "TxnId",
     "Watch",
+    "exclusive_holder",
 ]

@@ -6,6 +6,8 @@ Must not know: Kafka's error codes.
 
 from __future__ import annotations
 
+import re
+
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 
 _FINAL = frozenset(
@@ -47,6 +49,7 @@ _FINAL = frozenset(
 _ENCRYPTION = "Encryption is required"
 _CLOSING = "fenced managed ledger"
 """Part of the text about a topic that is being deleted or moved at this moment."""
+_HELD_BY = re.compile(r"existing exclusive producer: (\S+)")
 
 
 class PulsarError(Exception):
@@ -71,6 +74,12 @@ class EntryRefusedError(PulsarError):
 
     def __init__(self, error: PulsarError) -> None:
         super().__init__(error.code, error.message, retriable=False)
+
+
+def exclusive_holder(error: PulsarError) -> str | None:
+    """The name of the exclusive producer for which a broker refused another one; None where it names none."""
+    held = _HELD_BY.search(error.message)
+    return None if held is None or held[1] == "null" else held[1]
 
 
 def server_error(number: int, message: str) -> PulsarError:

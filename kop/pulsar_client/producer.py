@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
-from kop.pulsar_client.errors import EntryRefusedError, PulsarError
+from kop.pulsar_client.errors import EntryRefusedError, PulsarError, exclusive_holder
 from kop.pulsar_client.pending import AwaitedEntry, PendingEntries, PendingEntry
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import Access, Buffer, Position, Receipt, TxnId
@@ -28,7 +27,6 @@ MODES: dict[str, pb.ProducerAccessMode] = {
     "exclusive_with_fencing": pb.ExclusiveWithFencing,
     "wait_for_exclusive": pb.WaitForExclusive,
 }
-_HELD_BY = re.compile(r"existing exclusive producer: (\S+)")
 _QUOTA = "ProducerBlockedQuotaExceededError"
 
 Find = Callable[[str | None], Awaitable[Connection]]
@@ -223,15 +221,24 @@ class Producer(BrokerAttachment):
             raise
         self.sure_at = asked
 
-    async def close(self) -> None:
-        """Give the producer up. What is pending may still be answered until the broker confirms, then it fails."""
+    async def close(self, *, drops_connection: bool = False) -> None:
+        """Give the producer up. What is pending may still be answered until the broker confirms, then it fails.
+
+        With `drops_connection` its connection ends instead, by which the broker knows it: all others of its lane come
+        back on a new one. This is for an exclusive producer that another may push out at this moment: a broker 4.0.8
+        that is asked to close it then may block two of its threads for ever.
+        """
         connection = await self._stop()
         if connection is not None and not connection.closed:
-            try:
-                await self._close_request(connection)
-            except PulsarError:
-                pass  # the connection's end closes it too
-            connection.producers.pop(self._id, None)
+            if drops_connection:
+                connection.producers.pop(self._id, None)
+                connection.abort(PulsarError("ConnectionLost", f"dropped, as the way to close {self._what}"))
+            else:
+                try:
+                    await self._close_request(connection)
+                except PulsarError:
+                    pass  # the connection's end closes it too
+                connection.producers.pop(self._id, None)
         self._over(PulsarError("Closed", f"{self._what} is closed"))
 
     # --- what the connection tells
@@ -288,8 +295,7 @@ class Producer(BrokerAttachment):
             await self._ask(connection, pb.ExclusiveWithFencing)
 
     def _names_another(self, error: PulsarError) -> bool:
-        held = _HELD_BY.search(error.message)
-        return held is not None and held[1] not in {self.name, "null"}
+        return exclusive_holder(error) not in {self.name, None}
 
     async def _ask(self, connection: Connection, mode: pb.ProducerAccessMode) -> None:
         number = connection.request_id()

@@ -16,7 +16,7 @@ from kop.pulsar_client import DUPLICATE, Position, Producer, PulsarError, TxnId
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.frames import Frames
 from kop.pulsar_client.proto import pulsar_pb2 as pb
-from kop.pulsar_client.types import Receipt
+from kop.pulsar_client.types import Access, Receipt
 
 
 async def test_entries_are_stored_in_the_order_of_send() -> None:
@@ -686,3 +686,67 @@ async def test_a_marker_names_its_transaction_twice() -> None:
         data = topic.log[0].data
         stored = pb.MessageMetadata.FromString(data[10 : 10 + int.from_bytes(data[6:10], "big")])
         assert (stored.txnid_most_bits, stored.txnid_least_bits, stored.marker_type) == (2, 2**63 + 5, 77)
+
+
+async def test_a_producer_that_drops_its_connection_asks_nothing_and_the_others_of_its_lane_come_back() -> None:
+    """A Pulsar broker may hang for ever where an exclusive producer is closed while another pushes it out."""
+    other_topic = f"{T}-2"
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        broker.create(other_topic)
+        async with client(broker.url) as made:
+            leaves = await made.open_producer(T, name="leaves", access="exclusive", lane="a")
+            stays = await made.open_producer(other_topic, name="stays", access="exclusive", lane="a")
+            await leaves.close(drops_connection=True)
+            assert not leaves.connected
+            await until(lambda: stays.attached_times == 2)
+            await send(stays, 0)
+            await until(lambda: not topic.producers)
+            assert not broker.count(Command.CLOSE_PRODUCER)
+            successor = await made.open_producer(T, name="successor", access="exclusive")
+            await send(successor, 0)
+
+
+async def test_of_many_that_drop_one_connection_none_comes_back() -> None:
+    async with fake_pulsar() as broker:
+        topics = [f"{T}-{number}" for number in range(20)]
+        for topic in topics:
+            broker.create(topic)
+        async with client(broker.url) as made:
+            producers = [await made.open_producer(topic, name="p", access="exclusive", lane="a") for topic in topics]
+            await asyncio.gather(*(producer.close(drops_connection=True) for producer in producers))
+            await until(lambda: not any(broker.topics[topic].producers for topic in topics))
+            assert not broker.count(Command.CLOSE_PRODUCER)
+            assert broker.count(Command.PRODUCER) == len(topics)
+
+
+@pytest.mark.parametrize("access", ["shared", "exclusive"])
+async def test_a_broker_may_send_a_producer_away_before_it_says_that_it_has_it(access: Access) -> None:
+    """Pulsar 4.0.8 does so where a topic is unloaded at that moment; what is sent to such a producer gets no answer."""
+    sent_away: list[int] = []
+    async with fake_pulsar() as broker:
+        topic = broker.create(T)
+        topic.epoch = 0
+
+        def unloads(session: Session, command: Command) -> bool:
+            if command.type != Command.PRODUCER or sent_away:
+                return False
+            sent_away.append(command.producer.producer_id)
+            gone = pb.CommandCloseProducer(producer_id=command.producer.producer_id, request_id=2**64 - 1)
+            session.send(Command(type=Command.CLOSE_PRODUCER, close_producer=gone))
+            answer = pb.CommandProducerSuccess(
+                request_id=command.producer.request_id, producer_name="p", last_sequence_id=-1, topic_epoch=0
+            )
+            session.send(Command(type=Command.PRODUCER_SUCCESS, producer_success=answer))
+            return True
+
+        async with client(broker.url) as made:
+            broker.hook = unloads
+            producer = await made.open_producer(T, name="p", access=access)
+            assert list(topic.producers) == ["p"], "it asked again"
+            assert producer.id not in sent_away
+            sent_away.clear()
+            broker.hang_up()
+            await until(lambda: sent_away and producer.connected)
+            assert producer.id not in sent_away
+            await send(producer, 0)
