@@ -67,7 +67,7 @@ class FakeProducer:
         self.confirm = confirm
         self.on_lost = on_lost
         self.last_sequence_id = broker.sequences.get(name, -1)
-        self.closed = False
+        self.closed = self.dropped_connection = False
         self.connected = True
 
     def submit(self, entry: PendingEntry) -> None:
@@ -100,8 +100,9 @@ class FakeProducer:
     def find(self, sequence_id: int) -> PendingEntry | None:
         return next((entry for entry in self.unanswered() if entry.sequence_id == sequence_id), None)
 
-    async def close(self) -> None:
+    async def close(self, *, drops_connection: bool = False) -> None:
         self.closed = True
+        self.dropped_connection = drops_connection
         self.broker.open_names.discard(self.name)
         for sent in self.broker.sent:
             if sent.producer is self and not sent.answered:
@@ -219,6 +220,9 @@ class Broker:
         self.has_publish_rate = False
         self.lanes: list[str] = []
         """Of producers that were opened or moved."""
+        self.accesses: list[str] = []
+        """With which access producers were asked for."""
+        self.exclusive_holder: str | None = None
         self.size_limit: int | None = None
 
     # --- the client
@@ -227,13 +231,17 @@ class Broker:
         self.lanes.append(lane)
 
     async def open_producer(
-        self, topic: str, *, name: str, confirm: Any, on_lost: Any, lane: str, **_: Any
+        self, topic: str, *, name: str, confirm: Any, on_lost: Any, lane: str, access: str, **_: Any
     ) -> FakeProducer:
         self.lanes.append(lane)
+        self.accesses.append(access)
         if self.opening_takes is not None:
             await self.opening_takes.wait()
         if self.open_error is not None:
             raise self.open_error
+        if self.exclusive_holder is not None and access != "exclusive_with_fencing":
+            text = f"Topic has an existing exclusive producer: {self.exclusive_holder}"
+            raise PulsarError("ProducerFenced" if access == "exclusive" else "ProducerBusy", text)
         if name in self.open_names:
             raise PulsarError("ProducerBusy", "somebody has it")
         self.open_names.add(name)
@@ -400,6 +408,9 @@ class FakeEngine(PulsarContext):
         self.gone = False
         self.queued_bytes = 0
         self.raw_marked = False
+        self.live_leaders: dict[str, bool] = {}
+        """What is known of brokers, by the names of their leaders' producers."""
+        self.counts_as_live = True
         self.services = PartitionServices(
             mapping=offset_mapping(offsets, self.faults),
             cache=TailCache(1 << 20),
@@ -408,6 +419,8 @@ class FakeEngine(PulsarContext):
             attaching=Turns(64),
             decompression=DecompressionTurns(self.loop),
             producer_naming=lambda: FakeProducerNaming("c", "i"),
+            leader_is_live=self.live_leaders.get,
+            counts_as_live=lambda: self.counts_as_live,
             refusal=lambda size: None,
             queued=self.queued,
             may_attach=self.may_attach,

@@ -30,7 +30,7 @@ from kop.errors import ErrorCode, KopError
 from kop.groups.offsets import Commit
 from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
-from kop.pulsar_client import Producer
+from kop.pulsar_client import Producer, PulsarError
 from kop.pulsar_client.admin import Admin
 from kop.storage.base import LiveBroker, TopicInfo
 from kop.storage.pulsar import PulsarEngine
@@ -42,6 +42,7 @@ from kop.storage.pulsar.layout import (
     UNFINISHED_PROPERTY,
     ProducerNaming,
 )
+from kop.storage.pulsar.partition import producer as producer_module
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 from kop.storage.topic_table import new_uuid
@@ -270,7 +271,10 @@ async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_
         assert await read_values(here) == ["0", "1", "2", "3"]
 
 
-async def test_a_new_leader_fences_the_old_one_and_reads_all_that_it_wrote(pulsar_store: PulsarStore) -> None:
+async def test_a_new_leader_fences_the_old_one_and_reads_all_that_it_wrote(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "LIVE_HOLDER_SECONDS", 0.5)  # the old one is live and does not leave
     async with two_engines(pulsar_store) as (first_engine, second_engine):
         topic = await first_engine.topics.create("__state", 1, {"cleanup.policy": "compact"}, internal=True)
         await until(lambda: second_engine.topics.get("__state") is not None)
@@ -317,6 +321,43 @@ async def test_a_leader_that_leaves_is_followed_without_being_fenced(
         await append(new, batch(["0"], keys=["k"]))
 
 
+async def test_a_leader_that_may_be_taken_for_dead_leaves_with_its_connection(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must close no producer that another pushes out at that moment: a Pulsar broker may hang for ever then."""
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        topics = [
+            await first_engine.topics.create(name, 1, {"cleanup.policy": "compact"}, internal=True)
+            for name in ("__left", "__kept")
+        ]
+        await until(lambda: all(second_engine.topics.get(topic.name) for topic in topics))
+        left, kept = (first(first_engine, topic) for topic in topics)
+        for log in (left, kept):
+            await log.lead(lambda: None)
+        await append(kept, batch(["0"], keys=["k"]))
+
+        services = second_engine.services
+        name = first_engine.producer_naming.leader
+        assert services.leader_is_live(name)
+        assert services.leader_is_live(f"{name}-of-nobody-who-was-seen") is None
+        assert first_engine.services.counts_as_live()
+        asked = asyncio.Event()
+
+        async def no_answer(topic: str) -> dict[str, Any]:
+            await asked.wait()
+            raise PulsarError("ConnectionLost", "so says the test")
+
+        monkeypatch.setattr(first_engine.admin, "stats", no_answer)
+        await until(lambda: not first_engine.services.counts_as_live())
+        asked.set()
+        taking_over = asyncio.ensure_future((await attached(second_engine, "__left")).lead(lambda: None))
+        await left.resign()
+        await taking_over
+        await append(await attached(second_engine, "__left"), batch(["1"], keys=["k"]))
+        await append(kept, batch(["1"], keys=["k"]))
+        assert await read_values(kept) == ["0", "1"]
+
+
 class Given:
     """Live brokers of which this one coordinates all partitions of `__offsets`, or none."""
 
@@ -339,6 +380,7 @@ async def test_a_lead_that_is_lost_during_the_replay_serves_nothing_that_another
     pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kop.coordination.ownership.FIRST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(producer_module, "LIVE_HOLDER_SECONDS", 0.5)  # the first one is live and does not leave
     settings = GroupSettings(offsets_topic_num_partitions=1)
     async with two_engines(pulsar_store) as (first_engine, second_engine):
         topic = await first_engine.topics.create("t", 1, {})

@@ -99,7 +99,7 @@ class PulsarEngine:
         self.mapping = offset_mapping(settings.offsets, self.faults)
         self.cache = TailCache(settings.cache_bytes)
         self.read_budget = ReadBudget(settings.read_ahead_bytes)
-        self._registry = BrokerRegistry(context, self._announced, answers)
+        self._registry = BrokerRegistry(context, self._instance, self._announced, answers)
         self._cluster_topic = ClusterTopic(admin, context.naming, self._registry.announce)
         self.producer_id_blocks = ProducerIdBlocks(
             client, self._cluster_topic.partition, f"kop-ids-{self._instance}", self.mapping.first_id
@@ -122,6 +122,8 @@ class PulsarEngine:
             attaching=Turns(_ATTACH_AT_ONCE),
             decompression=DecompressionTurns(context.loop),
             producer_naming=lambda: self.producer_naming,
+            leader_is_live=self._leader_is_live,
+            counts_as_live=lambda: self._registry.counts_as_live,
             refusal=self._write_budget.refusal,
             queued=self._write_budget.take,
             may_attach=self.deletion_guard.may_attach,
@@ -292,6 +294,10 @@ class PulsarEngine:
     def producer_naming(self) -> ProducerNaming:
         """The names of this broker's Pulsar producers. They are known after the start, which reads the cluster id."""
         return ProducerNaming(self.cluster_id, self._instance)
+
+    def _leader_is_live(self, producer: str) -> bool | None:
+        instance = self.producer_naming.leaders_instance(producer)
+        return None if instance is None else self._registry.is_live(instance)
 
     # --- open
 

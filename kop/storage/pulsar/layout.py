@@ -167,6 +167,11 @@ class ProducerNaming:
         """The Pulsar producer that is the only writer of a log."""
         return f"kop-{self.cluster_id}-leader-{self.instance}"
 
+    def leaders_instance(self, producer: str) -> str | None:
+        """The `instance` of the broker of this cluster whose `leader` has this name; None for any other name."""
+        prefix = f"kop-{self.cluster_id}-leader-"
+        return producer.removeprefix(prefix) if producer.startswith(prefix) else None
+
     @property
     def fences(self) -> str:
         """The Pulsar producer of the entries by which a broker opens transactions on a partition."""

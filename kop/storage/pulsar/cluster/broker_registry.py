@@ -3,11 +3,11 @@
 Owns: that topic, this broker's place in it, how the others are asked about.
 Must not know: what the registry is used for, and which missing brokers still count as live (`live_brokers.py`).
 
-A producer's name is its broker's id, so an id is taken once; its properties tell where clients find the broker. The
-Pulsar broker drops it when the connection ends, or does not answer any more. By itself it notices
-a stopped process after 30 to 60 s. When it is asked for a name that is taken, it first checks whether the holder still
-answers, within 5 s (connectionLivenessCheckTimeoutMillis). So each broker asks for the name of the next one now and
-then, and gives the name back where it gets it.
+A producer's name is its broker's id, so an id is taken once; its properties tell where clients find the broker, and its
+`instance`, which is another one after each start. The Pulsar broker drops it when the connection ends, or does not
+answer any more. By itself it notices a stopped process after 30 to 60 s. When it is asked for a name that is taken, it
+first checks whether the holder still answers, within 5 s (connectionLivenessCheckTimeoutMillis). So each broker asks
+for the name of the next one now and then, and gives the name back where it gets it.
 
 Brokers ask over REST who is connected. While REST does not answer, a broker that dies is still noticed by its name,
 over the binary protocol. A new broker is not noticed then, but it cannot start then either.
@@ -55,6 +55,8 @@ _LEAVE_SECONDS: Final = 2.0
 _ASKED_AT_ONCE: Final = 8
 _ANSWER_SECONDS: Final = 3.0
 _LEAVES: Final = b"leaves:"
+_INSTANCE: Final = "instance"
+"""The property of a broker's producer that names its instance. Earlier versions have none."""
 
 Answers: TypeAlias = Callable[[LiveBroker], Awaitable[bool]]
 """Whether a broker answers Kafka clients at its address, within two or three seconds."""
@@ -72,11 +74,13 @@ class BrokerRegistry:
     def __init__(
         self,
         context: PulsarContext,
+        instance: str,
         on_announced: Callable[[Sequence[str]], None],
         answers: Answers | None = None,
     ) -> None:
-        """`on_announced` is called with Pulsar's names of topics whose properties another broker has changed.
+        """`instance` tells this run of the broker from all others.
 
+        `on_announced` is called with Pulsar's names of topics whose properties another broker has changed.
         `answers` is asked about brokers that are missing: without it they are gone sooner.
         """
         self.brokers: Sequence[LiveBroker] = ()
@@ -85,6 +89,11 @@ class BrokerRegistry:
         self._admin = context.admin
         self._topic = context.naming.brokers_topic
         self._partition = f"{self._topic}-partition-0"
+        self._instance = instance
+        self._instances: dict[str, int] = {}
+        """The broker ids of all instances that were seen."""
+        self._newest: dict[int, str] = {}
+        """Of each broker id the instance that was seen last."""
         self._on_announced = on_announced
         self._faults = context.faults
         self._reader: Reader | None = None
@@ -106,6 +115,21 @@ class BrokerRegistry:
         """Whether the others were seen in these last seconds; True before this broker joins."""
         # Asked with each commit of offsets; in Python 3.11 it costs a system call to find out which loop runs.
         return self._live is None or self._loop.time() - self._seen < FRESH_SECONDS
+
+    @property
+    def counts_as_live(self) -> bool:
+        """Whether the others surely take this broker for live now; True before it joins, when they do not know it.
+
+        Where it is False they may be about to take over what this broker leads.
+        """
+        return self._live is None or self._live.own_counts(self._loop.time())
+
+    def is_live(self, instance: str) -> bool | None:
+        """Whether the broker of this instance is live; None where it was never seen, as one that has just started."""
+        node_id = self._instances.get(instance)
+        if node_id is None:
+            return None
+        return self._newest[node_id] == instance and any(broker.node_id == node_id for broker in self.brokers)
 
     def is_chosen(self, key: str) -> bool:
         """Whether this broker is the one of all to do a piece of work that `key` names, such as to give a topic an id.
@@ -170,7 +194,7 @@ class BrokerRegistry:
             self._partition,
             name=f"{BROKER_PRODUCER}{broker.node_id}",
             lane="broker_registry",
-            properties={"host": broker.host, "port": str(broker.port)},
+            properties={"host": broker.host, "port": str(broker.port), _INSTANCE: self._instance},
             on_lost=self._out,
         )
         self._sequence = self._producer.last_sequence_id + 1
@@ -310,13 +334,19 @@ class BrokerRegistry:
 
     async def _look(self, live: LiveBrokers) -> bool:
         """Ask the Pulsar broker which brokers are attached. False where it does not know yet."""
+        asked = self._loop.time()
         stats = await self._admin.stats(self._partition)
-        attached = {
-            broker.node_id: broker for broker in map(_broker_of, stats.get("publishers", ())) if broker is not None
-        }
-        now = asyncio.get_running_loop().time()
+        attached: dict[int, LiveBroker] = {}
+        for publisher in stats.get("publishers", ()):
+            if (broker := _broker_of(publisher)) is not None:
+                attached[broker.node_id] = broker
+                if instance := publisher["metadata"].get(_INSTANCE):
+                    self._instances[instance] = broker.node_id
+                    self._newest[broker.node_id] = instance
+        now = self._loop.time()
         if not live.snapshot(attached, now):
             return False
+        live.own_attached(asked)
         away, self._seen = now - self._seen > _AWAY_SECONDS, now
         self._set_brokers(live, tell_anyway=away)
         return True

@@ -12,6 +12,9 @@ leads.
 - One that answers Kafka requests at its address meanwhile is alive, also where it misses one now and then: it has
   `ANSWERING_SECONDS` to come back. One that has not come back then is cut off from Pulsar and coordinates nothing.
 - One that has said that it leaves is gone with the first snapshot without it.
+
+The other way round, a broker surely counts as live to the others where it was attached within the last
+`ABSENT_SECONDS`, and all the time for `BACK_SECONDS` before, in which all others have looked again.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ SILENT_TIMES: Final = 2
 """How many probes in a row a broker has to leave unanswered; one answer may only be slow."""
 LEAVING_SECONDS: Final = 10.0
 """How long the announcement of a leaving broker counts: it may be started again at once."""
+BACK_SECONDS: Final = 5.0
+"""After an absence, how long a broker has to be attached before others surely know that it is back."""
 
 
 @dataclass(slots=True)
@@ -61,6 +66,10 @@ class LiveBrokers:
         """Ordered by id, `own` among them."""
         self._absences: dict[int, _Absence] = {}
         self._leaving: dict[int, float] = {}
+        self._attached: float | None = None
+        """When `own` was last known to be attached."""
+        self._back = float("-inf")
+        """When that was so again after an absence."""
 
     @property
     def absent(self) -> Iterable[LiveBroker]:
@@ -89,6 +98,21 @@ class LiveBrokers:
         kept[self.own.node_id] = self.own
         self.brokers = tuple(kept[node_id] for node_id in sorted(kept))
         return True
+
+    def own_attached(self, asked: float) -> None:
+        """Note that `own` was attached, as a Pulsar broker answered to a question of the time `asked`.
+
+        It is the time of the question: an answer may lie in a socket for long before a broker reads it that was
+        stopped.
+        """
+        if self._attached is not None and asked - self._attached >= ABSENT_SECONDS:
+            self._back = asked
+        self._attached = asked
+
+    def own_counts(self, now: float) -> bool:
+        """Whether all others surely take `own` for live."""
+        attached = self._attached is not None and now - self._attached < ABSENT_SECONDS
+        return attached and now - self._back >= BACK_SECONDS
 
     def answered(self, node_id: int, answers: bool) -> None:
         """Note whether an absent broker has answered a Kafka request."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_frames
-from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError
+from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError, exclusive_holder
 from kop.pulsar_client.types import Access
 from kop.records import transcode
 from kop.storage.pulsar.context import PulsarContext
@@ -36,12 +36,17 @@ from kop.storage.pulsar.partition.stored_sequences import StoredSequences
 from kop.storage.pulsar.partition.throttle import PublishThrottle, still_to_wait
 from kop.storage.pulsar.partition.view import PartitionView
 
-_HANDED_OVER_SECONDS: Final = 2.5
-"""How long the only writer of a log waits for its predecessor to leave before it pushes that one out. A Pulsar
-broker 4.0.8 that pushes a producer out while its client closes it may block both threads for ever: they take the
-topic's lock and the producer's in opposite order. Brokers that hand a partition over do both at the same moment, and
-on a loaded machine one that leaves may need more than a second for all that it led. A predecessor that was killed is
-no reason to wait: Pulsar has seen its connection end."""
+LIVE_HOLDER_SECONDS: Final = 15.0
+"""How long the only writer of a log waits for a predecessor whose broker is live before it pushes that one out.
+
+A Pulsar broker 4.0.8 that pushes a producer out while its client closes it may block both threads for ever: they take
+the topic's lock and the producer's in opposite order. A live broker that hands a partition over closes its producer; on
+a loaded machine it may need seconds for all that it led. One that does not know that the partition is another's keeps
+it, and is pushed out after this time. A broker that is not live is pushed out at once: it closes no producers, see
+`PartitionProducer.close`."""
+UNKNOWN_HOLDER_SECONDS: Final = 2.5
+"""The same for a predecessor of which nobody says whether it is live: a broker that has just started, or one of an
+earlier version; and for a former producer of this broker, of which Pulsar does not know yet that it is gone."""
 BUSY_SECONDS: Final = 3.0
 """For how long a broker tries to open a producer that another broker holds, before it tells the client to look for a
 new leader."""
@@ -178,7 +183,11 @@ class PartitionProducer:
             raise self._refused or BackendError(f"cannot write to {self._log.title}")
 
     async def close(self) -> None:
-        """Close the producer, so that another broker may have its name. The batches that wait in it fail."""
+        """Close the producer, so that another broker may have its name. The batches that wait in it fail.
+
+        The only writer of a log is not closed where the other brokers may take this one for dead and push it out at the
+        same moment (`LIVE_HOLDER_SECONDS`): its connection is dropped instead.
+        """
         self.fail(BackendError(f"the producer of {self._log.title} was closed"))
         opening, self._opening = self._opening, None
         if opening is not None:
@@ -187,7 +196,10 @@ class PartitionProducer:
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
         if self._producer is not None:
-            await self._producer.close()
+            await self._give_back(self._producer)
+
+    async def _give_back(self, producer: Producer) -> None:
+        await producer.close(drops_connection=self.exclusive and not self._services.counts_as_live())
 
     def fail(self, error: KopError) -> None:
         """End the producer: every batch that waits in it fails with `error`."""
@@ -232,7 +244,7 @@ class PartitionProducer:
         else:
             self._opening = None
             if self.ended:
-                await producer.close()
+                await self._give_back(producer)
                 return
             if sequences is not None:
                 self.sequences = sequences
@@ -357,11 +369,8 @@ class PartitionProducer:
             await services.mark_raw(topic_id)
         # A fenced producer loses its connection: it must not be the one that others send on.
         self._lane = "coordinators" if self.exclusive else path.throttle.lane
+        access: Access = "exclusive" if self.exclusive else "shared"
         while True:
-            access: Access = "shared"
-            if self.exclusive:
-                waited = self._loop.time() - begun
-                access = "exclusive" if waited < _HANDED_OVER_SECONDS else "exclusive_with_fencing"
             try:
                 return await self._context.client.open_producer(
                     owner.partition_name,
@@ -377,8 +386,18 @@ class PartitionProducer:
                 held = error.code == "ProducerBusy" or (access == "exclusive" and error.code == "ProducerFenced")
                 if not held or self.ended or (access != "exclusive" and self._loop.time() > begun + BUSY_SECONDS):
                     raise
+                if access == "exclusive" and self._loop.time() >= begun + self._patience(exclusive_holder(error)):
+                    access, begun = "exclusive_with_fencing", self._loop.time()
+                    continue
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.5)
+
+    def _patience(self, holder: str | None) -> float:
+        """How many seconds the producer named `holder` has to leave before this one pushes it out."""
+        live = None if holder is None or holder == self.name else self._services.leader_is_live(holder)
+        if live is None:
+            return UNKNOWN_HOLDER_SECONDS
+        return LIVE_HOLDER_SECONDS if live else 0.0
 
     def _refusal(self, error: PulsarError) -> KopError:
         """The error for the client; it is counted and logged."""
@@ -610,7 +629,7 @@ class PartitionProducer:
     def _end(self, error: KopError) -> None:
         self.fail(error)
         if self._producer is not None:
-            self._context.spawn(self._producer.close())
+            self._context.spawn(self._give_back(self._producer))
 
     def _lost(self, error: PulsarError) -> None:
         if not self.ended:

@@ -40,6 +40,11 @@ class PartitionServices:
     producer_naming: Callable[[], ProducerNaming]
     """Names of this broker's Pulsar producers. For use after the start of the engine, which reads the cluster id."""
 
+    leader_is_live: Callable[[str], bool | None]
+    """Whether the broker whose only writer of a log has this name is live; None where this one has never seen it."""
+    counts_as_live: Callable[[], bool]
+    """Whether the other brokers surely take this one for live now."""
+
     refusal: Callable[[int], KopError | None]
     """Why a batch of so many bytes cannot be taken now, or None."""
     queued: Callable[[int], tuple[AppendWaiter, int]]
