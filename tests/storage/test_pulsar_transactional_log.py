@@ -828,6 +828,20 @@ async def test_where_whole_batches_do_not_fit_each_record_is_an_entry(
             await shows(log, "a", "b", "c", "d", "plain", "end")
 
 
+async def test_whole_batches_do_not_fit_where_two_probes_say_so(pulsar_store: PulsarStore) -> None:
+    answers = ["so says the test", None]
+
+    async def unfit(*_: object) -> str | None:
+        return answers.pop(0)
+
+    with mock.patch("kop.storage.pulsar.engine.whole_batches_unfit", unfit):
+        async with pulsar_store.opened() as engine:
+            await make(engine)
+            await Writer(engine).begin()
+            assert engine.transactions.whole_batches
+            assert answers == []
+
+
 async def test_packed_offsets_know_transactions_of_whole_batches_only(pulsar_store: PulsarStore) -> None:
     async def unfit(*_: object) -> str:
         return "so says the test"

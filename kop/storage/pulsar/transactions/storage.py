@@ -116,7 +116,7 @@ class PulsarTransactions:
         while not self._known.is_set():
             try:
                 await self._transactions.coordinators()
-                unfit = await self._probe()
+                unfit = await self._unfit()
             except PulsarError as error:
                 self._refuse(error)
                 if error.retriable:
@@ -127,6 +127,17 @@ class PulsarTransactions:
                 self._decide(unfit)
                 return
             await asyncio.sleep(backoff.next())
+
+    async def _unfit(self) -> str | None:
+        """Why whole batches cannot be in transactions of Pulsar: seen on two topics. PulsarError and KopError.
+
+        A broker under load was seen once to recover a new topic without its aborted transaction.
+        """
+        first = await self._probe()
+        if first is None:
+            return None
+        log.info("transactions are tried on Pulsar once more, on another topic, since %s", first)
+        return await self._probe()
 
     def _decide(self, unfit: str | None) -> None:
         self.refusal, self.whole_batches = None, unfit is None
