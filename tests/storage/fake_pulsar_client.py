@@ -224,6 +224,7 @@ class Broker:
         """With which access producers were asked for."""
         self.exclusive_holder: str | None = None
         self.size_limit: int | None = None
+        self.size_limit_error: PulsarError | None = None
 
     # --- the client
 
@@ -467,6 +468,8 @@ class FakeEngine(PulsarContext):
 
     def entry_size_limit(self, topic_id: UUID) -> EntrySizeLimit:
         async def ask() -> int | None:
+            if self.broker.size_limit_error is not None:
+                raise self.broker.size_limit_error
             return self.broker.size_limit
 
         return EntrySizeLimit(self.loop.time, ask, self.spawn)

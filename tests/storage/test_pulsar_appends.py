@@ -22,7 +22,7 @@ from kop.records import transcode
 from kop.records.batch import read_header
 from kop.storage.base import PartitionLog
 from kop.storage.pulsar import PulsarEngine
-from kop.storage.pulsar.partition import tail_demand
+from kop.storage.pulsar.partition import entry_sizes, tail_demand
 from kop.storage.pulsar.partition.log import PulsarLog
 
 ASKED = "offsets_asked_of_pulsar"
@@ -378,6 +378,29 @@ async def test_what_stands_behind_a_batch_that_pulsar_refuses_is_told_what_becam
         assert {offset: found_values[offset] for offset in told} == told
         assert found_values[new] == "smaller"
         assert found_values.count("smaller") == 1
+
+
+async def test_what_stands_behind_a_batch_waits_for_it_where_pulsar_may_refuse_it_by_a_lower_limit(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is lowered while the producer is open. Nothing is stored behind the refused batch, as with Kafka."""
+    monkeypatch.setattr(entry_sizes, "ALWAYS_TAKEN", 500)
+    async with pulsar_store.opened() as engine:
+        log = await make(engine)
+        await limit(engine, 16_000)
+        await append_values(log, "first", producer=9)
+        await limit(engine, 2000)
+        async with native_writer(engine) as native:
+            await refused_by_pulsar(engine, native, 3000)
+        assert first(engine).entry_size_limit.bytes == 16_000, "the gateway has not heard of it"
+        values = ["b", "v" * 3000, "d", "e"]
+        appends = [append_values(log, value, producer=9, sequence=n) for n, value in enumerate(values, 1)]
+        told = outcomes(await asyncio.gather(*appends, return_exceptions=True))
+        assert told[1:] == [ErrorCode.MESSAGE_TOO_LARGE, *[ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 2]
+        for number, value in enumerate(["smaller", "d", "e"], 2):
+            assert await append_values(log, value, producer=9, sequence=number) == told[0] + number - 1
+        found = await read_values(log)
+        assert [value for value in found if value in ("b", "smaller", "d", "e")] == ["b", "smaller", "d", "e"]
 
 
 async def pausing(log: PulsarLog, producer: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import tracemalloc
 import weakref
 from collections.abc import Callable
@@ -482,6 +483,97 @@ async def test_a_limit_on_sizes_that_changes_is_learned_from_a_refusal(monkeypat
     await play.log.close()
 
 
+@pytest.mark.parametrize("error", [None, "ServiceUnavailable"], ids=["a limit", "not known"])
+async def test_what_stands_behind_a_large_batch_is_not_stored_before_it_where_pulsar_refuses_it(
+    error: str | None,
+) -> None:
+    """Somebody lowered the limit of the topic, or Pulsar does not tell it. The client goes on as with Apache Kafka."""
+    play = Play(41)
+    play.broker.size_limit = 400_000
+    play.broker.size_limit_error = None if error is None else PulsarError(error, "so says the test")
+    await play.run("aSR")
+    play.append(values=("x" * 100_000, "y"))
+    await play.run("aa")
+    assert len(play.broker.sent) == 2, "what stands behind the large batch waits"
+    play.broker.refuse_next()
+    await play.run("R")
+    assert play.outcomes == [3, TOO_LARGE, *[ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 2]
+    play.append(2, ("x",))
+    play.append(3, ("y",))
+    play.append(4)
+    await play.run("SSSRRR")
+    assert play.outcomes[4:] == [5, 6, 7]
+    await play.log.close()
+
+
+async def test_what_stands_behind_a_large_batch_goes_on_in_order_once_pulsar_took_it() -> None:
+    play = Play(41)
+    play.broker.size_limit = 400_000
+    await play.run("aSR")
+    for _ in range(2):
+        play.append(values=("x" * 100_000,))
+        await play.run("a")
+    play.append(2, ("x" * 100_000,))
+    await settle()
+    assert len(play.broker.sent) == 2
+    await play.run("SR SS")
+    assert [sent.sequence_id for sent in play.broker.sent] == [0, 2, 3, 5], "the second large one holds up again"
+    await play.run("RR SR T")
+    assert play.outcomes == [3, 5, 6, 8, 9, 5], "the last one is a retry of the first large one"
+    await play.log.close()
+
+
+@pytest.mark.parametrize(
+    ("producer", "size", "limit", "error"),
+    [
+        (41, 10_000, 400_000, None),
+        (41, 100_000, None, None),
+        (41, 100_000, None, "NotAllowed"),
+        (-1, 100_000, 400_000, None),
+    ],
+    ids=["small", "no limit", "no policies of topics", "not idempotent"],
+)
+async def test_what_stands_behind_a_batch_is_sent_at_once_where_nothing_speaks_against_it(
+    producer: int, size: int, limit: int | None, error: str | None
+) -> None:
+    play = Play(producer)
+    play.broker.size_limit = limit
+    play.broker.size_limit_error = None if error is None else PulsarError(error, "so says the test")
+    await play.run("a")
+    play.append(values=("x" * size,))
+    await play.run("a")
+    assert len(play.broker.sent) == 3
+    await play.run("SSSRRR")
+    assert play.outcomes == [3, 5, 6]
+    await play.log.close()
+
+
+async def test_what_stands_behind_a_large_batch_that_the_tail_brought_goes_on_when_the_connection_is_back() -> None:
+    """The batch is not sent again, so that it gets no receipt."""
+    play = Play(41)
+    play.broker.size_limit = 400_000
+    play.append(values=("x" * 100_000,))
+    await play.run("aST")
+    assert play.outcomes[0] == 3
+    assert len(play.broker.sent) == 1
+    await play.broker.producers[-1].come_back()
+    await settle()
+    await play.run("SRT")
+    assert play.outcomes == [3, 4]
+    await play.log.close()
+
+
+async def test_what_stands_behind_a_large_batch_that_fails_fails_with_it() -> None:
+    play = Play(41)
+    play.broker.size_limit = 400_000
+    play.append(values=("x" * 100_000,))
+    await play.run("aaX")
+    assert play.outcomes[0] is ErrorCode.REQUEST_TIMED_OUT
+    assert play.outcomes[1] is play.outcomes[2] is ErrorCode.REQUEST_TIMED_OUT
+    assert len(play.broker.sent) == 1
+    await play.log.close()
+
+
 @pytest.mark.parametrize("limit", [200, None], ids=["the gateway knows the limit", "only the broker knows it"])
 async def test_a_batch_that_another_gateway_stored_is_found_where_the_limit_on_sizes_is_lower_now(
     limit: int | None,
@@ -557,6 +649,34 @@ async def test_a_limit_that_is_doubted_twice_is_asked_for_once() -> None:
     now = 60.0
     await limit.learn()
     assert asked == [0.0, 2.0, 60.0]
+
+
+async def test_which_entries_pulsar_takes_surely_goes_by_what_it_told_of_the_limit() -> None:
+    answers: list[Any] = [
+        PulsarError("ServiceUnavailable", ""),
+        1 << 20,
+        1000,
+        None,
+        5000,
+        PulsarError("NotAllowed", ""),
+    ]
+    now = 0.0
+
+    async def ask() -> int | None:
+        answer = answers.pop(0)
+        if isinstance(answer, PulsarError):
+            raise answer
+        return answer
+
+    limit = entry_sizes.EntrySizeLimit(lambda: now, ask, lambda _: None)
+    told = [limit.surely_taken]
+    for _ in range(6):
+        await limit.learn()
+        told.append(limit.surely_taken)
+        now += 60
+    least = entry_sizes.ALWAYS_TAKEN
+    assert told == [least, least, 1 << 17, least, sys.maxsize, least, sys.maxsize]
+    assert limit.bytes == 0
 
 
 async def test_what_has_ended_keeps_no_batch_in_memory() -> None:

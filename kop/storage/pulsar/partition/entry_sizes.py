@@ -3,14 +3,17 @@
 Owns: that number for each topic, and when it is asked for again.
 Must not know: batches, producers.
 
-Pulsar refuses a larger entry only when it arrives, and the entries behind it are then on their way
+Pulsar refuses a larger entry only when it arrives, and stores the entries behind it that are then on their way
 (https://pulsar.apache.org/docs/next/admin-api-topics/): a broker that knows the limit refuses the batch before that.
+Where the limit is not known, or was lowered since, that is too late: behind an entry that Pulsar may refuse then, the
+next one waits for the receipt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 from uuid import UUID
@@ -22,9 +25,15 @@ from kop.storage.pulsar.context import PulsarContext
 ENTRY_FRAMING: Final = 10
 """Bytes that a Pulsar broker counts beside metadata and payload (seen on 4.0.8): magic, checksum, the metadata's size.
 """
+ALWAYS_TAKEN: Final = 16 * 1024
+"""Bytes of an entry that no limit is expected to forbid: a batch of the Java client is as large by default."""
+_LOWERED_TO: Final = 8
+"""A limit is expected to be lowered at most to this part of it while entries are on their way."""
 _FRESH_SECONDS: Final = 30.0
 DOUBT_SECONDS: Final = 1.0
 """The least time between two questions where the answer is doubted."""
+_NO_POLICIES: Final = "NotAllowed"
+"""The answer of a Pulsar broker whose topics have no policies: then only its own limit applies."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,11 +50,23 @@ class EntrySizeLimit:
         self.bytes = 0
         """The limit of the topic. It is 0 where only the Pulsar broker's own limit applies, or while it is not known.
         """
+        self.known = False
+        """Whether Pulsar has told the limit."""
         self._clock = clock
         self._ask = ask
         self._spawn = spawn
         self._asked = float("-inf")
         self._asking: asyncio.Future[None] | None = None
+
+    @property
+    def surely_taken(self) -> int:
+        """Bytes of an entry that Pulsar takes, too, where the limit was lowered after the last answer.
+
+        A topic that had no limit is not expected to get one while entries are on their way.
+        """
+        if self.known and not self.bytes:
+            return sys.maxsize
+        return max(self.bytes // _LOWERED_TO, ALWAYS_TAKEN)
 
     async def learn(self) -> None:
         """Ask, unless there is a fresh answer. Where Pulsar does not tell, the last answer stays."""
@@ -67,7 +88,12 @@ class EntrySizeLimit:
     async def _learn(self, asking: asyncio.Future[None]) -> None:
         try:
             self.bytes = await self._ask() or 0
-        except (PulsarError, KopError) as error:
+            self.known = True
+        except PulsarError as error:
+            if error.code == _NO_POLICIES:
+                self.bytes, self.known = 0, True
+            _log.debug("a topic's maxMessageSize is not known: %s", error)
+        except KopError as error:
             _log.debug("a topic's maxMessageSize is not known: %s", error)
         finally:
             self._asking = None

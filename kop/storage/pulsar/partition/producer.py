@@ -9,7 +9,8 @@ by the producer's name, so what is sent again after a lost connection is stored 
 
 When a batch of an idempotent producer fails and nothing is known of it, what was sent behind it must not pass: the
 producer ends, its batches fail in order, and the next one asks Pulsar again what is stored. Where a Pulsar broker
-refuses one entry for good, those behind it are stored all the same: they end with their own receipts.
+refuses one entry for good, those behind it are stored all the same: they end with their own receipts. So what stands
+behind an entry that Pulsar may refuse for its size waits until that one has its receipt (`entry_sizes.py`).
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ class PartitionProducer:
         self._lane = ""
         """Which of this broker's connections to the Pulsar broker the producer uses."""
         self._queue: deque[Append] = deque()
+        self._doubtful: set[InFlightEntry] = set()
+        """Entries without a receipt that Pulsar may refuse for their size: nothing is sent behind them."""
         self._opening: asyncio.Task[None] | None = None
         self._refused: KopError | None = None
 
@@ -324,7 +327,7 @@ class PartitionProducer:
         for entry in producer.unanswered():
             if isinstance(entry, InFlightEntry) and entry.done:
                 producer.withdraw(entry.sequence_id)
-                self.taken_bytes += entry.size
+                self._left(entry)
 
     async def _look_at_end(self) -> None:
         """Let the tail bring all that is stored now. Pulsar's deduplication decides alone where that takes too long.
@@ -409,7 +412,7 @@ class PartitionProducer:
         So may batches that waited together, as for a producer that was slow to open: there may be 256 MiB of them.
         """
         queue, turns = self._queue, self._services.decompression
-        while queue and not self.ended:
+        while queue and not self.ended and not self._doubtful:
             header = queue[0].header
             if turns.is_over and (header.codec or len(queue) > 1):
                 turns.wait(self._send_queued)
@@ -490,6 +493,8 @@ class PartitionProducer:
                 append, made, producer.id, first + made.first, whole, self, self.used, self.taken_bytes
             )
             entry.sent_again = known
+            if self._may_be_refused(entry):
+                self._doubtful.add(entry)
             producer.submit(entry)
             if (
                 self.ended and append.left
@@ -499,6 +504,15 @@ class PartitionProducer:
                 )
                 append.end(self._log.log_start_offset)
                 return
+
+    def _may_be_refused(self, entry: InFlightEntry) -> bool:
+        """Whether Pulsar may refuse an entry for its size while what its client sent behind it must not pass.
+
+        A batch of a transaction holds nothing up: its transaction may end before what waits is sent.
+        """
+        if self.sequences is None or entry.sent_again or entry.in_transaction:
+            return False
+        return entry.size + ENTRY_FRAMING > self._path.entry_size_limit.surely_taken
 
     def _check_sizes(self, frames: Sequence[transcode.SendFrame]) -> None:
         """Raise MESSAGE_TOO_LARGE where the topic's own limit forbids an entry, before the batch takes a sequence."""
@@ -576,8 +590,20 @@ class PartitionProducer:
             old = self.sequences is not None and self.sequences.known(entry.sequence_id)
             self._appends.duplicate(entry, old=old)
 
-    def _answered(self, entry: InFlightEntry) -> None:
+    def _left(self, entry: InFlightEntry) -> None:
+        """Note that no receipt is waited for any more; what waited behind the entry is sent in the loop's next turn."""
         self.taken_bytes += entry.size
+        if entry in self._doubtful:
+            self._doubtful.discard(entry)
+            if not self._doubtful and self._queue:
+                self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self.used = self._loop.time()
+        self._send_queued()
+
+    def _answered(self, entry: InFlightEntry) -> None:
+        self._left(entry)
         now = self._loop.time()
         waited = now - entry.sent
         if self._throttle.received(now, waited):
