@@ -147,6 +147,8 @@ def records(writer: Writer, topics: Mapping[str, Topic], seed: int) -> Iterator[
 
     A writer of large records begins with a small burst to every partition. Where the first batch of an idempotent
     producer is refused, Kafka takes the batch behind it as the producer's first: the order of a retry is not promised.
+    Apache Kafka 4.3.1 and its Java client, with batches larger than `max.message.bytes` from the beginning: the batch
+    behind the refused one is stored first, and the pieces of that one are OUT_OF_ORDER_SEQUENCE_NUMBER again and again.
     """
     rng = random.Random(f"{seed} {writer.name}")
     number = 0

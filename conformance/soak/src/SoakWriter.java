@@ -49,18 +49,20 @@ final class SoakWriter {
 
     Record next() {
         Topic topic = topics.get((int) (number / burst % topics.size()));
-        return new Record(number++, topic.name, random.nextInt(topic.partitions), padding());
+        boolean begins = sizes.equals("large") && number < burst; // why: see records() of workload.py
+        int partition = begins ? (int) (number % topic.partitions) : random.nextInt(topic.partitions);
+        return new Record(number++, topic.name, partition, padding(begins ? "small" : sizes));
     }
 
-    private String padding() {
-        byte[] bytes = new byte[size()];
+    private String padding(String sizes) {
+        byte[] bytes = new byte[size(sizes)];
         random.nextBytes(bytes);
         StringBuilder out = new StringBuilder(2 * bytes.length);
         for (byte b : bytes) out.append(Character.forDigit(b >> 4 & 15, 16)).append(Character.forDigit(b & 15, 16));
         return out.toString();
     }
 
-    private int size() {
+    private int size(String sizes) {
         if (sizes.equals("small")) return between(10, 100);
         double draw = random.nextDouble();
         if (sizes.equals("mixed")) return draw < 0.03 ? between(2000, 8000) : between(20, 300);
