@@ -18,8 +18,8 @@ Must not know: clients, servers, where a history comes from.
 | silent | a Kafka writer without any acknowledgement |
 | view | a reader saw something else than what the entries of the partition hold |
 
-A size limit that was lowered meanwhile excuses a changed order, and with librdkafka a second copy of what had no
-answer: see docs/operations.md on batches that Pulsar refuses.
+A refusal for its size excuses, with librdkafka, a second copy of what had no answer: see docs/operations.md on batches
+that Pulsar refuses.
 What Pulsar's own producers waited for at the same time is not counted as slow: the machine or the broker was busy.
 """
 
@@ -155,9 +155,7 @@ def _sent_again_in_a_new_epoch(
 
 
 def _order(history: History) -> Iterator[Anomaly]:
-    """A size limit that is lowered meets batches under way: Pulsar refuses one and stores those behind it."""
-    sent = {write.record: write for write in history.writes}
-    lowered = [disturbance for disturbance in history.disturbances if disturbance.kind == "size_limit"]
+    """A size limit that is lowered meets batches under way, and is no excuse: what is behind a refused one waits."""
     highest: dict[tuple[str, str, int], int] = {}
     seen: set[tuple[str, int]] = set()
     for stored in sorted(history.stored, key=lambda record: (record.topic, record.partition, record.offset)):
@@ -166,8 +164,7 @@ def _order(history: History) -> Iterator[Anomaly]:
         seen.add(stored.record)
         place = (stored.writer, stored.topic, stored.partition)
         before = highest.get(place, -1)
-        write = sent.get(stored.record)
-        if stored.number < before and not (write and _during(lowered, write)):
+        if stored.number < before:
             yield _stored_as("reordered", stored, f"behind number {before}")
         highest[place] = max(before, stored.number)
 
