@@ -399,8 +399,8 @@ async def test_what_stands_behind_a_batch_waits_for_it_where_pulsar_may_refuse_i
         assert told[1:] == [ErrorCode.MESSAGE_TOO_LARGE, *[ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 2]
         for number, value in enumerate(["smaller", "d", "e"], 2):
             assert await append_values(log, value, producer=9, sequence=number) == told[0] + number - 1
-        found = await read_values(log)
-        assert [value for value in found if value in ("b", "smaller", "d", "e")] == ["b", "smaller", "d", "e"]
+        stored = await read_values(log)
+        assert [value for value in stored if value in ("b", "smaller", "d", "e")] == ["b", "smaller", "d", "e"]
 
 
 async def pausing(log: PulsarLog, producer: int) -> int:
