@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from kop.errors import BackendError, ErrorCode, KopError
+from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EARLIEST, Position, Producer, PulsarError
 from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
@@ -269,8 +269,11 @@ class PulsarLog(Partition):
 
     async def check_exists(self) -> None:
         """Raise UNKNOWN_TOPIC_OR_PARTITION where the topic is gone: subscribing or producing would bring it back."""
-        if self.deleted or not await self.services.may_attach(self):
+        if self.deleted:
             raise self.gone()
+        if not await self.services.may_attach(self):
+            text = f"{self.title} is not in Pulsar: its topic is being deleted, or another broker is making it"
+            raise PeerError(text, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def confirm(self, producer: Producer) -> None:
         """Raise where a producer, which was attached just now, brought back a topic that is gone."""
