@@ -84,6 +84,7 @@ def over_pulsar(stack: ExitStack, folder: Path, gateways: int, restart: bool) ->
     """Gateways of this checkout over an Apache Pulsar, in namespaces that nobody has."""
     pulsar = Pulsar(KEEP="1")
     urls = stack.enter_context(pulsar)
+    stack.callback(pulsar.copy_log, folder)
     rest = Rest(urls[1])
     namespace = f"public/checker-{secrets.token_hex(4)}"
     cluster = f"{namespace}-kop"

@@ -458,12 +458,12 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     with ExitStack() as stack:
         pulsar = Pulsar(KEEP="1")
         urls = stack.enter_context(pulsar)
+        stack.callback(pulsar.copy_log, folder)
         soak = Soak(options, folder, pulsar, urls)
         progress = stack.enter_context(ProgressLine())
         soak.prepare(stack)
         soak.load(progress)
         views = soak.read(progress)
-        pulsar.copy_log(folder)
     soak.look_into_logs()
     history = soak.history(views)
     assert soak.sampler is not None
