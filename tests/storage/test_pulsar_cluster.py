@@ -217,6 +217,51 @@ async def test_a_topic_that_a_gateway_left_without_policies_gets_them_from_anoth
         assert (await admin.partitioned_metadata(known.full_name)).properties == known.properties
 
 
+@pytest.mark.parametrize("code", ["Timeout", "NotAllowedError"])
+async def test_a_topic_whose_policies_fail_is_not_taken_from_those_who_write_to_it(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """A broker that is busy with 50 new partitions was seen to need more than 10 s for the last of the settings."""
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        admin = first_engine.admin
+        remove = admin.remove_property
+
+        async def fails(full_name: str, key: str) -> None:
+            await second_engine.topics.load()
+            there = await attached(second_engine)
+            assert (await append(there, batch(["stored"]))).base_offset == 0
+            raise PulsarError(code, "so says the test", retriable=code == "Timeout")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(admin, "remove_property", fails)
+            with pytest.raises(KopError):
+                await first_engine.topics.create("t", 1, {})
+        log = await attached(first_engine)
+        assert await read_values(log) == ["stored"]
+        monkeypatch.setattr("kop.storage.pulsar.topics.table._ABANDONED_MS", -1)
+        assert admin.remove_property == remove
+        await first_engine.topics.load()
+        name = first_engine.context.naming.full_name("t", False)
+        assert UNFINISHED_PROPERTY not in (await admin.partitioned_metadata(name)).properties
+
+
+async def test_a_topic_that_cannot_get_its_policies_is_deleted_where_nobody_uses_it(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pulsar_store.opened() as engine:
+
+        async def fails(full_name: str, key: str) -> None:
+            raise PulsarError("NotAllowedError", "so says the test")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(engine.admin, "remove_property", fails)
+            with pytest.raises(KopError):
+                await engine.topics.create("t", 1, {})
+        name = engine.context.naming.full_name("t", False)
+        assert name not in await engine.admin.list_partitioned(engine.context.naming.namespace)
+        await engine.topics.create("t", 1, {})
+
+
 async def test_gateways_that_start_at_once_share_the_offsets_topic(pulsar_store: PulsarStore) -> None:
     async with two_engines(pulsar_store) as (first_engine, second_engine):
         topic = StateTopic(OFFSETS_TOPIC, 2, {"cleanup.policy": "compact"})

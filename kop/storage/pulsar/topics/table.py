@@ -264,15 +264,35 @@ class PulsarTopics(TopicTable):
         doing = f"cannot create topic {topic.name!r}"
         await self._ask(doing, self._create_partitioned(full_name, topic.partitions, properties))
         known = PulsarTopic(full_name, False, properties)
+        refused: KopError | None = None
         try:
-            known = await self._ask(doing, self._with_policies(topic, known))
-        except KopError:
-            # Without its retention Pulsar would drop what no subscription holds: it is better to have no such topic.
-            await self._ask(doing, self._context.admin.delete_partitioned(full_name))
-            raise
+            known = await self._with_policies(topic, known)
+        except PulsarError as error:
+            refused = self._context.faults.refused(error, Refused.TOPIC_CHANGES, doing)
+            if not error.retriable and await self._taken_back(full_name):
+                raise refused from error
+        except KopError as error:
+            if await self._taken_back(full_name):
+                raise
+            refused = error
+        if refused is not None:
+            log.warning("topic %s has not all of its policies yet, they are set later: %s", topic.name, refused.message)
         self._put(None, topic, known)
         self._brokers.announce(full_name)
+        if refused is not None:
+            raise refused
         return topic
+
+    async def _taken_back(self, full_name: str) -> bool:
+        """Delete a topic again that cannot get its policies: without retention Pulsar drops what no subscription holds.
+
+        False where it stays, because another broker has found it meanwhile: records that it stored must not be lost.
+        """
+        try:
+            await self._context.admin.delete_partitioned(full_name, force=False)
+        except PulsarError as error:
+            return error.code == "NotFound"
+        return True
 
     async def _with_policies(self, topic: TopicInfo, known: PulsarTopic) -> PulsarTopic:
         await self._apply_policies(topic, known)
@@ -289,7 +309,7 @@ class PulsarTopics(TopicTable):
         )
 
     async def _finish_abandoned(self) -> None:
-        """Set the policies of topics whose broker died before it set them: Pulsar would drop records."""
+        """Set the policies of topics whose broker died before it set them, or got no answer: Pulsar would drop records."""
         now = time.time() * 1000
         for topic_id, known in list(self._pulsar.items()):
             if UNFINISHED_PROPERTY not in known.properties:
@@ -301,8 +321,8 @@ class PulsarTopics(TopicTable):
                     if (topic := self._by_id.get(topic_id)) is not None:
                         self._pulsar[topic_id] = await self._with_policies(topic, known)
                         log.warning(
-                            "topic %s has no retention and no other policies, since the broker that made it died: "
-                            "they are set now",
+                            "topic %s had not all of its policies, since the broker that made it died or Pulsar did "
+                            "not answer it: they are set now",
                             topic.name,
                         )
             except (PulsarError, KopError) as error:
