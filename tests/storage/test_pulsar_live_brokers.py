@@ -133,20 +133,29 @@ def test_our_own_address_is_what_we_say_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attached", "now", "counts"),
+    ("attached", "missed", "now", "counts"),
     [
-        pytest.param([], 0.0, False, id="it was not seen yet"),
-        pytest.param([0.0], 0.1, True, id="it has joined: nobody takes it for dead"),
-        pytest.param([0.0, 1.0, 2.0], 2.9, True, id="it was attached a moment ago"),
-        pytest.param([0.0, 1.0], 4.0, False, id="too long ago"),
-        pytest.param([0.0, 10.0], 10.1, False, id="it is back, and others have not looked yet"),
-        pytest.param([0.0, 10.0, 11.0, 12.0, 13.0, 14.0], 14.9, False, id="it is back for some seconds"),
-        pytest.param([0.0, 10.0, 11.0, 12.0, 13.0, 14.0], 15.0, True, id="all others have looked again"),
-        pytest.param([0.0, 2.9, 5.8], 6.0, True, id="answers are slow"),
+        pytest.param([], [], 0.0, False, id="it was not seen yet"),
+        pytest.param([0.0], [], 0.1, True, id="it has joined: nobody takes it for dead"),
+        pytest.param([0.0, 1.0, 2.0], [], 6.9, True, id="looks are slow while another is absent"),
+        pytest.param([0.0, 4.0, 8.0], [], 9.0, True, id="they stay slow"),
+        pytest.param([0.0, 1.0], [], 6.0, False, id="it has not looked for too long"),
+        pytest.param([0.0, 1.0], [2.0], 3.9, True, id="it misses itself since a moment"),
+        pytest.param([0.0, 1.0], [2.0, 3.0], 4.0, False, id="the others do not wait longer"),
+        pytest.param([0.0, 1.0, 3.0], [2.0], 3.1, True, id="it missed itself for a moment"),
+        pytest.param([0.0, 1.0, 4.0], [2.0, 3.0], 4.1, False, id="for too long, and the others have not looked yet"),
+        pytest.param([0.0, 10.0], [], 10.1, False, id="it was stopped, and the others have not looked yet"),
+        pytest.param([0.0, 10.0, 11.0, 12.0, 13.0, 14.0], [], 14.9, False, id="it is back for some seconds"),
+        pytest.param([0.0, 10.0, 11.0, 12.0, 13.0, 14.0], [], 15.0, True, id="all others have looked again"),
     ],
 )
-def test_whether_the_others_surely_take_a_broker_for_live(attached: list[float], now: float, counts: bool) -> None:
+def test_whether_the_others_surely_take_a_broker_for_live(
+    attached: list[float], missed: list[float], now: float, counts: bool
+) -> None:
     live = LiveBrokers(broker(1))
-    for asked in attached:
-        live.own_attached(asked)
+    for asked in sorted(attached + missed):
+        if asked in missed:
+            assert not live.snapshot(brokers_of(2), asked)
+        else:
+            live.own_attached(asked)
     assert live.own_counts(now) is counts

@@ -33,7 +33,7 @@ from kop.records import transcode
 from kop.records.batch import build, iter_records, read_header
 from kop.records.record import Record
 from kop.storage.base import LiveBroker
-from kop.storage.pulsar.cluster.live_brokers import LiveBrokers
+from kop.storage.pulsar.cluster.live_brokers import AWAY_SECONDS, LiveBrokers
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.layout import BROKER_PRODUCER
@@ -44,8 +44,6 @@ PROBE_SECONDS: Final = 10.0
 _TAKEN_SECONDS: Final = 1.0
 """Where the Pulsar broker took longer than this to give a name away, it asked the holder, which did not answer."""
 FRESH_SECONDS: Final = 15.0
-_AWAY_SECONDS: Final = 5.0
-"""After this time without a look, another broker may have taken this one's name and given it back."""
 BUSY_SECONDS: Final = 12.0
 """How long a start waits for its name: a killed broker gives it up at once, a stopped one only when it does not answer.
 """
@@ -122,7 +120,10 @@ class BrokerRegistry:
 
         Where it is False they may be about to take over what this broker leads.
         """
-        return self._live is None or self._live.own_counts(self._loop.time())
+        if self._live is None:
+            return True
+        attached = self._producer is not None and self._producer.connected
+        return attached and self._live.own_counts(self._loop.time())
 
     def is_live(self, instance: str) -> bool | None:
         """Whether the broker of this instance is live; None where it was never seen, as one that has just started."""
@@ -347,7 +348,7 @@ class BrokerRegistry:
         if not live.snapshot(attached, now):
             return False
         live.own_attached(asked)
-        away, self._seen = now - self._seen > _AWAY_SECONDS, now
+        away, self._seen = now - self._seen > AWAY_SECONDS, now
         self._set_brokers(live, tell_anyway=away)
         return True
 

@@ -13,8 +13,9 @@ leads.
   `ANSWERING_SECONDS` to come back. One that has not come back then is cut off from Pulsar and coordinates nothing.
 - One that has said that it leaves is gone with the first snapshot without it.
 
-The other way round, a broker surely counts as live to the others where it was attached within the last
-`ABSENT_SECONDS`, and all the time for `BACK_SECONDS` before, in which all others have looked again.
+The other way round, a broker surely counts as live to the others while it sees itself attached, and has not been away
+in the last `BACK_SECONDS`, in which all others have looked again. It was away where it missed itself over
+`ABSENT_SECONDS`, or did not look for `AWAY_SECONDS`: it may have been stopped.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ SILENT_TIMES: Final = 2
 """How many probes in a row a broker has to leave unanswered; one answer may only be slow."""
 LEAVING_SECONDS: Final = 10.0
 """How long the announcement of a leaving broker counts: it may be started again at once."""
+AWAY_SECONDS: Final = 5.0
+"""After this time without a look, another broker may have taken this one's name and given it back: a Pulsar broker
+waits as long for a silent producer. While another broker is absent, looks are up to four seconds apart."""
 BACK_SECONDS: Final = 5.0
 """After an absence, how long a broker has to be attached before others surely know that it is back."""
 
@@ -68,6 +72,8 @@ class LiveBrokers:
         self._leaving: dict[int, float] = {}
         self._attached: float | None = None
         """When `own` was last known to be attached."""
+        self._missed = False
+        """Whether a snapshot since then lacked it."""
         self._back = float("-inf")
         """When that was so again after an absence."""
 
@@ -81,6 +87,7 @@ class LiveBrokers:
     def snapshot(self, attached: Mapping[int, LiveBroker], now: float) -> bool:
         """Take what a Pulsar broker says of who is attached; False where that tells nothing."""
         if self.own.node_id not in attached:
+            self._missed = True
             return False
         kept = dict(attached)
         for broker in self.brokers:
@@ -105,14 +112,17 @@ class LiveBrokers:
         It is the time of the question: an answer may lie in a socket for long before a broker reads it that was
         stopped.
         """
-        if self._attached is not None and asked - self._attached >= ABSENT_SECONDS:
+        if self._is_away(asked):
             self._back = asked
-        self._attached = asked
+        self._attached, self._missed = asked, False
 
     def own_counts(self, now: float) -> bool:
         """Whether all others surely take `own` for live."""
-        attached = self._attached is not None and now - self._attached < ABSENT_SECONDS
-        return attached and now - self._back >= BACK_SECONDS
+        return self._attached is not None and not self._is_away(now) and now - self._back >= BACK_SECONDS
+
+    def _is_away(self, now: float) -> bool:
+        limit = ABSENT_SECONDS if self._missed else AWAY_SECONDS
+        return self._attached is not None and now - self._attached >= limit
 
     def answered(self, node_id: int, answers: bool) -> None:
         """Note whether an absent broker has answered a Kafka request."""
