@@ -309,7 +309,10 @@ class PulsarTopics(TopicTable):
         )
 
     async def _finish_abandoned(self) -> None:
-        """Set the policies of topics whose broker died before it set them, or got no answer: Pulsar would drop records."""
+        """Set the policies of topics whose broker died before it set them, or got no answer.
+
+        Pulsar would drop records.
+        """
         now = time.time() * 1000
         for topic_id, known in list(self._pulsar.items()):
             if UNFINISHED_PROPERTY not in known.properties:
