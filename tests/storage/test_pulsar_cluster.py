@@ -238,7 +238,7 @@ async def test_a_topic_whose_policies_fail_is_not_taken_from_those_who_write_to_
                 await first_engine.topics.create("t", 1, {})
         log = await attached(first_engine)
         assert await read_values(log) == ["stored"]
-        monkeypatch.setattr("kop.storage.pulsar.topics.table._ABANDONED_MS", -1)
+        monkeypatch.setattr("kop.storage.pulsar.topics.table.ABANDONED_MS", -1)
         assert admin.remove_property == remove
         await first_engine.topics.load()
         name = first_engine.context.naming.full_name("t", False)

@@ -54,7 +54,7 @@ from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 from kop.storage.pulsar.topics.strays import StrayPartitions
 from kop.storage.topic_table import TopicTable, new_uuid
 
-_ABANDONED_MS: Final = 60_000
+ABANDONED_MS: Final = 60_000
 _AT_ONCE = 16
 """Topics that are changed, and as many that are looked at, side by side."""
 _RETRIES_AT_ONCE = 4
@@ -317,7 +317,7 @@ class PulsarTopics(TopicTable):
         for topic_id, known in list(self._pulsar.items()):
             if UNFINISHED_PROPERTY not in known.properties:
                 continue
-            if now - number(known.properties, CREATED_PROPERTY) < _ABANDONED_MS:
+            if now - number(known.properties, CREATED_PROPERTY) < ABANDONED_MS:
                 continue
             try:
                 async with self._turns.setdefault(known.full_name, asyncio.Lock()):
