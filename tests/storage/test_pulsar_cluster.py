@@ -32,6 +32,7 @@ from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.pulsar_client import Producer, PulsarError
 from kop.pulsar_client.admin import Admin
+from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.storage.base import LiveBroker, TopicInfo
 from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.cluster.producer_ids import ProducerIdBlocks
@@ -223,26 +224,27 @@ async def test_a_topic_whose_policies_fail_is_not_taken_from_those_who_write_to_
 ) -> None:
     """A broker that is busy with 50 new partitions was seen to need more than 10 s for the last of the settings."""
     async with two_engines(pulsar_store) as (first_engine, second_engine):
-        admin = first_engine.admin
-        remove = admin.remove_property
+        name = first_engine.context.naming.full_name("t", False)
+        native = None
 
         async def fails(full_name: str, key: str) -> None:
-            await second_engine.topics.load()
-            there = await attached(second_engine)
-            assert (await append(there, batch(["stored"]))).base_offset == 0
+            nonlocal native
+            if native is None:
+                native = await second_engine.context.client.open_producer(f"{name}-partition-0", name="native")
+                metadata = pb.MessageMetadata(producer_name="native", sequence_id=0, publish_time=1)
+                await native.send(metadata.SerializeToString(), b"stored", sequence_id=0)
             raise PulsarError(code, "so says the test", retriable=code == "Timeout")
 
         with monkeypatch.context() as failing:
-            failing.setattr(admin, "remove_property", fails)
+            failing.setattr(first_engine.admin, "remove_property", fails)
             with pytest.raises(KopError):
                 await first_engine.topics.create("t", 1, {})
-        log = await attached(first_engine)
-        assert await read_values(log) == ["stored"]
-        monkeypatch.setattr("kop.storage.pulsar.topics.table.ABANDONED_MS", -1)
-        assert admin.remove_property == remove
-        await first_engine.topics.load()
-        name = first_engine.context.naming.full_name("t", False)
-        assert UNFINISHED_PROPERTY not in (await admin.partitioned_metadata(name)).properties
+            await second_engine.topics.load()
+            assert second_engine.topics.get("t") is None, "nobody may load its partitions yet"
+        await until(lambda: first_engine.topics.get("t") and second_engine.topics.get("t"))
+        for engine in (first_engine, second_engine):
+            assert await read_values(await attached(engine)) == ["stored"]
+        assert UNFINISHED_PROPERTY not in (await first_engine.admin.partitioned_metadata(name)).properties
 
 
 async def test_a_topic_that_cannot_get_its_policies_is_deleted_where_nobody_uses_it(

@@ -55,6 +55,9 @@ from kop.storage.pulsar.topics.strays import StrayPartitions
 from kop.storage.topic_table import TopicTable, new_uuid
 
 ABANDONED_MS: Final = 60_000
+"""How long a topic that has not all of its policies is left to the broker that makes it."""
+MAKER_SECONDS: Final = 15.0
+"""How long a broker that wanted to make a topic waits for another one that makes it."""
 _AT_ONCE = 16
 """Topics that are changed, and as many that are looked at, side by side."""
 _RETRIES_AT_ONCE = 4
@@ -80,6 +83,17 @@ _LOOK_AGAIN = (0.2, 1.0, 5.0)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class BeingMadeError(PulsarError):
+    """Another broker, or this one, is about to set the policies of a new topic: nobody may load its partitions yet.
+
+    A Pulsar broker 4.0.8 that loads partitions of a topic and is told of its policies at the same moment was seen to
+    lose two of its threads for good, so that other topics could not be loaded either.
+    """
+
+    def __init__(self, full_name: str) -> None:
+        super().__init__("ServiceNotReady", f"topic {full_name} is being made", retriable=True)
 
 
 class OtherBrokers(Protocol):
@@ -277,11 +291,30 @@ class PulsarTopics(TopicTable):
             refused = error
         if refused is not None:
             log.warning("topic %s has not all of its policies yet, they are set later: %s", topic.name, refused.message)
+            self._start(self._finish(topic, known))
+            raise refused
         self._put(None, topic, known)
         self._brokers.announce(full_name)
-        if refused is not None:
-            raise refused
         return topic
+
+    async def _finish(self, topic: TopicInfo, known: PulsarTopic) -> None:
+        """Set the policies of a new topic as soon as Pulsar lets this broker; after a while others may do it, too."""
+
+        async def finish() -> None:
+            made = await self._with_policies(topic, known)
+            if topic.topic_id not in self._pulsar:
+                self._put(self._by_name.get(topic.name), topic, made)
+            self._brokers.announce(known.full_name)
+
+        end = self._context.loop.time() + ABANDONED_MS / 1000
+        backoff = Backoff(0.5, 5.0)
+        while self._context.loop.time() < end:
+            await asyncio.sleep(backoff.next())
+            try:
+                await self.in_turn(known.full_name, finish)
+                return
+            except (PulsarError, KopError) as error:
+                log.info("topic %s has not all of its policies yet: %s; trying again", topic.name, error)
 
     async def _taken_back(self, full_name: str) -> bool:
         """Delete a topic again that cannot get its policies: without retention Pulsar drops what no subscription holds.
@@ -313,11 +346,8 @@ class PulsarTopics(TopicTable):
 
         Pulsar would drop records.
         """
-        now = time.time() * 1000
         for topic_id, known in list(self._pulsar.items()):
-            if UNFINISHED_PROPERTY not in known.properties:
-                continue
-            if now - number(known.properties, CREATED_PROPERTY) < ABANDONED_MS:
+            if UNFINISHED_PROPERTY not in known.properties or _is_being_made(known.properties):
                 continue
             try:
                 async with self._turns.setdefault(known.full_name, asyncio.Lock()):
@@ -343,13 +373,26 @@ class PulsarTopics(TopicTable):
             if error.code != "Conflict":
                 raise
             if not await self._strays.clear(full_name):
-                await self._look(full_name)  # another broker was faster: whoever hears of that finds it at once
+                await self._await_maker(full_name)  # whoever hears of the conflict finds the topic at once
                 raise
             try:
                 await self._context.admin.create_partitioned(full_name, partitions, properties)
             except PulsarError:
                 await self._strays.complete(full_name)
                 raise
+
+    async def _await_maker(self, full_name: str) -> None:
+        """Look at a topic that another broker was faster to make, when that one has set its policies."""
+        end = self._context.loop.time() + MAKER_SECONDS
+        backoff = Backoff(0.05, 0.5)
+        while True:
+            try:
+                await self._look(full_name)
+                return
+            except BeingMadeError:
+                if self._context.loop.time() > end:
+                    return
+            await asyncio.sleep(backoff.next())
 
     async def _delete(self, topic_id: UUID) -> None:
         topic = self._find(topic_id)
@@ -546,9 +589,13 @@ class PulsarTopics(TopicTable):
             names, self._dirty = self._dirty, set()
             # Nobody waits for these: a Pulsar broker that does not answer for one topic keeps no other one away.
             for name in names:
-                task = self._context.loop.create_task(self._look_at((name,)))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(self._look_at((name,)))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in the background, until it ends or the table is closed."""
+        task = self._context.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """End the background work."""
@@ -583,6 +630,8 @@ class PulsarTopics(TopicTable):
             try:
                 await self.in_turn(name, partial(self._look, name), gate=self._gate_of(name))
                 self._was_read(name)
+            except BeingMadeError:
+                self._context.loop.call_later(RETRY_FIRST, self._look_again, name)
             except Exception as error:
                 if failed is not None and isinstance(error, PulsarError):
                     failed[name] = error
@@ -674,6 +723,8 @@ class PulsarTopics(TopicTable):
             if error.code in {"NotFound", "TopicNotFound"}:
                 return None
             raise
+        if self._known(full_name) is None and _is_being_made(properties):
+            raise BeingMadeError(full_name)
         topic_id, configs = id_of(properties), configs_of(properties)
         if topic_id is None or configs is None:
             raise PulsarError(
@@ -750,3 +801,9 @@ class PulsarTopics(TopicTable):
         del self._pulsar[topic.topic_id]
         self._logs.remove(topic.topic_id)
         self._tell(topic, None)
+
+
+def _is_being_made(properties: Mapping[str, str]) -> bool:
+    """Whether a broker is about to set the topic's policies, or was until a moment ago."""
+    age = time.time() * 1000 - number(properties, CREATED_PROPERTY)
+    return UNFINISHED_PROPERTY in properties and age < ABANDONED_MS
