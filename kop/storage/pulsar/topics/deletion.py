@@ -72,7 +72,11 @@ class DeletionGuard:
         self._asked.pop(topic_id, None)
 
     async def may_attach(self, partition: PartitionView) -> bool:
-        """Whether the topic and this partition of it exist. PulsarError where Pulsar does not answer."""
+        """Whether the topic and this partition of it exist. PulsarError where Pulsar does not answer.
+
+        LEADER_NOT_AVAILABLE of `PulsarTopics.until_made` where the topic is being made.
+        """
+        await self._topics.until_made(partition.topic.topic_id)
         if not await self.still_there(partition):
             return False
         try:

@@ -25,7 +25,7 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 from kop import background
-from kop.errors import ErrorCode, KopError, PeerError
+from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import PulsarError
 from kop.pulsar_client.backoff import Backoff
 from kop.storage.base import LogPolicy, TopicInfo
@@ -57,7 +57,7 @@ from kop.storage.topic_table import TopicTable, new_uuid
 ABANDONED_MS: Final = 60_000
 """How long a topic that has not all of its policies is left to the broker that makes it."""
 MAKER_SECONDS: Final = 15.0
-"""How long a broker that wanted to make a topic waits for another one that makes it."""
+"""How long loading a partition waits for the broker that makes its topic."""
 _AT_ONCE = 16
 """Topics that are changed, and as many that are looked at, side by side."""
 _RETRIES_AT_ONCE = 4
@@ -83,17 +83,6 @@ _LOOK_AGAIN = (0.2, 1.0, 5.0)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class BeingMadeError(PulsarError):
-    """Another broker, or this one, is about to set the policies of a new topic: nobody may load its partitions yet.
-
-    A Pulsar broker 4.0.8 that loads partitions of a topic and is told of its policies at the same moment was seen to
-    lose two of its threads for good, so that other topics could not be loaded either.
-    """
-
-    def __init__(self, full_name: str) -> None:
-        super().__init__("ServiceNotReady", f"topic {full_name} is being made", retriable=True)
 
 
 class OtherBrokers(Protocol):
@@ -146,6 +135,8 @@ class PulsarTopics(TopicTable):
         self._loaded = False
         self._awaited: set[str] = set()
         """Pulsar's names of topics of the first listing that were not looked at yet."""
+        self._being_made: dict[UUID, asyncio.Task[None]] = {}
+        """Waits for the brokers that make these topics."""
         self._unread: dict[str, Backoff] = {}
         """Pulsar's names of topics that could not be read, with the waits before they are tried again."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -292,9 +283,10 @@ class PulsarTopics(TopicTable):
         if refused is not None:
             log.warning("topic %s has not all of its policies yet, they are set later: %s", topic.name, refused.message)
             self._start(self._finish(topic, known))
-            raise refused
         self._put(None, topic, known)
         self._brokers.announce(full_name)
+        if refused is not None:
+            raise refused
         return topic
 
     async def _finish(self, topic: TopicInfo, known: PulsarTopic) -> None:
@@ -302,19 +294,50 @@ class PulsarTopics(TopicTable):
 
         async def finish() -> None:
             made = await self._with_policies(topic, known)
-            if topic.topic_id not in self._pulsar:
-                self._put(self._by_name.get(topic.name), topic, made)
-            self._brokers.announce(known.full_name)
+            if topic.topic_id in self._pulsar:
+                self._pulsar[topic.topic_id] = made
+                self._brokers.announce(known.full_name)
 
         end = self._context.loop.time() + ABANDONED_MS / 1000
         backoff = Backoff(0.5, 5.0)
         while self._context.loop.time() < end:
             await asyncio.sleep(backoff.next())
+            if topic.topic_id not in self._pulsar:
+                return  # it was deleted
             try:
                 await self.in_turn(known.full_name, finish)
                 return
             except (PulsarError, KopError) as error:
                 log.info("topic %s has not all of its policies yet: %s; trying again", topic.name, error)
+
+    async def until_made(self, topic_id: UUID) -> None:
+        """Wait until a new topic has its policies: nobody may load its partitions before. LEADER_NOT_AVAILABLE.
+
+        A Pulsar broker 4.0.8 that loads partitions of a topic and is told of its policies at the same moment was seen
+        to lose two of its threads for good, so that other topics could not be loaded either.
+        """
+        if not self._is_being_made(topic_id):
+            return
+        waiting = self._being_made.get(topic_id)
+        if waiting is None:
+            waiting = self._being_made[topic_id] = self._start(self._await_maker(topic_id))
+            waiting.add_done_callback(lambda _: self._being_made.pop(topic_id, None))
+        await asyncio.wait({waiting})
+        if self._is_being_made(topic_id):
+            text = f"topic {self._by_id[topic_id].name!r} has not all of its policies yet; clients try again"
+            raise BackendError(text, ErrorCode.LEADER_NOT_AVAILABLE)
+
+    def _is_being_made(self, topic_id: UUID) -> bool:
+        known = self._pulsar.get(topic_id)
+        return known is not None and _is_being_made(known.properties)
+
+    async def _await_maker(self, topic_id: UUID) -> None:
+        end = self._context.loop.time() + MAKER_SECONDS
+        backoff = Backoff(0.05, 0.5)
+        while self._is_being_made(topic_id) and self._context.loop.time() < end:
+            await asyncio.sleep(backoff.next())
+            if topic_id in self._pulsar:
+                await self.look_for({self._name_of(topic_id)})
 
     async def _taken_back(self, full_name: str) -> bool:
         """Delete a topic again that cannot get its policies: without retention Pulsar drops what no subscription holds.
@@ -373,26 +396,13 @@ class PulsarTopics(TopicTable):
             if error.code != "Conflict":
                 raise
             if not await self._strays.clear(full_name):
-                await self._await_maker(full_name)  # whoever hears of the conflict finds the topic at once
+                await self._look(full_name)  # another broker was faster: whoever hears of that finds it at once
                 raise
             try:
                 await self._context.admin.create_partitioned(full_name, partitions, properties)
             except PulsarError:
                 await self._strays.complete(full_name)
                 raise
-
-    async def _await_maker(self, full_name: str) -> None:
-        """Look at a topic that another broker was faster to make, when that one has set its policies."""
-        end = self._context.loop.time() + MAKER_SECONDS
-        backoff = Backoff(0.05, 0.5)
-        while True:
-            try:
-                await self._look(full_name)
-                return
-            except BeingMadeError:
-                if self._context.loop.time() > end:
-                    return
-            await asyncio.sleep(backoff.next())
 
     async def _delete(self, topic_id: UUID) -> None:
         topic = self._find(topic_id)
@@ -591,11 +601,12 @@ class PulsarTopics(TopicTable):
             for name in names:
                 self._start(self._look_at((name,)))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` in the background, until it ends or the table is closed."""
         task = self._context.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def close(self) -> None:
         """End the background work."""
@@ -630,8 +641,6 @@ class PulsarTopics(TopicTable):
             try:
                 await self.in_turn(name, partial(self._look, name), gate=self._gate_of(name))
                 self._was_read(name)
-            except BeingMadeError:
-                self._context.loop.call_later(RETRY_FIRST, self._look_again, name)
             except Exception as error:
                 if failed is not None and isinstance(error, PulsarError):
                     failed[name] = error
@@ -723,8 +732,6 @@ class PulsarTopics(TopicTable):
             if error.code in {"NotFound", "TopicNotFound"}:
                 return None
             raise
-        if self._known(full_name) is None and _is_being_made(properties):
-            raise BeingMadeError(full_name)
         topic_id, configs = id_of(properties), configs_of(properties)
         if topic_id is None or configs is None:
             raise PulsarError(
