@@ -1699,3 +1699,36 @@ async def test_a_batch_that_was_seen_stored_is_not_sent_again_though_pulsar_has_
     await play.run("SR")
     assert play.outcomes == [ErrorCode.REQUEST_TIMED_OUT, 3, 5]
     assert play.counts["sequences_that_pulsar_forgot"] == 1
+
+
+@pytest.mark.parametrize("more", [False, True])
+async def test_the_end_is_known_while_pulsar_names_no_last_entry(monkeypatch: pytest.MonkeyPatch, more: bool) -> None:
+    """It does not before a new topic's transaction buffer is recovered, which may take more than 10 s."""
+    play = Play(41)
+    await play.run("aSR")
+    assert play.outcomes == [3]
+    if more:
+        play.broker.foreign()
+    answers, asked, stats = asyncio.Event(), asyncio.Event(), play.engine.rest.internal_stats
+
+    async def told(name: str) -> dict[str, Any]:
+        asked.set()
+        return await stats(name)
+
+    async def in_time(reader: FakeReader) -> Position:
+        await answers.wait()
+        return play.broker.entries[-1].position
+
+    monkeypatch.setattr("kop.storage.pulsar.reading.last_entry.LAST_SECONDS", 0.01)
+    monkeypatch.setattr(FakeReader, "last_position", in_time)
+    monkeypatch.setattr(play.engine.rest, "internal_stats", told)
+    refreshing = asyncio.ensure_future(play.log.refresh())
+    if more:
+        await asked.wait()
+        await settle()
+        assert not refreshing.done(), "an entry of somebody else is stored behind the log's end"
+        answers.set()
+        await play.run("T")
+    await refreshing
+    assert play.log.high_watermark == (8 if more else 5)
+    await play.log.close()

@@ -205,21 +205,33 @@ class LogTail:
     async def _last_position(self, stream: Stream) -> Position | None:
         """The last entry that readers are given, entry -1 where there is none. PulsarError.
 
-        None where entries of aborted transactions are the last ones, so many that Pulsar takes long to go back over
-        them or gives that up with an error, and it has handed the tail all that lies before.
+        None where the log ends behind all that is stored, while Pulsar names no last entry: it does not before the
+        topic's transaction buffer is recovered. None, too, where entries of aborted transactions are the last ones, so
+        many that Pulsar takes long to go back over them or gives that up with an error, and it has handed the tail all
+        that lies before.
         """
         loop = self._source.context.loop
-        if loop.time() < self._slow_until and await self._ends_in_aborted(stream):
-            return None
 
         async def look() -> bool | None:
-            return await self._ends_in_aborted(stream) or None
+            return await self._ends_behind_all() or await self._ends_in_aborted(stream) or None
+
+        if loop.time() < self._slow_until and await look():
+            return None
 
         last = await named_or_looked_for(stream, look)
         if isinstance(last, Position):
             return last
         self._slow_until = loop.time() + _HOLDS_SECONDS
         return None
+
+    async def _ends_behind_all(self) -> bool:
+        """Whether the log ends behind the last entry that is stored. False where Pulsar does not tell."""
+        try:
+            async with asyncio.timeout(_PASSING_SECONDS):
+                stats = await self._source.internal_stats()
+        except (PulsarError, TimeoutError):
+            return False
+        return self._log.attached and self._log.last_position >= stats_position(stats["lastConfirmedEntry"])
 
     async def _ends_in_aborted(self, stream: Stream) -> bool:
         """Whether the last entry is of an aborted transaction, and Pulsar has handed the tail all that lies before.
