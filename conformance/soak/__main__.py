@@ -320,7 +320,7 @@ class Soak:
             last = self._rest.call("GET", f"persistent/{path}/internalStats")["lastConfirmedEntry"]
             if self._transaction_buffer(partition)["maxReadPosition"] == last:
                 return True
-            time.sleep(1)
+            time.sleep(1)  # Pulsar tells nobody when a transaction has ended
         return False
 
     def _transaction_buffer(self, partition: str) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kop.storage.pulsar.layout import CREATED_PROPERTY, number
+from kop.storage.pulsar.layout import CREATED_PROPERTY, UNFINISHED_PROPERTY, number
 
 _YOUNG_SECONDS: Final = 3600.0
+ABANDONED_SECONDS: Final = 60.0
+"""How long a topic that has not all of its policies is left to the broker that makes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +39,9 @@ class PulsarTopic:
         """
         created = number(self.properties, CREATED_PROPERTY, -1)
         return created >= 0 and time.time() - created / 1000 < _YOUNG_SECONDS
+
+    @property
+    def is_being_made(self) -> bool:
+        """Whether a broker is about to set the topic's policies, or was until a moment ago."""
+        age = time.time() - number(self.properties, CREATED_PROPERTY) / 1000
+        return UNFINISHED_PROPERTY in self.properties and age < ABANDONED_SECONDS

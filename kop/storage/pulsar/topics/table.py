@@ -43,19 +43,16 @@ from kop.storage.pulsar.layout import (
     configs_of,
     id_of,
     is_copied,
-    number,
     repaired,
     topic_of,
 )
 from kop.storage.pulsar.topics import policies
 from kop.storage.pulsar.topics.foreign import ForeignTopics
 from kop.storage.pulsar.topics.ids import TopicIds
-from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
+from kop.storage.pulsar.topics.pulsar_topic import ABANDONED_SECONDS, PulsarTopic
 from kop.storage.pulsar.topics.strays import StrayPartitions
 from kop.storage.topic_table import TopicTable, new_uuid
 
-ABANDONED_MS: Final = 60_000
-"""How long a topic that has not all of its policies is left to the broker that makes it."""
 MAKER_SECONDS: Final = 15.0
 """How long loading a partition waits for the broker that makes its topic."""
 _AT_ONCE = 16
@@ -298,7 +295,7 @@ class PulsarTopics(TopicTable):
                 self._pulsar[topic.topic_id] = made
                 self._brokers.announce(known.full_name)
 
-        end = self._context.loop.time() + ABANDONED_MS / 1000
+        end = self._context.loop.time() + ABANDONED_SECONDS
         backoff = Backoff(0.5, 5.0)
         while self._context.loop.time() < end:
             await asyncio.sleep(backoff.next())
@@ -329,7 +326,7 @@ class PulsarTopics(TopicTable):
 
     def _is_being_made(self, topic_id: UUID) -> bool:
         known = self._pulsar.get(topic_id)
-        return known is not None and _is_being_made(known.properties)
+        return known is not None and known.is_being_made
 
     async def _await_maker(self, topic_id: UUID) -> None:
         end = self._context.loop.time() + MAKER_SECONDS
@@ -370,7 +367,7 @@ class PulsarTopics(TopicTable):
         Pulsar would drop records.
         """
         for topic_id, known in list(self._pulsar.items()):
-            if UNFINISHED_PROPERTY not in known.properties or _is_being_made(known.properties):
+            if UNFINISHED_PROPERTY not in known.properties or known.is_being_made:
                 continue
             try:
                 async with self._turns.setdefault(known.full_name, asyncio.Lock()):
@@ -808,9 +805,3 @@ class PulsarTopics(TopicTable):
         del self._pulsar[topic.topic_id]
         self._logs.remove(topic.topic_id)
         self._tell(topic, None)
-
-
-def _is_being_made(properties: Mapping[str, str]) -> bool:
-    """Whether a broker is about to set the topic's policies, or was until a moment ago."""
-    age = time.time() * 1000 - number(properties, CREATED_PROPERTY)
-    return UNFINISHED_PROPERTY in properties and age < ABANDONED_MS

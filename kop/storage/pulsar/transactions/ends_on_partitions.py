@@ -128,18 +128,18 @@ class EndsOnPartitions:
         """Carry out the ends that Pulsar lost on a partition while that was being unloaded."""
         now = self._context.loop.time
         asked = now()
+
+        async def carry_out(end: End) -> None:
+            await self._lift(end.txn, name, Fault.TRANSACTION_ENDS_THAT_PULSAR_LOST, commit=end.commit)
+
         try:
             buffer = await self._context.admin.transaction_buffer(name)
             if buffer["state"] not in RECOVERED:
                 raise PulsarError("ServiceNotReady", f"the transaction buffer is in the state {buffer['state']}")
-            in_doubt = self._lost.looked(name, buffer["recoverStartTime"], asked)
-            if in_doubt and buffer["ongoingTxnSize"]:
-
-                async def carry_out(end: End) -> None:
-                    await self._lift(end.txn, name, Fault.TRANSACTION_ENDS_THAT_PULSAR_LOST, commit=end.commit)
-
-                await _for_each(in_doubt, carry_out)
-            self._lost.settled(name, asked)
+            if in_doubt := self._lost.looked(name, buffer["recoverStartTime"], asked):
+                if buffer["ongoingTxnSize"]:
+                    await _for_each(in_doubt, carry_out)
+                self._lost.settled(name, asked)
         except PulsarError as error:
             if not self._lost.failed(name, now()) and error.code not in _NO_PARTITION:
                 log.warning(

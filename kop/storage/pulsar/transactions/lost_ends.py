@@ -27,9 +27,10 @@ SETTLED_SECONDS: Final = 10.0
 """An end this old is beyond doubt where the partition was not loaded again since. Between the moment at which a bundle
 refuses lookups and the one at which its topics are closed lie seconds at most."""
 RETRY_SECONDS: Final = 1.0
-"""After how long a partition is looked at again of which Pulsar told nothing, since it is being loaded."""
+"""After how long a partition is looked at again of which Pulsar told nothing, while it may be being loaded."""
 FRESH_SECONDS: Final = 30.0
-"""For how long that may be so. Later Pulsar tells nothing because nobody uses the partition, or it is deleted."""
+"""How long after an end a partition may be being loaded. Later Pulsar tells nothing of it because nobody uses it, or
+because it is deleted."""
 KEPT_SECONDS: Final = 600.0
 """For how long it is looked at where Pulsar tells nothing."""
 MOST_AT_ONCE: Final = 10
@@ -91,7 +92,7 @@ class LostEnds:
     def looked(self, name: str, recovered: int, asked: float) -> list[End]:
         """The ends that are in doubt, by what Pulsar was `asked` for at that time: when the buffer was `recovered`.
 
-        What is beyond doubt is forgotten. `settled` has to be called when the others were asked about.
+        `settled` has to be called when Pulsar was asked about all of them; without any, what is old is forgotten here.
         """
         watched = self._partitions.get(name)
         if watched is None:

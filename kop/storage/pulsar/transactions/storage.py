@@ -116,7 +116,7 @@ class PulsarTransactions:
         while not self._known.is_set():
             try:
                 await self._transactions.coordinators()
-                unfit = await self._unfit()
+                unfit = await self._try_whole_batches()
             except PulsarError as error:
                 self._refuse(error)
                 if error.retriable:
@@ -128,7 +128,7 @@ class PulsarTransactions:
                 return
             await asyncio.sleep(backoff.next())
 
-    async def _unfit(self) -> str | None:
+    async def _try_whole_batches(self) -> str | None:
         """Why whole batches cannot be in transactions of Pulsar: seen on two topics. PulsarError and KopError.
 
         A broker under load was seen once to recover a new topic without its aborted transaction.
