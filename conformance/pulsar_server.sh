@@ -95,6 +95,8 @@ dbStorage_readAheadCacheMaxSizeMb=16
 dbStorage_rocksDB_blockCacheSize=16777216
 numHttpServerThreads=8
 P
+  # One a core as it comes. A topic of a namespace that is being deleted can hold one for 30 s; the others wait for it.
+  echo numTransactionReplayThreadPoolSize=8
   if [ -n "${EXTRA_CONF:-}" ]; then cat "$EXTRA_CONF"; fi
 }
 

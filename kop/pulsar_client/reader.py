@@ -102,9 +102,12 @@ class Reader(BrokerAttachment):
         if self._connection is not None:
             self._flow(self._connection, granted)
 
-    async def last_position(self) -> Position:
-        """The position of the topic's last entry, entry -1 where the ledger that it names has none. PulsarError."""
-        answer = await self._last_anywhere()
+    async def last_position(self, *, within: float | None = None) -> Position:
+        """The position of the topic's last entry, entry -1 where the ledger that it names has none. PulsarError.
+
+        Pulsar may answer `within` so many seconds; None: in those of any request of the client.
+        """
+        answer = await self._last_anywhere(self._timeout if within is None else within)
         return wire.read_position(answer.last_message_id)
 
     async def mark_delete_position(self) -> Position | None:
@@ -113,7 +116,7 @@ class Reader(BrokerAttachment):
         A reader acknowledges nothing. Behind the place where it began only the broker moves that position: over the
         entries that it keeps from all readers, and over those past which it moves the reader, as expired ones.
         """
-        answer = await self._last_anywhere()
+        answer = await self._last_anywhere(self._timeout)
         if not answer.HasField("consumer_mark_delete_position"):
             return None
         return wire.read_position(answer.consumer_mark_delete_position)
@@ -232,7 +235,7 @@ class Reader(BrokerAttachment):
                 pb.BaseCommand(type=pb.BaseCommand.SUBSCRIBE, subscribe=command), number, self._timeout, self._what
             )
             if self._at_end:
-                answer = await self._last(connection)
+                answer = await self._last(connection, self._timeout)
                 if answer.HasField("consumer_mark_delete_position"):
                     self._position.pin(wire.read_position(answer.consumer_mark_delete_position))
                     self._at_end = False
@@ -269,15 +272,15 @@ class Reader(BrokerAttachment):
             raise PulsarError("Timeout", f"Pulsar did not take {self._what} within {self._timeout:g} s") from None
         return self._connection
 
-    async def _last_anywhere(self) -> pb.CommandGetLastMessageIdResponse:
+    async def _last_anywhere(self, seconds: float) -> pb.CommandGetLastMessageIdResponse:
         """Ask for the last position, and once more where the topic has left the broker that was asked."""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(seconds):
                 while True:
                     connection = await self._until_ready()
                     consumer_id = self._id
                     try:
-                        return await self._last(connection)
+                        return await self._last(connection, seconds)
                     except PulsarError as error:
                         if not error.retriable or self._end is not None:
                             raise
@@ -287,14 +290,14 @@ class Reader(BrokerAttachment):
                             connection.readers.pop(consumer_id, None)  # the word that it is closed is on its way
                             self._start_over(PulsarError("ConnectionLost", error.message))
         except TimeoutError:
-            raise PulsarError("Timeout", f"the last position of {self.topic} within {self._timeout:g} s") from None
+            raise PulsarError("Timeout", f"the last position of {self.topic} within {seconds:g} s") from None
 
-    async def _last(self, connection: Connection) -> pb.CommandGetLastMessageIdResponse:
+    async def _last(self, connection: Connection, seconds: float) -> pb.CommandGetLastMessageIdResponse:
         number = connection.request_id()
         asked = pb.CommandGetLastMessageId(consumer_id=self._id, request_id=number)
         command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID, getLastMessageId=asked)
         answer: pb.CommandGetLastMessageIdResponse = await connection.request(
-            command, number, self._timeout, f"the last position of {self.topic}"
+            command, number, seconds, f"the last position of {self.topic}"
         )
         return answer
 

@@ -374,7 +374,16 @@ async def test_a_reader_that_is_not_answered_is_closed_at_the_broker() -> None:
             broker.silent.add(Command.GET_LAST_MESSAGE_ID)
             reader = await made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
             assert await fails(reader.last_position()) == "Timeout"
-            assert isinstance(asyncio.get_running_loop().time(), float)
+
+
+async def test_a_caller_may_give_pulsar_another_time_to_name_the_last_position() -> None:
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        broker.silent.add(Command.GET_LAST_MESSAGE_ID)
+        async with client(broker.url, request_timeout=60.0) as made:
+            reader = await made.open_reader(T, EARLIEST, permits=1, on_entry=lambda entry: None)
+            with pytest.raises(PulsarError, match=r"the last position of .* within 0\.05 s"):
+                await reader.last_position(within=0.05)
 
 
 async def test_many_readers_return_a_few_at_a_time() -> None:

@@ -170,7 +170,7 @@ class FakeReader:
         self.next = len(self.broker.entries)
         self.acknowledged = self.broker.entries[-1].position
 
-    async def last_position(self) -> Position:
+    async def last_position(self, *, within: float | None = None) -> Position:
         await asyncio.sleep(0)  # what a probe gets comes before the answer
         entries = self.broker.entries
         return entries[-1].position if entries else Position(-1, -1)

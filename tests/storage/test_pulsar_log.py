@@ -1715,7 +1715,7 @@ async def test_the_end_is_known_while_pulsar_names_no_last_entry(monkeypatch: py
         asked.set()
         return await stats(name)
 
-    async def in_time(reader: FakeReader) -> Position:
+    async def in_time(reader: FakeReader, *, within: float | None = None) -> Position:
         await answers.wait()
         return play.broker.entries[-1].position
 
@@ -1731,4 +1731,18 @@ async def test_the_end_is_known_while_pulsar_names_no_last_entry(monkeypatch: py
         await play.run("T")
     await refreshing
     assert play.log.high_watermark == (8 if more else 5)
+    await play.log.close()
+
+
+async def test_opening_waits_for_pulsar_to_recover_the_transaction_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other namespaces can keep the buffer waiting for 30 s, longer than any other answer may take."""
+    play, waits = Play(41), []
+
+    async def in_time(reader: FakeReader, *, within: float | None = None) -> Position:
+        waits.append(within)
+        return play.broker.entries[-1].position
+
+    monkeypatch.setattr(FakeReader, "last_position", in_time)
+    await play.log.attach()
+    assert waits[0] == 30
     await play.log.close()

@@ -641,12 +641,12 @@ async def test_all_gateways_tell_the_same_bounds_of_a_log_whose_entries_are_all_
                 assert (each.log_start_offset, each.high_watermark) == (0, 10)
 
 
-async def never(_: Stream) -> Position:
+async def never(_: Stream, *, within: float | None = None) -> Position:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-async def given_up(_: Stream) -> Position:
+async def given_up(_: Stream, *, within: float | None = None) -> Position:
     raise PulsarError("UnknownError", "the last position: Failed to recover Transaction Buffer.")
 
 
@@ -656,7 +656,7 @@ async def test_an_end_of_aborted_entries_is_told_though_pulsar_is_slow_to_name_t
     pulsar_store: PulsarStore,
     monkeypatch: pytest.MonkeyPatch,
     open_behind: bool,
-    answer: Callable[[Stream], Awaitable[Position]],
+    answer: Callable[..., Awaitable[Position]],
 ) -> None:
     """Pulsar goes back over thousands of them one by one, for seconds. The tail has read to the end before."""
     async with opened(pulsar_store) as engine, opened(pulsar_store) as other:
@@ -704,7 +704,7 @@ async def test_an_end_of_aborted_entries_is_told_though_pulsar_is_slow_to_name_t
 async def test_attaching_finds_the_end_though_pulsar_does_not_name_the_last_entry(
     pulsar_store: PulsarStore,
     monkeypatch: pytest.MonkeyPatch,
-    answer: Callable[[Stream], Awaitable[Position]],
+    answer: Callable[..., Awaitable[Position]],
     ended: str,
 ) -> None:
     """Of ten thousands of aborted entries it gives that up, and a broker could not open the log.

@@ -23,6 +23,13 @@ from kop.storage.pulsar.reading.stream import Stream
 
 LAST_SECONDS: Final = 2.0
 """How long Pulsar may take to name the last entry before it is looked for."""
+_NAMED_SECONDS: Final = 30.0
+"""How long Pulsar may take to name it after all; a caller may have less time.
+
+A broker names no entry before the topic's transaction buffer is recovered. The recoveries of all its topics take turns
+on few threads (numTransactionReplayThreadPoolSize, one a core). Where a namespace is being deleted, one of them can
+hold its thread for 30 s, and those of other namespaces wait behind it (Pulsar 4.0.8).
+"""
 _PERMITS: Final = 100
 """Entries that Pulsar reads at a time for a reader that is given none of them."""
 _NO_ENTRY: Final = Position(-1, -1)
@@ -30,13 +37,16 @@ _NO_ENTRY: Final = Position(-1, -1)
 T = TypeVar("T")
 
 
-async def named_or_looked_for(stream: Stream, look: Callable[[], Awaitable[T | None]]) -> Position | T:
+async def named_or_looked_for(
+    stream: Stream, look: Callable[[], Awaitable[T | None]], *, within: float | None = None
+) -> Position | T:
     """The last entry as Pulsar names it to `stream`; or the result of `look`, if Pulsar is slow or answers by an error.
 
     `look` is called after LAST_SECONDS or at Pulsar's error. Whichever is sooner counts; a result of None leaves it to
-    Pulsar. Raises Pulsar's PulsarError where neither gives anything.
+    Pulsar, which may take the seconds of `within`, see `Stream.last_position`. Raises Pulsar's PulsarError where
+    neither gives anything.
     """
-    asking = asyncio.ensure_future(stream.last_position())
+    asking = asyncio.ensure_future(stream.last_position(within=within))
     looking: asyncio.Future[T | None] | None = None
     try:
         await asyncio.wait({asking}, timeout=LAST_SECONDS)
@@ -68,7 +78,7 @@ class LastEntry:
 
         Pulsar names it to `stream`, or it is found at the end of the log, whichever is sooner. PulsarError.
         """
-        return await named_or_looked_for(stream, self._at_end_of_log)
+        return await named_or_looked_for(stream, self._at_end_of_log, within=_NAMED_SECONDS)
 
     async def _at_end_of_log(self) -> Position | None:
         """Look for the entry by REST and with a reader.

@@ -149,10 +149,13 @@ class Stream:
         """The name of the stream's cursor in Pulsar's internal statistics of the topic."""
         return "" if self._reader is None else self._reader.cursor
 
-    async def last_position(self) -> Position:
-        """The position of the last entry in the topic; its entry number is -1 where the topic holds none."""
+    async def last_position(self, *, within: float | None = None) -> Position:
+        """The position of the last entry in the topic; its entry number is -1 where the topic holds none.
+
+        `within`: see `Reader.last_position`.
+        """
         assert self._reader is not None
-        return await self._reader.last_position()
+        return await self._reader.last_position(within=within)
 
     async def mark_delete_position(self) -> Position | None:
         """See `Reader.mark_delete_position`; None also where the Pulsar broker gives no answer."""
