@@ -43,7 +43,9 @@ from kop.storage.pulsar.layout import (
     UNFINISHED_PROPERTY,
     ProducerNaming,
 )
+from kop.storage.pulsar.partition import log as log_module
 from kop.storage.pulsar.partition import producer as producer_module
+from kop.storage.pulsar.partition import tail_demand
 from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.topics.pulsar_topic import PulsarTopic
 from kop.storage.topic_table import new_uuid
@@ -318,6 +320,34 @@ async def test_a_gateway_that_was_cut_off_goes_on_behind_what_another_wrote_for_
         assert (await append(here, batch(["3"], producer=7, sequence=3))).base_offset == 3
         await here.refresh()
         assert await read_values(here) == ["0", "1", "2", "3"]
+
+
+async def test_leaders_whose_tails_pause_read_what_others_wrote_between(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tail of a state topic pauses while its leader writes much; the lead goes there and back."""
+    monkeypatch.setattr(tail_demand, "CALM_SECONDS", 0.0)
+    monkeypatch.setattr(log_module, "LOOK_SECONDS", 3600.0)  # silence does not make it go on
+    async with two_engines(pulsar_store) as (first_engine, second_engine):
+        topic = StateTopic("__state", 1, {"cleanup.policy": "compact"})
+        first_log, second_log = (StateLog(engine, topic, lambda: 0) for engine in (first_engine, second_engine))
+        await first_log.open()
+        await until(lambda: second_engine.topics.get("__state") is not None)
+        await second_log.open()
+        written: dict[bytes, bytes | None] = {}
+        for turn, (engine, state_log) in enumerate([(first_engine, first_log), (second_engine, second_log)] * 2):
+            await state_log.lead(0, lambda: None)
+            assert await state_log.read(0) == written
+            partition = first(engine, "__state")
+            number = 0
+            while not partition.tail_pauses:
+                number += 1
+                key, value = b"%d.%d" % (turn, number), b"%d" % number
+                ended: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+                state_log.write(0, [(key, value)], ended.set_result)
+                assert await asyncio.wait_for(ended, SECONDS) is ErrorCode.NONE
+                written[key] = value
+            await state_log.resign(0)
 
 
 async def test_a_new_leader_fences_the_old_one_and_reads_all_that_it_wrote(

@@ -486,8 +486,8 @@ class PulsarLog(Partition):
             self._resume_tail()
 
     def _pause_tail_if_not_needed(self) -> None:
-        """Let the tail pause if nobody needs it. Logs of coordinators and logs with append times keep their tails."""
-        if self.topic.internal or self.policy.log_append_time or not self.attached:
+        """Let the tail pause if nobody needs it. Logs with append times keep their tails."""
+        if self.policy.log_append_time or not self.attached:
             return
         if self.observed or self.appends or not self.tail.delivers:
             return
