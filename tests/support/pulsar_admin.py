@@ -66,7 +66,7 @@ class PulsarAdmin(Admin):
             except PulsarError as error:
                 if "already fenced" not in error.message:
                     raise
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # between two questions: nothing tells when the topic is closed
 
     async def remove_namespace_policy(self, namespace: str, name: str) -> None:
         """Back to the broker's default."""
