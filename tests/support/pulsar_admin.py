@@ -5,13 +5,11 @@ Owns: those requests; how they are sent, repeated and refused is the product's.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from itertools import pairwise
 from urllib.parse import quote
 
-from kop.pulsar_client import PulsarError
 from kop.pulsar_client.admin import Admin, checked_properties, namespace_path, topic_path
 
 
@@ -55,18 +53,8 @@ class PulsarAdmin(Admin):
         return await self._list(f"namespaces/{quote(tenant, safe='')}")
 
     async def delete_namespace(self, namespace: str) -> None:
-        """Delete an empty namespace. Conflict when it still has topics.
-
-        Pulsar deletes its own topics there with it, and refuses that while one of them is closed or unloaded.
-        """
-        while True:
-            try:
-                await self._call("DELETE", f"namespaces/{namespace_path(namespace)}", repeat=False)
-                return
-            except PulsarError as error:
-                if "already fenced" not in error.message:
-                    raise
-            await asyncio.sleep(0.2)  # between two questions: nothing tells when the topic is closed
+        """Delete an empty namespace. Conflict when it still has topics."""
+        await self._call("DELETE", f"namespaces/{namespace_path(namespace)}", repeat=False)
 
     async def remove_namespace_policy(self, namespace: str, name: str) -> None:
         """Back to the broker's default."""
