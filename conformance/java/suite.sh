@@ -3,12 +3,13 @@
 #
 #   suite.sh tools   [--bootstrap HOST:PORT] [--fast] [--list] [--case NAME]... [--match REGEX]    Kafka 4.3.1's command line tools
 #   suite.sh clients ...                                                         its producer, consumer and admin client
+#   suite.sh connect ...                                                         Kafka Connect, exactly once
 #   suite.sh 2.1.1 | 2.8.2 | 3.9.1 ...                                           the same basics with an old client
 #
 # Jars come from Maven Central once, into ../.cache. KAFKA_LIBS names a folder with Kafka 4.3.1's jars to use instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-what=${1:?which suite: tools, clients, 2.1.1, 2.8.2 or 3.9.1}; shift
+what=${1:?which suite: tools, clients, connect, 2.1.1, 2.8.2 or 3.9.1}; shift
 
 missing() { printf '{"client": "java-%s", "missing": "%s"}\n' "$what" "$1"; exit 0; }
 command -v java >/dev/null && command -v javac >/dev/null || missing "no java and javac on PATH"
@@ -16,6 +17,7 @@ command -v java >/dev/null && command -v javac >/dev/null || missing "no java an
 case $what in
   tools) main=Tools; sources="Suite Kit Tools ToolsGroups ToolsData ToolsTransactions" ;;
   clients) main=Clients; sources="Suite Kit Clients ClientsAdmin ClientsTransactions Copier StreamsApp" ;;
+  connect) main=Connect; sources="Suite Kit Connect ConnectWorker" ;;
   2.1.1 | 2.8.2 | 3.9.1) main=Old; sources="Suite Old" ;;
   *) echo "suite.sh: no suite $what" >&2; exit 2 ;;
 esac
