@@ -11,11 +11,13 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from conformance.door import Door
 from conformance.protocol import Collector, Result
 from conformance.report import TARGETS, Gaps, Report
 from conformance.runner import run, run_all
@@ -87,12 +89,17 @@ def _options() -> argparse.Namespace:
 def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[str, str, Callable[[], list[str]]]:
     """Its address, whose known gaps count, and what tells its latest warnings."""
     if options.start_kafka:
-        return stack.enter_context(Kafka()), options.target or "kafka", list
+        # It has a folder, so that it has its data again when it was killed.
+        kafka = Kafka(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafka-conformance-"))))
+        bootstrap = stack.enter_context(kafka)
+        stack.enter_context(Door(kafka))
+        return bootstrap, options.target or "kafka", list
     if not (options.start_kop or options.start_kop_pulsar):
         return options.bootstrap or "127.0.0.1:9092", options.target or "kop", list
     kop = KopOverPulsar() if options.start_kop_pulsar else Kop()
     target = options.target or ("kop-pulsar" if options.start_kop_pulsar else "kop")
     bootstrap = stack.enter_context(kop)
+    stack.enter_context(Door(kop))
     if isinstance(kop, KopOverPulsar):
         os.environ["KOP_SPARK_PULSAR"] = kop.behind  # for suites
     return bootstrap, target, kop.warnings

@@ -22,6 +22,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE / ".cache"
+FLINK = ("2.2.1 5.0.0-2.2", "2.0.2 4.0.1-2.0")
+"""Versions of Flink and of its Kafka connector, the newest first."""
 _venv_lock = threading.Lock()
 
 
@@ -120,6 +122,17 @@ def _spark_newest() -> list[str]:
     return _spark("venv-spark-newest", "requirements-spark-newest.txt")
 
 
+def _flink() -> list[str]:
+    """Flink's jars and the job are fetched and compiled here, so that no case waits for it."""
+    for tool in ("java", "javac", "mvn"):
+        if not shutil.which(tool):
+            raise Missing(f"no {tool} on PATH (Java 17, Maven)")
+    python = python_clients()
+    for versions in FLINK:
+        _install([str(HERE / "flink" / "job.sh"), *versions.split()], HERE)
+    return [str(python), str(HERE / "clients" / "flink_suite.py")]
+
+
 def _kop_in_spark(name: str) -> dict[str, str]:
     """The environment of a suite of format("kop"); kop itself is the one of this checkout."""
     return {"KOP_SPARK_FORMAT": "kop", "KOP_SPARK_SUITE": name, "PYTHONPATH": str(HERE.parent)}
@@ -149,4 +162,5 @@ SUITES = (
     Suite("spark-kop-4.0", _spark, fast=False, environment=_kop_in_spark("spark-kop-4.0")),
     Suite("java", _executable("java"), fast=False),
     Suite("librdkafka", _executable("librdkafka"), fast=False),
+    Suite("flink", _flink, fast=False, last=True),  # it kills the server
 )
