@@ -76,6 +76,10 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job has not ended after {seconds:g} s: {self.last()}") from None
 
+    def troubles(self) -> int:
+        """How often it threw on purpose; it has ended."""
+        return sum(line.startswith("throw-at-") for line in iter(lambda: self._lines.get(timeout=10), None) if line)
+
     def stop(self) -> str:
         """End it with a savepoint: its folder."""
         assert self._process.stdin is not None
@@ -246,9 +250,10 @@ def job_that_throws_before_commits_and_at_snapshots_writes_each_record_once(
 ) -> None:
     with _case(run, naming, versions) as case:
         job = case.job(
-            bounded=True, throw_at_commit="5,13", throw_at_snapshot="5,20", throw_at_record="1200,3900", pace=2
+            bounded=True, throw_at_commit="3,8", throw_at_snapshot="4,13", throw_at_record="1200,3900", pace=3
         )
         same(job.ends(100), 0, f"exit code, {job.last()}")
+        same(job.troubles(), 6, "troubles that came")
         case.right()
 
 

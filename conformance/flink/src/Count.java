@@ -15,6 +15,7 @@ import java.util.HashSet;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.api.common.serialization.SerializationSchema;
 import org.apache.flink.api.common.state.ValueState;
@@ -140,7 +141,9 @@ public final class Count {
 
     private static boolean due(String trouble, int count) {
         Set<String> counts = new HashSet<>(Set.of(options.getOrDefault(trouble, "").split(",")));
-        return counts.contains("" + count);
+        if (!counts.contains("" + count)) return false;
+        System.out.println(trouble + " " + count);
+        return true;
     }
 
     /** The connector is as it was released: it says at DEBUG that it is about to commit, and that is the moment. */
@@ -171,11 +174,8 @@ public final class Count {
     public static final class Numbered extends KeyedProcessFunction<String, Tuple2<String, String>, Tuple2<String, String>>
             implements CheckpointedFunction {
         private transient ValueState<Long> number;
-        private transient long pace;
 
-        @Override public void initializeState(FunctionInitializationContext context) {
-            pace = Long.parseLong(options.getOrDefault("pace", "2"));
-        }
+        @Override public void initializeState(FunctionInitializationContext context) {}
 
         @Override public void snapshotState(FunctionSnapshotContext context) {
             int count = snapshots.incrementAndGet();
@@ -189,12 +189,13 @@ public final class Count {
             long next = number.value() == null ? 1 : number.value() + 1;
             number.update(next);
             out.collect(Tuple2.of(pair.f0, pair.f1 + "/" + next));
-            if (pace > 0) Thread.sleep(pace);
         }
     }
 
     public static final class Pairs implements KafkaRecordDeserializationSchema<Tuple2<String, String>> {
+        /** The pace is the source's: behind it, records would wait in buffers, and the checkpoints with them. */
         @Override public void deserialize(ConsumerRecord<byte[], byte[]> record, Collector<Tuple2<String, String>> out) {
+            LockSupport.parkNanos(Long.parseLong(options.getOrDefault("pace", "2")) * 1_000_000);
             out.collect(Tuple2.of(new String(record.key(), StandardCharsets.UTF_8), new String(record.value(), StandardCharsets.UTF_8)));
         }
 
