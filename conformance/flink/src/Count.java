@@ -155,7 +155,8 @@ public final class Count {
             logger.addFilter(new AbstractFilter() {
                 @Override public Result filter(LogEvent event) {
                     String format = event.getMessage().getFormat();
-                    if (format.startsWith("commitTransaction")) {
+                    // One at a time: where one halts, no other subtask commits meanwhile.
+                    if (format.startsWith("commitTransaction")) synchronized (commits) {
                         int count = commits.incrementAndGet();
                         if (due("halt-at-commit", count)) Runtime.getRuntime().halt(137);
                         if (due("throw-at-commit", count)) throw new LoggingException("trouble at commit " + count);
