@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from conformance.door import Door
+from conformance import door
 from conformance.protocol import Collector, Result
 from conformance.report import TARGETS, Gaps, Report
 from conformance.runner import run, run_all
@@ -89,26 +89,33 @@ def _options() -> argparse.Namespace:
 def _server(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[str, str, Callable[[], list[str]]]:
     """Its address, whose known gaps count, and what tells its latest warnings."""
     if options.start_kafka:
-        # It has a folder, so that it has its data again when it was killed.
-        kafka = Kafka(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafka-conformance-"))))
-        bootstrap = stack.enter_context(kafka)
-        stack.enter_context(Door(kafka))
-        return bootstrap, options.target or "kafka", list
+        return _kafka(stack), options.target or "kafka", list
     if not (options.start_kop or options.start_kop_pulsar):
         return options.bootstrap or "127.0.0.1:9092", options.target or "kop", list
     kop = KopOverPulsar() if options.start_kop_pulsar else Kop()
     target = options.target or ("kop-pulsar" if options.start_kop_pulsar else "kop")
     bootstrap = stack.enter_context(kop)
-    stack.enter_context(Door(kop))
+    stack.enter_context(door.Door(kop))
     if isinstance(kop, KopOverPulsar):
         os.environ["KOP_SPARK_PULSAR"] = kop.behind  # for suites
     return bootstrap, target, kop.warnings
 
 
+def _kafka(stack: contextlib.ExitStack) -> str:
+    """Start an Apache Kafka, which suites may kill; its address."""
+    # It has a folder, so that it has its data again when it was killed.
+    kafka = Kafka(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafka-conformance-"))))
+    bootstrap = stack.enter_context(kafka)
+    stack.enter_context(door.Door(kafka))
+    return bootstrap
+
+
 def _ask_control(
     report: Report, by_name: dict[str, Suite], options: argparse.Namespace, stack: contextlib.ExitStack
 ) -> None:
-    bootstrap = options.control or stack.enter_context(Kafka())
+    if options.control:
+        os.environ.pop(door.VARIABLE, None)  # that server is not ours to kill
+    bootstrap = options.control or _kafka(stack)
     print(f"control {bootstrap}: {report.failed} cases", flush=True)
     for collector in _run_failed(report, by_name, bootstrap):
         report.control |= {result.id: result for result in collector.results.values()}

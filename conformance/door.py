@@ -24,7 +24,7 @@ class Server(Protocol):
 
 
 class Door:
-    """A context manager; while it is open the environment of suites names it."""
+    """A context manager; while it is open the environment of suites names it, and no door that was opened before."""
 
     def __init__(self, server: Server) -> None:
         lock = threading.Lock()
@@ -37,15 +37,20 @@ class Door:
 
         self._listener = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._listener.daemon_threads = True
+        self._before: str | None = None
 
     def __enter__(self) -> str:
+        self._before = os.environ.get(VARIABLE)
         host, port = self._listener.server_address[:2]
         os.environ[VARIABLE] = f"{host!s}:{port}"
         threading.Thread(target=self._listener.serve_forever, daemon=True).start()
         return os.environ[VARIABLE]
 
     def __exit__(self, *_: object) -> None:
-        os.environ.pop(VARIABLE, None)
+        if self._before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = self._before
         self._listener.shutdown()
         self._listener.server_close()
 
