@@ -15,7 +15,7 @@ from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.lookup import Lookup
 from kop.pulsar_client.pool import LOOKUP, READ, SEND, TRANSACTIONS, WATCH, Pool
-from kop.pulsar_client.producer import Confirm, Producer
+from kop.pulsar_client.producer import Confirm, OnStored, Producer
 from kop.pulsar_client.reader import Reader
 from kop.pulsar_client.tls import TlsOptions
 from kop.pulsar_client.transactions import Transactions
@@ -121,6 +121,7 @@ class Client:
         properties: Mapping[str, str] | None = None,
         send_timeout: float = 30.0,
         resend: bool = True,
+        on_stored: OnStored | None = None,
     ) -> Producer:
         """Open a producer of `topic` (a partition, or an unpartitioned topic; it is created where the broker may).
 
@@ -128,7 +129,8 @@ class Client:
         "wait_for_exclusive" waits until the topic is free, however long. `before_attach` is awaited before each return
         to the topic, and `confirm` each time that it is attached, before it sends: it may have created the topic. What
         they raise ends the producer, unless it is a retriable PulsarError. Without `resend` it ends where its
-        connection is lost with entries under way: nobody knows then whether they are stored. PulsarError ProducerBusy,
+        connection is lost with entries under way: nobody knows then whether they are stored. `on_stored` is called
+        instead of the entries' `stored`, with all that one read of the socket told. PulsarError ProducerBusy,
         ProducerFenced, ProducerBlockedQuotaExceededError, TopicNotFound, ...
         """
         kind = _kind(lane)
@@ -148,6 +150,7 @@ class Client:
             on_lost=on_lost,
             turns=None if waits else self._turns_of(kind),
             resend=resend,
+            on_stored=on_stored,
         )
         self._users.add(producer)
         await producer.open()

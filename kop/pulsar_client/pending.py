@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 from kop.pulsar_client.errors import PulsarError
-from kop.pulsar_client.types import Position
+from kop.pulsar_client.types import Position, Receipt
 
 
 class PendingEntry:
@@ -126,6 +127,15 @@ class PendingEntries:
     def take(self, sequence_id: int) -> PendingEntry | None:
         """Remove an entry that was answered; None where nothing waits for that answer any more."""
         return self._pending.pop(sequence_id, None)
+
+    def take_stored(self, receipts: Sequence[Receipt]) -> list[tuple[PendingEntry, int, int]]:
+        """Remove the entries that were stored; each comes with its ledger and its number in that."""
+        pop = self._pending.pop
+        return [
+            (item, ledger, entry)
+            for _, sequence_id, _, ledger, entry in receipts
+            if (item := pop(sequence_id, None)) is not None
+        ]
 
     def deadline(self) -> float | None:
         """When the oldest entry expires."""

@@ -30,6 +30,9 @@ MODES: dict[str, pb.ProducerAccessMode] = {
 _QUOTA = "ProducerBlockedQuotaExceededError"
 
 Find = Callable[[str | None], Awaitable[Connection]]
+OnStored = Callable[[Sequence[tuple[Any, int, int]]], None]
+"""Takes entries that were given to `Producer.submit`, each with its ledger and its number in that; both are -1 where
+the broker says that it had the entry before."""
 Confirm = Callable[["Producer"], Awaitable[None]]
 
 
@@ -60,6 +63,7 @@ class Producer(BrokerAttachment):
         on_lost: OnLost | None,
         turns: Turns | None,
         resend: bool,
+        on_stored: OnStored | None = None,
     ) -> None:
         what = f"producer {name or 'without a name'} of {topic}"
         super().__init__(what, timeout=timeout, before_attach=before_attach, on_lost=on_lost, turns=turns)
@@ -72,6 +76,7 @@ class Producer(BrokerAttachment):
         self._send_timeout = send_timeout
         self._confirm = confirm
         self._resend = resend
+        self._on_stored = on_stored
         self._pending = PendingEntries()
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Future[Any] | None = None
@@ -142,6 +147,8 @@ class Producer(BrokerAttachment):
 
     def submit(self, entry: PendingEntry) -> None:
         """Send an entry behind all earlier ones. Its `stored` or `failed` is called once; `failed` perhaps at once.
+
+        A producer with `on_stored` calls that instead of `stored`, with all entries of one read of the socket.
 
         It fails with PulsarError: EntryRefusedError with the code of the broker's refusal where that is final,
         MessageTooLarge, Timeout (not stored within `send_timeout`; all entries behind it fail with it),
@@ -245,10 +252,11 @@ class Producer(BrokerAttachment):
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
         """Answer the entries."""
-        take = self._pending.take
-        for _, sequence_id, _, ledger, entry in receipts:
-            item = take(sequence_id)
-            if item is not None:
+        stored = self._pending.take_stored(receipts)
+        if self._on_stored is not None:
+            self._on_stored(stored)
+        else:
+            for item, ledger, entry in stored:
                 item.stored(Position(ledger, entry))
         if self._moving:
             self._change_connection()

@@ -27,7 +27,7 @@ from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START, transaction_of
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets
 from kop.storage.pulsar.offsets.ledger_closing import close_ledger
 from kop.storage.pulsar.offsets.mapping import LOOK_EVERY
-from kop.storage.pulsar.partition.appends import Append, Appends, EntryPlace
+from kop.storage.pulsar.partition.appends import Append, Appends, EntryPlace, PlacedBatch
 from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
 from kop.storage.pulsar.partition.producer import WritePath
 from kop.storage.pulsar.partition.producers import PartitionProducers
@@ -444,30 +444,51 @@ class PulsarLog(Partition):
         self._last = stored.position
         self.appends.follow()
 
-    def place(self, position: Position, batch: Batch) -> None:
-        """Take an entry that this broker wrote as the next one of the log."""
-        self.tail.converter.next_offset = batch.last + 1
-        self._advance(position, batch)
+    def place(self, batches: Sequence[PlacedBatch]) -> None:
+        """Take entries that this broker wrote as the next ones of the log."""
+        cache, cached = self._cache, self.tail.cached
+        end, latest = self.high_watermark, -1
+        for position, last, data, max_timestamp in batches:
+            cache.push(cached, end, last, data)
+            end = last + 1
+            self.size_bytes += len(data)
+            latest = max(latest, max_timestamp)
+            self._since_mark += 1
+            if self._since_mark >= MARK_EVERY:
+                self._last, self.high_watermark = position, end
+                self._mark(position, last)
+        self._last, self.high_watermark = position, end
+        self.tail.converter.next_offset = end
+        self._look_at_clock(latest)
+        self.tell_soon()
 
     def _advance(self, position: Position, batch: Batch) -> None:
+        """Let the log end behind a batch that the tail brought."""
         self._last = max(self._last, position)
         end, self.high_watermark = self.high_watermark, batch.last + 1
         if batch.error is None and not batch.missing:
             self.size_bytes += len(batch.data)
-            ahead = max_timestamp_of(batch.data) - time.time() * 1000
-            if ahead > self.clock_ahead:
-                self._clock_runs_ahead(int(ahead) + 1)
+            self._look_at_clock(max_timestamp_of(batch.data))
             self._cache.push(self.tail.cached, end, batch.last, batch.data)
         elif not batch.missing:
             self.tail.drop()  # what is kept has no holes
         self._since_mark += 1
         if self._since_mark >= MARK_EVERY:
-            self._since_mark = 0
-            self.search.index.add(batch.last, position)
-            self._pause_tail_if_not_needed()
-            if self._mapping.closes_ledger(position):
-                self.context.spawn(close_ledger(self.context, self.partition_name, self.title, position.ledger))
+            self._mark(position, batch.last)
         self.tell_soon()
+
+    def _mark(self, position: Position, last: int) -> None:
+        """Do what is done once for so many entries; this one, whose last offset is `last`, is the log's last now."""
+        self._since_mark = 0
+        self.search.index.add(last, position)
+        self._pause_tail_if_not_needed()
+        if self._mapping.closes_ledger(position):
+            self.context.spawn(close_ledger(self.context, self.partition_name, self.title, position.ledger))
+
+    def _look_at_clock(self, max_timestamp: int) -> None:
+        ahead = max_timestamp - time.time() * 1000
+        if ahead > self.clock_ahead:
+            self._clock_runs_ahead(int(ahead) + 1)
 
     # --- the tail on demand
 

@@ -29,7 +29,7 @@ from kop.pulsar_client.types import Access
 from kop.records import transcode
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
-from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry
+from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, StoredEntry
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.sequences import SequenceWindow
 from kop.storage.pulsar.partition.services import PartitionServices
@@ -384,6 +384,7 @@ class PartitionProducer:
                     access=access,
                     lane=self._lane,
                     resend=not self.transactional,
+                    on_stored=self.received,
                 )
             except PulsarError as error:
                 held = error.code == "ProducerBusy" or (access == "exclusive" and error.code == "ProducerFenced")
@@ -580,20 +581,25 @@ class PartitionProducer:
             txn=append.txn,
         )
 
-    def received(self, entry: InFlightEntry, position: Position) -> None:
-        """Take the receipt of an entry."""
-        self._answered(entry)
-        if position.ledger >= 0:
-            self._stored_up_to = entry.highest_sequence_id
-            self._appends.stored(entry, position)
-        else:
-            old = self.sequences is not None and self.sequences.known(entry.sequence_id)
-            self._appends.duplicate(entry, old=old)
+    def received(self, receipts: Sequence[tuple[InFlightEntry, int, int]]) -> None:
+        """Take receipts of entries; see `EntryProducer.received`."""
+        now = self._loop.time()
+        stored: list[StoredEntry] = []
+        for entry, ledger, number in receipts:
+            self._answered(entry, now)
+            if ledger >= 0:
+                self._stored_up_to = entry.highest_sequence_id
+                stored.append((entry, Position(ledger, number)))
+            else:
+                old = self.sequences is not None and self.sequences.known(entry.sequence_id)
+                self._appends.duplicate(entry, old=old)
+        if stored:
+            self._appends.stored(stored)
 
     def _left(self, entry: InFlightEntry) -> None:
         """Note that no receipt is waited for any more; what waited behind the entry is sent in the loop's next turn."""
         self.taken_bytes += entry.size
-        if entry in self._doubtful:
+        if self._doubtful and entry in self._doubtful:
             self._doubtful.discard(entry)
             if not self._doubtful and self._queue:
                 self._loop.call_soon(self._go_on)
@@ -602,9 +608,8 @@ class PartitionProducer:
         self.used = self._loop.time()
         self._send_queued()
 
-    def _answered(self, entry: InFlightEntry) -> None:
+    def _answered(self, entry: InFlightEntry, now: float) -> None:
         self._left(entry)
-        now = self._loop.time()
         waited = now - entry.sent
         if self._throttle.received(now, waited):
             taken, behind = self.taken_bytes - entry.before, self._sent_bytes - self.taken_bytes
@@ -612,7 +617,7 @@ class PartitionProducer:
 
     def entry_failed(self, entry: InFlightEntry, error: PulsarError) -> None:
         """Take the failure of an entry, which gets no receipt."""
-        self._answered(entry)
+        self._answered(entry, self._loop.time())
         if entry.done:
             return
         if self.ended:
