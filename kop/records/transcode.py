@@ -24,6 +24,8 @@ from kop.records.batch import (
     CODEC_MASK,
     CONTROL_BIT,
     HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
+    LOG_OVERHEAD,
     TRANSACTIONAL_BIT,
     BatchHeader,
     Buffer,
@@ -49,6 +51,7 @@ __all__ = [
     "empty_batch",
     "entry_in",
     "parse_entry",
+    "plain_frames",
     "to_batch",
     "to_entries",
     "to_frames",
@@ -142,29 +145,20 @@ def to_frames(
     (a single record does not fit, or could not be read again), RecordsRejectedError (`reject_null_keys`, for compacted
     topics).
     """
+    name = producer_name.encode()
+    if not header.attributes & CODEC_MASK:
+        return plain_frames(
+            batch, header, producer_id, name, sequence_base, publish_time, max_size, reject_null_keys, txn
+        )
     _check_plain(header, txn)
-    name = _checked_name(producer_name, sequence_base, header.record_count, publish_time)
+    _check_numbers(name, sequence_base, header.record_count, publish_time)
     room = max_size - ENTRY_ROOM
     split_at = -1 if txn is not None and txn.sent_in else room
     count, base_timestamp = header.record_count, header.base_timestamp
     append_time = header.max_timestamp if header.log_append_time else None
-    codec = _TO_PULSAR[Codec(header.attributes & CODEC_MASK)] if header.attributes & CODEC_MASK else 0
+    codec = _TO_PULSAR[Codec(header.attributes & CODEC_MASK)]
     frames: list[SendFrame] = []
     first = 0
-    if not codec:
-        size = header.size
-        view = batch if len(batch) == size else memoryview(batch)[:size]
-        made, without_key = twin.send_frames(
-            view, HEADER_SIZE, count, base_timestamp, append_time, split_at, reject_null_keys,
-            producer_id, name, sequence_base, publish_time, txn,
-        )  # fmt: skip
-        if without_key:
-            raise RecordsRejectedError.without_key(without_key)
-        for frame, messages, payload_size in made:
-            _check_room(first, payload_size, payload_size, room)
-            frames.append(SendFrame(frame, messages, first, entry_size(frame)))
-            first += messages
-        return frames
     body = inflated(memoryview(batch)[: header.size], header, max_bytes)
     pieces, without_key = twin.pack(body, count, base_timestamp, append_time, split_at, reject_null_keys)
     if without_key:
@@ -180,6 +174,52 @@ def to_frames(
             producer_id, name, sequence_base + first, publish_time, txn,
         )  # fmt: skip
         frames.append(SendFrame(frame, messages, first, entry_size(frame), len(payload)))
+        first += messages
+    return frames
+
+
+def plain_frames(
+    batch: Buffer,
+    header: BatchHeader,
+    producer_id: int,
+    producer_name: bytes,
+    sequence_base: int,
+    publish_time: int,
+    max_size: int,
+    reject_null_keys: bool,
+    txn: EntryTransaction | None,
+) -> list[SendFrame]:
+    """As `to_frames`, for a batch that is not compressed: the case in which a call counts.
+
+    Its errors still hold the frames that hold the batch; see `kop.errors.without_frames`.
+    """
+    _check_plain(header, txn)
+    count = header.record_count
+    _check_numbers(producer_name, sequence_base, count, publish_time)
+    room = max_size - ENTRY_ROOM
+    size = header.batch_length + LOG_OVERHEAD
+    made, without_key = twin.send_frames(
+        batch if len(batch) == size else memoryview(batch)[:size],
+        HEADER_SIZE,
+        count,
+        header.base_timestamp,
+        header.max_timestamp if header.attributes & LOG_APPEND_TIME_BIT else None,
+        -1 if txn is not None and txn.sent_in else room,
+        reject_null_keys,
+        producer_id,
+        producer_name,
+        sequence_base,
+        publish_time,
+        txn,
+    )
+    if without_key:
+        raise RecordsRejectedError.without_key(without_key)
+    frames: list[SendFrame] = []
+    first = 0
+    for frame, messages, payload_size in made:
+        if payload_size > room:
+            _check_room(first, payload_size, payload_size, room)
+        frames.append(SendFrame(frame, messages, first, entry_size(frame)))
         first += messages
     return frames
 
@@ -206,8 +246,8 @@ def to_raw_frame(
     _check_plain(header, txn)
     if txn is not None and txn.sent_in and header.record_count > 1:
         raise InternalError(f"a raw entry of {header.record_count} records in a Pulsar transaction")
-    count = header.record_count
-    name = _checked_name(producer_name, sequence_base, count, publish_time)
+    count, name = header.record_count, producer_name.encode()
+    _check_numbers(name, sequence_base, count, publish_time)
     if header.size > max_size - ENTRY_ROOM:
         raise PeerError(
             f"batch of {header.size} bytes, the limit is {max_size - ENTRY_ROOM}", ErrorCode.MESSAGE_TOO_LARGE
@@ -376,12 +416,10 @@ def _check_plain(header: BatchHeader, txn: EntryTransaction | None) -> None:
         )
 
 
-def _checked_name(producer_name: str, sequence_id: int, count: int, publish_time: int) -> bytes:
-    """The name as it is written. InternalError where it, or a number, is none that an entry can have."""
-    name = producer_name.encode()
+def _check_numbers(name: bytes, sequence_id: int, count: int, publish_time: int) -> None:
+    """Raise InternalError where the producer's name, or a number, is none that an entry can have."""
     if len(name) > _MAX_PRODUCER_NAME or not 0 <= sequence_id <= _INT63 - count or not 0 <= publish_time < _INT63:
-        raise InternalError(f"an entry of producer {producer_name!r}, sequence {sequence_id}, time {publish_time}")
-    return name
+        raise InternalError(f"an entry of producer {name!r}, sequence {sequence_id}, time {publish_time}")
 
 
 def _check_room(first: int, size: int, packed: int, room: int) -> None:

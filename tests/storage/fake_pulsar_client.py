@@ -16,7 +16,7 @@ from kop.pulsar_client.pending import PendingEntry
 from kop.pulsar_client.types import DUPLICATE
 from kop.records import transcode
 from kop.records.batch import read_header
-from kop.storage.base import AppendResult, AppendWaiter, LogPolicy, TopicInfo
+from kop.storage.base import LogPolicy, TopicInfo
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import offset_mapping
@@ -26,6 +26,7 @@ from kop.storage.pulsar.partition.log import PulsarLog
 from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.services import PartitionServices
 from kop.storage.pulsar.partition.view import PartitionView
+from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.budget import ReadBudget
 from kop.storage.pulsar.settings import PulsarSettings
 from kop.storage.tail_cache import TailCache
@@ -407,7 +408,6 @@ class FakeEngine(PulsarContext):
         super().__init__(client, admin, PulsarSettings())
         self.broker = broker
         self.gone = False
-        self.queued_bytes = 0
         self.raw_marked = False
         self.live_leaders: dict[str, bool] = {}
         """What is known of brokers, by the names of their leaders' producers."""
@@ -418,12 +418,11 @@ class FakeEngine(PulsarContext):
             open_batches=OpenBatches(open_bytes),
             read_budget=ReadBudget(1 << 30),
             attaching=Turns(64),
+            write_budget=WriteBudget(self),
             decompression=DecompressionTurns(self.loop),
             producer_naming=lambda: FakeProducerNaming("c", "i"),
             leader_is_live=self.live_leaders.get,
             counts_as_live=lambda: self.counts_as_live,
-            refusal=lambda size: None,
-            queued=self.queued,
             may_attach=self.may_attach,
             confirm=self.confirm,
             retains=self.checked,
@@ -441,18 +440,9 @@ class FakeEngine(PulsarContext):
         name = "persistent://public/default/t-partition-0"
         return PulsarLog(self, self.services, TopicInfo("t", UUID(int=1 << 70), 1), 0, name, policy)
 
-    def queued(self, size: int) -> tuple[AppendWaiter, int]:
-        self.queued_bytes += size
-        return self, size
-
-    def reserve(self, size: int) -> None:
-        pass
-
-    def appended(self, size: int, result: AppendResult) -> None:
-        self.queued_bytes -= size
-
-    def append_failed(self, size: int, error: KopError) -> None:
-        self.queued_bytes -= size
+    @property
+    def queued_bytes(self) -> int:
+        return self.services.write_budget.bytes
 
     async def may_attach(self, log: PartitionView) -> bool:
         return not self.gone

@@ -40,6 +40,7 @@ from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.partition.open_batches import OpenBatches
+from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Wanted
 
 LATE_TAIL_SECONDS: Final = 0.1
@@ -61,16 +62,32 @@ _log = logging.getLogger(__name__)
 class Append:
     """One batch from `submit` to its offset, with the callers that wait for the offset."""
 
-    __slots__ = ("base", "batch", "error", "header", "left", "scattered", "throttle_ms", "time", "txn", "waiters")
+    __slots__ = (
+        "base", "batch", "budget", "error", "header", "left", "place", "same", "scattered", "throttle_ms", "time",
+        "txn", "waiter",
+    )  # fmt: skip
 
-    def __init__(self, batch: bytearray, header: BatchHeader, txn: transcode.EntryTransaction | None = None) -> None:
+    def __init__(
+        self,
+        batch: bytearray,
+        header: BatchHeader,
+        txn: transcode.EntryTransaction | None,
+        waiter: AppendWaiter,
+        place: int,
+        budget: WriteBudget,
+    ) -> None:
+        budget.take(len(batch))
         self.batch = batch
         """Empty when the append has ended: the window of its producer keeps the append longer."""
         self.header = header
         self.txn = txn
         """The Pulsar transaction that the batch belongs to."""
-        self.waiters: list[tuple[AppendWaiter, int]] = []
-        """The callers that are told the offset or the error, each with its place."""
+        self.waiter = waiter
+        """The caller that is told the offset or the error, with `place`."""
+        self.place = place
+        self.budget = budget
+        self.same: list[Append] | None = None
+        """Appends of the same batch, which its client sent again: they end as this one."""
         self.left = 0
         """How many entries of the batch have neither an offset nor an error yet."""
         self.base = -1
@@ -83,8 +100,13 @@ class Append:
 
     def reserve(self, size: int) -> None:
         """Tell those who wait that the batch will be decompressed; see `AppendWaiter.reserve`."""
-        for waiter, _ in self.waiters:
-            waiter.reserve(size)
+        self.waiter.reserve(size)
+
+    def end_as(self, original: Append) -> None:
+        """End when `original` ends, and as that does: it has the same batch."""
+        if original.same is None:
+            original.same = []
+        original.same.append(self)
 
     @property
     def idempotent(self) -> bool:
@@ -111,6 +133,7 @@ class Append:
     def end(self, log_start_offset: int) -> None:
         """Give the callers their result, and keep no more than where the batch lies."""
         error = self.error
+        self.budget.give_back(len(self.batch))
         self.error, self.batch = None, _NOTHING
         if error is not None:
             self.base = -1
@@ -121,15 +144,36 @@ class Append:
                     "the batch is stored, but records of others lie between its own",
                     ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
                 )
-        waiters, self.waiters = self.waiters, []
-        for waiter, place in waiters:
-            try:
-                if error is not None:
-                    waiter.append_failed(place, error)
-                else:
-                    waiter.appended(place, AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
-            except Exception:  # the other callers still have to be told
-                _log.exception("a client could not be told what became of its batch")
+        try:
+            if error is not None:
+                self.waiter.append_failed(self.place, error)
+            else:
+                self.waiter.appended(self.place, AppendResult(self.base, self.time, log_start_offset, self.throttle_ms))
+        except Exception:  # the other callers still have to be told
+            _log.exception("a client could not be told what became of its batch")
+        self.waiter = NOBODY
+        if self.same is not None:
+            same, self.same = self.same, None
+            for append in same:
+                append.base, append.time, append.throttle_ms = self.base, self.time, self.throttle_ms
+                append.error = error
+                append.end(log_start_offset)
+
+
+class _Nobody:
+    """The `AppendWaiter` of an append that has ended, so that the append keeps no request in memory."""
+
+    def reserve(self, size: int) -> None:
+        """Bound nothing."""
+
+    def appended(self, place: int, result: AppendResult) -> None:
+        """Tell nobody."""
+
+    def append_failed(self, place: int, error: KopError) -> None:
+        """Tell nobody."""
+
+
+NOBODY: Final = _Nobody()
 
 
 class EntryProducer(Protocol):
@@ -351,8 +395,7 @@ class Appends:
         return len(placed)
 
     def _stored_apart(self, entry: InFlightEntry, position: Position) -> None:
-        """Take one receipt, and place the entry, and those that waited for it, where their offsets are known by that.
-        """
+        """Take one receipt, and place the entry, and those that waited for it, where their offsets are known by that."""
         if entry.done:
             return
         entry.is_stored = True
@@ -750,7 +793,7 @@ class Appends:
         """Search for a batch that is stored under this sequence id, and whose offset was not known in time."""
         asked = self.searched(producer.name, sequence_id)
         if asked is not None:
-            asked.append.waiters += append.waiters
+            append.end_as(asked.append)
             return
         append.left = 1
         nothing = transcode.SendFrame(b"", append.header.last_offset_delta + 1, 0, 0)

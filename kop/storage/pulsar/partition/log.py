@@ -317,7 +317,8 @@ class PulsarLog(Partition):
         Batches wait while the log attaches for the first time. Later they do not: Pulsar tells their offsets.
         """
         self._in_demand = True
-        refusal = self.gone() if self.deleted else self.services.refusal(len(batch))
+        budget = self.services.write_budget
+        refusal = self.gone() if self.deleted else budget.refusal(len(batch))
         if self.topic.internal and self._lease.producer is None:
             refusal = BackendError(f"{self.title} is led by another broker", ErrorCode.NOT_LEADER_OR_FOLLOWER)
         txn = self._producers.transaction_of(header) if header.transactional else None
@@ -327,8 +328,8 @@ class PulsarLog(Partition):
         if refusal is not None:
             waiter.append_failed(place, refusal)
             return
-        append = Append(batch if isinstance(batch, bytearray) else bytearray(batch), header, txn)
-        append.waiters += (self.services.queued(len(append.batch)), (waiter, place))
+        owned = batch if isinstance(batch, bytearray) else bytearray(batch)
+        append = Append(owned, header, txn, waiter, place, budget)
         if not self.attached:
             self._begin_attaching()
         if self._was_attached and not self._waiting:

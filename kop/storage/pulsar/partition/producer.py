@@ -107,6 +107,7 @@ class PartitionProducer:
         on_ended: Callable[[PartitionProducer], None],
     ) -> None:
         self.name = name
+        self._encoded_name = name.encode()
         self.exclusive = exclusive
         """Whether this is the only writer of the log, which fences the writer before it when it opens."""
         self.transactional = transactional
@@ -173,6 +174,10 @@ class PartitionProducer:
     def add(self, append: Append) -> None:
         """Send a batch, or let it wait until the producer is open."""
         self.used = self._loop.time()
+        direct = self._producer is not None and not self._queue and not self._doubtful and not self.ended
+        if direct and not append.header.codec:
+            self._send(append)
+            return
         self._queue.append(append)
         if self._producer is not None:
             self._send_queued()
@@ -439,7 +444,7 @@ class PartitionProducer:
             if verdict.original is not None:
                 original: Append = verdict.original.owner
                 if original.left:
-                    original.waiters += append.waiters
+                    append.end_as(original)
                 elif original.placed:
                     append.base, append.time = original.base, original.time
                     append.end(self._log.log_start_offset)
@@ -464,7 +469,7 @@ class PartitionProducer:
             assert verdict.sequence_id is not None
             first, known = verdict.sequence_id, verdict.known
             if known and (in_flight := self.find(first)) is not None:
-                in_flight.append.waiters += append.waiters
+                append.end_as(in_flight.append)
                 return
             if known and first + header.last_offset_delta <= self._path.stored.of(self.name):
                 self._appends.find_again(append, self, first)
@@ -534,7 +539,20 @@ class PartitionProducer:
 
         What a compressed batch is decompressed to counts: BackendError where its request had its share of that.
         """
-        max_bytes = min(self._log.policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED)
+        policy = self._log.policy
+        if not append.header.codec and not policy.raw_entries:
+            return transcode.plain_frames(
+                append.batch,
+                append.header,
+                producer_id,
+                self._encoded_name,
+                first,
+                int(time.time() * 1000),
+                self._context.client.max_message_size,
+                policy.compact,
+                append.txn,
+            )
+        max_bytes = min(policy.max_uncompressed_bytes, transcode.MAX_UNCOMPRESSED)
         if not append.header.codec:
             return self._converted(append, first, producer_id, max_bytes, confirm=confirm)
         append.reserve(max_bytes)

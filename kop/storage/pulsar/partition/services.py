@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from kop.errors import KopError
 from kop.pulsar_client import Producer
-from kop.storage.base import AppendWaiter, TopicInfo
+from kop.storage.base import TopicInfo
 from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.view import PartitionView
+from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.budget import ReadBudget
 from kop.storage.tail_cache import TailCache
 from kop.turns import Turns
@@ -35,6 +35,7 @@ class PartitionServices:
     read_budget: ReadBudget
     attaching: Turns
     """Bounds how many partitions attach at a time."""
+    write_budget: WriteBudget
     decompression: DecompressionTurns
     """Shared by all partitions, since they share the loop."""
     producer_naming: Callable[[], ProducerNaming]
@@ -44,12 +45,6 @@ class PartitionServices:
     """Whether the broker whose only writer of a log has this name is live; None where this one has never seen it."""
     counts_as_live: Callable[[], bool]
     """Whether the other brokers surely take this one for live now."""
-
-    refusal: Callable[[int], KopError | None]
-    """Why a batch of so many bytes cannot be taken now, or None."""
-    queued: Callable[[int], tuple[AppendWaiter, int]]
-    """Count a batch of so many bytes until the returned waiter is told, with the returned place, that it has a result.
-    """
 
     may_attach: Callable[[PartitionView], Awaitable[bool]]
     """Whether the topic and the partition are there. PulsarError where Pulsar does not answer."""

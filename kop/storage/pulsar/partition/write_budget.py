@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 
 from kop.errors import BackendError, KopError
-from kop.storage.base import AppendResult, AppendWaiter
 from kop.storage.pulsar.context import PulsarContext
 
 
 class WriteBudget:
-    """The batches that were taken and have no result yet. An `AppendWaiter`: the place of a batch is its size."""
+    """The batches that were taken and have no result yet."""
 
     def __init__(self, context: PulsarContext) -> None:
         self.bytes = 0
@@ -32,23 +31,14 @@ class WriteBudget:
             return BackendError("as many batches wait for Pulsar as memory is given for: clients try again")
         return None
 
-    def take(self, size: int) -> tuple[AppendWaiter, int]:
-        """A batch was taken: it counts until the waiter is told of its end, with the place that comes with it."""
-        self.bytes += size
-        self._none_left.clear()
-        return self, size
-
-    def reserve(self, size: int) -> None:
-        """Batches count as they came."""
-
-    def appended(self, size: int, result: AppendResult) -> None:
-        """A batch of that size is stored."""
-        self.bytes -= size
+    def take(self, size: int) -> None:
+        """Count a batch of that size: it was taken."""
         if not self.bytes:
-            self._none_left.set()
+            self._none_left.clear()
+        self.bytes += size
 
-    def append_failed(self, size: int, error: KopError) -> None:
-        """A batch of that size is given up."""
+    def give_back(self, size: int) -> None:
+        """Count a batch of that size no more: it has its result."""
         self.bytes -= size
         if not self.bytes:
             self._none_left.set()
