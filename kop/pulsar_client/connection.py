@@ -26,6 +26,8 @@ PROTOCOL_VERSION = 21
 _WRITE_HIGH = 4 * 1024 * 1024
 """Bytes unsent from which on producers keep their entries back."""
 
+_JOINED = 64 * 1024
+"""Bytes of entries up to which they are written as one buffer."""
 _WRITE_AT_ONCE = 1024 * 1024
 """Bytes of entries that are not kept until the end of a turn of the loop: the socket has to say when it is full."""
 
@@ -270,10 +272,14 @@ class Connection(asyncio.BufferedProtocol):
             self._write_entries()
 
     def _write_entries(self) -> None:
-        frames = self._entries
+        frames, size = self._entries, self._entries_bytes
         if frames:
             self._entries, self._entries_bytes = [], 0
-            if not self.closed and self._transport is not None:
+            if self.closed or self._transport is None:
+                return
+            if size <= _JOINED:  # copying small frames costs less than naming each to the system
+                self._transport.write(b"".join(frames))
+            else:
                 self._transport.writelines(frames)
 
     def write(self, command: pb.BaseCommand) -> None:
