@@ -209,7 +209,13 @@ class InFlightEntry(PendingEntry):
         sent: float,
         before: int,
     ) -> None:
-        super().__init__(made.frame, made.entry_size, producer_id, sequence_id, sequence_id + made.num_messages - 1)
+        # The fields of `PendingEntry`, without a call for them: there is an entry for each batch.
+        self.frame = made.frame
+        self.size = made.entry_size
+        self.producer_id = producer_id
+        self.sequence_id = sequence_id
+        self.highest_sequence_id = sequence_id + made.num_messages - 1
+        self.deadline = 0.0
         self.append = append
         self.first = made.first
         self.whole = whole
@@ -395,7 +401,7 @@ class Appends:
         return len(placed)
 
     def _stored_apart(self, entry: InFlightEntry, position: Position) -> None:
-        """Take one receipt, and place the entry, and those that waited for it, where their offsets are known by that."""
+        """Take one receipt, and place the entry, and those that waited for it, where that tells their offsets."""
         if entry.done:
             return
         entry.is_stored = True
