@@ -87,7 +87,7 @@ async def test_who_does_not_leave_is_pushed_out_in_the_end(
     log = await log_of(engine)
     begun = loop.time()
     await log.lead(lambda: None)
-    assert loop.time() - begun >= 0.3
+    assert round(loop.time() - begun, 3) >= 0.3  # the clock counts whole milliseconds, in binary fractions
     assert broker.accesses.count("exclusive_with_fencing") == 1
     assert broker.accesses[-2:] == FENCED
 
