@@ -317,6 +317,16 @@ class Broker:
             assert sent.position is not None
             sent.answer(sent.position)
 
+    def tell_together(self) -> None:
+        """The receipts of all that is stored, as one read of the socket brings them: producer by producer."""
+        told: dict[FakeProducer, list[tuple[Any, int, int]]] = {}
+        for sent in self.sent:
+            if sent.position is not None and not sent.answered:
+                sent.answered = True
+                told.setdefault(sent.producer, []).append((sent.entry, *sent.position))
+        for receipts in told.values():
+            receipts[0][0].producer.received(receipts)
+
     def foreign(self, count: int = 3, name: str = "them", sequence_id: int = 0) -> None:
         """Somebody else's entry, or another gateway's under the name of one of our producers."""
         data = batch([f"foreign {i}" for i in range(count)])

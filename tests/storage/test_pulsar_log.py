@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import sys
 import tracemalloc
 import weakref
@@ -140,6 +141,45 @@ SCRIPTS: dict[str, tuple[str, list[Any], dict[str, int]]] = {
     "the tail is lost with a stored batch that waits for it": ("aL SR!", [3], {"tails_lost": 1, ASKED: 1}),
     "what ended before the tail was lost stays": ("aSR a! SR", [3, 5], {"tails_lost": 1}),
 }
+
+
+def seen(play: Play) -> tuple[object, ...]:
+    """All that a log tells of itself."""
+    log = play.log
+    cached = log.tail.cached
+    kept = [bytes(data) for data in cached.buffers[cached.first :]]
+    bounds = (log.high_watermark, log.last_position, log.size_bytes, log.clock_ahead)
+    return play.outcomes, bounds, cached.start, cached.lasts[cached.first :], kept, play.counts
+
+
+@pytest.mark.parametrize("offsets", ["index", "packed"])
+@pytest.mark.parametrize("producer", [-1, 41])
+async def test_receipts_that_come_together_do_what_they_do_one_by_one(
+    producer: int, offsets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "MARK_EVERY", 3)
+    for seed in range(60):
+        dice = random.Random(seed)
+        together, alone = Play(producer, offsets=offsets), Play(producer, offsets=offsets)
+        for play in (together, alone):
+            await play.run("a")
+        for _ in range(dice.randint(2, 12)):
+            step = dice.choice(["a", "aa", "aaaa", "S", "SS", "SSSS", "F", "L", "T", "receipts", "receipts"])
+            for play in (together, alone):
+                if step != "receipts":
+                    unsent = sum(sent.position is None for sent in play.broker.sent)
+                    await play.run(step if "S" not in step else "S" * min(len(step), unsent))
+                elif play is together:
+                    play.broker.tell_together()
+                else:
+                    for _ in range(sum(sent.position is not None and not sent.answered for sent in play.broker.sent)):
+                        play.broker.tell()
+                await settle()
+            assert seen(together) == seen(alone), f"seed {seed}, behind {step}"
+        for play in (together, alone):
+            await play.log.close()
+            assert None not in play.outcomes
+            assert play.engine.queued_bytes == 0
 
 
 @PRODUCERS
