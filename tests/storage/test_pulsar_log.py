@@ -19,6 +19,7 @@ from support.waiting import until
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.pulsar_client import Position, PulsarError
+from kop.pulsar_client.packed import pack
 from kop.records import transcode
 from kop.records.batch import is_transactional, read_header
 from kop.storage.base import AppendResult, LogPolicy
@@ -164,9 +165,11 @@ async def test_receipts_that_come_together_do_what_they_do_one_by_one(
         for play in (together, alone):
             await play.run("a")
         for _ in range(dice.randint(2, 12)):
-            step = dice.choice(["a", "aa", "aaaa", "S", "SS", "SSSS", "F", "L", "T", "receipts", "receipts"])
+            step = dice.choice(["a", "aa", "aaaa", "S", "SS", "SSSS", "F", "L", "T", "beside", "receipts", "receipts"])
             for play in (together, alone):
-                if step != "receipts":
+                if step == "beside":  # the next entry of the new ledger has the number that would be next in the old
+                    await play.run("L" + "F" * (play.log.last_position.entry + 1))
+                elif step != "receipts":
                     unsent = sum(sent.position is None for sent in play.broker.sent)
                     await play.run(step if "S" not in step else "S" * min(len(step), unsent))
                 elif play is together:
@@ -176,6 +179,12 @@ async def test_receipts_that_come_together_do_what_they_do_one_by_one(
                         play.broker.tell()
                 await settle()
             assert seen(together) == seen(alone), f"seed {seed}, behind {step}"
+            for told, sent in zip(together.outcomes, together.broker.sent, strict=False):
+                if told is not None:
+                    assert sent.position is not None
+                    index = {entry.position: entry.index or 0 for entry in together.broker.entries}[sent.position]
+                    true = index - sent.count + 1 if offsets == "index" else pack(sent.position)
+                    assert told == true, f"seed {seed}, behind {step}"
         for play in (together, alone):
             await play.log.close()
             assert None not in play.outcomes
