@@ -61,7 +61,6 @@ _COORDINATOR_ERRORS = {
     ErrorCode.NOT_COORDINATOR,
     ErrorCode.NETWORK_EXCEPTION,
 }
-_ACKS: Final = (-1, 0, 1)
 _TOLD = -(1 << 62)
 _INT32: Final = struct.Struct(">i")
 
@@ -196,8 +195,7 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswe
     """Check each partition's batch, hand it to its log, and answer when all are durable."""
     walks = not gw.engine.promises.checks_records
     transactional_id, acks, _, transactional, topics = read(body, ctx.version, walks=walks, copies=not ctx.owned)
-    usual = ctx.version >= 3 and acks in _ACKS and not transactional
-    refusal = None if usual else _refuse_whole(ctx, transactional_id, acks, transactional)
+    refusal = _refuse_whole(ctx, transactional_id, acks, transactional)
     answer = ProduceAnswer(gw, ctx, acks, topics)
     if transactional and transactional_id is not None and refusal is None:
         producers = _transactional_producers(gw, topics)
@@ -257,7 +255,7 @@ def _submit_all(
 def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transactional: bool) -> ErrorCode | None:
     if ctx.version < 3:
         return ErrorCode.UNSUPPORTED_VERSION
-    if acks not in _ACKS:
+    if acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS
     if transactional and transactional_id is None:
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -386,8 +384,7 @@ def _submit(
             stored = records = records if isinstance(records, bytearray) else bytearray(records)
             stamp_max_timestamp(stored, latest)  # as Kafka does: look-ups by time go by what the header says
             header = read_header(stored)
-    if rules.codec is not None:
-        stored, header = rules.stored(stored, header, body)
+    stored, header = rules.stored(stored, header, body)
     del body  # a log that decompresses, too, would hold both
     gw.metrics.produced_bytes.value += header.batch_length + LOG_OVERHEAD
     gw.metrics.produced_records.value += header.record_count

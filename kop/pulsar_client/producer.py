@@ -170,17 +170,17 @@ class Producer(BrokerAttachment):
         if self._timer is None:
             self._timer = self._loop.call_at(entry.deadline, self._expire)
         connection = self._connection
-        if (
+        at_once = (
             connection is not None
             and not connection.paused
             and pending.all_sent
             and entry.producer_id == self._id
             and not self._moving
-        ):
-            pending.add(entry, sent=True)
+        )
+        pending.add(entry, sent=at_once)
+        if connection is not None and at_once:
             connection.write_entry(entry.frame)
         else:
-            pending.add(entry, sent=False)
             self._flush()
 
     def find(self, sequence_id: int) -> PendingEntry | None:

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class _ServedApi:
     """An API with the classes of its messages and its metrics."""
 
-    __slots__ = ("api", "counts", "decode", "latencies", "name", "names", "oldest", "response_class", "splits")
+    __slots__ = ("api", "counts", "decode", "latencies", "name", "oldest", "response_class", "splits")
 
     def __init__(self, gw: Gateway, api: Api) -> None:
         self.api = api
@@ -51,8 +51,6 @@ class _ServedApi:
         self.response_class = RESPONSES[api.key]
         self.name = request_class.__name__.removesuffix("Request")
         self.decode = api.decode or partial(_decode, request_class, api.slack)
-        self.names = api.topics is not None or api.groups is not None
-        """Whether a request has names to be resolved before its handler runs."""
         self.splits = not api.encodes and not api.long_poll and api.reads is None
         """Whether a large request is decoded beside the loop, and answered in parts where it has `rows`."""
         self.latencies = gw.metrics.latency.of(self.name)
@@ -127,7 +125,7 @@ class RequestPipeline:
             return self._waiting(served, ctx, create_task(self._in_parts(served, ctx, memoryview(bytes(body)))))
         request = served.decode(body, version)
         try:
-            result = self._handle(api, ctx, request) if served.names else api.handler(self._gw, ctx, request)
+            result = self._handle(api, ctx, request)
         except FrameError:
             raise
         except Exception as error:

@@ -113,14 +113,13 @@ class PulsarEngine:
         self.partition_numbers = PartitionNumbers(context, self.topics)
         self._raw_entries = RawEntries(context, self.topics)
         self._entry_size_limits = EntrySizeLimits(context, lambda topic_id: self.topics.pulsar(topic_id).full_name)
-        self._write_budget = WriteBudget(context)
         self.services = PartitionServices(
             mapping=self.mapping,
             cache=self.cache,
             open_batches=OpenBatches(settings.cache_bytes // 2),
             read_budget=self.read_budget,
             attaching=Turns(_ATTACH_AT_ONCE),
-            write_budget=self._write_budget,
+            write_budget=WriteBudget(context),
             decompression=DecompressionTurns(context.loop),
             producer_naming=lambda: self.producer_naming,
             leader_is_live=self._leader_is_live,
@@ -246,11 +245,11 @@ class PulsarEngine:
         self.context.closed = True
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._write_budget.wait_until_empty()
+                await self.services.write_budget.wait_until_empty()
         except TimeoutError:
             log.warning(
                 "stopping without %d bytes of batches that Pulsar has not confirmed: their clients get no answer",
-                self._write_budget.bytes,
+                self.services.write_budget.bytes,
             )
         await self._upkeep.close()
         if self._following is not None:

@@ -209,13 +209,7 @@ class InFlightEntry(PendingEntry):
         sent: float,
         before: int,
     ) -> None:
-        # The fields of `PendingEntry`, without a call for them: there is an entry for each batch.
-        self.frame = made.frame
-        self.size = made.entry_size
-        self.producer_id = producer_id
-        self.sequence_id = sequence_id
-        self.highest_sequence_id = sequence_id + made.num_messages - 1
-        self.deadline = 0.0
+        super().__init__(made.frame, made.entry_size, producer_id, sequence_id, sequence_id + made.num_messages - 1)
         self.append = append
         self.first = made.first
         self.whole = whole
@@ -360,7 +354,7 @@ class Appends:
     def stored(self, stored: Sequence[StoredEntry]) -> None:
         """Take receipts, and place the entries whose offsets are known by that."""
         chained = self._chain_together(stored)
-        for entry, position in stored[chained:] if chained else stored:
+        for entry, position in stored[chained:]:
             self._stored_apart(entry, position)
 
     def _chain_together(self, stored: Sequence[StoredEntry]) -> int:
@@ -369,12 +363,11 @@ class Appends:
         It does for them together what `_stored_apart` does for each, in the case of nearly all.
         """
         log, mapping = self._log, self._mapping
-        if self._stored or not log.attached or not log.end_has_offset or log.policy.log_append_time:
+        if self._stored or not self._may_chain():
             return 0
         last, end = log.last_position, log.high_watermark
-        most = min(len(stored), _MOST_UNVERIFIED - len(self._unverified))
         placed: list[PlacedBatch] = []
-        for entry, position in stored[:most] if most < len(stored) else stored:
+        for entry, position in stored[: _MOST_UNVERIFIED - len(self._unverified)]:
             append = entry.append
             if (
                 position.entry != last.entry + 1
@@ -501,7 +494,14 @@ class Appends:
             position.entry == last.entry + 1
             and position.ledger == last.ledger
             and last.entry < self._mapping.last_entry
-            and log.attached
+            and self._may_chain()
+        )
+
+    def _may_chain(self) -> bool:
+        """Whether the offset of an entry directly behind the log's end is known by its place."""
+        log = self._log
+        return (
+            log.attached
             and log.end_has_offset
             and len(self._unverified) < _MOST_UNVERIFIED
             and not log.policy.log_append_time  # only the tail, or Pulsar when it is asked, knows the append time

@@ -617,7 +617,7 @@ class PartitionProducer:
     def _left(self, entry: InFlightEntry) -> None:
         """Note that no receipt is waited for any more; what waited behind the entry is sent in the loop's next turn."""
         self.taken_bytes += entry.size
-        if self._doubtful and entry in self._doubtful:
+        if entry in self._doubtful:
             self._doubtful.discard(entry)
             if not self._doubtful and self._queue:
                 self._loop.call_soon(self._go_on)
