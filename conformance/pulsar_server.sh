@@ -97,6 +97,9 @@ numHttpServerThreads=8
 P
   # One a core as it comes. A topic of a namespace that is being deleted can hold one for 30 s; the others wait for it.
   echo numTransactionReplayThreadPoolSize=8
+  # 30 s as it comes. A recovery can wait for a snapshot that compaction has removed (apache/pulsar#18833), and the
+  # recoveries of the whole namespace wait with it until this time is over.
+  echo brokerClient_operationTimeoutMs=10000
   if [ -n "${EXTRA_CONF:-}" ]; then cat "$EXTRA_CONF"; fi
 }
 

@@ -30,7 +30,8 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from conformance.soak.history import UNREADABLE, Stored, dump, record_of
 from conformance.soak.workload import Topic
-from kop.pulsar_client import EARLIEST, Client, Entry
+from kop.background import retried
+from kop.pulsar_client import EARLIEST, Client, Entry, PulsarError
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.records.batch import iter_batches, iter_records
 
@@ -167,8 +168,13 @@ async def _partition_entries(client: Client, topic: Topic, partition: int, names
 
     reader = await client.open_reader(name, EARLIEST, permits=1000, on_entry=on_entry)
     try:
-        last = await reader.last_position()
         async with asyncio.timeout(PARTITION_SECONDS):
+            last = await retried(
+                f"ask for the end of {name}",
+                reader.last_position,  # Pulsar names none while it recovers a transaction buffer
+                passes=lambda error: isinstance(error, PulsarError),
+                seconds=PARTITION_SECONDS,
+            )
             while last.entry >= 0 and (reader.position is None or reader.position < last):
                 changed.clear()
                 await changed.wait()
@@ -191,10 +197,12 @@ def native(run: dict[str, Any], report: Report) -> None:
         with report.of(topic, partition) as stored:
             reader = client.create_reader(topic.native_name(run["namespace"], partition), pulsar.MessageId.earliest)
             end = time.monotonic() + PARTITION_SECONDS
-            while reader.has_message_available():
+            while True:
                 if time.monotonic() > end:
-                    raise Incomplete("pulsar-client goes on finding messages")
+                    raise Incomplete("pulsar-client goes on finding messages, or is not told of the last one")
                 try:
+                    if not reader.has_message_available():
+                        break
                     message = reader.read_next(timeout_millis=1000)
                 except pulsar.Timeout:
                     continue
