@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kop.pulsar_client.errors import PulsarError
 from kop.pulsar_client.types import Position, Receipt
@@ -136,6 +136,10 @@ class PendingEntries:
             for _, sequence_id, _, ledger, entry in receipts
             if (item := pop(sequence_id, None)) is not None
         ]
+
+    def put_back(self, items: Iterable[PendingEntry]) -> None:
+        """Wait for receipts of these entries again, which stood before all others and were put on the wire."""
+        self._pending = {item.sequence_id: item for item in items} | self._pending
 
     def deadline(self) -> float | None:
         """When the oldest entry expires."""

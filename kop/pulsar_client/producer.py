@@ -254,7 +254,11 @@ class Producer(BrokerAttachment):
         """Answer the entries."""
         stored = self._pending.take_stored(receipts)
         if self._on_stored is not None:
-            self._on_stored(stored)
+            try:
+                self._on_stored(stored)
+            except Exception:  # the connection ends by that: what was not told is sent again, and told then
+                self._pending.put_back(item for item, _, _ in stored if item.frame)
+                raise
         else:
             for item, ledger, entry in stored:
                 item.stored(Position(ledger, entry))

@@ -330,6 +330,34 @@ async def test_a_resent_entry_that_the_broker_has_not_finished_with_is_sent_once
             assert producer.attached_times == 3
 
 
+async def test_entries_whose_receipts_could_not_be_taken_are_sent_again(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[tuple[int, int, int]] = []
+    failing = [True]
+
+    def take(stored: Sequence[tuple[Any, int, int]]) -> None:
+        for item, ledger, entry in stored:
+            if item.sequence_id == 1 and failing:
+                failing.clear()
+                raise RuntimeError("so says the test")
+            item.frame = b""
+            told.append((item.sequence_id, ledger, entry))
+
+    async with fake_pulsar() as broker:
+        broker.create(T)
+        async with client(broker.url) as made:
+            producer = await made.open_producer(T, name="p", on_stored=take)
+            broker.hold_receipts = True
+            for number in range(3):
+                send(producer, number)
+            await until(lambda: len(broker.held) == 3)
+            broker.release()
+            await until(lambda: len(told) == 3)
+            assert told == [(0, 100, 0), (1, *DUPLICATE), (2, *DUPLICATE)]
+            assert broker.payloads(T) == numbers(3)
+            assert producer.attached_times == 2
+    assert "could not be handled, the connection is closed" in caplog.text
+
+
 @pytest.mark.parametrize("messages", [1, 5])
 @pytest.mark.parametrize("error", [pb.PersistenceError, pb.ServiceNotReady, pb.UnknownError])
 async def test_what_an_unloading_topic_refuses_is_sent_again_in_order(error: pb.ServerError, messages: int) -> None:
