@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-flink conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark soak soak-fast checker checker-fast copier
+.PHONY: help run test test-pulsar test-full test-faults lint clean conformance conformance-fast conformance-control conformance-flink conformance-java conformance-librdkafka conformance-spark conformance-spark-crashes conformance-spark-crashes-full conformance-pulsar bench bench-pulsar bench-spark bench-spark-batches soak soak-fast checker checker-fast copier
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ conformance-spark-crashes-full: $(VENV)/.test ## the same with 50 batches and 20
 
 bench-spark: $(VENV)/.test ## format("kop") beside format("kafka"): wall time, CPU of Spark and gateway (Java 17, Maven Central)
 	$(BIN)/python -m conformance.spark.speed $(ARGS)
+
+bench-spark-batches: $(VENV)/.test ## what a small batch and an idle query cost by format("kop") in the newest PySpark (Java 17)
+	$(BIN)/python -m conformance.spark.overhead $(ARGS)
 
 conformance-spark: $(VENV)/.test ## PySpark's format("kafka"), and format("kop") in its oldest and newest PySpark (Java 17, Maven Central)
 	$(BIN)/python -m conformance --start-kop --client spark --client spark-kop --client spark-kop-4.0 $(ARGS)

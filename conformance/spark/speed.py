@@ -3,9 +3,10 @@
     python -m conformance.spark.speed [--records N] [--size BYTES] [--codec NAME] [--rounds N]
 
 A gateway of this checkout, embedded, and one session of PySpark 4.0.0 (the newest whose Kafka connector resolves), with
-two cores. Both formats read the same topic of four partitions, and write the same rows by two tasks, in turns; the
-first round of each is not counted. What is printed are medians, and how they compare to those of `format("kafka")`: on
-a machine that does other work as well, only that says something.
+two cores. Both formats read the same topic of four partitions, and write the same rows by two tasks, in turns; so does
+`format("kop-rows")`, which is kop's reader without Arrow. The first round of each is not counted. What is printed are
+medians, and how they compare to those of `format("kafka")`: on a machine that does other work as well, only that says
+something.
 
 Needs Java 17 and Maven Central, as the suite `spark`.
 """
@@ -24,7 +25,7 @@ from conformance.servers import Kop
 from conformance.suites import HERE, Missing, python_clients
 
 TICKS = os.sysconf("SC_CLK_TCK")
-WORK = ("read kafka", "read kop", "write kafka", "write kop", "write kop once")
+WORK = ("read kafka", "read kop", "read kop-rows", "write kafka", "write kop", "write kop once")
 MEASURES = ("seconds", "spark", "gateway")
 
 

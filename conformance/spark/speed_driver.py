@@ -13,6 +13,7 @@ import time
 from kafka import KafkaAdminClient, KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 
+from conformance.spark.row_source import RowSource
 from conformance.suites import CACHE
 
 READ, WRITTEN = "speed", "speed-written"
@@ -57,6 +58,7 @@ def main(bootstrap: str, records: str, size: str, codec: str) -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(RowSource)
     fill(bootstrap, int(records), int(size), codec)
     servers = {"kafka.bootstrap.servers": bootstrap, "kafka.compression.type": codec}
     rows = spark.range(0, int(records), 1, TASKS).selectExpr("concat('key-', id % 1000) key", padded(int(size)))
