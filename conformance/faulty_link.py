@@ -67,6 +67,10 @@ class Link:
             writer.transport.abort()
             return
         pair = (writer, far_writer)
+        if self.refuse:  # since the connection was accepted
+            for side in pair:
+                side.transport.abort()
+            return
         self._pairs.append(pair)
         try:
             await asyncio.gather(self._pass(reader, far_writer, False), self._pass(far_reader, writer, True))
