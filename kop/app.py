@@ -13,7 +13,6 @@ import resource
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -441,11 +440,11 @@ def _scrape(gw: Gateway) -> Iterator[Metric]:
 
 
 def _scrape_transactions(gw: Gateway) -> Iterable[Metric]:
-    since = gw.transactions.open_since()
+    open_for = gw.transactions.open_for()
     count = gauge_family("kop_transactions_open", "Open transactions of the transactional ids coordinated here.", [])
-    count.add_metric([], len(since))
+    count.add_metric([], len(open_for))
     oldest = gauge_family("kop_transaction_oldest_open_seconds", "How long the oldest of them is open; 0 for none.", [])
-    oldest.add_metric([], max(0.0, time.time() - min(since) / 1000) if since else 0.0)
+    oldest.add_metric([], max(open_for, default=0) / 1000)
     aborted = counter_family("kop_transactions_aborted", "Transactions that were aborted, by who did it.", ["reason"])
     for reason in ABORT_REASONS:
         aborted.add_metric([reason], gw.transactions.aborted[reason])

@@ -376,22 +376,20 @@ def completed(transaction: Transaction, now: int) -> Transaction:
     return after
 
 
-def times_out_at(transaction: Transaction) -> int | None:
-    """When an open transaction is aborted, in milliseconds since the epoch; None where none is open."""
-    if transaction.status is not TransactionStatus.ONGOING:
-        return None
-    return transaction.start_timestamp + transaction.timeout_ms
+def times_out_after(transaction: Transaction) -> int | None:
+    """For how many milliseconds an open transaction may be open before it is aborted; None where none is open."""
+    return transaction.timeout_ms if transaction.status is TransactionStatus.ONGOING else None
 
 
-def is_long_open_at(transaction: Transaction) -> int | None:
-    """When an open transaction is open for so long that an operator should know; None where it times out before.
+def is_long_open_after(transaction: Transaction) -> int | None:
+    """After how many milliseconds an operator should know of an open transaction; None where it times out before.
 
     Half of its timeout, and a minute at the least: what most clients set as their timeout.
     """
     if transaction.status is not TransactionStatus.ONGOING:
         return None
     after = max(transaction.timeout_ms // 2, _LONG_OPEN_MS)
-    return transaction.start_timestamp + after if after < transaction.timeout_ms else None
+    return after if after < transaction.timeout_ms else None
 
 
 def expires_at(transaction: Transaction, expiration_ms: int) -> int | None:

@@ -10,7 +10,8 @@ Must not know: the wire, versions of requests, sockets, how the machine decides,
   write them once more, so it comes a little later, with those of other ids, and not at all behind a newer record.
 - Steps of one transactional id come one after another. Partitions that are added while others are being added wait for
   those, and a short time for the end of the transaction before; any other request is CONCURRENT_TRANSACTIONS meanwhile.
-- Deadlines go by a clock that never goes back; what is written goes by the wall clock.
+- Deadlines go by a clock that never goes back, which no step of the wall clock moves; what is written goes by the wall
+  clock. For how long a transaction is open that another process began is told by the wall clock, once.
 """
 
 from __future__ import annotations
@@ -116,8 +117,10 @@ class _Entry:
     prepared: set[Partition] = field(default_factory=set)
     """Partitions of the open transaction that storage has prepared."""
     callers: set[asyncio.Task[None]] = field(default_factory=set)
-    told_of: int = -1
-    """The start of the transaction of which the log says that it is open for long."""
+    began: int | None = None
+    """When the open transaction began, by the clock that never goes back; None where none is open."""
+    told: bool = False
+    """Whether the log says of the open transaction that it is open for long."""
 
     def __repr__(self) -> str:
         return f"transactional id {self.transactional_id!r}"
@@ -384,7 +387,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             )
             if decision.needs_producer_id:
                 fresh_id = await self._producer_ids.take()
-            elif confirmed or decision.next is None or not self._may_have_ended(entry.transaction):
+            elif confirmed or decision.next is None or not self._may_have_ended(entry):
                 break
             elif error := await self._confirm(entry):
                 return ProducerIdentity(error)
@@ -425,12 +428,13 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         error = ErrorCode.NONE if self._beginning is None and not self._stopped else self.refusal
         return ((), error) if error else (self.all(), ErrorCode.NONE)
 
-    def open_since(self) -> Sequence[int]:
-        """When each open transaction of this broker's transactional ids began, in milliseconds since the epoch."""
+    def open_for(self) -> Sequence[int]:
+        """For how many milliseconds each open transaction of this broker's transactional ids is open."""
+        now = self._clock()
         return [
-            entry.transaction.start_timestamp
+            now - entry.began
             for entry in self._entries.values()
-            if entry.transaction.status is TransactionStatus.ONGOING
+            if entry.began is not None and entry.transaction.status is TransactionStatus.ONGOING
         ]
 
     def tick(self) -> None:
@@ -495,6 +499,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                     return self.refusal_of(entry.transactional_id) or ErrorCode.CONCURRENT_TRANSACTIONS
                 decision = decision._replace(next=replace(decision.next, storage_transaction=storage_transaction))
                 entry.prepared.clear()
+                entry.began = self._clock()
             if error := await self._write(entry, decision):
                 return error
         transaction = entry.transaction
@@ -513,10 +518,11 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             entry.prepared.update(wanted)
         return ErrorCode.NONE
 
-    def _may_have_ended(self, transaction: Transaction) -> bool:
+    def _may_have_ended(self, entry: _Entry) -> bool:
         """Whether an open transaction is open for so long that storage may have ended it."""
-        is_open = transaction.status is TransactionStatus.ONGOING and transaction.storage_transaction
-        return bool(is_open) and self._wall() - transaction.start_timestamp >= CONFIRM_MS
+        if entry.began is None or not entry.transaction.storage_transaction:
+            return False
+        return self._clock() - entry.began >= CONFIRM_MS
 
     async def _confirm(self, entry: _Entry) -> ErrorCode:
         """Ask storage whether the transaction is open still. No other request passes meanwhile."""
@@ -587,22 +593,23 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     def _follow(self, entry: _Entry) -> None:
         """Do what the state of a transactional id asks for: write its markers, or watch its deadline."""
         transaction = entry.transaction
-        if transaction.status in _PREPARED:
-            self.deadlines.disarm(entry)
-            if entry.ending is None:
-                entry.ending = asyncio.get_running_loop().create_task(self._end(entry, transaction))
-            return
+        if transaction.status is not TransactionStatus.ONGOING:
+            entry.began, entry.told = None, False
+        elif entry.began is None:
+            entry.began = self._clock() - max(self._wall() - transaction.start_timestamp, 0)
         self._arm(entry)
+        if transaction.status in _PREPARED and entry.ending is None:
+            entry.ending = asyncio.get_running_loop().create_task(self._end(entry, transaction))
 
     def _arm(self, entry: _Entry) -> None:
         """Watch when the open transaction is to be aborted, and before that when it is worth a line in the log."""
-        at = machine.times_out_at(entry.transaction)
-        if at is None:
+        after = machine.times_out_after(entry.transaction)
+        if after is None or entry.began is None:
             self.deadlines.disarm(entry)
             return
-        if entry.told_of != entry.transaction.start_timestamp:
-            at = machine.is_long_open_at(entry.transaction) or at
-        self.deadlines.arm(entry, at)
+        if not entry.told:
+            after = machine.is_long_open_after(entry.transaction) or after
+        self.deadlines.arm(entry, entry.began + after)
 
     async def _end(self, entry: _Entry, transaction: Transaction) -> None:
         """Write the markers of a decided end, after which it is complete. It is tried until it succeeds.
@@ -662,30 +669,31 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     def _due(self, entry: _Entry, now: int) -> None:
         """The open transaction of an id may have timed out."""
         transaction = entry.transaction
-        at = machine.times_out_at(transaction)
-        if at is None or transaction.pending or not self._is_current(entry):
+        after = machine.times_out_after(transaction)
+        if after is None or entry.began is None or transaction.pending or not self._is_current(entry):
             return  # what is being written arms the deadline again
-        if at > now:
-            self._tell_of_long_open(entry, now)
+        open_for = now - entry.began
+        if open_for < after:
+            self._tell_of_long_open(entry, open_for)
             self._arm(entry)
             return
         task = asyncio.get_running_loop().create_task(self._time_out(entry))
         entry.callers.add(task)
         task.add_done_callback(entry.callers.discard)
 
-    def _tell_of_long_open(self, entry: _Entry, now: int) -> None:
+    def _tell_of_long_open(self, entry: _Entry, open_for: int) -> None:
         transaction = entry.transaction
-        at = machine.is_long_open_at(transaction)
-        if at is None or at > now or entry.told_of == transaction.start_timestamp:
+        after = machine.is_long_open_after(transaction)
+        if after is None or open_for < after or entry.told:
             return
-        entry.told_of = transaction.start_timestamp
+        entry.told = True
         named = [f"{topic}-{partition}" for topic, partition in sorted(transaction.partitions)]
         _log.warning(
             "the transaction of %r, producer id %d, is open for %d s and holds readers back: %s; it is aborted when it "
             "is open for %d s, or with: kop transactions abort",
             entry,
             transaction.producer_id,
-            (now - transaction.start_timestamp) // 1000,
+            open_for // 1000,
             ", ".join(named[:_MOST_NAMED]) + (f" and {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else ""),
             transaction.timeout_ms // 1000,
         )

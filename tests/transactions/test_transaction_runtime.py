@@ -17,7 +17,7 @@ from kop.errors import BackendError, KopError, PeerError
 from kop.errors import ErrorCode as E
 from kop.storage.base import EndedTransaction
 from kop.transactions.machine import LAST_EPOCH, Transaction
-from kop.transactions.runtime import ProducerIdentity, TransactionCoordinator
+from kop.transactions.runtime import CONFIRM_MS, ProducerIdentity, TransactionCoordinator
 from kop.transactions.settings import TransactionSettings
 from kop.wire.transaction_state import (
     TransactionStatus,
@@ -96,6 +96,8 @@ class World:
     def __init__(self) -> None:
         self.store = FaultyStore()
         self.now = 1_700_000_000_000
+        self.wall_ahead = 0
+        """Milliseconds by which the wall clock was set forward; negative: back."""
         self.markers = WrittenMarkers()
         self.storage = PreparedPartitions()
         self.settings = TransactionSettings(transaction_state_log_num_partitions=1)
@@ -105,7 +107,12 @@ class World:
         engine = await self.store.open()
         engine.transactions = self.storage
         self.coordinator = TransactionCoordinator(
-            engine, ProducerIds(engine), self.markers, self.settings, clock=lambda: self.now
+            engine,
+            ProducerIds(engine),
+            self.markers,
+            self.settings,
+            clock=lambda: self.now,
+            wall=lambda: self.now + self.wall_ahead,
         )
         await self.coordinator.start()
 
@@ -328,6 +335,45 @@ async def test_an_open_transaction_is_open_after_a_restart_and_times_out() -> No
         assert (await w.init()).producer_epoch == 2
 
 
+@pytest.mark.parametrize("step", [60 * MINUTE, -60 * MINUTE])
+@pytest.mark.parametrize("when", ["before it begins", "while it is open", "before a restart"])
+async def test_a_step_of_the_wall_clock_moves_no_timeout(step: int, when: str) -> None:
+    async with world() as w:
+        if when == "before it begins":
+            w.wall_ahead = step
+        who = await w.begun()
+        w.now += MINUTE // 2
+        w.coordinator.tick()
+        if when == "while it is open":
+            w.wall_ahead = step
+            assert await w.add(who, BILLS) == E.NONE
+        elif when == "before a restart":
+            w.wall_ahead = -abs(step)  # what began in the future begins when it is loaded
+            await w.restart()
+            w.now += MINUTE // 2
+            w.coordinator.tick()
+        w.now += MINUTE // 2 - 1
+        w.coordinator.tick()
+        await asyncio.sleep(0)
+        assert w.transaction.status is TransactionStatus.ONGOING
+        w.now += 1
+        w.coordinator.tick()
+        await w.reaches(TransactionStatus.COMPLETE_ABORT)
+        assert w.coordinator.aborted == {"timeout": 1}
+
+
+@pytest.mark.parametrize("step", [60 * MINUTE, -60 * MINUTE])
+async def test_a_step_of_the_wall_clock_does_not_change_what_storage_confirms(step: int) -> None:
+    async with world() as w:
+        for waits in (False, True):
+            who = await w.begun()
+            w.wall_ahead += step
+            w.now += CONFIRM_MS if waits else 0
+            assert not (await w.end(who)).error
+            assert bool(w.storage.confirmed) is waits
+            await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+
+
 async def test_the_log_tells_once_of_a_transaction_that_is_open_for_long(caplog: pytest.LogCaptureFixture) -> None:
     def lines() -> list[str]:
         return [record.getMessage() for record in caplog.records if "holds readers back" in record.getMessage()]
@@ -336,7 +382,7 @@ async def test_the_log_tells_once_of_a_transaction_that_is_open_for_long(caplog:
         for expected in (1, 2):  # once for each transaction
             who = await w.init(timeout=10 * MINUTE)
             assert await w.add(who, ORDERS) == E.NONE
-            assert w.coordinator.open_since() == [w.now]
+            assert w.coordinator.open_for() == [0]
             for _ in range(9):
                 w.now += MINUTE
                 w.coordinator.tick()
@@ -351,7 +397,7 @@ async def test_the_log_tells_once_of_a_transaction_that_is_open_for_long(caplog:
         w.coordinator.tick()
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
         assert len(lines()) == 2, "it timed out, which has a line of its own"
-        assert w.coordinator.open_since() == []
+        assert w.coordinator.open_for() == []
         assert sum(w.coordinator.ends.counts) == 3
 
 
@@ -597,16 +643,16 @@ async def test_10000_open_transactions() -> None:
         producers = await asyncio.gather(*(w.init(name) for name in names))
         added = (w.add(who, ORDERS, name=name) for who, name in zip(producers, names, strict=True))
         assert set(await asyncio.gather(*added)) == {E.NONE}
-        assert len(w.coordinator.open_since()) == len(names)
+        assert len(w.coordinator.open_for()) == len(names)
         await w.restart()
-        assert len(w.coordinator.open_since()) == len(names)
+        assert len(w.coordinator.open_for()) == len(names)
         assert len(w.coordinator.all()) == len(names) + 1
         w.now += 2 * MINUTE
         w.coordinator.tick()
         await until(lambda: len(w.markers.written) == len(names))
         assert {ended.producer_id for ended in w.markers.written} == {who.producer_id for who in producers}
         assert not any(ended.commit for ended in w.markers.written)
-        await until(lambda: w.coordinator.open_since() == [])
+        await until(lambda: w.coordinator.open_for() == [])
         assert w.coordinator.aborted == {"timeout": len(names)}
 
 
