@@ -68,6 +68,10 @@ COMPLETE_AGAIN_SECONDS: Final = 1.0
 CONFIRM_MS: Final = 5000
 """A transaction that is open for so long is confirmed by storage before it is committed: an operator, or storage's own
 time limit, may have ended it. For a shorter one that costs more than it is worth."""
+_FENCE_AGAIN_MS: Final = 1000
+"""After how long it is tried again to abort a transaction that timed out, where that could not be written; twice as
+long after each further try."""
+_FENCE_AGAIN_MOST_MS: Final = 10_000
 _MOST_NAMED: Final = 10
 """Partitions that a line in the log names."""
 _PREPARED: Final = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.PREPARE_ABORT)
@@ -102,6 +106,24 @@ class ProducerIdentity(NamedTuple):
     producer_epoch: int = NO_PRODUCER_EPOCH
 
 
+@dataclass(slots=True)
+class _Age:
+    """How old an open transaction is, and what comes of that. Times are of the clock that never goes back."""
+
+    began: int
+    told: bool = False
+    """Whether the log says that the transaction is open for long."""
+    pause: int = 0
+    """Milliseconds between the last try to abort it and the next."""
+    not_before: int = 0
+    """When it may be tried again to abort it."""
+
+    def tried(self, now: int) -> None:
+        """It could not be aborted."""
+        self.pause = min(max(2 * self.pause, _FENCE_AGAIN_MS), _FENCE_AGAIN_MOST_MS)
+        self.not_before = now + self.pause
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class _Entry:
     transactional_id: str
@@ -117,10 +139,8 @@ class _Entry:
     prepared: set[Partition] = field(default_factory=set)
     """Partitions of the open transaction that storage has prepared."""
     callers: set[asyncio.Task[None]] = field(default_factory=set)
-    began: int | None = None
-    """When the open transaction began, by the clock that never goes back; None where none is open."""
-    told: bool = False
-    """Whether the log says of the open transaction that it is open for long."""
+    age: _Age | None = None
+    """Of the open transaction."""
 
     def __repr__(self) -> str:
         return f"transactional id {self.transactional_id!r}"
@@ -432,9 +452,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         """For how many milliseconds each open transaction of this broker's transactional ids is open."""
         now = self._clock()
         return [
-            now - entry.began
+            now - entry.age.began
             for entry in self._entries.values()
-            if entry.began is not None and entry.transaction.status is TransactionStatus.ONGOING
+            if entry.age is not None and entry.transaction.status is TransactionStatus.ONGOING
         ]
 
     def tick(self) -> None:
@@ -499,7 +519,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                     return self.refusal_of(entry.transactional_id) or ErrorCode.CONCURRENT_TRANSACTIONS
                 decision = decision._replace(next=replace(decision.next, storage_transaction=storage_transaction))
                 entry.prepared.clear()
-                entry.began = self._clock()
+                entry.age = _Age(self._clock())
             if error := await self._write(entry, decision):
                 return error
         transaction = entry.transaction
@@ -520,9 +540,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
     def _may_have_ended(self, entry: _Entry) -> bool:
         """Whether an open transaction is open for so long that storage may have ended it."""
-        if entry.began is None or not entry.transaction.storage_transaction:
+        if entry.age is None or not entry.transaction.storage_transaction:
             return False
-        return self._clock() - entry.began >= CONFIRM_MS
+        return self._clock() - entry.age.began >= CONFIRM_MS
 
     async def _confirm(self, entry: _Entry) -> ErrorCode:
         """Ask storage whether the transaction is open still. No other request passes meanwhile."""
@@ -566,6 +586,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                     self._follow(entry)
                 else:
                     entry.transaction = machine.fence_failed(before, decision) if decision.fences else before
+                    if decision.fences and entry.age is not None:
+                        entry.age.tried(self._clock())
                     self._follow(entry)
                     self._drop_untouched(entry)
             if not answer.done():
@@ -594,22 +616,22 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         """Do what the state of a transactional id asks for: write its markers, or watch its deadline."""
         transaction = entry.transaction
         if transaction.status is not TransactionStatus.ONGOING:
-            entry.began, entry.told = None, False
-        elif entry.began is None:
-            entry.began = self._clock() - max(self._wall() - transaction.start_timestamp, 0)
+            entry.age = None
+        elif entry.age is None:
+            entry.age = _Age(self._clock() - max(self._wall() - transaction.start_timestamp, 0))
         self._arm(entry)
         if transaction.status in _PREPARED and entry.ending is None:
             entry.ending = asyncio.get_running_loop().create_task(self._end(entry, transaction))
 
     def _arm(self, entry: _Entry) -> None:
         """Watch when the open transaction is to be aborted, and before that when it is worth a line in the log."""
-        after = machine.times_out_after(entry.transaction)
-        if after is None or entry.began is None:
+        age, after = entry.age, machine.times_out_after(entry.transaction)
+        if age is None or after is None:
             self.deadlines.disarm(entry)
             return
-        if not entry.told:
+        if not age.told:
             after = machine.is_long_open_after(entry.transaction) or after
-        self.deadlines.arm(entry, entry.began + after)
+        self.deadlines.arm(entry, max(age.began + after, age.not_before))
 
     async def _end(self, entry: _Entry, transaction: Transaction) -> None:
         """Write the markers of a decided end, after which it is complete. It is tried until it succeeds.
@@ -669,24 +691,23 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
     def _due(self, entry: _Entry, now: int) -> None:
         """The open transaction of an id may have timed out."""
         transaction = entry.transaction
-        after = machine.times_out_after(transaction)
-        if after is None or entry.began is None or transaction.pending or not self._is_current(entry):
+        age, after = entry.age, machine.times_out_after(transaction)
+        if age is None or after is None or transaction.pending or not self._is_current(entry):
             return  # what is being written arms the deadline again
-        open_for = now - entry.began
-        if open_for < after:
-            self._tell_of_long_open(entry, open_for)
+        if now < max(age.began + after, age.not_before):
+            self._tell_of_long_open(entry, age, now - age.began)
             self._arm(entry)
             return
         task = asyncio.get_running_loop().create_task(self._time_out(entry))
         entry.callers.add(task)
         task.add_done_callback(entry.callers.discard)
 
-    def _tell_of_long_open(self, entry: _Entry, open_for: int) -> None:
+    def _tell_of_long_open(self, entry: _Entry, age: _Age, open_for: int) -> None:
         transaction = entry.transaction
         after = machine.is_long_open_after(transaction)
-        if after is None or open_for < after or entry.told:
+        if after is None or open_for < after or age.told:
             return
-        entry.told = True
+        age.told = True
         named = [f"{topic}-{partition}" for topic, partition in sorted(transaction.partitions)]
         _log.warning(
             "the transaction of %r, producer id %d, is open for %d s and holds readers back: %s; it is aborted when it "
@@ -699,6 +720,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         )
 
     async def _time_out(self, entry: _Entry) -> None:
+        """Abort the open transaction of an id. Where that cannot be written, the deadline is armed for another try."""
         fresh_id: int | None = None
         while True:
             transaction = entry.transaction
@@ -707,7 +729,16 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             decision = machine.fence(transaction, self._wall(), fresh_id=fresh_id)
             if not decision.needs_producer_id:
                 break
-            fresh_id = await self._producer_ids.take()
+            try:
+                fresh_id = await self._producer_ids.take()
+            except KopError as why:
+                _log.warning("the transaction of %r timed out and cannot be aborted: %s", entry, why)
+                if entry.age is not None:
+                    entry.age.tried(self._clock())
+                self._arm(entry)
+                return
+        if await self._write(entry, decision):
+            return
         _log.warning(
             "the transaction of %r is aborted: it is open for more than its transaction.timeout.ms of %d; "
             "it has %d partitions",
@@ -715,8 +746,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             transaction.timeout_ms,
             len(transaction.partitions),
         )
-        if not await self._write(entry, decision):
-            self.aborted["timeout"] += 1
+        self.aborted["timeout"] += 1
 
     def _forget(self, entry: _Entry) -> None:
         """Write the tombstone of an id that has expired. A request that comes meanwhile is CONCURRENT_TRANSACTIONS."""

@@ -134,6 +134,17 @@ class World:
         assert await self.add(who, *(partitions or (ORDERS,)), version=version) == E.NONE
         return who
 
+    async def exhausted(self) -> ProducerIdentity:
+        """A producer in the last epoch that a client is given, after a restart."""
+        who = await self.init()
+        key = encode_transaction_key("tx")
+        last = Transaction(who.producer_id, LAST_EPOCH - 1, MINUTE, client_version=2)
+        written: list[E] = []
+        self.coordinator.state_log.write(0, [(key, encode_transaction_value(last.value))], written.append)
+        await until(lambda: written == [E.NONE])
+        await self.restart()
+        return ProducerIdentity(E.NONE, who.producer_id, LAST_EPOCH - 1)
+
     async def add(self, who: ProducerIdentity, *partitions: tuple[str, int], version: int = 2, name: str = "tx") -> E:
         return await self.coordinator.add_partitions(name, who.producer_id, who.producer_epoch, partitions, version)
 
@@ -335,6 +346,53 @@ async def test_an_open_transaction_is_open_after_a_restart_and_times_out() -> No
         assert (await w.init()).producer_epoch == 2
 
 
+async def test_a_timeout_that_cannot_be_written_is_tried_again_after_growing_pauses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "is aborted: it is open" in record.getMessage()]
+
+    async with world() as w:
+        await w.begun()
+        log = w.store.log("__transactions")
+        log.append_error = E.KAFKA_STORAGE_ERROR
+        w.now += MINUTE
+        tries: list[int] = []
+        for second in range(40):
+            before = log.appends
+            for _ in range(3):
+                w.coordinator.tick()
+                for _ in range(10):
+                    await asyncio.sleep(0)
+            tries += [second] * (log.appends - before)
+            w.now += 1000
+        assert tries == [0, 1, 3, 7, 15, 25, 35]
+        assert (w.transaction.status, w.transaction.producer_epoch, lines()) == (TransactionStatus.ONGOING, 1, [])
+        log.append_error = None
+        w.now += 10_000
+        w.coordinator.tick()
+        await w.reaches(TransactionStatus.COMPLETE_ABORT)
+        assert len(lines()) == 1
+
+
+async def test_a_timeout_without_a_new_producer_id_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(_: ProducerIds) -> int:
+        raise BackendError("storage reserves none")
+
+    async with world() as w:
+        who = await w.exhausted()
+        assert await w.add(who, ORDERS) == E.NONE
+        with monkeypatch.context() as patched:
+            patched.setattr(ProducerIds, "take", refused)
+            w.now += MINUTE
+            w.coordinator.tick()
+            await asyncio.sleep(0)
+            assert w.transaction.status is TransactionStatus.ONGOING
+        w.now += 1000
+        w.coordinator.tick()
+        await w.reaches(TransactionStatus.COMPLETE_ABORT)
+
+
 @pytest.mark.parametrize("step", [60 * MINUTE, -60 * MINUTE])
 @pytest.mark.parametrize("when", ["before it begins", "while it is open", "before a restart"])
 async def test_a_step_of_the_wall_clock_moves_no_timeout(step: int, when: str) -> None:
@@ -442,20 +500,13 @@ async def test_partitions_that_are_added_at_once_are_all_in() -> None:
 
 async def test_epochs_end_in_a_new_producer_id() -> None:
     async with world() as w:
-        who = await w.init()
-        key = encode_transaction_key("tx")
-        exhausted = Transaction(who.producer_id, LAST_EPOCH - 1, MINUTE, client_version=2)
-        written: list[E] = []
-        w.coordinator.state_log.write(0, [(key, encode_transaction_value(exhausted.value))], written.append)
-        await until(lambda: written == [E.NONE])
-        await w.restart()
-        last = ProducerIdentity(E.NONE, who.producer_id, LAST_EPOCH - 1)
+        last = await w.exhausted()
         assert await w.add(last, ORDERS) == E.NONE
         after = await w.end(last)
         assert (after.error, after.producer_epoch) == (E.NONE, 0)
-        assert after.producer_id != who.producer_id
+        assert after.producer_id != last.producer_id
         await w.reaches(TransactionStatus.COMPLETE_COMMIT)
-        assert w.markers.written[0][1:3] == (who.producer_id, LAST_EPOCH)
+        assert w.markers.written[0][1:3] == (last.producer_id, LAST_EPOCH)
         assert await w.end(last) == after
         assert await w.add(after, ORDERS) == E.NONE
 
