@@ -10,9 +10,10 @@ before, however the marker was given its offset.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -40,6 +41,7 @@ class _Step(NamedTuple):
 
 
 _LAST_OFFSET: Final = attrgetter("last_offset")
+_MARKERS: Final = AbortedTransaction._fields.index("last_offset")
 
 
 class TransactionIndex:
@@ -54,7 +56,8 @@ class TransactionIndex:
         """Producer ids by the first offsets of transactions whose marker is not durable, in the order of the log."""
         self._producers: dict[int, int] = dict(begun)
         """First offsets by the ids of producers whose transaction has no marker yet."""
-        self._aborted: list[AbortedTransaction] = list(aborted)
+        self._aborted = _columns(aborted)
+        """The aborted transactions in the order of their markers, as numbers: there may be hundreds of thousands."""
         self._steps: deque[_Step] = deque()
 
     @property
@@ -83,13 +86,21 @@ class TransactionIndex:
         return durable
 
     @property
-    def aborted(self) -> Sequence[AbortedTransaction]:
-        """All of them that may be read, in the order of their markers."""
-        return self._aborted
+    def aborted(self) -> list[AbortedTransaction]:
+        """All of them that may be read, in the order of their markers. Each call makes the list."""
+        return [AbortedTransaction._make(row) for row in zip(*self._aborted, strict=True)]
 
-    def aborted_from(self, offset: int) -> Sequence[AbortedTransaction]:
-        """Those of `aborted` whose markers lie at or behind the offset."""
-        return self._aborted[bisect_left(self._aborted, offset, key=_LAST_OFFSET) :]
+    def aborted_from(self, offset: int) -> Iterator[AbortedTransaction]:
+        """Those of `aborted` whose markers lie at or behind the offset, one by one; meanwhile nothing may change."""
+        for index in range(self._aborted_before(offset), len(self._aborted[0])):
+            yield AbortedTransaction._make(column[index] for column in self._aborted)
+
+    def has_aborted_before(self, offset: int) -> bool:
+        """Whether there are aborted transactions whose markers lie before the offset."""
+        return self._aborted_before(offset) > 0
+
+    def _aborted_before(self, offset: int) -> int:
+        return bisect_left(self._aborted[_MARKERS], offset)
 
     def begin(self, producer_id: int, offset: int) -> None:
         """A transactional batch has the offset; it begins a transaction where the producer has none."""
@@ -113,11 +124,11 @@ class TransactionIndex:
             del self._first_offsets[step.first_offset]
             if not step.commit:
                 stable = self.first_open
-                self._aborted.append(
-                    AbortedTransaction(
-                        step.producer_id, step.first_offset, step.offset, step.offset + 1 if stable is None else stable
-                    )
+                aborted = AbortedTransaction(
+                    step.producer_id, step.first_offset, step.offset, step.offset + 1 if stable is None else stable
                 )
+                for column, value in zip(self._aborted, aborted, strict=True):
+                    column.append(value)
 
     def rollback(self, offset: int) -> None:
         """What lies at or behind the offset, and was not durable, is not stored."""
@@ -132,7 +143,7 @@ class TransactionIndex:
     def aborted_between(self, start: int, end: int) -> list[AbortedTransaction]:
         """The aborted transactions of which records may lie from the offset `start` on and before `end`."""
         overlapping = []
-        for transaction in self._aborted[bisect_left(self._aborted, start, key=_LAST_OFFSET) :]:
+        for transaction in self.aborted_from(start):
             if transaction.first_offset < end:
                 overlapping.append(transaction)
             if transaction.last_stable_offset >= end:
@@ -144,11 +155,22 @@ class TransactionIndex:
 
         A reader that was told of one would look for its marker, and take later records of the producer for aborted.
         """
-        self._aborted = [transaction for transaction in self._aborted if transaction.last_offset not in offsets]
+        self._aborted = _columns(each for each in self.aborted if each.last_offset not in offsets)
 
     def drop_before(self, log_start_offset: int) -> None:
         """Forget aborted transactions that end before the log starts. Open ones stay open."""
-        del self._aborted[: bisect_left(self._aborted, log_start_offset, key=_LAST_OFFSET)]
+        before = self._aborted_before(log_start_offset)
+        for column in self._aborted:
+            del column[:before]
+
+
+def _columns(aborted: Iterable[AbortedTransaction]) -> Sequence[array[int]]:
+    """The fields of the transactions, each as an array."""
+    columns = tuple(array("q") for _ in AbortedTransaction._fields)
+    for transaction in aborted:
+        for column, value in zip(columns, transaction, strict=True):
+            column.append(value)
+    return columns
 
 
 class AbortedRecords:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -114,6 +115,24 @@ def test_what_is_told_for_a_part_of_the_log_covers_it(done: list[tuple[str, int]
                 for transaction in index.aborted_between(start, end)
             }
             assert told >= set(model.aborted(start, end))
+
+
+def test_the_aborted_transactions_of_a_few_batches_are_found_among_many() -> None:
+    """A look-up costs what it finds, and each transaction is kept in a few dozen bytes."""
+    index, many = TransactionIndex(), 100_000
+    tracemalloc.start()
+    for number in range(many):
+        index.begin(10**9 + number % 50, 10**9 + 2 * number)
+        index.end(10**9 + number % 50, 10**9 + 2 * number + 1, commit=False)
+        index.commit(10**9 + 2 * number + 2)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    assert [aborted.first_offset for aborted in index.aborted_between(10**9, 10**9 + 4)] == [10**9, 10**9 + 2]
+    assert next(iter(index.aborted_from(10**9 + many))).last_offset == 10**9 + many + 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 64 * many
+    assert peak - kept < 64 * 1024
 
 
 def test_aborted_ones_go_behind_the_log_start() -> None:

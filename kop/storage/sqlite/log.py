@@ -225,9 +225,8 @@ class SqliteLog(Partition):
 
     def forget_aborted(self, before: int) -> None:
         """Forget in a while the aborted transactions that end before an offset: none of their records is left."""
-        aborted = self.aborted
-        if self.producer_states is not None and aborted and aborted[0].last_offset < before:
-            transactions = self.producer_states.transactions
+        transactions = None if self.producer_states is None else self.producer_states.transactions
+        if transactions is not None and transactions.has_aborted_before(before):
             self._context.loop.call_later(ABORTED_KEPT_SECONDS, transactions.drop_before, before)
 
     def committed(self, entry: QueuedAppend) -> None:
