@@ -17,6 +17,8 @@ from typing import Final, Generic, TypeVar
 
 NEVER: Final = 2**63 - 1
 """A deadline that does not come."""
+MOST_VOID: Final = 1000
+"""Void deadlines that are kept, beside as many as are armed: to sort them out each time would cost more."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Hashable)
@@ -50,6 +52,9 @@ class Deadlines(Generic[T]):
     def disarm(self, item: T) -> None:
         """Forget the item's deadline."""
         self._armed.pop(item, None)
+        if len(self._heap) > 2 * len(self._armed) + MOST_VOID:
+            self._heap = [entry for entry in self._heap if self._armed.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
 
     def tick(self) -> None:
         """Call `due` for every item whose deadline has come. The timer calls it; to call it early does no harm.

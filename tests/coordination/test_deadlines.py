@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.waiting import until
 
-from kop.coordination.deadlines import Deadlines
+from kop.coordination.deadlines import MOST_VOID, Deadlines
 
 
 class Clock:
@@ -43,6 +43,20 @@ async def test_a_disarmed_item_is_not_due_until_it_is_armed_again() -> None:
     assert clock.at(200_000) == []
     clock.deadlines.arm("a", 300_000)
     assert clock.at(300_000) == [("a", 300_000)]
+    clock.deadlines.stop()
+
+
+async def test_deadlines_that_are_disarmed_do_not_pile_up() -> None:
+    clock = Clock()
+    armed = [f"armed {number}" for number in range(100)]
+    for number, item in enumerate(armed):
+        clock.deadlines.arm(item, 1_000_000 + number)
+    for number in range(20_000):
+        clock.deadlines.arm("a", 2_000_000 + number)
+        clock.deadlines.disarm("a")
+        assert len(clock.deadlines) <= 2 * len(armed) + MOST_VOID + 1
+    assert clock.at(3_000_000) == [(item, 3_000_000) for item in armed]
+    assert len(clock.deadlines) == 0
     clock.deadlines.stop()
 
 
