@@ -391,7 +391,8 @@ def _submit(
     # A view of the shared receive buffer is copied; a frame's own memory and a recompressed batch are ours to keep.
     if stored is records and not ctx.owned and not isinstance(stored, bytearray):
         stored = bytearray(stored)
-    partition_log.submit(stored, header, now_ms=ctx.now_ms, waiter=answer, place=place)
+    from_zero = ctx.version >= _ADDS_PARTITIONS and header.transactional
+    partition_log.submit(stored, header, now_ms=ctx.now_ms, waiter=answer, place=place, from_zero=from_zero)
 
 
 def _refusal(partition: int, error: KopError) -> ProducePartitionAnswer:

@@ -242,13 +242,24 @@ class PartitionLog(LeaderOfLog, Protocol):
     async def refresh_start(self) -> None:
         """Bring `log_start_offset` up to where the log begins now, whoever deleted from it. Attaches if need be."""
 
-    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+    def submit(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        waiter: AppendWaiter,
+        place: int,
+        from_zero: bool = False,
+    ) -> None:
         """Take one validated RecordBatch v2; `waiter` is told once, with `place`, when it is durable or has failed.
 
         It may be told before this returns. The order of calls is the order in the log. The engine keeps `batch` (no
         view into a buffer that is used again), writes the base offset and leader epoch 0 into it or into a copy, and on
         a LogAppendTime topic the append time. Idempotent producers are checked here (`kop.storage.idempotence`): a
         duplicate ends with the original's result once that is durable.
+        `from_zero`: the producer begins each of its epochs at sequence 0, so that where it is not known another batch
+        is OUT_OF_ORDER_SEQUENCE_NUMBER: the first one comes again.
         Errors go to `waiter`, nothing is raised: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, ...
         """
 

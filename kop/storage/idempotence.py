@@ -12,9 +12,10 @@ How `ProducerStates` stays right when commits fail: a window is a value that is 
 keeps the value that it replaced, in order; a rollback puts those values back, newest first. So a window after a
 rollback is the very window of before, whatever happened: a new producer, a new epoch, a batch that fell out of it.
 
-As in Kafka 4.3: a producer that is not known may start at any sequence and epoch, a new epoch starts at sequence 0,
-2147483647 is followed by 0, a batch that is not the next one is OUT_OF_ORDER_SEQUENCE_NUMBER, also one that is older
-than the window. Retention and DeleteRecords do not forget producers, only time does.
+As in Kafka 4.3: a producer that is not known may start at any sequence and epoch, but for a transactional one that goes
+by version 2 of transactions, whose first batch may be refused while its next one is on its way; a new epoch starts at
+sequence 0, 2147483647 is followed by 0, a batch that is not the next one is OUT_OF_ORDER_SEQUENCE_NUMBER, also one that
+is older than the window. Retention and DeleteRecords do not forget producers, only time does.
 """
 
 from __future__ import annotations
@@ -160,10 +161,15 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def check(self, header: BatchHeader) -> IdempotenceVerdict[BatchMetadata]:
-        """As `ProducerWindow.check`; NEW also without a producer id and where the producer is not known."""
+    def check(self, header: BatchHeader, *, from_zero: bool = False) -> IdempotenceVerdict[BatchMetadata]:
+        """As `ProducerWindow.check`; NEW also without a producer id and where the producer is not known.
+
+        `from_zero`: one that is not known has to begin at sequence 0.
+        """
         known = self._producers.get(header.producer_id)
-        return _NEW if known is None else known.window.check(header)
+        if known is not None:
+            return known.window.check(header)
+        return _NO_BATCHES.check(header) if from_zero and header.producer_id >= 0 else _NEW
 
     def append(self, header: BatchHeader, offset: int, now_ms: int) -> BatchMetadata | None:
         """Take a batch that `check` found NEW, to lie at `offset`; None where it has no producer id.

@@ -89,7 +89,16 @@ class Partition:
     # --- append
 
     @abstractmethod
-    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+    def submit(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        waiter: AppendWaiter,
+        place: int,
+        from_zero: bool = False,
+    ) -> None:
         """Take a batch; see `PartitionLog.submit`."""
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:

@@ -15,6 +15,8 @@ from support.waiting import until
 from kop.app import Serving
 from kop.errors import ErrorCode as E
 from kop.records.batch import iter_records, read_header
+from kop.storage.base import EndedTransaction
+from kop.transactions.ends import TransactionEnds
 from kop.transactions.machine import Transaction
 from kop.wire.messages import REQUESTS
 from kop.wire.transaction_state import TransactionStatus, decode_transaction_key, decode_transaction_value
@@ -172,6 +174,48 @@ def test_requests_that_come_together_are_stored_in_their_order(tmp_path: Path) -
                 got, answer = await s.client.receive(0, 12)
                 part = answer.responses[0].partition_responses[0]
                 assert (got, part.error_code, part.base_offset) == (correlation, 0, offset)
+
+    run(main())
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite:kop.db"])
+@pytest.mark.parametrize("version", [12, 13])
+def test_a_batch_does_not_pass_the_one_before_it_that_came_before_the_end_of_a_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, version: int
+) -> None:
+    """The first batch on a partition is told CONCURRENT_TRANSACTIONS, and comes again; the second is behind the end."""
+    monkeypatch.setattr("kop.transactions.runtime.CONCURRENT_SECONDS", 0.0)
+    ends = asyncio.Event()
+    write = TransactionEnds.write
+
+    async def late(self: TransactionEnds, ended: EndedTransaction) -> None:
+        await ends.wait()
+        await write(self, ended)
+
+    monkeypatch.setattr(TransactionEnds, "write", late)
+
+    async def main() -> None:
+        async with talk(tmp_path, store.replace(":kop", f":{tmp_path}/kop")) as s:
+
+            async def send(sequence: int) -> tuple[E, int]:
+                sent = batch([b"%d" % sequence], transactional=True, base_sequence=sequence, **s.who())
+                asked = "t" if version < 13 else topic_of(s.serving).topic_id
+                fields = produce_fields(asked, sent, version=version, partition=1) | {"transactional_id": "tx"}
+                part = (await s.client.call(0, version, **fields)).responses[0].partition_responses[0]
+                return E(part.error_code), part.base_offset
+
+            await s.init()
+            assert (await s.produce(0)).error_code == 0
+            assert await s.end() == E.NONE
+            assert await send(0) == (E.CONCURRENT_TRANSACTIONS, -1)
+            ends.set()
+            await s.reaches(TransactionStatus.COMPLETE_COMMIT)
+            assert await send(1) == (E.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+            assert await send(0) == (E.NONE, 0)
+            assert await send(1) == (E.NONE, 1)
+            assert await s.end() == E.NONE
+            await s.reaches(TransactionStatus.COMPLETE_COMMIT)
+            assert s.bounds(1) == (3, 3)
 
     run(main())
 

@@ -143,9 +143,18 @@ class DenseLog:
         """Pulsar shows no reader a record of a transaction that did not commit."""
         return self.real.aborted_between(self._offset(start), self._offset(end))
 
-    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+    def submit(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        waiter: AppendWaiter,
+        place: int,
+        from_zero: bool = False,
+    ) -> None:
         told = DenseWaiter(waiter, self._batches, self._known, header.record_count)
-        self.real.submit(batch, header, now_ms=now_ms, waiter=told, place=place)
+        self.real.submit(batch, header, now_ms=now_ms, waiter=told, place=place, from_zero=from_zero)
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         waiter = AppendFuture()

@@ -34,6 +34,7 @@ from support.waiting import until
 from kop.errors import ErrorCode, KopError
 from kop.records.batch import read_header
 from kop.storage.base import TopicInfo
+from kop.storage.pulsar.partition import producer as producer_module
 
 T = TypeVar("T")
 DAY = 86_400_000
@@ -429,6 +430,20 @@ async def test_one_waiter_is_told_once_of_each_of_its_batches(store: Store) -> N
         await append(log, batch(["last"]))
         assert len(told.ends) == 6
         assert await read_values(log) == ["a", "b", "c", "d", "last"]
+
+
+async def test_where_each_epoch_begins_at_0_no_batch_of_a_new_producer_comes_before_that(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "ASK_AGAIN_AFTER", (0.01,))
+    async with store.opened() as engine:
+        log, told = await make(engine), Told()
+        for place, sequence in enumerate((1, 0, 1)):
+            data = batch([str(sequence)], producer=7, sequence=sequence)
+            log.submit(data, read_header(data), now_ms=NOW, waiter=told, place=place, from_zero=True)
+        await until(lambda: len(told.ends) == 3)
+        assert sorted(told.ends) == [(0, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), (1, 0), (2, 1)]
+        assert await read_values(log) == ["0", "1"]
 
 
 async def test_sequences_and_epochs(store: Store) -> None:

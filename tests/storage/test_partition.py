@@ -16,7 +16,16 @@ from kop.storage.partition import Partition
 class Unwritten(Partition):
     """A log that nobody appends to."""
 
-    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+    def submit(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        waiter: AppendWaiter,
+        place: int,
+        from_zero: bool = False,
+    ) -> None:
         raise AssertionError("nobody appends to it")
 
 

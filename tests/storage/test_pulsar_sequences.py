@@ -49,6 +49,18 @@ def test_where_nothing_was_forgotten_a_producer_may_begin_anywhere() -> None:
     assert code_of(known.check(header(7))) is DISORDER
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_where_each_epoch_begins_at_0_no_batch_comes_before_that(complete: bool) -> None:
+    window = SequenceWindow(-1, complete=complete)
+    assert code_of(window.check(header(1, epoch=3), from_zero=True)) is DISORDER
+    assert window.check(header(0, epoch=3), from_zero=True) == Verdict(at(3, 0))
+    assert not window.comes_next(header(1, epoch=3))
+    assert window.comes_next(header(0, epoch=3))
+    window.take(header(0, epoch=3), at(3, 0), "first")
+    assert window.check(header(1, epoch=3), from_zero=True) == Verdict(at(3, 1))
+    assert not window.comes_next(header(0, epoch=3))
+
+
 def header(sequence: int, count: int = 1, epoch: int = 0) -> BatchHeader:
     return read_header(batch(["v"] * count, producer=1, epoch=epoch, sequence=sequence))
 

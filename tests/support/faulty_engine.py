@@ -79,15 +79,25 @@ class FaultyLog(MemoryLog):
         """Appends that wait."""
         return len(self._held)
 
-    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+    def submit(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        waiter: AppendWaiter,
+        place: int,
+        from_zero: bool = False,
+    ) -> None:
         self.appends += 1
+        submit = super().submit
 
         def go_on(error: ErrorCode | None) -> None:
             error = error or self.append_error
             if error is not None:
                 waiter.append_failed(place, BackendError("as the test wants", error))
             else:
-                super(FaultyLog, self).submit(batch, header, now_ms=now_ms, waiter=waiter, place=place)
+                submit(batch, header, now_ms=now_ms, waiter=waiter, place=place, from_zero=from_zero)
 
         if self._holding:
             self._held.append(go_on)

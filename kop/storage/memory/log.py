@@ -83,9 +83,18 @@ class MemoryLog(Partition):
 
     # --- append
 
-    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+    def submit(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        waiter: AppendWaiter,
+        place: int,
+        from_zero: bool = False,
+    ) -> None:
         """Take a batch; see `PartitionLog.submit`. Topics of the gateway's own may go beyond the memory's bound."""
-        verdict = self._producers.check(header)
+        verdict = self._producers.check(header, from_zero=from_zero)
         error = (
             self.gone()
             if self.deleted

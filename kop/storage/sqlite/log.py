@@ -103,7 +103,16 @@ class SqliteLog(Partition):
     async def refresh_start(self) -> None:
         """Nothing to do: nobody else deletes."""
 
-    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+    def submit(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        waiter: AppendWaiter,
+        place: int,
+        from_zero: bool = False,
+    ) -> None:
         """Queue a batch for the next commit; see `PartitionLog.submit`. A duplicate waits for its original."""
         token = None
         refusal = self._context.refusal(header.batch_length) if not self.deleted else self.gone()
@@ -119,7 +128,7 @@ class SqliteLog(Partition):
         if header.producer_id >= 0:
             if states is None:
                 states = self.producer_states = ProducerStates()
-            kind, original, error = states.check(header)
+            kind, original, error = states.check(header, from_zero=from_zero)
             if error is not None:
                 waiter.append_failed(place, error)
                 return

@@ -63,8 +63,8 @@ class Append:
     """One batch from `submit` to its offset, with the callers that wait for the offset."""
 
     __slots__ = (
-        "base", "batch", "budget", "error", "header", "left", "place", "same", "scattered", "throttle_ms", "time",
-        "txn", "waiter",
+        "base", "batch", "budget", "error", "from_zero", "header", "left", "place", "same", "scattered", "throttle_ms",
+        "time", "txn", "waiter",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class Append:
         waiter: AppendWaiter,
         place: int,
         budget: WriteBudget,
+        *,
+        from_zero: bool = False,
     ) -> None:
         budget.take(len(batch))
         self.batch = batch
@@ -86,6 +88,8 @@ class Append:
         """The caller that is told the offset or the error, with `place`."""
         self.place = place
         self.budget = budget
+        self.from_zero = from_zero
+        """See `PartitionLog.submit`."""
         self.same: list[Append] | None = None
         """Appends of the same batch, which its client sent again: they end as this one."""
         self.left = 0

@@ -311,7 +311,16 @@ class PulsarLog(Partition):
 
     # --- append
 
-    def submit(self, batch: Buffer, header: BatchHeader, *, now_ms: int, waiter: AppendWaiter, place: int) -> None:
+    def submit(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        waiter: AppendWaiter,
+        place: int,
+        from_zero: bool = False,
+    ) -> None:
         """Send a batch; see `PartitionLog.submit`. The order of calls is kept.
 
         Batches wait while the log attaches for the first time. Later they do not: Pulsar tells their offsets.
@@ -329,7 +338,7 @@ class PulsarLog(Partition):
             waiter.append_failed(place, refusal)
             return
         owned = batch if isinstance(batch, bytearray) else bytearray(batch)
-        append = Append(owned, header, txn, waiter, place, budget)
+        append = Append(owned, header, txn, waiter, place, budget, from_zero=from_zero)
         if not self.attached:
             self._begin_attaching()
         if self._was_attached and not self._waiting:

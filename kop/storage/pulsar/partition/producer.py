@@ -296,7 +296,8 @@ class PartitionProducer:
         """
         if not self._queue or any(sequences.comes_next(append.header) for append in self._queue):
             return None
-        error = sequences.check(self._queue[0].header).error
+        first = self._queue[0]
+        error = sequences.check(first.header, from_zero=first.from_zero).error
         return error if error is not None and error.code in _OF_WHAT_IS_STORED else None
 
     def _is_behind(self, producer: Producer) -> bool:
@@ -440,7 +441,7 @@ class PartitionProducer:
     def _send_checked(self, append: Append) -> None:
         header, known = append.header, False
         if self.sequences is not None:
-            verdict = self.sequences.check(header)
+            verdict = self.sequences.check(header, from_zero=append.from_zero)
             if verdict.original is not None:
                 original: Append = verdict.original.owner
                 if original.left:

@@ -92,8 +92,10 @@ class SequenceWindow:
         return sequence_id >> _SHIFT == self.epoch and sequence_id & _MASK <= self._stored
 
     def comes_next(self, header: BatchHeader) -> bool:
-        """Whether a batch of the same epoch begins directly behind the last record."""
-        return header.producer_epoch == self.epoch and header.base_sequence == add_sequence(self.last_sequence, 1)
+        """Whether a batch begins directly behind the last record, or a new epoch."""
+        if header.producer_epoch == self.epoch:
+            return header.base_sequence == add_sequence(self.last_sequence, 1)
+        return header.producer_epoch > self.epoch and header.base_sequence == 0
 
     def directly_before(self, header: BatchHeader) -> int:
         """The sequence id of the record before a batch that lies ahead of what is known."""
@@ -102,8 +104,11 @@ class SequenceWindow:
             return self.epoch << _SHIFT | self._last + ahead - 1
         return header.producer_epoch << _SHIFT | header.base_sequence - 1
 
-    def check(self, header: BatchHeader) -> Verdict:
-        """Decide what to do with a batch; this changes nothing."""
+    def check(self, header: BatchHeader, *, from_zero: bool = False) -> Verdict:
+        """Decide what to do with a batch; this changes nothing.
+
+        `from_zero`: a producer of which Pulsar knows nothing begins at sequence 0.
+        """
         kind, original, error = self._window.check(header)
         epoch, sequence = header.producer_epoch, header.base_sequence
         if kind is Kind.NEW:
@@ -112,7 +117,7 @@ class SequenceWindow:
             if self._refused and original.crc != header.crc:
                 return self._ambiguous(header)
             return Verdict(original=original)
-        if epoch > self.epoch and self.epoch < 0:
+        if epoch > self.epoch and self.epoch < 0 and not from_zero:
             if self.complete:
                 return Verdict(epoch << _SHIFT | sequence)
             return _refused(
