@@ -34,6 +34,9 @@ from kop.storage.transaction_index import AbortedTransaction, TransactionIndex
 WINDOW: Final = 5
 """Batches remembered of each producer: as many as a client may have in flight."""
 
+IN_TRANSACTION: Final = "has an open transaction, and the batch is not transactional"
+"""Why such a batch is refused."""
+
 Snapshot: TypeAlias = list[Any]
 """Committed state as JSON can hold it: [producer_id, epoch, last_used, [[base_sequence, ...], ...]] each.
 
@@ -164,11 +167,19 @@ class ProducerStates:
     def check(self, header: BatchHeader, *, from_zero: bool = False) -> IdempotenceVerdict[BatchMetadata]:
         """As `ProducerWindow.check`; NEW also without a producer id and where the producer is not known.
 
-        `from_zero`: one that is not known has to begin at sequence 0.
+        `from_zero`: one that is not known has to begin at sequence 0. While a producer has an open transaction, a new
+        batch that is not transactional is INVALID_TXN_STATE.
         """
         known = self._producers.get(header.producer_id)
         if known is not None:
-            return known.window.check(header)
+            verdict = known.window.check(header)
+            if (
+                verdict is _NEW
+                and not header.transactional
+                and self.transactions.first_offset(header.producer_id) is not None
+            ):
+                return _refused(ErrorCode.INVALID_TXN_STATE, f"producer {header.producer_id} {IN_TRANSACTION}")
+            return verdict
         return _NO_BATCHES.check(header) if from_zero and header.producer_id >= 0 else _NEW
 
     def append(self, header: BatchHeader, offset: int, now_ms: int) -> BatchMetadata | None:

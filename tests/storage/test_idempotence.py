@@ -52,8 +52,11 @@ class Log:
         self.end = offset
         return self.states.rollback(offset)
 
+    def made(self, *batch: int) -> BatchHeader:
+        return header(*batch)
+
     def say(self, *batch: int) -> str:
-        verdict = self.states.check(header(*batch))
+        verdict = self.states.check(self.made(*batch))
         return verdict.kind.value if verdict.error is None else verdict.error.code.name
 
 
@@ -381,6 +384,9 @@ def in_transaction(producer_id: int, epoch: int, sequence: int, count: int = 1) 
 
 
 class TransactionalLog(Log):
+    def made(self, *batch: int) -> BatchHeader:
+        return in_transaction(*batch)
+
     def data(self, *batch: int) -> BatchMetadata:
         entry = self.append(in_transaction(*batch))
         self.states.commit(entry)
@@ -439,6 +445,18 @@ def test_a_marker_that_was_written_is_not_needed_again() -> None:
     assert not log.states.needs_marker(1, 1)
     assert not log.refuses(1, 1, bumps_epoch=True)
     assert log.states.needs_marker(1, 2)
+
+
+def test_what_is_not_transactional_waits_for_the_end_of_the_producers_transaction() -> None:
+    log = TransactionalLog()
+    log.data(1, 0, 0)
+    for sequence, code in ((1, ErrorCode.INVALID_TXN_STATE), (2, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)):
+        error = log.states.check(header(1, 0, sequence)).error
+        assert error is not None
+        assert error.code is code
+    assert log.states.check(header(1, 0, 0)).kind is Kind.DUPLICATE
+    log.marker(1, 0)
+    assert log.states.check(header(1, 0, 1)).kind is Kind.NEW
 
 
 def test_a_marker_that_could_not_be_stored_ends_nothing() -> None:

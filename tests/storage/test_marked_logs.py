@@ -98,6 +98,24 @@ async def test_what_comes_late_is_refused(marked_store: MarkedStore) -> None:
         assert log.last_stable_offset == 2
 
 
+async def test_what_is_not_transactional_is_refused_while_its_producer_has_an_open_transaction(
+    marked_store: MarkedStore,
+) -> None:
+    async with opened(marked_store) as (_, log):
+        first = build(keyed("a"), producer_id=1, producer_epoch=0, base_sequence=0)
+        assert (await append(log, first)).base_offset == 0
+        writer = TransactionalProducer(log, 1)
+        writer.sequence = 1
+        await writer.put("b")
+        plain = build(keyed("c"), producer_id=1, producer_epoch=0, base_sequence=2)
+        with refused(ErrorCode.INVALID_TXN_STATE):
+            await append(log, plain)
+        assert (await append(log, first)).base_offset == 0  # it is a duplicate
+        assert (await append(log, build(keyed("d"), producer_id=2, producer_epoch=0, base_sequence=0))).base_offset == 2
+        await log.end_transaction(1, 0, commit=True, coordinator_epoch=0, bumps_epoch=False, now_ms=NOW)
+        assert (await append(log, plain)).base_offset == 4
+
+
 async def test_a_marker_that_is_asked_for_again_is_there_once(marked_store: MarkedStore) -> None:
     async with opened(marked_store) as (_, log):
         writer = TransactionalProducer(log, 1)

@@ -275,6 +275,19 @@ async def in_transaction(play: Play) -> None:
     await settle()
 
 
+async def test_what_is_not_transactional_is_refused_of_a_producer_that_writes_in_a_transaction() -> None:
+    play = Play(41)
+    await in_transaction(play)
+    play.append()
+    assert play.outcomes == [ErrorCode.INVALID_TXN_STATE]
+    play.append(sequence=0, transactional=True)
+    play.append(sequence=0, epoch=1)
+    await settle()
+    await play.run("SSRR")
+    assert play.outcomes == [ErrorCode.INVALID_TXN_STATE, 4, 6]
+    await play.log.close()
+
+
 @pytest.mark.parametrize("room", [2, 1, 0])
 async def test_a_committed_batch_is_served_in_the_bytes_that_came_in_where_there_is_room(room: int) -> None:
     play = Play(41, open_bytes=room * 400)

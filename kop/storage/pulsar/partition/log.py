@@ -20,6 +20,7 @@ from kop.errors import BackendError, ErrorCode, KopError, PeerError
 from kop.pulsar_client import EARLIEST, Position, Producer, PulsarError
 from kop.records.batch import BatchHeader, max_timestamp_of
 from kop.storage.base import AppendWaiter, Buffer, LogPolicy, ProducerView, ReadResult, TimestampOffset, TopicInfo
+from kop.storage.idempotence import IN_TRANSACTION
 from kop.storage.partition import NOTHING_TO_READ, Partition
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault
@@ -334,6 +335,9 @@ class PulsarLog(Partition):
         if header.transactional and txn is None and refusal is None:
             text = f"{self.title}: producer {header.producer_id} has to be asked for its transaction again"
             refusal = BackendError(text, ErrorCode.NOT_LEADER_OR_FOLLOWER)  # the client sends the batch again
+        if not header.transactional and self._producers.in_transaction(header.producer_id, header.producer_epoch):
+            text = f"{self.title}: producer {header.producer_id} {IN_TRANSACTION}"
+            refusal = refusal or PeerError(text, ErrorCode.INVALID_TXN_STATE)
         if refusal is not None:
             waiter.append_failed(place, refusal)
             return
