@@ -291,9 +291,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         if (why := self._storage.refusal) is not None:
             _log.warning("transactional id %r is refused: %s", transactional_id, why)
             return ProducerIdentity(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        await self.ready()
         if not 0 < timeout_ms <= self.settings.transaction_max_timeout_ms:
             return ProducerIdentity(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        await self.ready()
         fresh_id: int | None = None
         while True:
             if refusal := self.refusal_of(transactional_id):

@@ -346,6 +346,7 @@ def test_what_is_wrong_with_a_request_is_said(tmp_path: Path) -> None:
             assert await s.init(timeout=0) == E.INVALID_TRANSACTION_TIMEOUT
             assert await s.init(timeout=900_001) == E.INVALID_TRANSACTION_TIMEOUT
             assert await s.init(producer_id=5, producer_epoch=-1) == E.INVALID_REQUEST
+            assert await s.init(name="third") == E.NONE  # there is a coordinator to ask now
             assert await s.add(0, producer_id=1, producer_epoch=0) == [E.INVALID_PRODUCER_ID_MAPPING]
             assert await s.end(producer_id=1, producer_epoch=0) == E.INVALID_PRODUCER_ID_MAPPING
             assert await s.init() == E.NONE

@@ -526,6 +526,14 @@ async def test_ids_that_nobody_uses_expire() -> None:
         assert (await w.init()).producer_epoch == 0
 
 
+async def test_a_timeout_beyond_the_limit_makes_no_topic() -> None:
+    async with world() as w:
+        for timeout in (0, -1, w.settings.transaction_max_timeout_ms + 1):
+            assert (await w.init(timeout=timeout)).error == E.INVALID_TRANSACTION_TIMEOUT
+        assert w.store.engine.topics.get("__transactions") is None
+        assert not (await w.init()).error
+
+
 async def test_open_transactions_do_not_expire() -> None:
     async with world() as w:
         await w.begun()
