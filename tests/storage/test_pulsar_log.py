@@ -275,6 +275,21 @@ async def in_transaction(play: Play) -> None:
     await settle()
 
 
+async def test_a_transaction_that_nobody_writes_in_is_forgotten() -> None:
+    """Its producer is asked for it again. One that takes a batch now and then keeps it."""
+    play = Play(41)
+    await in_transaction(play)
+    play.log.join_transaction(42, 0, transaction_name(transcode.EntryTransaction(1, 3)))
+    play.append(transactional=True)
+    await settle()
+    await play.run("SR")
+    play.log.close_idle(play.log.loop.time(), 10)
+    assert [play.log.in_transaction(producer, 0) for producer in (41, 42)] == [True, False]
+    play.log.close_idle(play.log.loop.time() + 100, 10)
+    assert not play.log.in_transaction(41, 0)
+    await play.log.close()
+
+
 async def test_what_is_not_transactional_is_refused_of_a_producer_that_writes_in_a_transaction() -> None:
     play = Play(41)
     await in_transaction(play)

@@ -107,6 +107,7 @@ class PartitionProducers:
     def fail(self, error: KopError) -> None:
         """End all producers, the leader's too; what waits in them fails with `error`."""
         producers, self._producers = list(self._producers.values()), {}
+        self._joined.clear()
         if self.lease.producer is not None:
             producers.append(self.lease.producer)
         for producer in producers:
@@ -122,12 +123,16 @@ class PartitionProducers:
         ]
 
     def close_idle(self, now: float, seconds: float) -> None:
-        """Close producers that took no batch for `seconds`: another broker may want their names."""
+        """Close producers that took no batch for `seconds`: another broker may want their names.
+
+        With them, and where no batch was taken at all, it is forgotten in which transaction they write.
+        """
         for producer_id, producer in tuple(self._producers.items()):
             if producer_id >= 0 and producer.idle and now - producer.used > seconds:
                 del self._producers[producer_id]
-                self._joined.pop(producer_id, None)
                 self._path.context.spawn(producer.close())
+        for producer_id in self._joined.keys() - self._producers.keys():
+            del self._joined[producer_id]
 
     async def close(self) -> None:
         """Close all producers. The batches that wait in them fail."""
