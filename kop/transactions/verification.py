@@ -75,11 +75,17 @@ class TransactionVerifier:
     def __init__(self, coordinators: Coordinators) -> None:
         self._coordinators = coordinators
         self._verified: dict[int, _Verified] = {}
+        self._looked_at = -math.inf
+        """When what is not good any more was looked for, by `time.monotonic`."""
         self._turns: dict[int, asyncio.Lock] = {}
         self._waiting: Counter[int] = Counter()
         """How many requests have or wait for the turn of each producer."""
         self._overtaken: set[int] = set()
         """Producers whose transaction ended while the coordinator was asked: what it said may be over."""
+
+    def __len__(self) -> int:
+        """How many producers something is verified of, or was."""
+        return len(self._verified)
 
     def holds(self, producer_id: int, producer_epoch: int, partition: StoredPartition) -> bool:
         """Whether the partition is in the producer's open transaction, and no earlier request still waits for that."""
@@ -145,10 +151,18 @@ class TransactionVerifier:
                 return answer
             name = answer.storage_transaction
             if verified is None or (verified.epoch, verified.storage_transaction) != (epoch, name):
+                self._drop_old(now)
                 until = now + LEASE_SECONDS if answer.passes else math.inf
                 verified = self._verified[producer_id] = _Verified(epoch, name, until)
             verified.partitions.update(partitions[each] for each, code in answer.errors.items() if not code)
             return answer
+
+    def _drop_old(self, now: float) -> None:
+        """Forget now and then what is not good any more: its end may not have come, where this broker was away."""
+        if now >= self._looked_at + LEASE_SECONDS:
+            self._looked_at = now
+            for producer_id in [each for each, verified in self._verified.items() if now >= verified.until]:
+                del self._verified[producer_id]
 
     async def verify_offsets(self, producer: TransactionalProducer, offsets_partition: int, *, add: bool) -> ErrorCode:
         """Whether the producer's open transaction has a partition of `__consumer_offsets`; `add` adds it before."""

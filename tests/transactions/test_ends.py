@@ -208,9 +208,18 @@ async def test_offsets_that_cannot_be_written_here_are_an_error() -> None:
 STORED = {("t", 0): (UUID(int=1), 0)}
 
 
-async def verified(w: World, name: str, *, add: bool = False) -> VerifiedPartitions:
-    async with w.verifier.turn(5):
-        return await w.verifier.verify(TransactionalProducer(name, 5, 0), STORED, add=add)
+async def verified(w: World, name: str, *, add: bool = False, producer: int = 5) -> VerifiedPartitions:
+    async with w.verifier.turn(producer):
+        return await w.verifier.verify(TransactionalProducer(name, producer, 0), STORED, add=add)
+
+
+async def test_what_was_verified_is_not_kept_where_no_end_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator does not reach this broker, which asks it for nothing more."""
+    w = World(2)
+    monkeypatch.setattr(verification, "LEASE_SECONDS", 0.0)
+    for producer in range(100):
+        await verified(w, "1", producer=producer)
+    assert len(w.verifier) == 1
 
 
 async def test_the_coordinator_is_asked_once_wherever_it_is() -> None:
