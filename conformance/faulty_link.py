@@ -57,20 +57,17 @@ class Link:
         self._flows.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refuse:
-            writer.transport.abort()
-            return
-        self.connections += 1
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:  # the server is down
             writer.transport.abort()
             return
         pair = (writer, far_writer)
-        if self.refuse:  # since the connection was accepted
+        if self.refuse:  # looked at only now, so that `cut` misses no connection that was being made
             for side in pair:
                 side.transport.abort()
             return
+        self.connections += 1
         self._pairs.append(pair)
         try:
             await asyncio.gather(self._pass(reader, far_writer, False), self._pass(far_reader, writer, True))

@@ -43,6 +43,13 @@ _INT: Final = struct.Struct(">i")
 _FULL: Final = "failed to write whole buffer"  # how cramjam says that the output did not fit
 _FIRST_GUESS: Final = 64 * 1024
 _WORST_SNAPPY: Final = 32  # a copy of 64 bytes takes 3, so no honest block grows by more than about 21
+_LZ4_FRAME: Final = struct.Struct("<IBB")  # magic, FLG, BD
+_LZ4_MAGIC: Final = 0x184D2204
+_LZ4_CONTENT_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_BLOCK_CHECKSUM = 0x04, 0x08, 0x10
+_LZ4_INDEPENDENT_V1: Final = 0x60  # independent blocks, version 1
+_LZ4_FIXED: Final = 0xE3  # the bits of FLG that have to be so: version, independence, and the reserved ones
+_LZ4_STORED: Final = 0x80000000  # the bit of a block's length that says that it is not compressed
+_UINT: Final = struct.Struct("<I")
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_MAX_WINDOW_LOG: Final = 27  # what zstd's own decoders accept by default; more is memory asked for by the peer
 
@@ -86,6 +93,30 @@ def compress(codec: int, data: Buffer) -> Buffer:
         case Codec.ZSTD:
             return memoryview(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
     raise _no_codec(codec)
+
+
+@raises_without_frames
+def check_lz4_for_java(data: Buffer) -> None:
+    """CORRUPT_MESSAGE where Java's consumers could not read `data`, which `decompress` took.
+
+    Kafka's Lz4BlockInputStream reads one frame whose blocks are independent, without a dictionary.
+    """
+    try:
+        magic, flags, sizes = _LZ4_FRAME.unpack_from(data)
+        if magic != _LZ4_MAGIC or flags & _LZ4_FIXED != _LZ4_INDEPENDENT_V1 or sizes & 0x8F:
+            raise _damaged(
+                f"Java's consumers read no lz4 that begins with {magic:08x} {flags:02x} {sizes:02x}: the blocks of its "
+                "frame have to be independent, without a dictionary"
+            )
+        at = _LZ4_FRAME.size + 1 + (8 if flags & _LZ4_CONTENT_SIZE else 0)
+        behind_block = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+        while (length := _UINT.unpack_from(data, at)[0]) != 0:
+            at += 4 + (length & ~_LZ4_STORED) + behind_block
+    except struct.error:
+        raise _damaged("an lz4 frame that is cut off") from None
+    at += 8 if flags & _LZ4_CONTENT_CHECKSUM else 4
+    if at != len(data):
+        raise _damaged(f"Java's consumers read the first lz4 frame only, of {at} bytes where there are {len(data)}")
 
 
 def _no_codec(codec: int) -> PeerError:

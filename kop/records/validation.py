@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kop.errors import ErrorCode, PeerError, raises_without_frames
 from kop.records.batch import CODEC_MASK, HEADER_SIZE, BatchHeader, Buffer
-from kop.records.compression import decompress
+from kop.records.compression import Codec, check_lz4_for_java, decompress
 from kop.records.twin import chosen
 
 twin = chosen()
@@ -68,7 +68,11 @@ def check_records(data: Buffer, header: BatchHeader, reject_null_keys: bool, max
 @raises_without_frames
 def inflated(data: Buffer, header: BatchHeader, max_bytes: int) -> Buffer:
     """The records of the batch that fills `data`, without compression and not walked; errors as of `check_records`."""
+    packed = memoryview(data)[HEADER_SIZE:]
     try:
-        return decompress(header.codec, memoryview(data)[HEADER_SIZE:], max_bytes)
+        body = decompress(header.codec, packed, max_bytes)
+        if header.codec == Codec.LZ4:
+            check_lz4_for_java(packed)
+        return body
     except PeerError as error:
         raise PeerError(error.message, ErrorCode.INVALID_RECORD) from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import lz4.frame
 import pytest
 from support.damaged_batches import around, bomb, sealed
 from support.gateway import RawClient, batch, fetch_fields, gateway, produce_fields, run
@@ -223,6 +225,22 @@ def test_compression_type_stores_batches_in_that_codec(tmp_path: Path, kind: str
             assert [header.codec for header, _ in batches] == [wanted] * len(Codec)
             for _, data in batches:
                 assert [record.value for record in iter_records(data, max_bytes=2**20)] == [b"x" * 1000] * 3
+
+    run(main())
+
+
+def test_lz4_of_linked_blocks_is_refused_since_java_does_not_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kop.records.batch.compress", lambda _, body: lz4.frame.compress(body, block_linked=True))
+    linked = batch([random.Random(4).randbytes(100_000)], codec=Codec.LZ4)
+    monkeypatch.undo()
+
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            await topic(serving)
+            client = await RawClient.connect(serving)
+            assert (await produce(client, linked)).error_code == ErrorCode.INVALID_RECORD
 
     run(main())
 

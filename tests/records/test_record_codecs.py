@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from kop.errors import ErrorCode, PeerError
-from kop.records.compression import Codec, compress, decompress
+from kop.records.compression import Codec, check_lz4_for_java, compress, decompress
 
 LIMIT = 1 << 22
 CODECS = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
@@ -124,6 +124,34 @@ def test_round_trip(data: bytes, codec: Codec) -> None:
 def test_lz4_is_written_as_java_takes_it() -> None:
     info = lz4.frame.get_frame_info(bytes(compress(Codec.LZ4, bytes(200_000))))
     assert not info["block_linked"]
+
+
+LZ4_DATA = random.Random(4).randbytes(150_000) + bytes(150_000)
+
+
+@pytest.mark.parametrize("size", [1, 64 << 10, 300_000])
+@pytest.mark.parametrize("how", [{}, {"content_checksum": True, "block_checksum": True}, {"store_size": False}])
+def test_lz4_of_independent_blocks_is_for_java(size: int, how: dict[str, bool]) -> None:
+    check_lz4_for_java(compress(Codec.LZ4, LZ4_DATA[:size]))
+    check_lz4_for_java(lz4.frame.compress(LZ4_DATA[:size], block_linked=False, block_size=4, **how))
+
+
+@pytest.mark.parametrize("size", [100_000, 300_000])
+def test_lz4_that_java_does_not_read_is_told(size: int) -> None:
+    linked = lz4.frame.compress(LZ4_DATA[:size], block_linked=True, block_size=4)
+    independent = lz4.frame.compress(LZ4_DATA[:size], block_linked=False, block_size=4)
+    for packed, why in ((linked, "independent"), (2 * independent, "the first lz4 frame only")):
+        decompress(Codec.LZ4, packed, 2 * size)
+        with pytest.raises(PeerError, match=why) as caught:
+            check_lz4_for_java(packed)
+        assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize("size", range(30))
+def test_lz4_that_is_cut_off_is_told(size: int) -> None:
+    packed = compress(Codec.LZ4, LZ4_DATA[:100])
+    with pytest.raises(PeerError, match=r"cut off|the first lz4 frame only"):
+        check_lz4_for_java(packed[:size])
 
 
 def test_lz4_is_written_by_the_fast_compressor() -> None:
