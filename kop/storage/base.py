@@ -82,6 +82,14 @@ class LogPolicy:
     """max.message.bytes is the topic's own: an engine with other writers holds them to it, too."""
 
 
+MOST_UNCOMPRESSED: Final = 2**31 - 1
+"""Bytes that the records of a stored batch may decompress to where an engine reads them again.
+
+It is more than any topic's setting: what was taken by the settings of its day has to be read for ever, or compaction
+would let a tombstone go and keep what it deleted.
+"""
+
+
 class AppendResult(NamedTuple):
     """Where a batch came to lie."""
 

@@ -19,7 +19,7 @@ from hashlib import blake2b
 
 from kop.records.batch import BatchHeader, iter_records, rewrite, with_delete_horizon
 from kop.records.record import Record
-from kop.storage.base import Buffer, LogPolicy
+from kop.storage.base import MOST_UNCOMPRESSED, Buffer, LogPolicy
 from kop.storage.transaction_index import AbortedRecords, AbortedTransaction
 
 
@@ -54,20 +54,15 @@ class NewestOffsets:
         """Whether the batch may be added; the first one always may."""
         return not self._offsets or len(self._offsets) + header.record_count <= self._max_keys
 
-    def add(self, data: Buffer, header: BatchHeader, max_bytes: int) -> None:
-        """Take the keys of a batch that follows those added before. PeerError where it cannot be read.
-
-        `max_bytes`: the most that its records may decompress to.
-        """
+    def add(self, data: Buffer, header: BatchHeader) -> None:
+        """Take the keys of a batch that follows those added before. PeerError where it cannot be read."""
         if header.control or self._is_aborted(header):
             return
-        for record in iter_records(data, header, max_bytes=max_bytes):
+        for record in iter_records(data, header, max_bytes=MOST_UNCOMPRESSED):
             if record.key is not None:
                 self._offsets[_digest(record.key)] = record.offset
 
-    def clean(
-        self, data: Buffer, header: BatchHeader, *, now_ms: int, delete_horizon_ms: int, max_bytes: int
-    ) -> Buffer | None:
+    def clean(self, data: Buffer, header: BatchHeader, *, now_ms: int, delete_horizon_ms: int) -> Buffer | None:
         """What stays of a batch: `data` itself where nothing changes, None where no record stays.
 
         Batches come in the order of the log, from its start on.
@@ -85,7 +80,7 @@ class NewestOffsets:
                 return False
             return self._offsets.get(_digest(record.key), -1) <= record.offset
 
-        cleaned = rewrite(data, header, keep, max_bytes=max_bytes, delete_horizon=delete_horizon_ms)
+        cleaned = rewrite(data, header, keep, max_bytes=MOST_UNCOMPRESSED, delete_horizon=delete_horizon_ms)
         if cleaned is not None and header.transactional:
             self._with_records.add(header.producer_id)
         return cleaned

@@ -47,11 +47,8 @@ class CompactedLog:
         newest = NewestOffsets(aborted=self.index.aborted)
         part = [batch for batch in self.batches if read_header(batch).base_offset < min(stable, self.end - 1)]
         for batch in part:
-            newest.add(batch, read_header(batch), BOUND)
-        cleaned = [
-            newest.clean(batch, read_header(batch), now_ms=now_ms, delete_horizon_ms=HORIZON, max_bytes=BOUND)
-            for batch in part
-        ]
+            newest.add(batch, read_header(batch))
+        cleaned = [newest.clean(batch, read_header(batch), now_ms=now_ms, delete_horizon_ms=HORIZON) for batch in part]
         self.batches = [batch for batch in cleaned if batch is not None] + self.batches[len(part) :]
 
     @property

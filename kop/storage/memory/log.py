@@ -20,6 +20,7 @@ from kop.errors import KopError
 from kop.records.batch import BatchHeader, first_at_or_after, max_timestamp_record, read_header
 from kop.records.markers import build_marker
 from kop.storage.base import (
+    MOST_UNCOMPRESSED,
     AppendResult,
     AppendWaiter,
     Buffer,
@@ -223,9 +224,7 @@ class MemoryLog(Partition):
     async def _look_up(self, search: Callable[..., TimestampOffset | None], *args: int) -> TimestampOffset | None:
         """Search on a thread: batches have to be decompressed. They stay as they are meanwhile."""
         self.check_there()
-        record = await asyncio.to_thread(
-            search, tuple(self._batches), self.log_start_offset, self.policy.max_uncompressed_bytes, *args
-        )
+        record = await asyncio.to_thread(search, tuple(self._batches), self.log_start_offset, *args)
         self.check_there()
         return record
 
@@ -287,10 +286,16 @@ class MemoryLog(Partition):
             return
         newest = NewestOffsets(aborted=tuple(self._producers.transactions.aborted))
         cleaned = await asyncio.to_thread(_cleaned, batches[:end], dirty, last, newest, policy, now_ms, self.title)
-        for old, new in cleaned:
-            at = bisect_left(self._batches, old.last, key=_LAST)
-            if at < len(self._batches) and self._batches[at] is old:  # else retention or DeleteRecords took it
-                self._replace(at, at + 1, [] if new is None else [new])
+        changed = {old.last: (old, new) for old, new in cleaned}
+        cleaned_end = bisect_left(self._batches, batches[last].base, key=_LAST)
+        kept: list[StoredBatch] = []
+        for batch in self._batches[:cleaned_end]:  # retention or DeleteRecords may have taken some
+            old, new = changed.get(batch.last, (None, None))
+            if batch is not old:
+                kept.append(batch)
+            elif new is not None:
+                kept.append(new)
+        self._replace(0, cleaned_end, kept)
         self._producers.transactions.drop_markers(
             {old.base for old, new in cleaned if new is None and read_header(old.data).control}
         )
@@ -332,21 +337,23 @@ class MemoryLog(Partition):
         """Nothing to do."""
 
 
-def _first_at(batches: Sequence[StoredBatch], start: int, max_bytes: int, timestamp: int) -> TimestampOffset | None:
+def _first_at(batches: Sequence[StoredBatch], start: int, timestamp: int) -> TimestampOffset | None:
     for batch in batches:
         if batch.timestamp >= max(timestamp, 0):
             header = read_header(batch.data)
-            record = first_at_or_after(batch.data, header, timestamp, max_bytes=max_bytes, from_offset=start)
+            record = first_at_or_after(batch.data, header, timestamp, max_bytes=MOST_UNCOMPRESSED, from_offset=start)
             if record is not None:
                 return TimestampOffset(*record)
     return None
 
 
-def _newest(batches: Sequence[StoredBatch], start: int, max_bytes: int) -> TimestampOffset | None:
+def _newest(batches: Sequence[StoredBatch], start: int) -> TimestampOffset | None:
     best: TimestampOffset | None = None
     for batch in batches:
         if batch.timestamp > (-1 if best is None else best.timestamp):
-            record = max_timestamp_record(batch.data, read_header(batch.data), max_bytes=max_bytes, from_offset=start)
+            record = max_timestamp_record(
+                batch.data, read_header(batch.data), max_bytes=MOST_UNCOMPRESSED, from_offset=start
+            )
             if record is not None and record[1] > (-1 if best is None else best.timestamp):
                 best = TimestampOffset(*record)
     return best
@@ -365,7 +372,6 @@ def _cleaned(
 
     `batches[dirty:]` are the dirty ones, and may supersede records; those before `last` are cleaned.
     """
-    bound = policy.max_uncompressed_bytes
     horizon = now_ms + policy.delete_retention_ms
     changes: list[tuple[StoredBatch, StoredBatch | None]] = []
 
@@ -374,13 +380,13 @@ def _cleaned(
 
     for batch in batches[dirty:]:
         try:
-            newest.add(batch.data, read_header(batch.data), bound)
+            newest.add(batch.data, read_header(batch.data))
         except KopError as error:
             unread(batch, error)
     for batch in batches[:last]:
         header = read_header(batch.data)
         try:
-            data = newest.clean(batch.data, header, now_ms=now_ms, delete_horizon_ms=horizon, max_bytes=bound)
+            data = newest.clean(batch.data, header, now_ms=now_ms, delete_horizon_ms=horizon)
         except KopError as error:
             unread(batch, error)
             continue

@@ -67,8 +67,6 @@ class Cleaner:
     cache: TailCache
     most_keys: int
     """Keys that one pass holds in memory."""
-    max_batch_bytes: int
-    """What a batch may inflate to."""
     snapshot: Callable[[Sequence[SqliteLog]], Awaitable[None]]
     """Stores size and producers of logs: what a restart needs of batches that are rewritten."""
     closing: Callable[[], bool]
@@ -89,9 +87,7 @@ class Cleaner:
             offset = part.first_dirty
             while offset < part.end and not self.closing():
                 began = time.monotonic()
-                reached, full = await self.threads.run(
-                    collect, log.log_id, offset, part.end, newest, self.max_batch_bytes
-                )
+                reached, full = await self.threads.run(collect, log.log_id, offset, part.end, newest)
                 await asyncio.sleep(time.monotonic() - began)  # the loop and the threads share one interpreter lock
                 if full or reached == offset:
                     offset = reached
@@ -116,9 +112,7 @@ class Cleaner:
             if log.deleted or self.closing():
                 return False
             began = time.monotonic()
-            changes, reached = await self.threads.run(
-                plan, log.log_id, offset, end, newest, now_ms, horizon, self.max_batch_bytes
-            )
+            changes, reached = await self.threads.run(plan, log.log_id, offset, end, newest, now_ms, horizon)
             if changes:
                 freed = await self.writer.run(apply, log.log_id, changes, reached)
                 log.size_bytes -= freed
@@ -178,15 +172,13 @@ def _batches(conn: sqlite3.Connection, log_id: int, offset: int, end: int) -> li
     return [(row, data, read_header(data)) for row, data in rows]
 
 
-def collect(
-    conn: sqlite3.Connection, log_id: int, offset: int, end: int, newest: NewestOffsets, max_bytes: int
-) -> tuple[int, bool]:
+def collect(conn: sqlite3.Connection, log_id: int, offset: int, end: int, newest: NewestOffsets) -> tuple[int, bool]:
     """Put the keys of some batches into `newest`; returns the offset reached and whether there is no more room."""
     for row, data, header in _batches(conn, log_id, offset, end):
         if not newest.has_room_for(header):
             return row.base, True
         try:
-            newest.add(data, header, max_bytes)
+            newest.add(data, header)
         except PeerError as error:
             _log.warning("batch at offset %d of log %d cannot be read: %s", row.base, log_id, error)
         offset = row.last + 1
@@ -201,14 +193,13 @@ def plan(
     newest: NewestOffsets,
     now_ms: int,
     horizon: int,
-    max_bytes: int,
 ) -> tuple[list[Change], int]:
     """What becomes of some batches, and the offset reached."""
     changes: list[Change] = []
     for row, data, header in _batches(conn, log_id, offset, end):
         offset = row.last + 1
         try:
-            new = newest.clean(data, header, now_ms=now_ms, delete_horizon_ms=horizon, max_bytes=max_bytes)
+            new = newest.clean(data, header, now_ms=now_ms, delete_horizon_ms=horizon)
         except PeerError as error:
             _log.warning("batch at offset %d of log %d stays as it is: %s", row.base, log_id, error)
             continue

@@ -95,7 +95,6 @@ class SqliteEngine:
             self.writer,
             self.readers,
             self.cache,
-            settings.max_batch_bytes,
             self._refusal,
             self._move_start,
         )

@@ -47,7 +47,6 @@ class LogContext:
     writer: Writer
     readers: Readers
     cache: TailCache
-    max_batch_bytes: int
     refusal: Callable[[int], KopError | None]
     """Why a batch of so many bytes cannot be taken now, or None."""
     move_start: Callable[[SqliteLog, int], Awaitable[None]]
@@ -320,9 +319,7 @@ class SqliteLog(Partition):
 
     async def _look_up(self, query: Callable[..., tuple[int, int] | None], *args: int) -> TimestampOffset | None:
         self.check_there()
-        rows = await self._context.readers.run(
-            query, self.log_id, self.log_start_offset, self.high_watermark, self._context.max_batch_bytes, *args
-        )
+        rows = await self._context.readers.run(query, self.log_id, self.log_start_offset, self.high_watermark, *args)
         self.check_there()
         return None if rows is None else TimestampOffset(*rows)
 

@@ -3,7 +3,7 @@
 Owns: which batch can hold the record that is asked for. Must not know: how a record is laid out, the loop.
 
 All of it runs on a reading thread, batches are decompressed there. Arguments: the log's id, its log start and high
-watermark, and the bound on what a batch may inflate to.
+watermark.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import sqlite3
 
 from kop.records.batch import first_at_or_after, max_timestamp_record, read_header
+from kop.storage.base import MOST_UNCOMPRESSED
 from kop.storage.sqlite import reader
 
 
-def by_time(
-    conn: sqlite3.Connection, log_id: int, start: int, end: int, max_bytes: int, timestamp: int
-) -> tuple[int, int] | None:
+def by_time(conn: sqlite3.Connection, log_id: int, start: int, end: int, timestamp: int) -> tuple[int, int] | None:
     """Offset and timestamp of the first record at or after `timestamp`."""
     offset = start
     while (row := reader.first_at(conn, log_id, timestamp, offset, end)) is not None:
         data = reader.read_one(conn, log_id, row.last)
         if data is not None:
-            record = first_at_or_after(data, read_header(data), timestamp, max_bytes=max_bytes, from_offset=start)
+            record = first_at_or_after(
+                data, read_header(data), timestamp, max_bytes=MOST_UNCOMPRESSED, from_offset=start
+            )
             if record is not None:
                 return record
         # Gone since, or the record lies before the log start.
@@ -30,9 +31,7 @@ def by_time(
     return None
 
 
-def max_timestamp(
-    conn: sqlite3.Connection, log_id: int, start: int, end: int, max_bytes: int
-) -> tuple[int, int] | None:
+def max_timestamp(conn: sqlite3.Connection, log_id: int, start: int, end: int) -> tuple[int, int] | None:
     """Offset and timestamp of the first record with the largest timestamp."""
     best: tuple[int, int] | None = None
     offset = start
@@ -42,7 +41,7 @@ def max_timestamp(
             continue  # gone since
         data = reader.read_one(conn, log_id, row.last)
         if data is not None:
-            record = max_timestamp_record(data, read_header(data), max_bytes=max_bytes, from_offset=start)
+            record = max_timestamp_record(data, read_header(data), max_bytes=MOST_UNCOMPRESSED, from_offset=start)
             if record is not None and record[1] >= 0 and (best is None or record[1] > best[1]):
                 best = record
                 if best[1] == largest:

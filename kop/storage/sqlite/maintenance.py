@@ -97,7 +97,6 @@ class Maintenance:
             self._threads,
             cache,
             settings.cleaner_keys,
-            settings.max_batch_bytes,
             self._snapshot,
             lambda: self.closing,
         )

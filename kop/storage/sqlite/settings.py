@@ -22,8 +22,6 @@ class SqliteSettings:
     """Newest batches kept in memory, over all partitions."""
     max_queued_bytes: int = 256 << 20
     """Batches taken and not committed; beyond it appends fail with KAFKA_STORAGE_ERROR, which clients retry."""
-    max_batch_bytes: int = 64 << 20
-    """What a batch may inflate to where its records are walked (look-up by time, compaction)."""
     wal_bytes: int = 32 << 20
     """Size of the write-ahead log from which it is brought into the database; a sixteenth of a small disk."""
     min_free_bytes: int = 256 << 20
