@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 from kop.errors import InternalError, KopError
@@ -89,6 +89,17 @@ class ColdReads:
             self._begin()
         read.asked = now
         return read
+
+    def make_room(self, wanted: Container[PartitionLog], waiting: int) -> None:
+        """Drop results of partitions that are not `wanted`, where results keep reads from beginning.
+
+        `waiting` is how many Fetches wait that want no other partitions: while a further one waits, its results stay.
+        """
+        if not self._queue or self._held < MOST_HELD or len(self._listeners) > waiting:
+            return
+        for partition_log, read in tuple(self._reads.items()):
+            if read.result is not None and partition_log not in wanted:
+                self.forget(partition_log)
 
     def forget(self, partition_log: PartitionLog) -> None:
         """Drop a read: its result was taken, or is not wanted any more."""

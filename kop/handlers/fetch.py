@@ -111,6 +111,8 @@ class _Fetch:
         if ctx.conn.cold_reads is None:
             ctx.conn.cold_reads = ColdReads()
         self.reads = ctx.conn.cold_reads
+        self.waits = False
+        """Whether a `WaitingFetch` listens to the reads for this Fetch."""
 
     def wanted(self) -> list[FetchPartition]:
         """The partitions to look at, in the order of their turns."""
@@ -132,10 +134,12 @@ class _Fetch:
     def look(self, *, read: bool) -> _Response:
         """Put together what is in memory. With `read`, what is not there is read from storage on the side."""
         response = _Response(self.budget, reading=read)
+        looked_at: set[PartitionLog] = set()
         for wanted in self.wanted():
             partition_log = self._log(response, wanted)
             if partition_log is None:
                 continue
+            looked_at.add(partition_log)
             stable = partition_log.last_stable_offset
             end = stable if self.committed and stable < partition_log.high_watermark else None
             try:
@@ -148,6 +152,8 @@ class _Fetch:
             if result is None:
                 response.unread += 1
             self._add(response, wanted, partition_log, stable, result)
+        if read and response.unread:
+            self.reads.make_room(looked_at, int(self.waits))
         return response
 
     def _cached(
@@ -346,6 +352,7 @@ class WaitingFetch:
             if partition_log is not None:
                 self.undo.append(partition_log.on_advance(self.poke))
         self.undo.append(fetch.reads.on_news(self.poke))
+        fetch.waits = True
         seconds = fetch.call.max_wait_ms / 1000
         self.deadline = self.looked + (max(seconds, _READ_SECONDS) if reads else seconds)
         self.timer = self._set_timer()

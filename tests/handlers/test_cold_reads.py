@@ -289,6 +289,57 @@ def test_what_nobody_asks_for_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main())
 
 
+def test_results_of_partitions_that_are_not_wanted_any_more_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer pauses partitions, or loses them to another one: what was read of them keeps no others waiting."""
+    monkeypatch.setattr(cold_reads, "MOST_HELD", 1)
+    monkeypatch.setattr(cold_reads, "KEPT_SECONDS", 600.0)
+
+    async def main() -> None:
+        reads = ColdReads()
+        paused, wanted, other = await cold_logs(3)
+        for log in (paused, wanted, other):
+            let_go(log)
+        reads.ask(paused, 0, 100)
+        await turns()
+        reads.ask(wanted, 0, 100)
+        reads.make_room({paused, wanted}, 0)
+        await turns()
+        assert (paused.reads, wanted.reads) == (1, 0)
+        undo = reads.on_news(lambda: None)
+        reads.make_room({wanted}, 0)
+        await turns()
+        assert (len(reads), wanted.reads) == (2, 0), "a Fetch that waits may want the other one"
+        reads.make_room({wanted}, 1)
+        await turns()
+        assert (len(reads), wanted.reads) == (1, 1)
+        reads.make_room({other}, 1)
+        await turns()
+        assert len(reads) == 1, "nothing waits for room"
+        undo()
+
+    run(main())
+
+
+def test_after_a_pause_other_partitions_are_read_at_once(
+    tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_reads, "MOST_HELD", 1)
+    monkeypatch.setattr(cold_reads, "KEPT_SECONDS", 600.0)
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await filled(store, serving, 3)
+            go_on = hang(store, 1)
+            fetched, _ = await fetch(client, {0: 0, 1: 0})
+            assert fetched == {0: 2}
+            go_on.set()
+            await until(lambda: store.log("t", 1).reading == 0)
+            fetched, _ = await fetch(client, {2: 0})
+            assert fetched == {2: 2}
+
+    run(main())
+
+
 def test_a_read_from_another_offset_takes_the_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_reads, "MOST_HELD", 1)
 
