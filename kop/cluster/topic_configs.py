@@ -151,6 +151,8 @@ class ConfigSpec:
     check: Check | None = None
     refused: Check | None = None
     """Why a legal value cannot be had here, or None."""
+    distinct: bool = False
+    """Whether a client may name no item of a LIST twice. What was stored before that was so is read all the same."""
 
     def parse(self, text: str) -> Any:
         """The value of `text`: bool, int, float, str, or list of str. INVALID_CONFIG with Kafka's wording."""
@@ -162,6 +164,8 @@ class ConfigSpec:
     def parse_wanted(self, text: str) -> Any:
         """Parse a value that a client asks for. It is INVALID_CONFIG also where kop cannot do what it asks for."""
         value = self.parse(text)
+        if self.distinct and len(set(value)) < len(value):
+            raise PeerError(f"Configuration '{self.name}' values must not be duplicated.", ErrorCode.INVALID_CONFIG)
         if self.refused is not None and (reason := self.refused(value)) is not None:
             raise PeerError(f"{self.name}={text.strip()} is not possible here: {reason}", ErrorCode.INVALID_CONFIG)
         return value
@@ -215,7 +219,7 @@ def _table() -> Iterable[ConfigSpec]:
         "cleanup.policy", list_, "delete",
         "What happens to old records: delete (by retention.ms and retention.bytes), compact (the newest record of each "
         "key stays), both, or, when empty, nothing.",
-        "log.cleanup.policy", True, _one_of("compact", "delete"),
+        "log.cleanup.policy", True, _one_of("compact", "delete"), distinct=True,
     )  # fmt: skip
     yield ConfigSpec(
         "retention.ms", long, "604800000",

@@ -22,6 +22,7 @@ from kop.handlers.api import Api
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.produce_targets import ProduceTargets
+from kop.handlers.topic_limits import TopicLimits
 from kop.metrics import Metrics
 from kop.storage.base import Engine
 from kop.transactions.ends import TransactionEnds
@@ -61,6 +62,8 @@ class Gateway:
     topic_configs: TopicConfigs
     searches: Turns = field(default_factory=lambda: Turns(SEARCHES_AT_ONCE, SEARCH_SECONDS))
     """Look-ups of offsets by time: each reads from storage for a while."""
+    topic_limits: TopicLimits = field(init=False)
+    """Which further topics and partitions there may be."""
     produce_targets: ProduceTargets = field(init=False)
     """What Produce has looked up of topics."""
     apis: Mapping[int, Api] = field(default_factory=dict)
@@ -68,4 +71,5 @@ class Gateway:
 
     def __post_init__(self) -> None:
         """Make what is made of the rest."""
+        self.topic_limits = TopicLimits(self.topics, self.config.kop_max_partitions)
         self.produce_targets = ProduceTargets(self.topics, self.topic_configs)

@@ -6,6 +6,8 @@ Metadata
   id is not looked at (Java sends an empty one).
 - A topic that is missing is made where auto.create.topics.enable and, from version 4, the request allow it, and is
   answered in the same response.
+  What CreateTopics would refuse is not made: a name that another one differs from only in '.' and '_' is
+  INVALID_TOPIC_EXCEPTION; too many partitions, of one request or in all, are POLICY_VIOLATION.
 - All live brokers are told, this one under the address that this client can reach. Partitions have one replica, their
   leader, and leader_epoch 0.
 - Authorized operations are -2147483648 unless asked for; without an authorizer all of Kafka's operations are allowed.
@@ -16,14 +18,18 @@ Metadata
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
+from kop.background import log_lines
 from kop.cluster.client_topics import RESERVED
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
+from kop.handlers.topic_limits import InMaking
 from kop.storage.base import TopicInfo
 from kop.wire import codec
 from kop.wire.messages import (
@@ -41,6 +47,8 @@ _LARGE = 16 * 1024
 _PART_TOPICS = 200
 _LIBRDKAFKA_SLACK = 3
 """librdkafka asks for all topics from version 9 on with three bytes too many: an array's old length, left in place."""
+
+_log = logging.getLogger(__name__)
 
 
 def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
@@ -85,20 +93,39 @@ def _legal(gw: Gateway, name: str) -> bool:
 
 
 async def _find_and_answer(gw: Gateway, ctx: Context, request: Any) -> Frame:
-    answer = await _found_and_made(gw, ctx, request)
+    with gw.topic_limits.making() as making:
+        answer = await _found_and_made(gw, ctx, request, making)
     return _framed(ctx.correlation_id, codec.encode_response(0, answer)[8:])
 
 
-async def _found_and_made(gw: Gateway, ctx: Context, request: Any) -> Any:
+async def _found_and_made(gw: Gateway, ctx: Context, request: Any, making: InMaking) -> Any:
     await gw.topics.find(topic.name for topic in request.topics or ())
     failed: dict[str, ErrorCode] = {}
     for name in _to_create(gw, ctx, request):
         try:
-            await gw.engine.topics.create(gw.topics.canonical_name(name), gw.broker_configs.num_partitions, {})
+            await _make(gw, making, name)
         except KopError as error:
             if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
                 failed[name] = error.code
+                _tell(gw, name, error)
     return _answer(gw, ctx, request, failed)
+
+
+async def _make(gw: Gateway, making: InMaking, name: str) -> None:
+    partitions = gw.broker_configs.num_partitions
+    gw.topic_limits.check_name(name)
+    settle = making.add(partitions, name)
+    try:
+        await gw.engine.topics.create(gw.topics.canonical_name(name), partitions, {})
+    finally:
+        settle()
+
+
+def _tell(gw: Gateway, name: str, error: KopError) -> None:
+    """Count a refusal, and log it once for all topics of which the same is to be said: clients ask again at once."""
+    gw.metrics.errors.labels("Metadata", error.code.name).inc()
+    if log_lines.say(("auto-creation", error.code), time.monotonic()) is not None:
+        _log.warning("topic %s, which a client asked for, is not made: %s", name, error.message)
 
 
 async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
@@ -108,11 +135,12 @@ async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     )
     topics = request.topics or []
     request.topics = request.topics and topics[:_PART_TOPICS]  # null and an empty list say different things
-    whole = await _found_and_made(gw, ctx, request)
-    for begin in range(_PART_TOPICS, len(topics), _PART_TOPICS):
-        await asyncio.sleep(0)
-        request.topics = topics[begin : begin + _PART_TOPICS]
-        whole.topics += (await _found_and_made(gw, ctx, request)).topics
+    with gw.topic_limits.making() as making:
+        whole = await _found_and_made(gw, ctx, request, making)
+        for begin in range(_PART_TOPICS, len(topics), _PART_TOPICS):
+            await asyncio.sleep(0)
+            request.topics = topics[begin : begin + _PART_TOPICS]
+            whole.topics += (await _found_and_made(gw, ctx, request, making)).topics
     rest = (await asyncio.to_thread(codec.encode_response, 0, whole))[8:]
     return _framed(ctx.correlation_id, rest)
 
@@ -191,13 +219,20 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
     limit = max(1, min(request.response_partition_limit, 2000))
     names = sorted({topic.name for topic in request.topics}) or [topic.name for topic in gw.topics.listed()]
     cursor, first = request.cursor, 0
+    below = cursor is not None and cursor.partition_index < 0
     response = DescribeTopicPartitionsResponse(version=ctx.version, topics=[], next_cursor=None)
     row_class = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
     partition_class = row_class.DescribeTopicPartitionsResponsePartition
     if cursor is not None:
         names = [name for name in names if name >= cursor.topic_name]
         first = cursor.partition_index if names and names[0] == cursor.topic_name else 0
+    if below:
+        names = sorted({topic.name for topic in request.topics})
     for name in names:
+        if below:
+            code = ErrorCode.INVALID_REQUEST
+            response.topics.append(row_class(version=0, error_code=code, name=name, topic_id=None, partitions=[]))
+            continue
         if limit == 0:
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
             break

@@ -51,10 +51,6 @@ from kop.wire.messages import (
     Message,
 )
 
-_MOST_PARTITIONS = 10_000
-"""The most partitions of one request, as in Kafka."""
-_METADATA_TOPIC = "__cluster_metadata"
-
 _log = logging.getLogger(__name__)
 
 
@@ -75,68 +71,25 @@ class _Plan:
 async def create_topics(gw: Gateway, ctx: Context, request: Message) -> Message:
     """Check each topic, make those that are right, and answer in the order of the request."""
     counts = Counter(gw.topics.canonical_name(topic.name) for topic in request.topics)
-    names = _Names(gw)
     plans: dict[str, _Plan] = {}
-    room = _Room(gw)
-    async for wanted in with_pauses(request.topics):
-        if wanted.name in plans:
-            continue
-        plan = plans[wanted.name] = _Plan(wanted.name)
-        try:
-            if counts[gw.topics.canonical_name(wanted.name)] > 1:
-                raise PeerError("Duplicate topic name.")
-            names.check(wanted.name)
-            plan.configs = gw.topic_configs.check({config.name: config.value for config in wanted.configs})
-            plan.partitions = _partitions_of(gw, wanted)
-            room.take(plan.partitions)
-            names.take(wanted.name)
-        except KopError as error:
-            plan.error = error
-    if not request.validate_only:
-        await asyncio.gather(*(_create(gw, plan) for plan in plans.values() if plan.error is None))
+    with gw.topic_limits.making() as making:
+        async for wanted in with_pauses(request.topics):
+            if wanted.name in plans:
+                continue
+            plan = plans[wanted.name] = _Plan(wanted.name)
+            try:
+                if counts[gw.topics.canonical_name(wanted.name)] > 1:
+                    raise PeerError("Duplicate topic name.")
+                gw.topic_limits.check_name(wanted.name)
+                plan.configs = gw.topic_configs.check({config.name: config.value for config in wanted.configs})
+                plan.partitions = _partitions_of(gw, wanted)
+                making.add(plan.partitions, wanted.name)
+            except KopError as error:
+                plan.error = error
+        if not request.validate_only:
+            await asyncio.gather(*(_create(gw, plan) for plan in plans.values() if plan.error is None))
     rows = [_created(gw, ctx, plan) async for plan in with_pauses(plans.values())]
     return CreateTopicsResponse(version=ctx.version, topics=rows)
-
-
-class _Names:
-    """The names that topics of a request may not take, those of the same request included."""
-
-    def __init__(self, gw: Gateway) -> None:
-        self._gw = gw
-        self._alike: dict[str, str] | None = None
-
-    def check(self, name: str) -> None:
-        """Raise where no topic of that name may be made."""
-        if name == _METADATA_TOPIC:
-            raise PeerError(f"Creation of internal topic {name} is prohibited.")
-        if self._gw.topics.get(name) is not None:
-            raise PeerError(f"Topic '{name}' already exists.", ErrorCode.TOPIC_ALREADY_EXISTS)
-        self._gw.topics.check_name(name)
-        if name in RESERVED:
-            raise PeerError(f"Creation of internal topic {name} is prohibited.", ErrorCode.INVALID_TOPIC_EXCEPTION)
-        canonical = self._gw.topics.canonical_name(name)
-        other = self._known().get(_folded(canonical)) if _folds(canonical) else None
-        if other is not None:
-            raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
-
-    def take(self, name: str) -> None:
-        """Note the name of a topic that is about to be made."""
-        canonical = self._gw.topics.canonical_name(name)
-        if _folds(canonical):
-            self._known()[_folded(canonical)] = name
-
-    def _known(self) -> dict[str, str]:
-        if self._alike is None:
-            self._alike = {_folded(topic.name): topic.name for topic in self._gw.topics.all() if _folds(topic.name)}
-        return self._alike
-
-
-def _folds(name: str) -> bool:
-    return "." in name or "_" in name
-
-
-def _folded(name: str) -> str:
-    return name.replace(".", "_")
 
 
 def _partitions_of(gw: Gateway, wanted: Any) -> int:
@@ -183,24 +136,6 @@ def _check_replicas(gw: Gateway, brokers: Sequence[int]) -> None:
         reason = f"the broker {twice[0]} more than once."
     if reason:
         raise PeerError(f"The manual partition assignment includes {reason}", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-
-
-class _Room:
-    """How many partitions a request may still ask for."""
-
-    def __init__(self, gw: Gateway) -> None:
-        self._limit = gw.config.kop_max_partitions
-        self._in_all = self._limit - sum(topic.partitions for topic in gw.topics.all())
-        self._in_request = _MOST_PARTITIONS
-
-    def take(self, wanted: int) -> None:
-        """Count partitions that are about to be made; POLICY_VIOLATION where they are too many."""
-        if wanted > self._in_request:
-            raise PeerError("Excessively large number of partitions per request.", ErrorCode.POLICY_VIOLATION)
-        if wanted > self._in_all:
-            raise PeerError(f"kop.max.partitions allows {self._limit} in all.", ErrorCode.POLICY_VIOLATION)
-        self._in_request -= wanted
-        self._in_all -= wanted
 
 
 async def _create(gw: Gateway, plan: _Plan) -> None:
@@ -360,22 +295,22 @@ async def create_partitions(gw: Gateway, ctx: Context, request: Message) -> Mess
     """Raise the number of partitions of each topic."""
     counts = Counter(gw.topics.canonical_name(topic.name) for topic in request.topics)
     topics_by_name = {topic.name: topic for topic in request.topics}
-    room = _Room(gw)
     answers: dict[str, KopError | None] = {}
     grown: list[tuple[TopicInfo, int]] = []
-    async for name, wanted in with_pauses(topics_by_name.items()):
-        try:
-            if counts[gw.topics.canonical_name(name)] > 1:
-                raise PeerError("Duplicate topic name.")
-            topic = _check_growth(gw, wanted)
-            room.take(wanted.count - topic.partitions)
-            grown.append((topic, wanted.count))
-            answers[name] = None
-        except KopError as error:
-            answers[name] = error
-    if not request.validate_only:
-        results = await asyncio.gather(*(_grow(gw, topic, count) for topic, count in grown))
-        answers |= {topic.name: error for (topic, _), error in zip(grown, results, strict=True)}
+    with gw.topic_limits.making() as making:
+        async for name, wanted in with_pauses(topics_by_name.items()):
+            try:
+                if counts[gw.topics.canonical_name(name)] > 1:
+                    raise PeerError("Duplicate topic name.")
+                topic = _check_growth(gw, wanted)
+                making.add(wanted.count - topic.partitions)
+                grown.append((topic, wanted.count))
+                answers[name] = None
+            except KopError as error:
+                answers[name] = error
+        if not request.validate_only:
+            results = await asyncio.gather(*(_grow(gw, topic, count) for topic, count in grown))
+            answers |= {topic.name: error for (topic, _), error in zip(grown, results, strict=True)}
     result = CreatePartitionsResponse.CreatePartitionsTopicResult
     return CreatePartitionsResponse(
         version=ctx.version,

@@ -61,7 +61,6 @@ TAKEN: list[tuple[str, str, Any]] = [
     ("cleanup.policy", "", []),
     ("cleanup.policy", "compact,delete", ["compact", "delete"]),
     ("cleanup.policy", " compact , delete", ["compact", "delete"]),
-    ("cleanup.policy", "compact,compact", ["compact", "compact"]),
     ("min.cleanable.dirty.ratio", ".5", 0.5),
     ("min.cleanable.dirty.ratio", "1e-1", 0.1),
     ("preallocate", "TRUE", True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,7 +11,7 @@ import pytest
 from support.gateway import RawClient, gateway, run, topic_of
 
 from kop.errors import ErrorCode
-from kop.wire.messages import MetadataRequest
+from kop.wire.messages import DescribeTopicPartitionsRequest, MetadataRequest
 
 NOT_ASKED = None
 """kafka-python's decoder gives None for -2147483648."""
@@ -120,6 +121,37 @@ def test_auto_creation_asks_the_setting_and_from_version_4_the_request(
         assert (topic.error_code, topic.partitions) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, [])
 
 
+def test_auto_creation_makes_nothing_that_create_topics_would_refuse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["a.b", "__cluster_metadata", *[f"m{i}" for i in range(300)]]
+
+    async def main() -> list[str]:
+        async with gateway(tmp_path, kop_max_partitions="20", num_partitions="4") as serving:
+            topics = serving.gateway.engine.topics
+            await topics.create("a_b", 4, {})
+            client = await RawClient.connect(serving)
+            answer = await client.call(3, 9, topics=asked(*names, version=9), allow_auto_topic_creation=True)
+            assert [topic.name for topic in answer.topics] == names
+            assert [topic.error_code for topic in answer.topics[:2]] == [
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                ErrorCode.INVALID_REQUEST,
+            ]
+            codes = Counter(topic.error_code for topic in answer.topics[2:])
+            assert codes.keys() == {0, ErrorCode.POLICY_VIOLATION}
+            assert 16 < sum(topic.partitions for topic in topics.all()) <= 20
+            again = await client.call(3, 9, topics=asked("m299", version=9), allow_auto_topic_creation=True)
+            assert again.topics[0].error_code == ErrorCode.POLICY_VIOLATION
+            first = topics.get("m0")
+            assert first is not None
+            await topics.delete(first.topic_id)
+            again = await client.call(3, 9, topics=asked("m299", version=9), allow_auto_topic_creation=True)
+            assert again.topics[0].error_code == 0, "what was refused takes no room"
+            return [record.message for record in caplog.records if "is not made" in record.message]
+
+    assert len(run(main())) <= 3, "one line for each kind of refusal"
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "x" * 250, "naïve"])
 def test_an_illegal_name_is_invalid_topic_and_not_made(tmp_path: Path, name: str) -> None:
     async def main() -> Any:
@@ -210,6 +242,20 @@ def test_describe_topic_partitions_goes_page_by_page(tmp_path: Path) -> None:
         ("two", 1),
         ("two", 2),
     ]
+
+
+def test_describe_topic_partitions_refuses_a_cursor_before_the_first_partition(tmp_path: Path) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            row = DescribeTopicPartitionsRequest.TopicRequest
+            cursor = DescribeTopicPartitionsRequest.Cursor(version=0, topic_name="two", partition_index=-1)
+            return await client.call(
+                75, 0, topics=[row(version=0, name="two")], response_partition_limit=2000, cursor=cursor
+            )
+
+    [topic] = run(main()).topics
+    assert (topic.name, topic.error_code, topic.partitions) == ("two", ErrorCode.INVALID_REQUEST, [])
 
 
 @pytest.mark.parametrize("version", [9, 12, 13])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -79,6 +80,11 @@ REFUSED_TOPICS: dict[str, tuple[Any, ErrorCode, str]] = {
     "reserved __offsets": (creatable("__offsets"), E.INVALID_TOPIC_EXCEPTION, "prohibited"),
     "reserved __consumer_offsets": (creatable("__consumer_offsets"), E.INVALID_TOPIC_EXCEPTION, "prohibited"),
     "reserved __transaction_state": (creatable("__transaction_state"), E.INVALID_TOPIC_EXCEPTION, "prohibited"),
+    "policy twice": (
+        creatable("t", configs={"cleanup.policy": "delete,delete"}),
+        E.INVALID_CONFIG,
+        "must not be duplicated",
+    ),
     "__cluster_metadata": (creatable("__cluster_metadata"), E.INVALID_REQUEST, "prohibited"),
     "unknown config": (
         creatable("t", configs={"retention.mz": "1"}),
@@ -147,6 +153,24 @@ def test_partitions_in_all_are_limited() -> None:
     assert "kop.max.partitions" in rows[1].error_message
     [row] = grow(admin, ("a", 3, None))
     assert row.error_code == E.POLICY_VIOLATION
+    admin.close()
+
+
+def test_what_two_requests_make_at_once_is_limited_together() -> None:
+    admin = Admin(kop_max_partitions=10)
+
+    async def both() -> list[int]:
+        answers = await asyncio.gather(
+            admin.answer(create_request(creatable("a.b", 6))), admin.answer(create_request(creatable("c", 6)))
+        )
+        collision = await asyncio.gather(
+            admin.answer(create_request(creatable("x.y"))), admin.answer(create_request(creatable("x_y")))
+        )
+        return [answer.topics[0].error_code for answer in (*answers, *collision)]
+
+    assert admin.run(both()) == [0, E.POLICY_VIOLATION, 0, E.INVALID_TOPIC_EXCEPTION]
+    assert make(admin, creatable("d", 3))[0].error_code == 0, "what was refused takes no room"
+    assert make(admin, creatable("e", 1))[0].error_code == E.POLICY_VIOLATION
     admin.close()
 
 

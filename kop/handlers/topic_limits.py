@@ -1,0 +1,128 @@
+"""Which further topics and partitions there may be, whoever asks: CreateTopics, CreatePartitions, Metadata.
+
+Owns: names that are reserved or differ from another one only in '.' and '_', the limits on partitions, and what is
+being made at this moment, which counts already. Must not know: requests, how a topic is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kop.cluster.client_topics import RESERVED, ClientTopics
+from kop.errors import ErrorCode, PeerError
+
+_MOST_OF_REQUEST: Final = 10_000
+"""The most partitions that one request may make, as in Kafka."""
+_METADATA_TOPIC: Final = "__cluster_metadata"
+
+
+class TopicLimits:
+    """The limits of one gateway. What other gateways make counts once this one has heard of it."""
+
+    def __init__(self, topics: ClientTopics, most_partitions: int) -> None:
+        """`most_partitions`: kop.max.partitions."""
+        self._topics = topics
+        self._most = most_partitions
+        self._version: object = None
+        """The version of the topics that the next two tell of."""
+        self._alike: dict[str, str] = {}
+        """Names that have a '.' or '_', by what they are with each '.' as '_'."""
+        self._partitions = 0
+        """Partitions of all topics."""
+        self._names_in_making: list[str] = []
+        self._in_making = 0
+        """Partitions that are being made."""
+
+    def check_name(self, name: str) -> None:
+        """Raise where no topic of that name may be made: TOPIC_ALREADY_EXISTS, INVALID_TOPIC_EXCEPTION."""
+        if name == _METADATA_TOPIC:
+            raise PeerError(f"Creation of internal topic {name} is prohibited.")
+        if self._topics.get(name) is not None:
+            raise PeerError(f"Topic '{name}' already exists.", ErrorCode.TOPIC_ALREADY_EXISTS)
+        self._topics.check_name(name)
+        if name in RESERVED:
+            raise PeerError(f"Creation of internal topic {name} is prohibited.", ErrorCode.INVALID_TOPIC_EXCEPTION)
+        canonical = self._topics.canonical_name(name)
+        if not _folds(canonical):
+            return
+        folded = _folded(canonical)
+        self._learn()
+        other = self._alike.get(folded) or next(
+            (each for each in self._names_in_making if each != canonical and _folded(each) == folded), None
+        )
+        if other is not None:
+            raise PeerError(f"Topic '{name}' collides with existing topic: {other}", ErrorCode.INVALID_TOPIC_EXCEPTION)
+
+    def making(self) -> InMaking:
+        """What one request makes, empty at first."""
+        return InMaking(self)
+
+    def take(self, partitions: int, name: str | None) -> None:
+        """Count partitions that are about to be made, of a new topic where there is a name. POLICY_VIOLATION: too many.
+
+        Called by `InMaking`, which gives all of it back at its end.
+        """
+        self._learn()
+        if partitions > self._most - self._partitions - self._in_making:
+            raise PeerError(f"kop.max.partitions allows {self._most} in all.", ErrorCode.POLICY_VIOLATION)
+        self._in_making += partitions
+        if name is not None and _folds(canonical := self._topics.canonical_name(name)):
+            self._names_in_making.append(canonical)
+
+    def give_back(self, partitions: int, name: str | None) -> None:
+        """What was taken with the same values is made, or failed."""
+        self._in_making -= partitions
+        if name is not None and _folds(canonical := self._topics.canonical_name(name)):
+            self._names_in_making.remove(canonical)
+
+    def _learn(self) -> None:
+        version = self._topics.version
+        if self._version != version:
+            self._version = version
+            topics = self._topics.all()
+            self._alike = {_folded(topic.name): topic.name for topic in topics if _folds(topic.name)}
+            self._partitions = sum(topic.partitions for topic in topics)
+
+
+class InMaking:
+    """The topics and partitions that one request makes."""
+
+    def __init__(self, limits: TopicLimits) -> None:
+        self._limits = limits
+        self._unsettled: dict[Callable[[], None], None] = {}
+        self._partitions = 0
+
+    def add(self, partitions: int, name: str | None = None) -> Callable[[], None]:
+        """Add a new topic's partitions, or without a name those of one that grows; POLICY_VIOLATION: too many.
+
+        They count until what this returns is called, because they are made or failed, or until the block ends.
+        """
+        if partitions > _MOST_OF_REQUEST - self._partitions:
+            raise PeerError("Excessively large number of partitions per request.", ErrorCode.POLICY_VIOLATION)
+        self._limits.take(partitions, name)
+        self._partitions += partitions
+
+        def settle() -> None:
+            del self._unsettled[settle]
+            self._limits.give_back(partitions, name)
+
+        self._unsettled[settle] = None
+        return settle
+
+    def __enter__(self) -> InMaking:
+        """Begin with nothing."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing of the request is on the way any more."""
+        for settle in tuple(self._unsettled):
+            settle()
+
+
+def _folds(name: str) -> bool:
+    return "." in name or "_" in name
+
+
+def _folded(name: str) -> str:
+    return name.replace(".", "_")
