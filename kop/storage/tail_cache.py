@@ -77,8 +77,15 @@ class TailCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._order: deque[Tail] = deque()
+        self._stale = 0
+        """How many places of `_order` are of batches that were dropped before their turn."""
         self.size = 0
         """Bytes kept, with an allowance for each batch."""
+
+    @property
+    def places(self) -> int:
+        """How many places the queue has, those of batches that were dropped before their turn among them."""
+        return len(self._order)
 
     def push(self, tail: Tail, base: int, last: int, data: Buffer) -> None:
         """Add the batch that follows in a log; the oldest ones of any log go where there is no room."""
@@ -92,6 +99,7 @@ class TailCache:
             oldest = self._order.popleft()
             if oldest.stale:
                 oldest.stale -= 1
+                self._stale -= 1
             else:
                 self.size -= oldest.pop()
 
@@ -100,3 +108,15 @@ class TailCache:
         while tail.first < len(tail.lasts) and (before is None or tail.lasts[tail.first] < before):
             self.size -= tail.pop()
             tail.stale += 1
+            self._stale += 1
+        if self._stale >= _TRIM_AT and self._stale * 2 >= len(self._order):
+            self._forget_stale()
+
+    def _forget_stale(self) -> None:
+        order: deque[Tail] = deque()
+        for tail in self._order:
+            if tail.stale:  # of a tail the oldest batches go first, so its first places in the queue are stale
+                tail.stale -= 1
+            else:
+                order.append(tail)
+        self._order, self._stale = order, 0

@@ -11,13 +11,30 @@ from storage.marked_producer import TransactionalProducer, committed_values
 from kop.errors import ErrorCode
 from kop.storage.memory import MemoryEngine, MemorySettings, open_engine
 
-SIZE = len(batch(["x" * 100]))
+SIZE = len(batch(["x" * 100])) + 230
+"""Bytes that the engine counts for a batch of one record of 100 bytes."""
 
 
 async def engine_of(batches: int) -> MemoryEngine:
     """An engine with room for so many batches of one record of 100 bytes."""
     settings = MemorySettings(max_bytes=batches * SIZE, maintain=False)
     return await open_engine(policy=policy_of, settings=settings)
+
+
+async def test_small_batches_count_with_what_holds_them() -> None:
+    """A batch of a few bytes takes several times as much memory as it has bytes."""
+    engine = await open_engine(policy=policy_of, settings=MemorySettings(max_bytes=30_000, maintain=False))
+    log = await make(engine)
+    await fill(log, *["x"] * 90)
+    assert log.size_bytes == 90 * len(batch(["x"])), "clients are told the bytes of the batches alone"
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        await fill(log, *["x"] * 60)
+    assert log.high_watermark < 120
+    await log.delete_records(-1)
+    await fill(log, *["x"] * 90)
+    await engine.topics.delete(log.topic.topic_id)
+    await fill(await make(engine, "other"), *["x"] * 90)
+    await engine.close()
 
 
 async def test_beyond_its_bound_appends_are_refused_until_there_is_room_again() -> None:

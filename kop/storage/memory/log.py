@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -79,7 +79,7 @@ class MemoryLog(Partition):
         log.log_start_offset, log.high_watermark = self.log_start_offset, self.high_watermark
         log.size_bytes, log._batches = self.size_bytes, self._batches
         log._clean_offset, log._producers = self._clean_offset, self._producers
-        space.used += log.size_bytes
+        space.take(log.size_bytes, len(log._batches))
         return log
 
     # --- append
@@ -168,7 +168,7 @@ class MemoryLog(Partition):
         time = header.max_timestamp
         data = stamped(batch, base, time if self.policy.log_append_time else -1)
         self._taken.append(StoredBatch(base, base + header.last_offset_delta, time if time >= 0 else -now_ms, data))
-        self._space.used += len(data)
+        self._space.take(len(data), 1)
 
     def _answer_soon(self, waiter: AppendWaiter, place: int, result: AppendResult) -> None:
         if not self._appends:
@@ -248,10 +248,11 @@ class MemoryLog(Partition):
         self.tell()
 
     def _replace(self, first: int, end: int, batches: Sequence[StoredBatch]) -> None:
-        freed = sum(len(batch.data) for batch in self._batches[first:end]) - sum(len(batch.data) for batch in batches)
+        old = self._batches[first:end]
+        freed = sum(len(batch.data) for batch in old) - sum(len(batch.data) for batch in batches)
         self._batches[first:end] = batches
         self.size_bytes -= freed
-        self._space.free(freed)
+        self._space.free(freed, len(old) - len(batches))
 
     def retain(self, now_ms: int) -> None:
         """Delete the oldest batches while they are older or the log is larger than the topic's retention allows."""
@@ -284,8 +285,8 @@ class MemoryLog(Partition):
             now_ms=now_ms,
         ):
             return
-        newest = NewestOffsets(aborted=tuple(self._producers.transactions.aborted))
-        cleaned = await asyncio.to_thread(_cleaned, batches[:end], dirty, last, newest, policy, now_ms, self.title)
+        aborted = self._producers.transactions.aborted_copy()
+        cleaned = await asyncio.to_thread(_cleaned, batches[:end], dirty, last, aborted, policy, now_ms, self.title)
         changed = {old.last: (old, new) for old, new in cleaned}
         cleaned_end = bisect_left(self._batches, batches[last].base, key=_LAST)
         kept: list[StoredBatch] = []
@@ -308,7 +309,8 @@ class MemoryLog(Partition):
 
     def remove(self) -> None:
         """The topic was deleted: appends of this turn end with an error, the memory is free."""
-        self._space.free(sum(len(batch.data) for batch in (*self._batches, *self._taken)))
+        held = (*self._batches, *self._taken)
+        self._space.free(sum(len(batch.data) for batch in held), len(held))
         self._batches, self._taken, self.size_bytes = [], [], 0
         super().remove()
 
@@ -363,7 +365,7 @@ def _cleaned(
     batches: Sequence[StoredBatch],
     dirty: int,
     last: int,
-    newest: NewestOffsets,
+    aborted: Iterable[AbortedTransaction],
     policy: LogPolicy,
     now_ms: int,
     title: str,
@@ -372,6 +374,7 @@ def _cleaned(
 
     `batches[dirty:]` are the dirty ones, and may supersede records; those before `last` are cleaned.
     """
+    newest = NewestOffsets(aborted=aborted)
     horizon = now_ms + policy.delete_retention_ms
     changes: list[tuple[StoredBatch, StoredBatch | None]] = []
 

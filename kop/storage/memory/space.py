@@ -6,11 +6,16 @@ Must not know: logs, topics.
 
 from __future__ import annotations
 
+from typing import Final
+
 from kop.errors import BackendError
+
+_BATCH_BYTES: Final = 230
+"""What a batch takes beside its bytes: the objects that hold it, and its place in the log."""
 
 
 class Space:
-    """Bytes of batches held, and the most that there may be."""
+    """Bytes that batches take, and the most that they may take."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -31,16 +36,23 @@ class Space:
         return None
 
     def refusal(self, size: int, *, unbounded: bool) -> BackendError | None:
-        """KAFKA_STORAGE_ERROR where so many bytes more are not taken; with `unbounded` only a closed engine refuses."""
+        """KAFKA_STORAGE_ERROR where a batch of `size` bytes is not taken. 0 bytes stand for one that is not stored.
+
+        With `unbounded` only a closed engine refuses.
+        """
         if self.closed:
             return BackendError(self.problem or "")
         if size and not unbounded:
-            self._full = self.used + size > self.max_bytes
+            self._full = self.used + size + _BATCH_BYTES > self.max_bytes
             if self._full:
                 return BackendError(self.problem or "")
         return None
 
-    def free(self, size: int) -> None:
-        """Note that `size` bytes are no longer held."""
-        self.used -= size
+    def take(self, size: int, batches: int) -> None:
+        """Note that so many batches, which have `size` bytes together, are held from now on."""
+        self.used += size + batches * _BATCH_BYTES
+
+    def free(self, size: int, batches: int) -> None:
+        """Note that so many batches, which have `size` bytes together, are no longer held."""
+        self.used -= size + batches * _BATCH_BYTES
         self._full = False
