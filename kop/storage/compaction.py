@@ -14,7 +14,7 @@ are gone, so it may go in any later pass after that time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from kop.records.batch import BatchHeader, iter_records, rewrite, with_delete_horizon
@@ -43,7 +43,7 @@ class NewestOffsets:
     so that a reader who has seen records of the transaction learns how it ended.
     """
 
-    def __init__(self, max_keys: int = 2**63, aborted: Sequence[AbortedTransaction] = ()) -> None:
+    def __init__(self, max_keys: int = 2**63, aborted: Iterable[AbortedTransaction] = ()) -> None:
         self._max_keys = max_keys
         self._offsets: dict[bytes, int] = {}
         self._aborted = AbortedRecords(aborted)

@@ -14,6 +14,7 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -90,6 +91,11 @@ class TransactionIndex:
         """All of them that may be read, in the order of their markers. Each call makes the list."""
         return [AbortedTransaction._make(row) for row in zip(*self._aborted, strict=True)]
 
+    def aborted_copy(self) -> Iterator[AbortedTransaction]:
+        """All of `aborted` as they are now, one by one, for another thread: a copy is taken at once, and is small."""
+        columns = [column[:] for column in self._aborted]
+        return map(AbortedTransaction._make, zip(*columns, strict=True))
+
     def aborted_from(self, offset: int) -> Iterator[AbortedTransaction]:
         """Those of `aborted` whose markers lie at or behind the offset, one by one; meanwhile nothing may change."""
         for index in range(self._aborted_before(offset), len(self._aborted[0])):
@@ -155,7 +161,8 @@ class TransactionIndex:
 
         A reader that was told of one would look for its marker, and take later records of the producer for aborted.
         """
-        self._aborted = _columns(each for each in self.aborted if each.last_offset not in offsets)
+        kept = [last_offset not in offsets for last_offset in self._aborted[_MARKERS]]
+        self._aborted = tuple(array("q", compress(column, kept)) for column in self._aborted)
 
     def drop_before(self, log_start_offset: int) -> None:
         """Forget aborted transactions that end before the log starts. Open ones stay open."""

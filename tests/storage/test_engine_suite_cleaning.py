@@ -7,6 +7,7 @@ from storage.engines import Store
 
 from kop.errors import ErrorCode
 from kop.records.batch import read_header
+from kop.storage.base import TimestampOffset
 
 DAY = 86_400_000
 
@@ -148,6 +149,21 @@ async def test_tombstones_stay_for_a_while(store: Store) -> None:
         await store.maintain(engine, NOW + 1000)
         assert [record.key for record in await read_all(log)] == [b"b", b"c", b"d", b"e"]
         assert [record.offset for record in await read_all(log)] == [1, 3, 4, 5]
+
+
+async def test_a_batch_that_inflates_a_thousandfold_is_compacted_and_looked_up(store: Store) -> None:
+    """If compaction passed over such a batch, a tombstone behind it would go before the record that it deletes."""
+    async with store.opened() as engine:
+        log = await make(engine, cleanup_policy="compact", delete_retention_ms="0", min_cleanable_dirty_ratio="0")
+        await store.maintain(engine, NOW)
+        await append(log, batch(["v" * (70 << 20), "old"], keys=["large", "key"], codec=4, timestamp=[NOW, NOW + 1]))
+        assert await log.find_by_time(NOW + 1) == TimestampOffset(1, NOW + 1)
+        assert await log.max_timestamp() == TimestampOffset(1, NOW + 1)
+        await put(log, "key", None, NOW + 2)
+        for i in range(3):
+            await put(log, f"other {i}", "v", NOW + 3)
+            await store.maintain(engine, NOW + 10 * (i + 1))
+        assert [record.key for record in await read_all(log)] == [b"large", b"other 0", b"other 1", b"other 2"]
 
 
 async def test_compaction_waits_for_ratio_and_lag(store: Store) -> None:

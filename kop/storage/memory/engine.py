@@ -18,7 +18,7 @@ from uuid import UUID
 
 from prometheus_client.core import Metric
 
-from kop.background import repeat
+from kop import background
 from kop.errors import BackendError
 from kop.storage.base import LiveBroker, LogPolicy, Promises, TopicInfo, TransactionStorage
 from kop.storage.marked_transactions import MarkedTransactions
@@ -93,7 +93,9 @@ class MemoryEngine:
         )
         if settings.maintain:
             self._upkeep = asyncio.get_running_loop().create_task(
-                repeat("retention or compaction", self._keep_up, every=self._settings.upkeep_interval_ms / 1000)
+                background.repeat(
+                    "retention or compaction", self._keep_up, every=self._settings.upkeep_interval_ms / 1000
+                )
             )
 
     def log(self, topic_id: UUID, partition: int) -> MemoryLog | None:
@@ -155,7 +157,10 @@ class MemoryEngine:
         for log in [log for logs in self._logs.values() for log in logs]:
             log.retain(now_ms)
             log.expire_producers(now_ms, self._settings.producer_id_expiration_ms)
-            await log.compact(now_ms)
+            try:
+                await log.compact(now_ms)
+            except Exception as error:  # the other logs are cleaned all the same
+                background.tell(f"compaction of {log.title}", error, kind="compaction")
 
     async def _keep_up(self) -> None:
         await self.maintain(time.time_ns() // 1_000_000)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from kop.storage.sqlite.log import SqliteLog, head_of
 from kop.storage.sqlite.reader import BatchRow, Readers
 from kop.storage.sqlite.writer import Writer
 from kop.storage.tail_cache import TailCache
+from kop.storage.transaction_index import AbortedTransaction
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Cleaner:
             )
             if part is None:
                 return
-            newest = NewestOffsets(self.most_keys, tuple(log.aborted))
+            newest = await self.threads.run(_nothing_yet, self.most_keys, log.aborted_copy())
             offset = part.first_dirty
             while offset < part.end and not self.closing():
                 began = time.monotonic()
@@ -170,6 +171,10 @@ def find(
 def _batches(conn: sqlite3.Connection, log_id: int, offset: int, end: int) -> list[tuple[BatchRow, bytes, BatchHeader]]:
     rows = reader.read_rows(conn, log_id, offset, end, STEP_BYTES)
     return [(row, data, read_header(data)) for row, data in rows]
+
+
+def _nothing_yet(_conn: sqlite3.Connection, most_keys: int, aborted: Iterable[AbortedTransaction]) -> NewestOffsets:
+    return NewestOffsets(most_keys, aborted)
 
 
 def collect(conn: sqlite3.Connection, log_id: int, offset: int, end: int, newest: NewestOffsets) -> tuple[int, bool]:

@@ -9,7 +9,7 @@ Must not know: threads, transactions; those are the writer's and the readers'.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kop.errors import KopError
@@ -222,10 +222,9 @@ class SqliteLog(Partition):
             return self.high_watermark
         return states.transactions.last_stable(self.log_start_offset, self.high_watermark)
 
-    @property
-    def aborted(self) -> Sequence[AbortedTransaction]:
-        """The aborted transactions of which records may be left."""
-        return () if self.producer_states is None else self.producer_states.transactions.aborted
+    def aborted_copy(self) -> Iterable[AbortedTransaction]:
+        """The aborted transactions of which records may be left, for another thread."""
+        return () if self.producer_states is None else self.producer_states.transactions.aborted_copy()
 
     def aborted_between(self, start: int, end: int) -> Sequence[AbortedTransaction]:
         """See `PartitionLog.aborted_between`."""

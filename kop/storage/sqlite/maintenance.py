@@ -329,7 +329,12 @@ class Maintenance:
             if self.closing:
                 return
             if log.policy.compact and not log.deleted and log.last_stable_offset > log.clean_offset:
-                await self._cleaner.clean(log, now_ms)
+                try:
+                    await self._cleaner.clean(log, now_ms)
+                except KopError:
+                    raise  # the storage fails: it would fail for the next log, too
+                except Exception as error:  # the other logs are cleaned all the same
+                    background.tell(f"compaction of {log.topic.name}-{log.index}", error, kind="compaction")
 
     # The file.
 
