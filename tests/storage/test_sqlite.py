@@ -82,7 +82,8 @@ async def test_one_insert_a_commit(sqlite: InterceptedStore, monkeypatch: pytest
         undo = sqlite.intercept(statements.append)
         await asyncio.gather(*[append(first(engine, partition=i % 8), batch(["x"])) for i in range(100)])
         undo()
-        assert len(statements) == 1
+        assert all(statement.startswith("INSERT INTO batch") for statement in statements)
+        assert len(statements) <= 2, "the writer may have been awake, and have taken some before the others were there"
         assert log.high_watermark == 13
 
 
