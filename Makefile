@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-23s %s\n", $$1, $$2}'
 
-$(BIN)/kop: pyproject.toml kop/_native/Cargo.lock $(wildcard kop/_native/src/*.rs)
+$(BIN)/kop: pyproject.toml kop/_native/Cargo.lock $(wildcard kop/_native/src/*.rs kop/_native/src/*/*.rs)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kop needs Python 3.11 or newer; name one with: make run PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .

@@ -10,14 +10,19 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-FORMAT: Final = 12
+FORMAT: Final = 13
 """Number of all functions of the module, of their arguments and results: raised with each change of one of them."""
 
 
 def compiled(instead: ModuleType) -> ModuleType:
     """The compiled module; `instead`, the readable twin, where it was not built, or built from other sources."""
+    return compiled_only() or instead
+
+
+def compiled_only() -> ModuleType | None:
+    """The compiled module, for what has no readable twin; None where it was not built, or built from other sources."""
     native = _built()
-    return native if native is not None and _format_of(native) == FORMAT else instead
+    return native if native is not None and _format_of(native) == FORMAT else None
 
 
 def missing() -> str | None:

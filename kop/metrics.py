@@ -120,6 +120,7 @@ class Metrics:
         self.produced_records = Count()
         self.throttled = Count()
         self.fetched_bytes = Count()
+        self._before_scrape: list[Callable[[], None]] = []
         self.collect_with(self._counted)
         self.connections = Gauge("kop_connections", "Open client connections.", registry=reg)
         self.connections_total = Counter("kop_connections_accepted", "Client connections accepted.", registry=reg)
@@ -146,7 +147,13 @@ class Metrics:
         self.fetch_sessions = Gauge("kop_fetch_sessions", "Incremental fetch sessions kept (KIP-227).", registry=reg)
         self.fetch_sessions_evicted = Counter("kop_fetch_sessions_evicted", "Fetch sessions evicted.", registry=reg)
 
+    def before_scrape(self, count: Callable[[], None]) -> None:
+        """Call `count` at every scrape, before the plain numbers are read: it adds what it has counted elsewhere."""
+        self._before_scrape.append(count)
+
     def _counted(self) -> Iterable[Metric]:
+        for count in self._before_scrape:
+            count()
         yield from self.requests.collect()
         yield from self.latency.collect()
         yield counter_value("kop_produced_bytes", "Bytes of record batches accepted.", self.produced_bytes.value)

@@ -13,7 +13,8 @@ import pytest
 from kop import compiled
 
 SOURCE = Path(compiled.__file__).parent / "_native/src/lib.rs"
-OF_FORMAT = (12, "a77b73376425e2e6")
+CLASSES = SOURCE.with_name("direct")
+OF_FORMAT = (13, "d2afb9ac94bbcbc7")
 """A number, and the digest of the functions that it stands for."""
 
 
@@ -55,6 +56,9 @@ def test_another_function_or_argument_has_another_number() -> None:
     text = SOURCE.read_text()
     functions = re.findall(r"#\[pyfunction\]\s*(?:#\[[^\n]*\]\s*)*fn \w+.*?\{\n", text, re.DOTALL)
     assert len(functions) == text.count("#[pyfunction]")
+    classes = "".join(path.read_text() for path in sorted(CLASSES.glob("*.rs")))
+    for methods in re.findall(r"#\[pymethods\]\n(impl .*?\n)\}\n", classes, re.DOTALL):
+        functions += re.findall(r"impl \w+|^    fn \w+.*?\{\n", methods, re.DOTALL | re.MULTILINE)
     signatures = "\n".join(" ".join(function.split()) for function in functions)
     assert (compiled.FORMAT, hashlib.sha256(signatures.encode()).hexdigest()[:16]) == OF_FORMAT
     assert f"const FORMAT: u32 = {compiled.FORMAT};" in text

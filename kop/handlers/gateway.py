@@ -19,6 +19,7 @@ from kop.config import Config
 from kop.coordination.peers import Peers
 from kop.groups.runtime import GroupCoordinator
 from kop.handlers.api import Api
+from kop.handlers.direct_produce import DirectProduce
 from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.metadata_cache import MetadataCache
 from kop.handlers.produce_targets import ProduceTargets
@@ -66,6 +67,8 @@ class Gateway:
     """Which further topics and partitions there may be."""
     produce_targets: ProduceTargets = field(init=False)
     """What Produce has looked up of topics."""
+    direct_produce: DirectProduce = field(init=False)
+    """The Produce requests that compiled code answers whole."""
     apis: Mapping[int, Api] = field(default_factory=dict)
     """What is served, by key (`handlers.registry`)."""
 
@@ -73,3 +76,4 @@ class Gateway:
         """Make what is made of the rest."""
         self.topic_limits = TopicLimits(self.topics, self.config.kop_max_partitions)
         self.produce_targets = ProduceTargets(self.topics, self.topic_configs)
+        self.direct_produce = DirectProduce(self.topics, self.topic_configs, self.produce_targets, self.metrics)

@@ -31,6 +31,7 @@ from kop.cluster.topic_configs import ProduceRules
 from kop.errors import BackendError, ErrorCode, FrameError, KopError
 from kop.handlers.api import UNLIMITED, AclOperation, Answer, Api, Context, Frame, undecoded
 from kop.handlers.gateway import Gateway
+from kop.handlers.produce_refusals import refused_by_log, refused_partition
 from kop.handlers.produce_request import ReadBatch, ReadTopic, read
 from kop.records.batch import (
     LOG_OVERHEAD,
@@ -40,7 +41,7 @@ from kop.records.batch import (
     read_header,
     stamp_max_timestamp,
 )
-from kop.records.validation import RecordsRejectedError, check_records, inflated
+from kop.records.validation import check_records, inflated
 from kop.storage.base import AppendResult, PartitionLog
 from kop.transactions.machine import Partition
 from kop.transactions.runtime import VerifiedPartitions
@@ -144,23 +145,17 @@ class ProduceAnswer(Answer):
     def append_failed(self, place: int, error: KopError) -> None:
         """See `AppendWaiter.append_failed`."""
         partition = _INT32.unpack_from(self.rows[place])[0]
-        answer = _refusal(partition, error)
-        if error.code == ErrorCode.UNKNOWN_PRODUCER_ID:
-            # The Java client sends the same batch again and again where it is not told the log start (KIP-360).
-            answer = answer._replace(log_start_offset=self._log_start_offset(place, partition))
-        self.refused(place, answer)
+        self.refused(place, refused_by_log(self.gw.produce_targets, self._topic_at(place), partition, error))
         self.unanswered -= 1
         if self.submitted and not self.unanswered:
             self.finish()
 
-    def _log_start_offset(self, place: int, partition: int) -> int:
+    def _topic_at(self, place: int) -> str | bytes:
         for name_or_id, count in self.topics:
             if place < count:
-                target = self.gw.produce_targets.find(name_or_id)
-                log = None if isinstance(target, ErrorCode) else target.log(partition)
-                return -1 if log is None else log.log_start_offset
+                return name_or_id
             place -= count
-        return -1
+        raise IndexError(place)
 
     def finish(self) -> None:
         """Give the answer: all appends have ended."""
@@ -246,10 +241,12 @@ def _submit_all(
                 continue
             answer.unanswered += 1
             try:
-                _submit(answer, target.rules, partition_log, batch, place)
+                header = _submit(answer, target.rules, partition_log, batch, place)
+                if answer.acks:
+                    gw.direct_produce.offer(name_or_id, target.rules, partition_log, header)
             except KopError as error:
                 answer.unanswered -= 1
-                answer.refused(place, _refusal(partition, error))
+                answer.refused(place, refused_partition(partition, error))
 
 
 def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transactional: bool) -> ErrorCode | None:
@@ -352,8 +349,8 @@ def _error_of_verification(code: ErrorCode, version: int) -> ErrorCode:
 
 def _submit(
     answer: ProduceAnswer, rules: ProduceRules, partition_log: PartitionLog, batch: ReadBatch, place: int
-) -> None:
-    """Check a partition's batch and hand it to its log. KopError where it is refused before."""
+) -> BatchHeader:
+    """Check a partition's batch and hand it to its log; returns its header. KopError where it is refused before."""
     gw, ctx = answer.gw, answer.ctx
     _, records, fields, times = batch
     if records is None:
@@ -393,11 +390,7 @@ def _submit(
         stored = bytearray(stored)
     from_zero = ctx.version >= _ADDS_PARTITIONS and header.transactional
     partition_log.submit(stored, header, now_ms=ctx.now_ms, waiter=answer, place=place, from_zero=from_zero)
-
-
-def _refusal(partition: int, error: KopError) -> ProducePartitionAnswer:
-    rejected = error.records if isinstance(error, RecordsRejectedError) else ()
-    return ProducePartitionAnswer(partition, error.code, message=error.message or None, record_errors=rejected)
+    return header
 
 
 APIS = (

@@ -19,6 +19,8 @@ from kop.background import every
 from kop.pulsar_client import wire
 from kop.pulsar_client.errors import PulsarError, server_error
 from kop.pulsar_client.frames import Frames
+from kop.pulsar_client.outgoing import Outgoing
+from kop.pulsar_client.outgoing import twin as outgoing_twin
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import Auth, Message, Receipt, Received
 
@@ -114,17 +116,14 @@ class Connection(asyncio.BufferedProtocol):
         self._asked = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocked: dict[int, ProducerEvents] = {}
-        self._entries: list[bytes] = []
-        """SEND frames that are written at the end of this turn of the loop."""
-        self._entries_bytes = 0
+        self.outgoing: Outgoing = outgoing_twin.Outgoing(_WRITE_AT_ONCE, self._write_soon, self._write_entries)
+        """SEND frames that are written at the end of this turn of the loop: a system call costs more than a frame."""
         self.producers: dict[int, ProducerEvents] = {}
         self.readers: dict[int, ReaderEvents] = {}
         self.watches: dict[int, WatchEvents] = {}
         self.max_message_size = wire.DEFAULT_MAX_MESSAGE_SIZE
         self.features = pb.FeatureFlags()
         self.server_version = ""
-        self.paused = False
-        """The peer takes less than is written: producers keep their entries back."""
         self.closed = False
         self.idle_since: float | None = None
 
@@ -156,11 +155,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Keep entries back."""
-        self.paused = True
+        self.outgoing.paused = True
 
     def resume_writing(self) -> None:
         """Let the producers go on, those that waited longest first."""
-        self.paused = False
+        self.outgoing.paused = False
         while self._blocked and not self.paused:
             producer_id, producer = next(iter(self._blocked.items()))
             del self._blocked[producer_id]
@@ -200,6 +199,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self.closed = True
+        self.outgoing.close()
         if self._transport is not None:
             self._transport.abort()
         if self._end_ticks is not None:
@@ -261,20 +261,22 @@ class Connection(asyncio.BufferedProtocol):
             self._write_entries()
             self._transport.write(frame)
 
+    @property
+    def paused(self) -> bool:
+        """Whether the peer takes less than is written, so that producers keep their entries back."""
+        return self.outgoing.paused
+
     def write_entry(self, frame: bytes) -> None:
-        """Write a SEND frame, with all those of this turn of the loop: a system call costs more than a frame."""
-        frames = self._entries
-        if not frames:
-            self._loop.call_soon(self._write_entries)
-        frames.append(frame)
-        self._entries_bytes += len(frame)
-        if self._entries_bytes >= _WRITE_AT_ONCE:
-            self._write_entries()
+        """Write a SEND frame, with all those of this turn of the loop."""
+        self.outgoing.push(frame)
+
+    def _write_soon(self) -> None:
+        self._loop.call_soon(self._write_entries)
 
     def _write_entries(self) -> None:
-        frames, size = self._entries, self._entries_bytes
-        if frames:
-            self._entries, self._entries_bytes = [], 0
+        size = self.outgoing.size
+        if size:
+            frames = self.outgoing.take()
             if self.closed or self._transport is None:
                 return
             if size <= _JOINED:  # copying small frames costs less than naming each to the system

@@ -2,6 +2,10 @@
 
 Owns: pipelined sending, resending in order, and the modes of exclusive access.
 Must not know: what the entries mean, and which topic id is the right one (the caller of `before_attach` does).
+
+Entries may also be put on the wire by compiled code, which then holds them until their receipts (`DirectEntries`). It
+does so behind all that was given to `submit`, and only while nothing unusual happens to the producer: whatever else is
+asked of the producer, or happens to its connection, has the entries handed over first, and finds them among its own.
 """
 
 from __future__ import annotations
@@ -10,12 +14,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
 from kop.pulsar_client.connection import Connection
 from kop.pulsar_client.errors import EntryRefusedError, PulsarError, exclusive_holder
+from kop.pulsar_client.outgoing import Outgoing
 from kop.pulsar_client.pending import AwaitedEntry, PendingEntries, PendingEntry
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.pulsar_client.types import Access, Buffer, Position, Receipt, TxnId
@@ -34,6 +39,29 @@ OnStored = Callable[[Sequence[tuple[Any, int, int]]], None]
 """Takes entries that were given to `Producer.submit`, each with its ledger and its number in that; both are -1 where
 the broker says that it had the entry before."""
 Confirm = Callable[["Producer"], Awaitable[None]]
+
+
+class DirectEntries(Protocol):
+    """Entries of a producer that compiled code holds between sending and their receipts."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many entries have no receipt."""
+
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest of these was sent, in loop time; None where there is none."""
+
+    def received(self, receipts: Sequence[Receipt]) -> int:
+        """Take receipts of the first entries; returns how many were taken.
+
+        Where not all were, the caller is asked to end this before that returns, see `Producer.end_direct`.
+        """
+
+    def hand_over(self) -> tuple[Sequence[PendingEntry], int]:
+        """End for good. The entries without a receipt, in order, whose deadline is the time at which they were sent;
+        and the highest sequence id that was sent, or -1.
+        """
 
 
 class Producer(BrokerAttachment):
@@ -78,6 +106,7 @@ class Producer(BrokerAttachment):
         self._resend = resend
         self._on_stored = on_stored
         self._pending = PendingEntries()
+        self._direct: DirectEntries | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Future[Any] | None = None
         self._attempts = 0
@@ -101,7 +130,7 @@ class Producer(BrokerAttachment):
     @property
     def pending(self) -> int:
         """Entries without an answer."""
-        return len(self._pending)
+        return len(self._pending) + (0 if self._direct is None else self._direct.in_flight)
 
     @property
     def id(self) -> int:
@@ -155,6 +184,8 @@ class Producer(BrokerAttachment):
         ProducerBlockedQuotaExceededError, or the reason why the producer is over. ValueError for a sequence id that is
         still pending.
         """
+        if self._direct is not None:
+            self.end_direct()
         if self._end is not None:
             entry.failed(self._end)
             return
@@ -185,10 +216,12 @@ class Producer(BrokerAttachment):
 
     def find(self, sequence_id: int) -> PendingEntry | None:
         """The entry without a receipt whose first message has this sequence id."""
+        self.end_direct()
         return self._pending.find(sequence_id)
 
     def unanswered(self) -> list[PendingEntry]:
         """The entries without a receipt, in order."""
+        self.end_direct()
         return self._pending.all()
 
     def withdraw(self, sequence_id: int) -> None:
@@ -203,6 +236,7 @@ class Producer(BrokerAttachment):
 
         What is sent until then waits. The broker sees the producer leave, and come back on the other connection.
         """
+        self.end_direct()
         self._find_connection = find
         self._moving = self._connection is not None
         self._change_connection()
@@ -235,6 +269,7 @@ class Producer(BrokerAttachment):
         back on a new one. This is for an exclusive producer that another may push out at this moment: a broker 4.0.8
         that is asked to close it then may block two of its threads for ever.
         """
+        self.end_direct()
         connection = await self._stop()
         if connection is not None and not connection.closed:
             if drops_connection:
@@ -248,10 +283,54 @@ class Producer(BrokerAttachment):
                 connection.producers.pop(self._id, None)
         self._over(PulsarError("Closed", f"{self._what} is closed"))
 
+    # --- entries that compiled code sends
+
+    @property
+    def direct_outgoing(self) -> Outgoing | None:
+        """Where compiled code may put entries behind all others now; None where entries have to be given to `submit`.
+
+        It may while `begin_direct` lasts and the frames' object is not paused.
+        """
+        connection = self._connection
+        if connection is None or self._end is not None or self._moving or not self._pending.all_sent:
+            return None
+        return None if connection.paused else connection.outgoing
+
+    def begin_direct(self, direct: DirectEntries) -> None:
+        """Leave entries to `direct` until something else is asked of the producer or happens to it."""
+        self._direct = direct
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._send_timeout, self._expire)
+
+    def end_direct(self) -> None:
+        """Have the entries that compiled code holds handed over, and wait for their receipts here."""
+        direct, self._direct = self._direct, None
+        if direct is None:
+            return
+        entries, highest = direct.hand_over()
+        self._highest = max(self._highest, highest)
+        for entry in entries:
+            entry.deadline += self._send_timeout
+            self._pending.add(entry, sent=True)
+
     # --- what the connection tells
 
     def on_receipts(self, receipts: Sequence[Receipt]) -> None:
         """Answer the entries."""
+        if self._direct is not None:
+            earlier = 0
+            while earlier < len(receipts) and receipts[earlier][1] in self._pending:
+                earlier += 1
+            if earlier:
+                self._on_receipts(receipts[:earlier])
+                receipts = receipts[earlier:]
+            if self._direct is not None and receipts:
+                receipts = receipts[self._direct.received(receipts) :]
+            if not receipts:
+                return
+        self._on_receipts(receipts)
+
+    def _on_receipts(self, receipts: Sequence[Receipt]) -> None:
         stored = self._pending.take_stored(receipts)
         if self._on_stored is not None:
             try:
@@ -272,6 +351,7 @@ class Producer(BrokerAttachment):
         and those behind it sent again, its own retry would be dropped as a duplicate, and nobody would have it. The
         same code is said of an entry whose first copy the broker has not finished with.
         """
+        self.end_direct()
         item = self._pending.refused(sequence_id)
         if item is None:
             return
@@ -282,6 +362,11 @@ class Producer(BrokerAttachment):
         item.failed(EntryRefusedError(error))
         if self._moving:
             self._change_connection()
+
+    def on_disconnect(self, error: PulsarError, assigned: str | None) -> None:
+        """Come back on another connection, with all that has no receipt; see `BrokerAttachment.on_disconnect`."""
+        self.end_direct()
+        super().on_disconnect(error, assigned)
 
     def on_writable(self) -> None:
         """Write what waits: the socket takes more."""
@@ -394,6 +479,7 @@ class Producer(BrokerAttachment):
         self._flush()
 
     def _over(self, error: PulsarError) -> None:
+        self.end_direct()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -419,12 +505,17 @@ class Producer(BrokerAttachment):
     def _expire(self) -> None:
         self._timer = None
         now = self._loop.time()
+        oldest = None if self._direct is None else self._direct.oldest
+        if oldest is not None and oldest + self._send_timeout <= now:
+            self.end_direct()
         text = f"{self._what}: no receipt in {self._send_timeout:g} s" + ("" if self.connected else ", not connected")
         expired = self._pending.expire(now)
         self._fail(expired, PulsarError("Timeout", text))
         if expired:
             self._leave(PulsarError("Timeout", text))  # whatever the broker does with this producer: a new one
         deadline = self._pending.deadline()
+        if deadline is None and self._direct is not None:
+            deadline = (now if oldest is None else oldest) + self._send_timeout
         if deadline is not None:
             self._timer = self._loop.call_at(deadline, self._expire)
 

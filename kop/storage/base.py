@@ -271,6 +271,13 @@ class PartitionLog(LeaderOfLog, Protocol):
         Errors go to `waiter`, nothing is raised: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, ...
         """
 
+    def direct_writer(self, header: BatchHeader) -> object | None:
+        """What compiled code may give batches to instead of `submit`, as long as its `open` is true.
+
+        It is for batches of the producer of `header`, or of all that have none, behind those that `submit` was given,
+        and for nothing that is compressed or of a transaction. None where all have to go to `submit`.
+        """
+
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> asyncio.Future[AppendResult]:
         """Submit one batch, and return a future of its result or KopError; see `submit`."""
 

@@ -107,6 +107,10 @@ class Partition:
         self.submit(batch, header, now_ms=now_ms, waiter=waiter, place=0)
         return waiter.future
 
+    def direct_writer(self, header: BatchHeader) -> object | None:
+        """See `PartitionLog.direct_writer`."""
+        return None
+
     # --- transactions
 
     @property

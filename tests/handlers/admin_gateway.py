@@ -19,6 +19,7 @@ from kop.config import Config
 from kop.handlers import cluster, configs, describe_producers, topics
 from kop.handlers.api import ConnectionInfo, Context
 from kop.handlers.gateway import Gateway
+from kop.metrics import Metrics
 from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.storage import memory, sqlite
@@ -66,7 +67,7 @@ class Admin:
             ends=unused,
             cluster=ClusterView(engine, config.node_id),
             peers=unused,
-            metrics=unused,
+            metrics=Metrics(),
             metadata_cache=unused,
             fetch_sessions=unused,
             producer_ids=unused,

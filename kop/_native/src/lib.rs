@@ -9,6 +9,7 @@
 
 mod arrow;
 mod blake2b;
+mod direct;
 mod kafka;
 mod produce;
 mod proto;
@@ -22,6 +23,7 @@ mod walk;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 /// What can be wrong with the input; each becomes the exception that the Python twin raises.
 #[derive(Debug)]
@@ -69,6 +71,28 @@ pub fn lent<'a>(py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a [u8]> 
     Ok(unsafe { std::slice::from_raw_parts(cells.as_ptr().cast(), cells.len()) })
 }
 
+/// The fields of `kop.records.batch.BatchHeader`.
+pub fn header_fields<'py>(py: Python<'py>, header: &produce::BatchHeader) -> PyResult<Bound<'py, PyTuple>> {
+    PyTuple::new(
+        py,
+        [
+            header.base_offset,
+            header.batch_length.into(),
+            header.leader_epoch.into(),
+            header.magic.into(),
+            header.crc.into(),
+            header.attributes.into(),
+            header.last_offset_delta.into(),
+            header.base_timestamp,
+            header.max_timestamp,
+            header.producer_id,
+            header.producer_epoch.into(),
+            header.base_sequence.into(),
+            header.record_count.into(),
+        ],
+    )
+}
+
 #[pymodule]
 mod _native {
     use pyo3::buffer::PyBuffer;
@@ -82,7 +106,10 @@ mod _native {
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 12;
+    const FORMAT: u32 = 13;
+
+    #[pymodule_export]
+    use crate::direct::{DirectAnswer, DirectBudget, DirectRequests, DirectWriter, Outgoing};
 
     #[pyfunction]
     fn read_frames<'py>(
@@ -164,24 +191,7 @@ mod _native {
                 };
                 let header = match batch.header {
                     None => None,
-                    Some(header) => Some(PyTuple::new(
-                        py,
-                        [
-                            header.base_offset,
-                            header.batch_length.into(),
-                            header.leader_epoch.into(),
-                            header.magic.into(),
-                            header.crc.into(),
-                            header.attributes.into(),
-                            header.last_offset_delta.into(),
-                            header.base_timestamp,
-                            header.max_timestamp,
-                            header.producer_id,
-                            header.producer_epoch.into(),
-                            header.base_sequence.into(),
-                            header.record_count.into(),
-                        ],
-                    )?),
+                    Some(header) => Some(crate::header_fields(py, &header)?),
                 };
                 made.append((batch.partition, records, header, batch.times))?;
             }

@@ -70,3 +70,9 @@ pub fn head(about: &About<'_>, payload: &[u8]) -> Vec<u8> {
     out.extend_from_slice(&metadata);
     out
 }
+
+/// Bytes of the metadata in the head of a frame.
+pub fn entry_size(head: &[u8]) -> usize {
+    let command = head[4..8].iter().fold(0, |size, byte| size << 8 | usize::from(*byte));
+    head.len() - 18 - command
+}

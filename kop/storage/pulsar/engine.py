@@ -243,6 +243,9 @@ class PulsarEngine:
         if self.context.closed:
             return
         self.context.closed = True
+        self.services.write_budget.close()
+        for each in self._logs.all():
+            each.end_direct()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self.services.write_budget.wait_until_empty()

@@ -39,6 +39,7 @@ from kop.storage.base import AppendResult, AppendWaiter, Buffer, LogPolicy
 from kop.storage.pulsar.faults import Fault
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
+from kop.storage.pulsar.partition.direct_writers import PlacedFields
 from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.stored_batches import Outcome, Stored, Wanted
@@ -102,6 +103,13 @@ class Append:
         """Whether other records lie between entries of the batch: then no base offset says where its records are."""
         self.error: KopError | None = None
 
+    @classmethod
+    def ended(cls, header: BatchHeader, base: int, budget: WriteBudget) -> Append:
+        """An append that has ended with that offset, as the window of its producer keeps it."""
+        append = cls(_NOTHING, header, None, NOBODY, 0, budget)
+        append.base = base
+        return append
+
     def reserve(self, size: int) -> None:
         """Tell those who wait that the batch will be decompressed; see `AppendWaiter.reserve`."""
         self.waiter.reserve(size)
@@ -121,6 +129,11 @@ class Append:
     def placed(self) -> bool:
         """Whether the offset of the first record is known, and all others follow from it."""
         return self.base >= 0 and not self.scattered
+
+    def leave(self) -> None:
+        """Count the batch no more, and tell nobody: compiled code has it, and its waiter, from now on."""
+        self.budget.give_back(len(self.batch))
+        self.batch, self.waiter = _NOTHING, NOBODY
 
     def lies_at(self, base: int, first: int) -> None:
         """Note that the entry which begins with the record `first` of the batch has the offset `base`."""
@@ -262,7 +275,8 @@ class EntryPlace(NamedTuple):
 class PlacedBatch(NamedTuple):
     """An entry of this broker that is the next one of its log."""
 
-    position: Position
+    entry: int
+    """Its number in its ledger."""
     last: int
     """Offset of its last record."""
     data: Buffer
@@ -293,8 +307,8 @@ class LogEnd(Protocol):
     def last_position(self) -> Position:
         """The position of the entry before the high watermark."""
 
-    def place(self, batches: Sequence[PlacedBatch]) -> None:
-        """Take entries that this broker wrote as the next ones of the log."""
+    def place(self, ledger: int, batches: Sequence[PlacedFields]) -> None:
+        """Take entries of that ledger that this broker wrote as the next ones of the log."""
 
     def detach(self, error: KopError) -> None:
         """Have the log attach again, because what is known of its end is wrong."""
@@ -387,15 +401,27 @@ class Appends:
             end = base + entry.count
             append.lies_at(base, 0)
             stamp(append.batch, base)
-            placed.append(PlacedBatch(position, end - 1, append.batch, append.header.max_timestamp))
+            placed.append(PlacedBatch(position.entry, end - 1, append.batch, append.header.max_timestamp))
         if placed:
-            if self.verified_by_tail:
-                self._unverified += [(batch.position, batch.last) for batch in placed]
-            log.place(placed)
+            self._place_together(last.ledger, placed)
             for entry, _ in stored[: len(placed)]:
                 entry.is_stored = True
                 self._done(entry)
         return len(placed)
+
+    def _place_together(self, ledger: int, placed: Sequence[PlacedFields]) -> None:
+        if self.verified_by_tail:
+            self._unverified += [(Position(ledger, entry), last) for entry, last, _, _ in placed]
+        self._log.place(ledger, placed)
+
+    @property
+    def places_directly(self) -> bool:
+        """Whether an entry directly behind the log's last one has its offset by that; see `place_directly`."""
+        return not self._stored and self._mapping.dense and self._may_chain()
+
+    def place_directly(self, ledger: int, placed: Sequence[PlacedFields]) -> None:
+        """Place entries that follow the log's last one, and each other, and have their offsets by that."""
+        self._place_together(ledger, placed)
 
     def _stored_apart(self, entry: InFlightEntry, position: Position) -> None:
         """Take one receipt, and place the entry, and those that waited for it, where that tells their offsets."""
@@ -674,7 +700,8 @@ class Appends:
             data = transcode.to_batch(
                 metadata, payload, base_offset=base, log_append_time=append_time if append_time >= 0 else None
             )
-        self._log.place((PlacedBatch(position, base + entry.count - 1, data, max_timestamp_of(data)),))
+        batch = PlacedBatch(position.entry, base + entry.count - 1, data, max_timestamp_of(data))
+        self._log.place(position.ledger, (batch,))
         self._done(entry)
 
     # --- asking Pulsar where an entry lies

@@ -28,8 +28,9 @@ from kop.storage.pulsar.layout import CLOCK_AHEAD, LOG_START, transaction_of
 from kop.storage.pulsar.offsets.entry import INDEX_HELP, EntryWithOffsets
 from kop.storage.pulsar.offsets.ledger_closing import close_ledger
 from kop.storage.pulsar.offsets.mapping import LOOK_EVERY
-from kop.storage.pulsar.partition.appends import Append, Appends, EntryPlace, PlacedBatch
+from kop.storage.pulsar.partition.appends import Append, Appends, EntryPlace
 from kop.storage.pulsar.partition.compaction_warnings import CompactionWarnings
+from kop.storage.pulsar.partition.direct_writers import PlacedFields
 from kop.storage.pulsar.partition.producer import WritePath
 from kop.storage.pulsar.partition.producers import PartitionProducers
 from kop.storage.pulsar.partition.services import PartitionServices
@@ -342,6 +343,8 @@ class PulsarLog(Partition):
             waiter.append_failed(place, refusal)
             return
         owned = batch if isinstance(batch, bytearray) else bytearray(batch)
+        if self._producers.submit_directly(owned, header, waiter, place):
+            return
         append = Append(owned, header, txn, waiter, place, budget, from_zero=from_zero)
         if not self.attached:
             self._begin_attaching()
@@ -351,6 +354,19 @@ class PulsarLog(Partition):
         self._waiting.append(append)
         if self._give_up is None:
             self._give_up = self.loop.call_later(WAIT_SECONDS, self._give_up_waiting)
+
+    def direct_writer(self, header: BatchHeader) -> object | None:
+        """See `PartitionLog.direct_writer`."""
+        policy = self.policy
+        if not self.attached or self.deleted or self._waiting or self.topic.internal:
+            return None
+        if policy.log_append_time or policy.raw_entries or not self.appends.places_directly:
+            return None
+        return self._producers.direct_writer(header)
+
+    def end_direct(self) -> None:
+        """Let no batch go past `submit` from now on, until `direct_writer` is called the next time."""
+        self._producers.end_direct()
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         """See `PartitionLog.in_transaction`."""
@@ -439,6 +455,10 @@ class PulsarLog(Partition):
             self.appends.verify(stored)
             self.appends.follow()
             return
+        if self._producers.brought_directly(stored):
+            self.appends.verify(stored)
+            self.appends.follow()
+            return
         kept = self.appends.kept(stored)
         entry, info = self.appends.at(stored), stored.info
         if entry is None:
@@ -458,20 +478,21 @@ class PulsarLog(Partition):
         self._last = stored.position
         self.appends.follow()
 
-    def place(self, batches: Sequence[PlacedBatch]) -> None:
-        """Take entries that this broker wrote as the next ones of the log."""
+    def place(self, ledger: int, batches: Sequence[PlacedFields]) -> None:
+        """Take entries of that ledger that this broker wrote as the next ones of the log."""
         cache, cached = self._cache, self.tail.cached
         end, latest = self.high_watermark, -1
-        for position, last, data, max_timestamp in batches:
+        self._in_demand = True
+        for entry, last, data, max_timestamp in batches:
             cache.push(cached, end, last, data)
             end = last + 1
             self.size_bytes += len(data)
             latest = max(latest, max_timestamp)
             self._since_mark += 1
             if self._since_mark >= MARK_EVERY:
-                self._last, self.high_watermark = position, end
-                self._mark(position, last)
-        self._last, self.high_watermark = position, end
+                self._last, self.high_watermark = Position(ledger, entry), end
+                self._mark(self._last, last)
+        self._last, self.high_watermark = Position(ledger, entry), end
         self.tail.converter.next_offset = end
         self._look_at_clock(latest)
         self.tell_soon()

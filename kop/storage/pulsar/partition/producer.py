@@ -27,9 +27,18 @@ from kop.errors import BackendError, ErrorCode, KopError, PeerError, without_fra
 from kop.pulsar_client import EntryRefusedError, Position, Producer, PulsarError, exclusive_holder
 from kop.pulsar_client.types import Access
 from kop.records import transcode
+from kop.records.batch import BatchHeader
+from kop.storage.base import AppendWaiter
 from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
+from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, StoredEntry
+from kop.storage.pulsar.partition.direct import (
+    PAUSE_SECONDS,
+    DirectBatches,
+    HandedOver,
+)
+from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_writer
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.sequences import SequenceWindow
 from kop.storage.pulsar.partition.services import PartitionServices
@@ -70,6 +79,7 @@ class WrittenLog(PartitionView, Protocol):
     """The log that the producers of a partition write to, as they see it."""
 
     log_start_offset: int
+    high_watermark: int
 
     @property
     def last_position(self) -> Position:
@@ -113,8 +123,7 @@ class PartitionProducer:
         self.transactional = transactional
         """Its batches are of transactions. One that may have been stored is not sent again by itself: the transaction
         may have ended meanwhile. Its client sends it again, and then it is asked whether the transaction is open."""
-        self.used = 0.0
-        """Loop time at which the last batch was added."""
+        self._used = 0.0
         self.idempotent = idempotent
         self.sequences: SequenceWindow | None = None
         self.ended = False
@@ -138,8 +147,16 @@ class PartitionProducer:
         self._queue: deque[Append] = deque()
         self._doubtful: set[InFlightEntry] = set()
         """Entries without a receipt that Pulsar may refuse for their size: nothing is sent behind them."""
+        self._direct: DirectBatches | None = None
+        self._direct_from = 0.0
+        """Loop time from which on compiled code may take batches."""
         self._opening: asyncio.Task[None] | None = None
         self._refused: KopError | None = None
+
+    @property
+    def used(self) -> float:
+        """Loop time at which the last batch was added."""
+        return self._used if self._direct is None else max(self._used, self._direct.writer.used)
 
     @property
     def idle(self) -> bool:
@@ -173,9 +190,14 @@ class PartitionProducer:
 
     def add(self, append: Append) -> None:
         """Send a batch, or let it wait until the producer is open."""
-        self.used = self._loop.time()
-        direct = self._producer is not None and not self._queue and not self._doubtful and not self.ended
-        if direct and not append.header.codec:
+        self._used = self._loop.time()
+        if self._direct is not None:
+            if append.header.codec:
+                self._direct.writer.held = True  # until this one, which may wait for its turn, was sent
+            else:
+                self.end_direct()
+        at_once = self._producer is not None and not self._queue and not self._doubtful and not self.ended
+        if at_once and not append.header.codec:
             self._send(append)
             return
         self._queue.append(append)
@@ -211,6 +233,7 @@ class PartitionProducer:
 
     def fail(self, error: KopError) -> None:
         """End the producer: every batch that waits in it fails with `error`."""
+        self.end_direct()
         if not self.ended:
             self._refused = error = without_frames(error)
             self.ended = True
@@ -427,6 +450,8 @@ class PartitionProducer:
             self._send(queue.popleft())
             if queue and not header.codec:
                 turns.add(header.size)
+        if self._direct is not None:
+            self._direct.writer.held = bool(queue)
 
     def _send(self, append: Append) -> None:
         try:
@@ -440,6 +465,10 @@ class PartitionProducer:
 
     def _send_checked(self, append: Append) -> None:
         header, known = append.header, False
+        if self._direct is not None:
+            if self._send_directly(append):
+                return
+            self.end_direct()
         if self.sequences is not None:
             verdict = self.sequences.check(header, from_zero=append.from_zero)
             if verdict.original is not None:
@@ -497,7 +526,7 @@ class PartitionProducer:
         for made in frames:
             self._sent_bytes += made.entry_size
             entry = InFlightEntry(
-                append, made, producer.id, first + made.first, whole, self, self.used, self.taken_bytes
+                append, made, producer.id, first + made.first, whole, self, self._used, self.taken_bytes
             )
             entry.sent_again = known
             if self._may_be_refused(entry):
@@ -511,6 +540,121 @@ class PartitionProducer:
                 )
                 append.end(self._log.log_start_offset)
                 return
+
+    # --- batches that compiled code takes
+
+    def direct_writer(self) -> DirectWriter | None:
+        """The compiled writer, for batches behind all that `add` was given; None where `add` has to have them."""
+        if self._direct is not None:
+            return self._direct.writer
+        budget, now = self._services.write_budget.direct, self._loop.time()
+        if budget is None or self.exclusive or self.transactional or self.ended or now < self._direct_from:
+            return None
+        producer, sequences = self._producer, self.sequences
+        if producer is None or self._queue or self._doubtful or self._throttle.holds_back(now):
+            return None
+        if sequences is not None and not sequences.unbroken:
+            return None
+        outgoing = producer.direct_outgoing
+        if outgoing is None:
+            return None
+        writer = direct_writer(
+            producer.id,
+            self._encoded_name,
+            outgoing,
+            budget,
+            self._path.entry_size_limit,
+            self._context.client.max_message_size,
+            None if sequences is None else sequences.epoch,
+            self._next if sequences is None else sequences.next_sequence,
+        )
+        if writer is not None:
+            self._direct = DirectBatches(
+                writer,
+                self._log,
+                self._appends,
+                self._throttle,
+                self._loop.time,
+                end=self.end_direct,
+                take_over=self._take_over,
+            )
+            producer.begin_direct(self._direct)
+        return writer
+
+    def end_direct(self) -> None:
+        """Have all batches come to `add`; what compiled code holds is waited for here."""
+        if self._direct is not None and self._producer is not None:
+            self._producer.end_direct()
+
+    def submit_directly(self, batch: bytearray, header: BatchHeader, waiter: AppendWaiter, place: int) -> bool:
+        """Give a batch that is not compressed to compiled code. False where that does not take it."""
+        if self._direct is None or header.codec or header.transactional:
+            return False
+        now, now_ms, compact = self._loop.time(), int(time.time() * 1000), self._log.policy.compact
+        return self._direct.writer.submit(batch, waiter, place, now, now_ms, compact)
+
+    def _send_directly(self, append: Append) -> bool:
+        """Give a compressed batch to compiled code once its entry is made. False where that does not take it."""
+        assert self._direct is not None
+        assert self._producer is not None
+        writer, header, limit = self._direct.writer, append.header, self._path.entry_size_limit
+        first = -1 if append.txn is not None else writer.comes_next(header.producer_epoch, header.base_sequence)
+        if first < 0:
+            return False
+        try:
+            frames = self._frames(append, first, self._producer.id, confirm=False)
+        except KopError as error:
+            append.refuse(error)
+            append.end(self._log.log_start_offset)
+            return True
+        if len(frames) > 1 or frames[0].entry_size + ENTRY_FRAMING > limit.surely_taken:
+            return False
+        writer.held = False
+        ((frame, _, _, entry_size, _),) = frames
+        sent = writer.send(first, frame, entry_size, append.batch, append.waiter, append.place, self._used)
+        if sent:
+            append.leave()
+        return sent
+
+    def brought_directly(self, stored: EntryWithOffsets) -> bool:
+        """Give compiled code an entry of this producer that the tail brought; see `DirectBatches.brought`."""
+        return self._direct is not None and self._appends.places_directly and self._direct.brought(stored)
+
+    def _take_over(self, handed: HandedOver) -> Sequence[InFlightEntry]:
+        """Take what compiled code held: go on behind it, and wait for the entries that it sent."""
+        writer, budget = handed.writer, self._services.write_budget
+        self._direct = None
+        self._direct_from = self._loop.time() + PAUSE_SECONDS
+        self._used = max(self._used, writer.used)
+        self._stored_up_to = max(self._stored_up_to, writer.stored_up_to)
+        answered_before = self.taken_bytes
+        self.taken_bytes += writer.answered_bytes
+        self._sent_bytes += writer.sent_bytes
+        if self.sequences is None:
+            self._next = writer.next_sequence
+        else:
+            for stored in handed.stored:
+                ended = Append.ended(stored.header, stored.base_offset, budget)
+                self.sequences.take(stored.header, stored.sequence_id, ended)
+        number = 0 if self._producer is None else self._producer.id
+        entries: list[InFlightEntry] = []
+        for sent in handed.under_way:
+            append = Append(sent.batch, sent.header, None, sent.waiter, sent.place, budget)
+            append.left = 1
+            made = transcode.SendFrame(sent.frame, sent.header.record_count, 0, sent.entry_size)
+            entry = InFlightEntry(
+                append, made, number, sent.sequence_id, True, self, sent.sent, answered_before + sent.before
+            )
+            entry.deadline = sent.sent
+            entries.append(entry)
+            if self.sequences is not None:
+                self.sequences.take(sent.header, sent.sequence_id, append)
+        return entries
+
+    def settled_sequences(self) -> SequenceWindow | None:
+        """The window of an idempotent producer, with what compiled code took for it."""
+        self.end_direct()
+        return self.sequences
 
     def _may_be_refused(self, entry: InFlightEntry) -> bool:
         """Whether Pulsar may refuse an entry for its size while what its client sent behind it must not pass.
@@ -624,7 +768,7 @@ class PartitionProducer:
                 self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        self.used = self._loop.time()
+        self._used = self._loop.time()
         self._send_queued()
 
     def _answered(self, entry: InFlightEntry, now: float) -> None:

@@ -13,8 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from kop.errors import KopError
 from kop.records.batch import BatchHeader
 from kop.records.transcode import EntryTransaction
-from kop.storage.base import ProducerView
+from kop.storage.base import AppendWaiter, ProducerView
+from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import InFlightEntry
+from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.lease import WriterLease
 from kop.storage.pulsar.partition.producer import PartitionProducer, WritePath
 
@@ -43,6 +45,8 @@ class PartitionProducers:
     def join(self, producer_id: int, producer_epoch: int, txn: EntryTransaction) -> None:
         """Let transactional batches of this producer id and epoch belong to the transaction from now on."""
         self._joined[producer_id] = producer_epoch, txn
+        if (producer := self._producers.get(producer_id)) is not None:
+            producer.end_direct()  # a batch outside of the transaction has to be refused
 
     def in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether this producer id and epoch write in a transaction."""
@@ -71,6 +75,31 @@ class PartitionProducers:
                 on_ended=self._ended,
             )
         return producer
+
+    def direct_writer(self, header: BatchHeader) -> DirectWriter | None:
+        """The compiled writer for the batches that come behind this one of its producer; None where there is none."""
+        if self.lease.producer is not None or self.in_transaction(header.producer_id, header.producer_epoch):
+            return None
+        producer = self._producers.get(max(header.producer_id, -1))
+        return None if producer is None else producer.direct_writer()
+
+    def submit_directly(self, batch: bytearray, header: BatchHeader, waiter: AppendWaiter, place: int) -> bool:
+        """Give a batch to compiled code. False where there is none for its producer, or it does not take the batch."""
+        producer = self._producers.get(max(header.producer_id, -1))
+        return producer is not None and producer.submit_directly(batch, header, waiter, place)
+
+    def brought_directly(self, stored: EntryWithOffsets) -> bool:
+        """Give compiled code an entry that the tail brought, and that lies behind the log's end. False where it is not
+        the one that a producer of this broker waits for."""
+        for producer in self._producers.values():
+            if producer.name == stored.info.producer_name:
+                return producer.brought_directly(stored)
+        return False
+
+    def end_direct(self) -> None:
+        """Have all batches come to the producers' `add`."""
+        for producer in self._producers.values():
+            producer.end_direct()
 
     def brought(self, producer_name: str, sequence_id: int, count: int) -> InFlightEntry | None:
         """Note an entry of `count` messages that the tail brought, and whose position no receipt has told.
@@ -119,7 +148,7 @@ class PartitionProducers:
         return [
             ProducerView(producer_id, known.epoch, known.last_sequence, known.last_timestamp)
             for producer_id, producer in sorted(self._producers.items())
-            if (known := producer.sequences) is not None and known.epoch >= 0
+            if (known := producer.settled_sequences()) is not None and known.epoch >= 0
         ]
 
     def close_idle(self, now: float, seconds: float) -> None:

@@ -87,6 +87,16 @@ class SequenceWindow:
         """Kafka's sequence of the last record, or -1."""
         return self._window.last_sequence
 
+    @property
+    def unbroken(self) -> bool:
+        """Whether a batch was taken in the producer's epoch, and Pulsar refused none of it."""
+        return bool(self._window.batches) and not self._refused and not self._split
+
+    @property
+    def next_sequence(self) -> int:
+        """The unwrapped sequence of the record that comes next in the epoch, as Pulsar's sequence id has it."""
+        return self._last + 1
+
     def known(self, sequence_id: int) -> bool:
         """True for what Pulsar had stored, or refused, before."""
         return sequence_id >> _SHIFT == self.epoch and sequence_id & _MASK <= self._stored

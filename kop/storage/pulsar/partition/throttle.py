@@ -133,6 +133,15 @@ class PublishThrottle:
             return ""
         return f"publish rates {zlib.crc32(self._partition_name.encode()) % _LANES}"
 
+    @property
+    def late(self) -> bool:
+        """Whether receipts were late, and since then not enough came in time."""
+        return self._held.lateness > 0
+
+    def holds_back(self, now: float) -> bool:
+        """Whether a publish rate holds the partition back at this time."""
+        return self._held.now(now)
+
     def received(self, now: float, waited: float) -> bool:
         """A receipt came after `waited` seconds. True where it was late because of a publish rate."""
         if waited <= LATE_SECONDS:

@@ -10,6 +10,7 @@ import asyncio
 
 from kop.errors import BackendError, KopError
 from kop.storage.pulsar.context import PulsarContext
+from kop.storage.pulsar.partition.direct_writers import DirectBudget, direct_budget
 
 
 class WriteBudget:
@@ -20,6 +21,8 @@ class WriteBudget:
         """The size of all these batches together."""
         self._context = context
         self._most = context.settings.max_queued_bytes
+        self.direct: DirectBudget | None = direct_budget(self._most // 2)
+        """The same for batches that compiled code holds, which are not among `bytes`; None without that."""
         self._none_left = asyncio.Event()
         self._none_left.set()
 
@@ -27,21 +30,27 @@ class WriteBudget:
         """Why a batch of that size cannot be taken now; None where it can."""
         if self._context.closed:
             return BackendError("the storage engine is closed")
-        if self.bytes + size > self._most:
+        held = self.bytes if self.direct is None else self.bytes + self.direct.used
+        if held + size > self._most:
             return BackendError("as many batches wait for Pulsar as memory is given for: clients try again")
         return None
 
     def take(self, size: int) -> None:
         """Count a batch of that size: it was taken."""
-        if not self.bytes:
-            self._none_left.clear()
         self.bytes += size
+        if self.bytes:
+            self._none_left.clear()
 
     def give_back(self, size: int) -> None:
         """Count a batch of that size no more: it has its result."""
         self.bytes -= size
         if not self.bytes:
             self._none_left.set()
+
+    def close(self) -> None:
+        """Have compiled code take nothing any more."""
+        if self.direct is not None:
+            self.direct.closed = True
 
     async def wait_until_empty(self) -> None:
         """Wait until every batch has its result."""

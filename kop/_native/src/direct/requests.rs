@@ -1,0 +1,244 @@
+//! Requests, as far as all of their batches may be sent at once.
+//!
+//! Owns: which topics, partitions and producers have a writer, and the checks of a request that go by its topic.
+//! Must not know: how batches are sent, when this path may be used.
+
+use std::collections::HashMap;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes};
+
+use super::answer::{DirectAnswer, Name};
+use super::writer::{send, DirectWriter, Prepared, Waiter};
+use crate::produce::{BatchHeader, Topic, CODEC_MASK};
+
+const PRODUCE: i16 = 0;
+const OLDEST: i16 = 3;
+const NEWEST: i16 = 13;
+/// The first version with tagged fields.
+pub const FLEXIBLE: i16 = 9;
+
+/// What a batch has to keep to on one topic; as `kop.cluster.topic_configs.ProduceRules`.
+#[derive(Clone, Copy)]
+struct Rules {
+    max_message_bytes: usize,
+    before_max_ms: i64,
+    after_max_ms: i64,
+    compact: bool,
+}
+
+struct Target {
+    rules: Rules,
+    /// By partition and producer id, which is -1 for all that are not idempotent.
+    writers: HashMap<(i32, i64), Py<DirectWriter>>,
+}
+
+/// The topics and partitions to which requests may go on this path.
+#[pyclass(module = "kop._native")]
+pub struct DirectRequests {
+    pub handler: Option<Py<PyAny>>,
+    pub latencies: Option<Py<PyAny>>,
+    names: HashMap<Vec<u8>, Target>,
+    ids: HashMap<[u8; 16], Target>,
+    records: u64,
+    bytes: u64,
+    requests: [u64; NEWEST as usize + 1],
+}
+
+struct PreparedRequest {
+    version: i16,
+    correlation_id: i32,
+    topics: Vec<(Name, Vec<i32>)>,
+    batches: Vec<(Py<DirectWriter>, Prepared)>,
+}
+
+#[pymethods]
+impl DirectRequests {
+    /// `handler` encodes refusals and counts throttled answers, `latencies` is where the duration of an answer counts.
+    #[new]
+    fn new(handler: Py<PyAny>, latencies: Py<PyAny>) -> Self {
+        DirectRequests {
+            handler: Some(handler),
+            latencies: Some(latencies),
+            names: HashMap::new(),
+            ids: HashMap::new(),
+            records: 0,
+            bytes: 0,
+            requests: [0; NEWEST as usize + 1],
+        }
+    }
+
+    /// Lets batches of a producer to a partition go to `writer`. The topic is a name, or the 16 bytes of its id.
+    #[allow(clippy::too_many_arguments)]
+    fn add(
+        &mut self,
+        topic: &Bound<'_, PyAny>,
+        partition: i32,
+        producer_id: i64,
+        writer: Py<DirectWriter>,
+        max_message_bytes: usize,
+        before_max_ms: i64,
+        after_max_ms: i64,
+        compact: bool,
+    ) -> PyResult<()> {
+        let rules = Rules { max_message_bytes, before_max_ms, after_max_ms, compact };
+        let new = || Target { rules, writers: HashMap::new() };
+        let target = if let Ok(id) = topic.downcast::<PyBytes>() {
+            self.ids.entry(id.as_bytes().try_into()?).or_insert_with(new)
+        } else {
+            self.names.entry(topic.extract::<String>()?.into_bytes()).or_insert_with(new)
+        };
+        target.rules = rules;
+        target.writers.insert((partition, producer_id), writer);
+        Ok(())
+    }
+
+    /// Forgets the writers that take nothing any more.
+    fn prune(&mut self, py: Python<'_>) {
+        for target in self.names.values_mut().chain(self.ids.values_mut()) {
+            target.writers.retain(|_, writer| writer.borrow(py).open);
+        }
+        self.names.retain(|_, target| !target.writers.is_empty());
+        self.ids.retain(|_, target| !target.writers.is_empty());
+    }
+
+    /// Forgets all topics.
+    fn clear(&mut self) {
+        self.names.clear();
+        self.ids.clear();
+    }
+
+    /// How many writers are known.
+    #[getter]
+    fn writers(&self) -> usize {
+        self.names.values().chain(self.ids.values()).map(|target| target.writers.len()).sum()
+    }
+
+    /// What was taken since the last call: records, bytes, and requests by version.
+    fn counted(&mut self) -> (u64, u64, Vec<u64>) {
+        let requests = std::mem::replace(&mut self.requests, [0; NEWEST as usize + 1]);
+        (std::mem::take(&mut self.records), std::mem::take(&mut self.bytes), requests.to_vec())
+    }
+
+    /// Takes a request, as a frame without its size: sends all of its batches, and returns its answer. None where it
+    /// has to go the ordinary way; then nothing has happened.
+    ///
+    /// `started` is for the answer, `now` the loop's time, `now_ms` the wall clock's.
+    fn take<'py>(
+        slf: &Bound<'py, Self>,
+        py: Python<'py>,
+        frame: PyBuffer<u8>,
+        started: f64,
+        now: f64,
+        now_ms: i64,
+    ) -> PyResult<Option<Bound<'py, DirectAnswer>>> {
+        let prepared = slf.borrow().prepare(py, crate::lent(py, &frame)?, now_ms)?;
+        drop(frame);
+        let Some(prepared) = prepared else { return Ok(None) };
+        {
+            let mut own = slf.borrow_mut();
+            for (_, batch) in &prepared.batches {
+                own.records += batch.header.record_count as u64;
+                own.bytes += batch.batch_size as u64;
+            }
+            own.requests[prepared.version as usize] += 1;
+        }
+        let PreparedRequest { version, correlation_id, topics, batches } = prepared;
+        let answer = DirectAnswer::new(slf.clone().unbind(), version, correlation_id, topics, started);
+        let answer = Bound::new(py, answer)?;
+        for (place, (writer, batch)) in batches.into_iter().enumerate() {
+            send(writer.bind(py), batch, Waiter::Direct(answer.clone().unbind()), place, now)?;
+        }
+        Ok(Some(answer))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.handler)?;
+        visit.call(&self.latencies)?;
+        for target in self.names.values().chain(self.ids.values()) {
+            for writer in target.writers.values() {
+                visit.call(writer)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn __clear__(&mut self) {
+        (self.handler, self.latencies) = (None, None);
+        self.clear();
+    }
+}
+
+impl DirectRequests {
+    /// Looks at all of a request. None where something about it is unusual; nothing is changed.
+    fn prepare(&self, py: Python<'_>, frame: &[u8], now_ms: i64) -> PyResult<Option<PreparedRequest>> {
+        if self.names.is_empty() && self.ids.is_empty() {
+            return Ok(None);
+        }
+        let Some(header) = crate::produce::read_header(frame, &[FLEXIBLE as u8]) else { return Ok(None) };
+        let version = header.api_version;
+        if header.api_key != PRODUCE || !(OLDEST..=NEWEST).contains(&version) {
+            return Ok(None);
+        }
+        let body = &frame[header.body..];
+        let Some(request) = crate::produce::read_produce(body, version, true) else { return Ok(None) };
+        if request.transactional || !matches!(request.acks, -1 | 1) {
+            return Ok(None);
+        }
+        let mut prepared = PreparedRequest {
+            version,
+            correlation_id: header.correlation_id,
+            topics: Vec::with_capacity(request.topics.len()),
+            batches: Vec::new(),
+        };
+        for (topic, batches) in request.topics {
+            let target = match topic {
+                Topic::Name(name) => self.names.get(name.as_bytes()),
+                Topic::Id(id) => self.ids.get(&id),
+            };
+            let Some(target) = target else { return Ok(None) };
+            let mut partitions = Vec::with_capacity(batches.len());
+            for batch in batches {
+                let (Some(range), Some(header), Some((earliest, latest, keyless))) =
+                    (batch.records, batch.header, batch.times)
+                else {
+                    return Ok(None);
+                };
+                let Some(writer) = target.writers.get(&(batch.partition, header.producer_id.max(-1))) else {
+                    return Ok(None);
+                };
+                if prepared.batches.iter().any(|other| other.0.is(writer)) || (target.rules.compact && keyless) {
+                    return Ok(None);
+                }
+                let data = &body[range];
+                if !target.rules.let_through(data.len(), &header, earliest, latest, now_ms) {
+                    return Ok(None);
+                }
+                let framed = writer.borrow(py).frame_of(py, data, &header, now_ms, false)?;
+                let Some(framed) = framed else { return Ok(None) };
+                let copy = PyByteArray::new(py, data).unbind();
+                prepared.batches.push((writer.clone_ref(py), framed.with(header, copy, data.len())));
+                partitions.push(batch.partition);
+            }
+            let name = match topic {
+                Topic::Name(name) => Name::Text(name.as_bytes().to_vec()),
+                Topic::Id(id) => Name::Id(id),
+            };
+            prepared.topics.push((name, partitions));
+        }
+        Ok((!prepared.batches.is_empty()).then_some(prepared))
+    }
+}
+
+impl Rules {
+    /// Whether a batch may be stored as it is; `earliest` and `latest` are the times of its records.
+    fn let_through(&self, size: usize, header: &BatchHeader, earliest: i64, latest: i64, now_ms: i64) -> bool {
+        header.attributes & CODEC_MASK == 0
+            && size <= self.max_message_bytes
+            && latest == header.max_timestamp
+            && (earliest < 0 || now_ms.saturating_sub(earliest) <= self.before_max_ms)
+            && (latest < 0 || latest.saturating_sub(now_ms) <= self.after_max_ms)
+    }
+}

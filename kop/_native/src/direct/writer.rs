@@ -1,0 +1,502 @@
+//! The batches of one Pulsar producer, from the SEND frame to the offset.
+//!
+//! Owns: sequence ids, entries without a receipt, what the window of the producer needs of those that have one.
+//! Must not know: requests; a waiter is told by its place alone.
+
+use std::collections::VecDeque;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyList};
+
+use super::answer::{DirectAnswer, Row};
+use super::outgoing::{push, Outgoing};
+use crate::produce::{BatchHeader, CODEC_MASK, HEADER_SIZE};
+use crate::send::About;
+use crate::{header_fields, lent};
+
+const EPOCH_SHIFT: u32 = 47;
+const MAX_SEQUENCE: i64 = 0x7fff_ffff;
+/// Batches that a producer's window remembers.
+const WINDOW: usize = 5;
+/// As in `kop.records.transcode`.
+const ENTRY_ROOM: usize = 512;
+/// As in `kop.storage.pulsar.partition.entry_sizes`.
+const ENTRY_FRAMING: usize = 10;
+
+/// The bytes of all batches of an engine that are on this path, and whether it may be used.
+#[pyclass(module = "kop._native")]
+pub struct DirectBudget {
+    #[pyo3(get)]
+    used: usize,
+    most: usize,
+    #[pyo3(get, set)]
+    closed: bool,
+}
+
+#[pymethods]
+impl DirectBudget {
+    #[new]
+    fn new(most: usize) -> Self {
+        DirectBudget { used: 0, most, closed: false }
+    }
+}
+
+/// Who is told what became of a batch.
+pub enum Waiter {
+    Direct(Py<DirectAnswer>),
+    /// Any other `AppendWaiter`: of a request that went the ordinary way to here.
+    Other(Py<PyAny>),
+}
+
+/// A batch on its way: it is in an entry that was sent, and has no receipt.
+struct InFlight {
+    sequence_id: u64,
+    count: u32,
+    frame: Py<PyBytes>,
+    entry_size: usize,
+    batch: Py<PyByteArray>,
+    batch_size: usize,
+    header: BatchHeader,
+    sent: f64,
+    /// Bytes of the producer's entries that Pulsar had answered when this one was sent.
+    before: u64,
+    waiter: Waiter,
+    place: usize,
+}
+
+/// A batch that has its offset, as the window of its producer remembers it.
+struct Stored {
+    sequence_id: u64,
+    header: BatchHeader,
+    base_offset: i64,
+}
+
+/// The batches of one Pulsar producer of one partition, from the SEND frame to the offset.
+#[pyclass(module = "kop._native")]
+pub struct DirectWriter {
+    number: u64,
+    name: Vec<u8>,
+    outgoing: Py<Outgoing>,
+    budget: Py<DirectBudget>,
+    size_limit: Option<Py<PyAny>>,
+    room: usize,
+    /// The epoch of an idempotent producer.
+    epoch: Option<i16>,
+    /// The next sequence, not yet together with the epoch.
+    next: i64,
+    #[pyo3(get)]
+    pub open: bool,
+    in_flight: VecDeque<InFlight>,
+    /// Nothing is taken for the moment: batches wait that have to go first.
+    #[pyo3(get, set)]
+    held: bool,
+    stored: VecDeque<Stored>,
+    ended: Vec<(Waiter, usize, i64, i64)>,
+    /// Batches that were taken.
+    #[pyo3(get)]
+    taken: u64,
+    /// Loop time of the last one.
+    #[pyo3(get)]
+    used: f64,
+    #[pyo3(get)]
+    sent_bytes: u64,
+    #[pyo3(get)]
+    answered_bytes: u64,
+    /// The highest sequence id that was sent; -1 for none.
+    #[pyo3(get)]
+    highest: i64,
+    /// The highest sequence id that has a receipt; -1 for none.
+    #[pyo3(get)]
+    stored_up_to: i64,
+}
+
+#[pymethods]
+impl DirectWriter {
+    /// `size_limit` has the largest entry that Pulsar surely takes, as its attribute `surely_taken`.
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        number: u64,
+        name: Vec<u8>,
+        outgoing: Py<Outgoing>,
+        budget: Py<DirectBudget>,
+        size_limit: Py<PyAny>,
+        max_size: usize,
+        epoch: Option<i16>,
+        next: i64,
+    ) -> Self {
+        DirectWriter {
+            number,
+            name,
+            outgoing,
+            budget,
+            size_limit: Some(size_limit),
+            room: max_size.saturating_sub(ENTRY_ROOM),
+            epoch,
+            next,
+            open: true,
+            held: false,
+            in_flight: VecDeque::new(),
+            stored: VecDeque::new(),
+            ended: Vec::new(),
+            taken: 0,
+            used: 0.0,
+            sent_bytes: 0,
+            answered_bytes: 0,
+            highest: -1,
+            stored_up_to: -1,
+        }
+    }
+
+    #[getter]
+    fn next_sequence(&self) -> i64 {
+        self.next
+    }
+
+    #[getter]
+    fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// When the oldest entry without a receipt was sent, in loop time; None where there is none.
+    #[getter]
+    fn oldest(&self) -> Option<f64> {
+        self.in_flight.front().map(|entry| entry.sent)
+    }
+
+    /// The sequence id of the entry that the next receipt is for; -1 where none is waited for.
+    #[getter]
+    fn awaited(&self) -> i64 {
+        self.in_flight.front().map_or(-1, |entry| entry.sequence_id as i64)
+    }
+
+    /// The sequence id that a batch of this epoch and sequence would be sent under; -1 where it does not come next.
+    fn comes_next(&self, epoch: i16, sequence: i32) -> i64 {
+        self.sequence_id_of(epoch, sequence).map_or(-1, |id| id as i64)
+    }
+
+    /// Sends a batch that is not compressed and was checked. False where it has to go the ordinary way; then nothing
+    /// has happened.
+    #[allow(clippy::too_many_arguments)]
+    fn submit(
+        slf: &Bound<'_, Self>,
+        batch: &Bound<'_, PyByteArray>,
+        waiter: Py<PyAny>,
+        place: usize,
+        now: f64,
+        now_ms: i64,
+        reject_null_keys: bool,
+    ) -> PyResult<bool> {
+        let py = slf.py();
+        let prepared = {
+            let buffer = PyBuffer::<u8>::get(batch)?;
+            let data = lent(py, &buffer)?;
+            let Some(header) = BatchHeader::read(data) else { return Ok(false) };
+            if header.attributes & CODEC_MASK != 0 {
+                return Ok(false);
+            }
+            match slf.borrow().frame_of(py, data, &header, now_ms, reject_null_keys)? {
+                Some(framed) => framed.with(header, batch.clone().unbind(), data.len()),
+                None => return Ok(false),
+            }
+        };
+        send(slf, prepared, Waiter::Other(waiter), place, now)?;
+        Ok(true)
+    }
+
+    /// Sends a batch whose entry is made. False where it has to go the ordinary way; then nothing has happened.
+    #[allow(clippy::too_many_arguments)]
+    fn send(
+        slf: &Bound<'_, Self>,
+        sequence_id: u64,
+        frame: Py<PyBytes>,
+        entry_size: usize,
+        batch: &Bound<'_, PyByteArray>,
+        waiter: Py<PyAny>,
+        place: usize,
+        now: f64,
+    ) -> PyResult<bool> {
+        let py = slf.py();
+        let (header, batch_size) = {
+            let buffer = PyBuffer::<u8>::get(batch)?;
+            let data = lent(py, &buffer)?;
+            (BatchHeader::read(data), data.len())
+        };
+        let Some(header) = header else { return Ok(false) };
+        {
+            let own = slf.borrow();
+            let fits = own.sequence_id(&header) == Some(sequence_id) && Some(entry_size) <= own.most(py);
+            if !fits || !own.takes(py, batch_size) {
+                return Ok(false);
+            }
+        }
+        let framed = Framed { sequence_id, frame, entry_size };
+        send(slf, framed.with(header, batch.clone().unbind(), batch_size), Waiter::Other(waiter), place, now)?;
+        Ok(true)
+    }
+
+    /// Takes receipts while they are of the next entries and lie directly behind `last_entry` of `ledger`, where the
+    /// log ends at `end`. Returns how many, the batches as (entry, last offset, batch, largest timestamp), and for how
+    /// long the one that waited longest did. `answer` has to be called then.
+    #[allow(clippy::too_many_arguments)]
+    fn receipts<'py>(
+        &mut self,
+        py: Python<'py>,
+        receipts: &Bound<'py, PyList>,
+        ledger: i64,
+        last_entry: i64,
+        end: i64,
+        log_start_offset: i64,
+        now: f64,
+    ) -> PyResult<(usize, Bound<'py, PyList>, f64)> {
+        let placed = PyList::empty(py);
+        let (mut taken, mut end, mut last_entry, mut longest) = (0, end, last_entry, 0.0f64);
+        for receipt in receipts.iter() {
+            let (_, sequence_id, _, in_ledger, entry): (u64, u64, u64, i64, i64) = receipt.extract()?;
+            let fits = self.in_flight.front().is_some_and(|front| front.sequence_id == sequence_id);
+            if !fits && in_ledger >= 0 && sequence_id as i64 <= self.stored_up_to {
+                taken += 1; // the tail brought the entry before its receipt came
+                continue;
+            }
+            if !fits || in_ledger != ledger || entry != last_entry + 1 {
+                break;
+            }
+            let Some(front) = self.in_flight.pop_front() else { break };
+            let base = end;
+            (last_entry, end) = (entry, end + i64::from(front.count));
+            stamp(py, &front.batch, base)?;
+            placed.append((entry, end - 1, front.batch.bind(py), front.header.max_timestamp))?;
+            longest = longest.max(now - front.sent);
+            self.answered_bytes += front.entry_size as u64;
+            self.stored_up_to = (front.sequence_id + u64::from(front.count) - 1) as i64;
+            release(py, &self.budget, front.batch_size);
+            self.ended.push((front.waiter, front.place, base, log_start_offset));
+            if self.epoch.is_some() {
+                if self.stored.len() == WINDOW {
+                    self.stored.pop_front();
+                }
+                self.stored.push_back(Stored {
+                    sequence_id: front.sequence_id,
+                    header: front.header,
+                    base_offset: base,
+                });
+            }
+            taken += 1;
+        }
+        Ok((taken, placed, longest))
+    }
+
+    /// Answers the batches that `receipts` took. Those of other waiters come back, as (waiter, place, base offset, log
+    /// start offset).
+    fn answer<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
+        let ended = std::mem::take(&mut slf.borrow_mut().ended);
+        let others = PyList::empty(slf.py());
+        for (waiter, place, base, log_start_offset) in ended {
+            match waiter {
+                Waiter::Direct(answer) => {
+                    let row = Row::Stored { base_offset: base, log_append_time: -1, log_start_offset };
+                    DirectAnswer::ends(answer.bind(slf.py()), place, row, 0)?;
+                }
+                Waiter::Other(waiter) => others.append((waiter, place, base, log_start_offset))?,
+            }
+        }
+        Ok(others)
+    }
+
+    /// Takes nothing any more. Returns the last batches that have their offsets, as (header, sequence id, base offset),
+    /// and those on their way, as (header, batch, sequence id, frame, size of the entry, sent, before, waiter, place).
+    fn hand_over<'py>(&mut self, py: Python<'py>) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyList>)> {
+        self.open = false;
+        self.size_limit = None;
+        let (stored, under_way) = (PyList::empty(py), PyList::empty(py));
+        for one in self.stored.drain(..) {
+            stored.append((header_fields(py, &one.header)?, one.sequence_id, one.base_offset))?;
+        }
+        for one in self.in_flight.drain(..) {
+            release(py, &self.budget, one.batch_size);
+            under_way.append((
+                header_fields(py, &one.header)?,
+                one.batch,
+                one.sequence_id,
+                one.frame,
+                one.entry_size,
+                one.sent,
+                one.before,
+                match one.waiter {
+                    Waiter::Direct(answer) => answer.into_any(),
+                    Waiter::Other(waiter) => waiter,
+                },
+                one.place,
+            ))?;
+        }
+        Ok((stored, under_way))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.outgoing)?;
+        visit.call(&self.size_limit)?;
+        for entry in &self.in_flight {
+            match &entry.waiter {
+                Waiter::Direct(answer) => visit.call(answer)?,
+                Waiter::Other(waiter) => visit.call(waiter)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn __clear__(&mut self) {
+        self.open = false;
+        self.size_limit = None;
+        self.in_flight.clear();
+    }
+}
+
+impl DirectWriter {
+    /// The sequence id of a batch that comes next; None where another one does.
+    fn sequence_id(&self, header: &BatchHeader) -> Option<u64> {
+        self.sequence_id_of(header.producer_epoch, header.base_sequence)
+    }
+
+    fn sequence_id_of(&self, producer_epoch: i16, base_sequence: i32) -> Option<u64> {
+        let Some(epoch) = self.epoch else { return u64::try_from(self.next).ok() };
+        let comes_next = producer_epoch == epoch && i64::from(base_sequence) == self.next & MAX_SEQUENCE;
+        comes_next.then_some((epoch as u64) << EPOCH_SHIFT | self.next as u64)
+    }
+
+    /// Whether a batch of this size may be sent now.
+    fn takes(&self, py: Python<'_>, size: usize) -> bool {
+        let budget = self.budget.borrow(py);
+        self.open
+            && !self.held
+            && !self.outgoing.borrow(py).paused
+            && !budget.closed
+            && budget.used.saturating_add(size) <= budget.most
+    }
+
+    /// The frame of a checked batch that is not compressed; None where it cannot be one entry that comes next.
+    pub fn frame_of(
+        &self,
+        py: Python<'_>,
+        data: &[u8],
+        header: &BatchHeader,
+        now_ms: i64,
+        reject_null_keys: bool,
+    ) -> PyResult<Option<Framed>> {
+        if !self.takes(py, data.len()) {
+            return Ok(None);
+        }
+        let (Some(sequence_id), Some(most)) = (self.sequence_id(header), self.most(py)) else { return Ok(None) };
+        let Some(records) = data.get(HEADER_SIZE..) else { return Ok(None) };
+        let (count, room) = (header.record_count.into(), self.room as i64);
+        let packed = crate::to_pulsar::pack(records, count, header.base_timestamp, None, room, reject_null_keys);
+        let Ok((pieces, without_key)) = packed else { return Ok(None) };
+        let ([(payload, count)], []) = (pieces.as_slice(), without_key.as_slice()) else { return Ok(None) };
+        let about = About {
+            producer_id: self.number,
+            producer_name: &self.name,
+            sequence_id,
+            publish_time: now_ms as u64,
+            count: *count,
+            compressed: None,
+            raw: false,
+            txn: None,
+        };
+        let head = crate::send::head(&about, payload);
+        let entry_size = crate::send::entry_size(&head) + payload.len();
+        if payload.len() > self.room || entry_size > most {
+            return Ok(None);
+        }
+        let frame = PyBytes::new_with(py, head.len() + payload.len(), |frame| {
+            let (front, back) = frame.split_at_mut(head.len());
+            front.copy_from_slice(&head);
+            back.copy_from_slice(payload);
+            Ok(())
+        })?;
+        Ok(Some(Framed { sequence_id, frame: frame.unbind(), entry_size }))
+    }
+
+    /// The largest entry that may be sent; with that size and no more Pulsar refuses none.
+    fn most(&self, py: Python<'_>) -> Option<usize> {
+        let taken: usize = self.size_limit.as_ref()?.getattr(py, "surely_taken").ok()?.extract(py).ok()?;
+        Some(self.room.min(taken.saturating_sub(ENTRY_FRAMING)))
+    }
+}
+
+/// An entry as it is written, and its place among those of its producer.
+pub struct Framed {
+    sequence_id: u64,
+    frame: Py<PyBytes>,
+    entry_size: usize,
+}
+
+impl Framed {
+    pub fn with(self, header: BatchHeader, batch: Py<PyByteArray>, batch_size: usize) -> Prepared {
+        Prepared { framed: self, header, batch, batch_size }
+    }
+}
+
+/// A batch with which nothing is wrong, and all that is needed to send it.
+pub struct Prepared {
+    framed: Framed,
+    pub header: BatchHeader,
+    batch: Py<PyByteArray>,
+    pub batch_size: usize,
+}
+
+/// Sends a batch that comes next.
+pub fn send(
+    writer: &Bound<'_, DirectWriter>,
+    prepared: Prepared,
+    waiter: Waiter,
+    place: usize,
+    now: f64,
+) -> PyResult<()> {
+    let py = writer.py();
+    let Prepared { framed: Framed { sequence_id, frame, entry_size }, header, batch, batch_size } = prepared;
+    let outgoing = {
+        let mut own = writer.borrow_mut();
+        let count = header.record_count as u32;
+        own.next += i64::from(count);
+        own.taken += 1;
+        own.used = now;
+        own.sent_bytes += entry_size as u64;
+        own.highest = (sequence_id + u64::from(count) - 1) as i64;
+        own.budget.borrow_mut(py).used += batch_size;
+        let (before, frame) = (own.answered_bytes, frame.clone_ref(py));
+        own.in_flight.push_back(InFlight {
+            sequence_id,
+            count,
+            frame,
+            entry_size,
+            batch,
+            batch_size,
+            header,
+            sent: now,
+            before,
+            waiter,
+            place,
+        });
+        own.outgoing.clone_ref(py)
+    };
+    push(outgoing.bind(py), frame, py)
+}
+
+fn release(py: Python<'_>, budget: &Py<DirectBudget>, size: usize) {
+    let mut budget = budget.borrow_mut(py);
+    budget.used = budget.used.saturating_sub(size);
+}
+
+/// Writes the base offset and leader epoch 0 into a batch; its checksum covers neither.
+fn stamp(py: Python<'_>, batch: &Py<PyByteArray>, base_offset: i64) -> PyResult<()> {
+    let buffer = PyBuffer::<u8>::get(batch.bind(py))?;
+    let cells = buffer.as_mut_slice(py).filter(|cells| cells.len() >= HEADER_SIZE);
+    let cells = cells.ok_or_else(|| PyValueError::new_err("the batch was changed by somebody else"))?;
+    for (cell, byte) in cells.iter().zip(base_offset.to_be_bytes()) {
+        cell.set(byte);
+    }
+    cells[12..16].iter().for_each(|cell| cell.set(0));
+    Ok(())
+}

@@ -1,0 +1,132 @@
+"""The Produce requests that compiled code carries from their frame to their answer (`kop/_native/src/direct.rs`).
+
+Owns: which topics, partitions and producers that is for, what such an answer says where a batch was refused after all,
+and counting these requests.
+Must not know: how batches are stored; logs say which of them may be written to so (`PartitionLog.direct_writer`).
+
+A request is taken where nothing about it is unusual and all of its batches have a writer; all others are handled by
+`produce.py`, which offers a writer for the next ones. Either way leads to the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from kop.cluster.client_topics import ClientTopics
+from kop.cluster.topic_configs import ProduceRules, TopicConfigs
+from kop.compiled import compiled_only
+from kop.errors import KopError
+from kop.handlers.api import Answer
+from kop.handlers.produce_refusals import refused_by_log
+from kop.handlers.produce_targets import ProduceTargets
+from kop.metrics import Metrics
+from kop.records.batch import BatchHeader
+from kop.records.compression import Codec
+from kop.storage.base import PartitionLog
+from kop.wire.produce import encode_partition
+
+_PRUNE_EVERY: Final = 256
+"""Writers that are added from one time to the next that closed ones are forgotten."""
+
+TakeRequest = Callable[[memoryview, float, float, int], Answer | None]
+"""Takes a frame without its size, when it arrived (perf_counter), the loop's time, the wall clock in ms. None where the
+request has to go the ordinary way; then nothing has happened."""
+
+
+class _Requests(Protocol):
+    """What compiled code knows; see direct.rs."""
+
+    take: TakeRequest
+
+    def add(
+        self,
+        topic: str | bytes,
+        partition: int,
+        producer_id: int,
+        writer: object,
+        max_message_bytes: int,
+        before_max_ms: int,
+        after_max_ms: int,
+        compact: bool,
+    ) -> None: ...
+
+    def prune(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def counted(self) -> tuple[int, int, list[int]]: ...
+
+
+class DirectProduce:
+    """The table of writers of one gateway. `take` is None without the compiled module."""
+
+    def __init__(self, topics: ClientTopics, configs: TopicConfigs, targets: ProduceTargets, metrics: Metrics) -> None:
+        self._topics = topics
+        self._configs = configs
+        self._targets = targets
+        self._metrics = metrics
+        self._versions = (-1, -1)
+        self._added = 0
+        native = compiled_only()
+        self._requests: _Requests | None = None
+        self.take: TakeRequest | None = None
+        """Takes a request, after `look`."""
+        if native is not None:
+            self._requests = native.DirectRequests(self, metrics.latency.of("Produce"))
+            self.take = self._requests.take
+            metrics.before_scrape(self._count)
+
+    def look(self) -> None:
+        """Before requests are taken: forget what is known of topics where one of them has changed."""
+        versions = (self._topics.version, self._configs.version)
+        if versions != self._versions:
+            self._versions = versions
+            if self._requests is not None:
+                self._requests.clear()
+
+    def offer(self, topic: str | bytes, rules: ProduceRules, log: PartitionLog, header: BatchHeader) -> None:
+        """A batch was given to a log: let those that come behind it go past this handler where they may.
+
+        `topic` is what the request calls it: a name, or the 16 bytes of an id.
+        """
+        requests = self._requests
+        if requests is None or header.transactional or rules.log_append_time:
+            return
+        writer = log.direct_writer(header)
+        if writer is None or rules.codec not in {None, Codec.NONE}:
+            return
+        self._added += 1
+        if self._added % _PRUNE_EVERY == 0:
+            requests.prune()
+        requests.add(
+            topic,
+            log.index,
+            max(header.producer_id, -1),
+            writer,
+            rules.max_message_bytes,
+            rules.before_max_ms,
+            rules.after_max_ms,
+            rules.compact,
+        )
+
+    # --- what compiled code asks
+
+    def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> bytes:
+        """The encoded answer of a partition whose batch was refused, or may not be stored."""
+        self._metrics.errors.labels("Produce", error.code.name).inc()
+        return encode_partition(version, refused_by_log(self._targets, topic, partition, error))
+
+    def throttled(self) -> None:
+        """Count an answer with a throttle time."""
+        self._metrics.throttled.value += 1
+
+    def _count(self) -> None:
+        if self._requests is None:
+            return
+        records, size, requests = self._requests.counted()
+        self._metrics.produced_records.value += records
+        self._metrics.produced_bytes.value += size
+        for version, count in enumerate(requests):
+            if count:
+                self._metrics.requests.of("Produce", str(version)).value += count

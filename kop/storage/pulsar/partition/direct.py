@@ -1,0 +1,172 @@
+"""Batches that compiled code carries from the frame of their request to its answer, for one Pulsar producer.
+
+Owns: what Python code has to do with such batches: their receipts, one read of the socket at a time, and taking over
+those that are on their way when something unusual happens. The rest is in `kop/_native/src/direct.rs`.
+Must not know: when a producer may be written to so (`producer.py`), requests, topics.
+
+What is unusual goes one way, the ordinary one. A batch that may be a duplicate, an entry that is not the next one of
+the log, a Pulsar broker that refuses one or is gone: compiled code hands everything over, and takes nothing any more.
+After a while the producer may begin again. Without the compiled module all batches go the ordinary way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from kop.pulsar_client.pending import PendingEntry
+from kop.pulsar_client.types import Position, Receipt
+from kop.records.batch import BatchHeader
+from kop.storage.base import AppendResult, AppendWaiter
+from kop.storage.pulsar.offsets.entry import EntryWithOffsets
+from kop.storage.pulsar.partition.appends import Appends
+from kop.storage.pulsar.partition.direct_writers import DirectWriter
+from kop.storage.pulsar.partition.throttle import LATE_SECONDS, PublishThrottle
+
+PAUSE_SECONDS: Final = 1.0
+"""How long batches go the ordinary way after something unusual happened to those of compiled code."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class SettledBatch(NamedTuple):
+    """A batch that has its offset, as the window of its producer remembers it."""
+
+    header: BatchHeader
+    sequence_id: int
+    base_offset: int
+
+
+class BatchUnderWay(NamedTuple):
+    """A batch that was sent as one entry, and has no receipt."""
+
+    header: BatchHeader
+    batch: bytearray
+    sequence_id: int
+    frame: bytes
+    entry_size: int
+    sent: float
+    """Loop time at which it was sent."""
+    before: int
+    """Bytes of the producer's entries that Pulsar had answered by then, since compiled code began."""
+    waiter: AppendWaiter
+    place: int
+
+
+class HandedOver(NamedTuple):
+    """What compiled code had of a producer when it ended."""
+
+    writer: DirectWriter
+    stored: list[SettledBatch]
+    """The last batches that have offsets, of an idempotent producer."""
+    under_way: list[BatchUnderWay]
+
+
+class DirectEnd(Protocol):
+    """The end of the log, as batches of compiled code are placed there."""
+
+    log_start_offset: int
+    high_watermark: int
+
+    @property
+    def last_position(self) -> Position:
+        """The position of the entry before the high watermark."""
+
+
+class DirectBatches:
+    """The batches of one producer that compiled code holds; see `kop.pulsar_client.producer.DirectEntries`.
+
+    `take_over` is given them when that ends, and makes entries of those under way.
+    """
+
+    def __init__(
+        self,
+        writer: DirectWriter,
+        log: DirectEnd,
+        appends: Appends,
+        throttle: PublishThrottle,
+        clock: Callable[[], float],
+        *,
+        end: Callable[[], None],
+        take_over: Callable[[HandedOver], Sequence[PendingEntry]],
+    ) -> None:
+        self.writer = writer
+        self._log = log
+        self._appends = appends
+        self._throttle = throttle
+        self._clock = clock
+        self._end = end
+        self._take_over = take_over
+
+    @property
+    def in_flight(self) -> int:
+        """See `DirectEntries.in_flight`."""
+        return self.writer.in_flight
+
+    @property
+    def oldest(self) -> float | None:
+        """See `DirectEntries.oldest`."""
+        return self.writer.oldest
+
+    def received(self, receipts: Sequence[Receipt]) -> int:
+        """Place the entries that follow in the log, and answer them; see `DirectEntries.received`."""
+        log, writer = self._log, self.writer
+        if not self._appends.places_directly:
+            self._end()
+            return 0
+        ledger, last_entry = log.last_position
+        now = self._clock()
+        taken, placed, waited = writer.receipts(
+            receipts, ledger, last_entry, log.high_watermark, log.log_start_offset, now
+        )
+        try:
+            if placed:
+                self._appends.place_directly(ledger, placed)
+        finally:  # the entries are stored, whatever went wrong with showing them to readers
+            for waiter, place, base_offset, log_start_offset in writer.answer():
+                self._tell(waiter, place, AppendResult(base_offset, -1, log_start_offset))
+        held_back = taken and (waited > LATE_SECONDS or self._throttle.late) and self._look_at_rate(taken, now, waited)
+        if held_back or taken < len(receipts):
+            self._end()
+        return taken
+
+    @staticmethod
+    def _tell(waiter: AppendWaiter, place: int, result: AppendResult) -> None:
+        try:
+            waiter.appended(place, result)
+        except Exception:  # the other waiters still have to be told
+            _log.exception("a client could not be told what became of its batch")
+
+    def brought(self, stored: EntryWithOffsets) -> bool:
+        """Take the entry that is waited for, which the tail brought before its receipt came. False where it is not.
+
+        The log has to end directly before the entry.
+        """
+        ledger, last_entry = self._log.last_position
+        position, info = stored.position, stored.info
+        if (
+            info.sequence_id != self.writer.awaited
+            or position != (ledger, last_entry + 1)
+            or stored.base != self._log.high_watermark
+        ):
+            return False
+        return self.received([(0, info.sequence_id, 0, *position)]) == 1
+
+    def _look_at_rate(self, taken: int, now: float, waited: float) -> bool:
+        """Whether Pulsar holds the entries back by a rate. The answers have to say so, which the ordinary path does."""
+        held_back = False
+        for _ in range(taken):
+            held_back = self._throttle.received(now, waited)
+        return held_back
+
+    def hand_over(self) -> tuple[Sequence[PendingEntry], int]:
+        """See `DirectEntries.hand_over`."""
+        stored, under_way = self.writer.hand_over()
+        handed = HandedOver(
+            self.writer,
+            [SettledBatch(BatchHeader._make(settled[0]), *settled[1:]) for settled in stored],
+            [BatchUnderWay(BatchHeader._make(sent[0]), *sent[1:]) for sent in under_way],
+        )
+        return self._take_over(handed), self.writer.highest
