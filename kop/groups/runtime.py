@@ -126,7 +126,11 @@ class GroupCoordinator(Coordinator[Loaded]):
         Without a `leader_choice` this broker coordinates all groups.
         """
         topics = ClientTopics(engine)
-        self.settings = replace(settings or GroupSettings(), canonical_name=topics.canonical_name)
+        self.settings = replace(
+            settings or GroupSettings(),
+            canonical_name=topics.canonical_name,
+            wall_time=lambda now: now + self._wall() - self._clock(),
+        )
         super().__init__(engine, _state_topic(self.settings), clock=clock, wall=wall, leader_choice=leader_choice)
         self._engine = engine
         self._topics = topics

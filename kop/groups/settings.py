@@ -25,5 +25,8 @@ class GroupSettings:
     group_max_size: int = 2_147_483_647
     canonical_name: Callable[[str], str] = str
     """Gives, for any name of a topic, the name that offsets are kept under. The coordinator sets it."""
+    wall_time: Callable[[int], int] = int
+    """Gives, for a time of the clock that never goes back, that of the wall clock, which records hold. The coordinator
+    sets it."""
     new_member_join_timeout_ms: int = 300_000
     """How long a JoinGroup of a member that never had an id waits; fixed in Kafka (KIP-394)."""

@@ -59,6 +59,8 @@ class World:
         self.store = FaultyStore()
         self.namespace = namespace
         self.now = 1_700_000_000_000
+        self.wall_ahead = 0
+        """Milliseconds by which the wall clock is ahead of the clock that never goes back; negative: behind."""
         self.settings = replace(
             GroupSettings(offsets_topic_num_partitions=1, group_initial_rebalance_delay_ms=0), **settings
         )
@@ -87,7 +89,9 @@ class World:
 
     def coordinate(self) -> None:
         """Make a coordinator that is not started."""
-        self._groups = GroupCoordinator(self.engine, self.settings, clock=lambda: self.now)
+        self._groups = GroupCoordinator(
+            self.engine, self.settings, clock=lambda: self.now, wall=lambda: self.now + self.wall_ahead
+        )
 
     async def start(self) -> World:
         """Open storage where it is not open, make topic `t` where it is not there, start a coordinator."""

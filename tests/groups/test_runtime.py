@@ -558,6 +558,23 @@ async def test_empty_groups_expire_since_they_are_empty(week: int) -> None:
         assert world.groups.list() == []
 
 
+@pytest.mark.parametrize("days", [8, -8])
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_offsets_of_an_empty_group_age_by_the_wall_clock(week: int, days: int, restarts: bool) -> None:
+    """The other clock stands still while a machine sleeps: it may be behind by more than the retention."""
+    async with World() as world:
+        world.wall_ahead = days * 24 * 60 * MINUTE
+        member_id = await world.stable()
+        await world.commit(1)
+        assert await world.left(member_id) == E.NONE
+        if restarts:
+            await world.restart()
+        await expire(world, week - 1)
+        assert world.offset() == 1
+        await expire(world, 1)
+        assert world.names() == []
+
+
 async def test_subscribed_topics_of_a_live_group_never_expire(week: int) -> None:
     async with World() as world:
         await world.engine.topics.create("old", 1, {})

@@ -47,8 +47,8 @@ class ClassicGroup:
         self.settings = settings
         self.state = State.EMPTY
         self.previous_state = State.EMPTY
-        self.state_since = now
-        """When the state was entered; -1 where an old record did not say."""
+        self.state_since = settings.wall_time(now)
+        """When the state was entered, in milliseconds since the epoch; -1 where an old record did not say."""
         self.generation = 0
         self.protocol: str | None = None
         self.roster = Roster(canonical_name=settings.canonical_name)
@@ -563,7 +563,7 @@ class ClassicGroup:
         check_step(self.group_id, self.state, state)
         self.previous_state = self.state
         self.state = state
-        self.state_since = now
+        self.state_since = self.settings.wall_time(now)
 
     def _beat(self, member: Member, now: int, timeout_ms: int | None = None) -> None:
         member.deadline = now + (member.session_timeout_ms if timeout_ms is None else timeout_ms)
