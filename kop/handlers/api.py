@@ -199,7 +199,8 @@ class Api:
     """The answer to a version that is not served; without it the connection is closed."""
     rows: tuple[str, str] | None = None
     """The list in the request of which every item is answered by itself, and the list of these answers. A long one is
-    handled in parts, so that other clients have their turn. Not for APIs whose handler `encodes`."""
+    handled in parts, so that other clients have their turn; an error of one part that is not of an item is that of the
+    whole request. Not for APIs whose handler `encodes`."""
     slack: int = 0
     """Bytes that a known client sends after the body's end; Kafka never looks there. For the codec only."""
     largest: int = LARGEST_REQUEST

@@ -213,15 +213,19 @@ class RequestPipeline:
         try:
             request = await asyncio.to_thread(served.decode, body, ctx.version)
             parts = [request] if api.rows is None else _parts(request, api.rows[0])
-            results = []
+            result: Any = None
             for part in parts:
                 partial = self._handle(api, ctx, part)
-                results.append(await partial if inspect.isawaitable(partial) else partial)
+                of_part = await partial if inspect.isawaitable(partial) else partial
+                if getattr(of_part, "error_code", ErrorCode.NONE):
+                    result = of_part  # an error of all: it holds for the parts before, too
+                    break
+                if result is None:
+                    result = of_part
+                else:
+                    assert api.rows is not None
+                    getattr(result, api.rows[1]).extend(getattr(of_part, api.rows[1]))
                 await asyncio.sleep(0)
-            result = results[0]
-            for further in results[1:]:
-                assert api.rows is not None
-                getattr(result, api.rows[1]).extend(getattr(further, api.rows[1]))
             codes, frame = await asyncio.to_thread(_encoded, api, ctx, result)
         except FrameError:
             raise

@@ -257,6 +257,34 @@ def test_a_commit_of_a_thousand_partitions_is_answered_for_each(tmp_path: Path, 
     run(main())
 
 
+@pytest.mark.parametrize("lost", ["before", "between"])
+def test_a_large_fetch_of_offsets_whose_group_is_lost_before_its_end_is_refused_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """It is answered in parts: what the later ones are refused for must not look like nothing committed."""
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            client = await RawClient.connect(serving)
+            coordinator = serving.gateway.groups
+            real = coordinator.refusal_of
+            asked = 0
+
+            def refusal_of(key: str, *, surely: bool = False) -> ErrorCode:
+                nonlocal asked
+                asked += 1
+                refused = asked > 1 if lost == "between" else asked == 1
+                return E.NOT_COORDINATOR if refused else real(key, surely=surely)
+
+            monkeypatch.setattr(coordinator, "refusal_of", refusal_of)
+            row = REQUESTS[9].OffsetFetchRequestTopic
+            topics = [row(version=7, name=f"{index:060}", partition_indexes=[*range(5)]) for index in range(300)]
+            answer = await client.call(9, 7, group_id="g", topics=topics, require_stable=False)
+            assert (answer.error_code, answer.topics) == (E.NOT_COORDINATOR, [])
+
+    run(main())
+
+
 def test_a_commit_waits_until_topics_of_other_namespaces_were_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
