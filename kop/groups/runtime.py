@@ -42,6 +42,7 @@ from kop.groups.classic.messages import (
     SyncRequest,
     SyncResult,
 )
+from kop.groups.classic.roster import new_member_id
 from kop.groups.classic.states import State
 from kop.groups.offsets import Commit, GroupOffsets, Key, OffsetStore
 from kop.groups.settings import GroupSettings
@@ -58,6 +59,7 @@ from kop.wire.state import (
     decode_pending_value,
     encode_group_value,
     encode_key,
+    fits,
 )
 
 T = TypeVar("T")
@@ -236,10 +238,16 @@ class GroupCoordinator(Coordinator[Loaded]):
     # -- members
 
     def join(self, group_id: str, request: JoinRequest) -> Later[JoinResult]:
-        """JoinGroup. Waits until the rebalance comes to its next generation, or fails at once."""
+        """JoinGroup. Waits until the rebalance comes to its next generation, or fails at once.
+
+        UNKNOWN_SERVER_ERROR where no record can hold the names of the group and the member: such a group could not be
+        deleted, nor shown to clients that know no longer names.
+        """
         error = self.refusal_of(group_id)
         if not error and not group_id:
             error = ErrorCode.INVALID_GROUP_ID
+        if not error and not _can_be_stored(group_id, request):
+            error = ErrorCode.UNKNOWN_SERVER_ERROR
         limits = self.settings
         if not error and not (
             limits.group_min_session_timeout_ms <= request.session_timeout_ms <= limits.group_max_session_timeout_ms
@@ -322,8 +330,9 @@ class GroupCoordinator(Coordinator[Loaded]):
 
         It is called with an error where they could not be written, and never before this has returned.
         `retention_ms`: how long to keep them whatever the broker's setting is, -1 for that setting.
-        Returns COORDINATOR_LOAD_IN_PROGRESS, and never calls `answer`, where the end of a transaction waits for earlier
-        commits of the same partition. StateRecordError where a record cannot hold them.
+        Returns an error, and never calls `answer`, where nothing is written: COORDINATOR_LOAD_IN_PROGRESS while the end
+        of a transaction waits for earlier commits of the same partition, UNKNOWN_SERVER_ERROR where no record can hold
+        the offsets.
         """
         entry = self._entries.get(group_id) or self._add(group_id)
         if entry.offsets.ending and self._is_ending(entry, commits):
@@ -331,9 +340,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         written = self._answer_when_written(entry, answer)
         try:
             self._offset_store.commit(entry.partition, group_id, entry.offsets, commits, retention_ms, written)
-        except StateRecordError:
+        except StateRecordError as error:
             self._drop_untouched(entry)
-            raise
+            return error.code
         return ErrorCode.NONE
 
     def _answer_when_written(self, entry: _GroupEntry, answer: Callable[[ErrorCode], None]) -> Written:
@@ -441,9 +450,9 @@ class GroupCoordinator(Coordinator[Loaded]):
                 commits,
                 self._answer_when_written(entry, lambda code: _answer(answer, code)),
             )
-        except StateRecordError:
+        except StateRecordError as error:
             self._drop_untouched(entry)
-            raise
+            return _future_of(error.code)
         self._producers.setdefault(place, set()).add(entry)
         return answer
 
@@ -749,6 +758,13 @@ def _state_topic(settings: GroupSettings) -> StateTopic:
         "segment.bytes": str(settings.offsets_topic_segment_bytes),
     }
     return StateTopic(OFFSETS_TOPIC, settings.offsets_topic_num_partitions, configs)
+
+
+def _can_be_stored(group_id: str, request: JoinRequest) -> bool:
+    """Whether records have room for the names of a group and of a member that asks to join it."""
+    member_id = request.member_id or new_member_id(request.client_id, request.instance_id)
+    names = (group_id, request.protocol_type, member_id, request.client_id, request.instance_id or "")
+    return all(map(fits, names)) and all(fits(name) for name, _ in request.protocols)
 
 
 def _answer(token: Any, result: Any) -> None:

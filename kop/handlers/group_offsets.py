@@ -4,6 +4,7 @@ OffsetCommit
 - Topics and partitions that are not there are UNKNOWN_TOPIC_OR_PARTITION, an id that is not is UNKNOWN_TOPIC_ID (from
   version 10 topics go by id); if none is left the group is not looked at. An error of the group is that of every other
   partition; then metadata over offset.metadata.max.bytes is OFFSET_METADATA_TOO_LARGE.
+- A group id over 32,767 bytes is UNKNOWN_SERVER_ERROR for every partition that is there.
 - retention_time_ms of versions 2 to 4 is kept; -1 is the broker's retention.
 - A group that is not there but for a generation: ILLEGAL_GENERATION below version 9, GROUP_ID_NOT_FOUND from it on.
 - It waits without a task or a future: the write's own callback makes the answer.

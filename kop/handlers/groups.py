@@ -10,6 +10,8 @@ The rules of groups are in `kop.groups`; this is what depends on versions.
   (MEMBER_ID_REQUIRED, KIP-394), 5 brings static members (KIP-345), 9 lets a leader skip the assignment (KIP-814).
   A missing protocol name is "" below version 7.
 - SyncGroup 5 has to name protocol type and protocol, else it is INCONSISTENT_GROUP_PROTOCOL before all else.
+- A name over 32,767 bytes, of a group, a member or a protocol, is UNKNOWN_SERVER_ERROR for JoinGroup: no record holds
+  it. There is no group of such an id, and that is what the others say.
 - LeaveGroup names one member below version 3; then the member's error is the request's.
 - DescribeGroups: a group that is not there is Dead without an error below version 6, GROUP_ID_NOT_FOUND from it on.
   Authorized operations: all of Kafka's for groups when asked for, there is no authorizer.

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from kop.errors import StateRecordError
 from kop.wire.primitives import varint_bytes
-from kop.wire.state_encoding import Buffer, RecordReader, RecordWriter, short_string
+from kop.wire.state_encoding import LONGEST_STRING, Buffer, RecordReader, RecordWriter, short_string
 
 OFFSET_VALUE_VERSION: Final = 4
 """What Kafka 4.3 writes for a committed offset without a retention of its own."""
@@ -125,6 +125,11 @@ class GroupMetadataValue:
     current_state_timestamp: int = -1
     """From version 2 on: when the group came into its state, milliseconds since the epoch."""
     members: tuple[MemberMetadata, ...] = field(default=())
+
+
+def fits(name: str) -> bool:
+    """Whether the records have room for a name."""
+    return len(name.encode()) <= LONGEST_STRING
 
 
 def encode_key(key: OffsetCommitKey | GroupMetadataKey | PendingOffsetKey) -> bytes:

@@ -20,12 +20,14 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
+LONGEST_STRING: Final = 32_767
+"""Bytes of the longest string of the older encoding."""
 
 
 def short_string(text: str) -> bytes:
     """A string of the older encoding, behind two bytes of its length. StateRecordError where it is too long."""
     raw = text.encode()
-    if len(raw) > 32_767:
+    if len(raw) > LONGEST_STRING:
         raise StateRecordError(f"a string of {len(raw)} bytes does not fit")
     return _INT16.pack(len(raw)) + raw
 

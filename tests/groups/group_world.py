@@ -31,6 +31,8 @@ class Joining(TypedDict, total=False):
     instance: str | None
     metadata: bytes | None
     protocol_type: str
+    protocol: str
+    client: str
     session: int
 
 
@@ -155,16 +157,18 @@ class World:
         instance: str | None = None,
         metadata: bytes | None = None,
         protocol_type: str = "consumer",
+        protocol: str = "range",
+        client: str = "client",
         session: int = 10_000,
     ) -> Later[JoinResult]:
-        """JoinGroup of a member that likes the protocol `range`, and by default subscribes to `t`."""
+        """JoinGroup of a member that likes one protocol, and by default subscribes to `t`."""
         request = JoinRequest(
             member_id,
             instance,
-            "client",
+            client,
             "/1.2.3.4",
             protocol_type,
-            (("range", subscription("t") if metadata is None else metadata),),
+            ((protocol, subscription("t") if metadata is None else metadata),),
             session,
             30_000,
             needs_known_member_id=False,

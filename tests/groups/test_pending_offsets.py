@@ -12,7 +12,6 @@ from support.waiting import SECONDS, until
 
 from kop.coordination import ownership
 from kop.errors import ErrorCode as E
-from kop.errors import StateRecordError
 from kop.groups.classic.messages import JoinRequest
 from kop.groups.offsets import Commit
 from kop.groups.runtime import TransactionGuard
@@ -97,9 +96,15 @@ async def test_failed_pending_offset_leaves_no_group() -> None:
     async with World() as world:
         world.log.append_error = E.NOT_ENOUGH_REPLICAS
         assert await pend(world, 7) == E.COORDINATOR_NOT_AVAILABLE
-        with pytest.raises(StateRecordError):
-            pend(world, 7, topic="x" * 40_000)
         assert world.groups.list() == []
+
+
+@pytest.mark.parametrize(("group", "topic"), [("x" * 32_768, "t"), ("g", "x" * 32_768)])
+async def test_a_pending_offset_that_no_record_can_hold_leaves_no_group(group: str, topic: str) -> None:
+    async with World() as world:
+        assert await pend(world, 7, group=group, topic=topic) == E.UNKNOWN_SERVER_ERROR
+        assert world.groups.list() == []
+        assert await end(world) == E.NONE
 
 
 async def test_one_batch_ends_all_groups_of_a_partition() -> None:

@@ -13,6 +13,7 @@ from support.waiting import until
 
 from kop.coordination.state_log import java_hash
 from kop.errors import ErrorCode, StateRecordError
+from kop.groups import runtime
 from kop.groups.classic.group import ClassicGroup
 from kop.groups.classic.messages import Description, JoinRequest, LeavingMember, SyncRequest
 from kop.groups.offsets import Commit
@@ -20,6 +21,7 @@ from kop.groups.runtime import GroupCoordinator
 from kop.groups.settings import GroupSettings
 from kop.wire.state import (
     GroupMetadataKey,
+    GroupMetadataValue,
     OffsetCommitKey,
     OffsetCommitValue,
     decode_offset_value,
@@ -218,11 +220,18 @@ async def test_the_timer_works_in_real_time() -> None:
     await groups.stop()
 
 
-async def test_group_that_cannot_be_stored_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_group_that_cannot_be_stored_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with World() as world:
-        answer = world.join(instance="x" * 40_000)
+        answer = world.join()
         world.groups.tick()
         joined = await answer
+
+        def fails(_: GroupMetadataValue) -> bytes:
+            raise StateRecordError("as the test wants")
+
+        monkeypatch.setattr(runtime, "encode_group_value", fails)
         sync = SyncRequest(joined.member_id, None, 1, None, None, ())
         assert (await under_way(world.groups.sync("g", sync))).error == E.UNKNOWN_SERVER_ERROR
         assert "cannot be stored" in caplog.text
@@ -231,13 +240,48 @@ async def test_group_that_cannot_be_stored_is_told(caplog: pytest.LogCaptureFixt
 
 async def test_commit_that_cannot_be_stored_leaves_nothing_behind() -> None:
     async with World() as world:
-        with pytest.raises(StateRecordError):
-            world.commit(1, group="x" * 40_000)
+        assert await world.commit(1, group="x" * 40_000) == E.UNKNOWN_SERVER_ERROR
         assert world.groups.list() == []
         await world.commit(1)
-        with pytest.raises(StateRecordError):
-            commit(world.groups, "g", [Commit("t", None, 0, 1), Commit("t" * 40_000, None, 0, 1)])
+        commits = [Commit("t", None, 0, 1), Commit("t" * 40_000, None, 0, 1)]
+        assert await commit(world.groups, "g", commits) == E.UNKNOWN_SERVER_ERROR
         assert not world.offsets().writing
+
+
+LONG = "é" * 16_384
+"""A byte more than a record holds."""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"protocol_type": LONG},
+        {"protocol": LONG},
+        {"instance": LONG},
+        {"client": "c" * 32_731},  # the id that the member would be given has 37 characters more
+    ],
+)
+async def test_a_member_whose_names_cannot_be_stored_joins_nothing(how: Joining) -> None:
+    async with World() as world:
+        assert world.join_error(**how) == E.UNKNOWN_SERVER_ERROR
+        assert world.names() == []
+
+
+async def test_a_group_whose_id_cannot_be_stored_is_not_made() -> None:
+    async with World() as world:
+        assert world.join_error(group=LONG) == E.UNKNOWN_SERVER_ERROR
+        assert world.names() == []
+
+
+async def test_the_longest_names_come_and_go() -> None:
+    async with World() as world:
+        longest = LONG[1:] + "e"
+        await world.emptied(longest, protocol_type=longest, protocol=longest, client="c" * 32_730)
+        await world.restart()
+        assert world.names() == [longest]
+        await world.groups.expire()
+        await settle()
+        assert world.names() == []
 
 
 async def test_a_fault_in_one_group_does_not_stop_the_others(

@@ -257,6 +257,45 @@ def test_a_commit_of_a_thousand_partitions_is_answered_for_each(tmp_path: Path, 
     run(main())
 
 
+def test_a_group_id_that_no_record_can_hold_is_answered_and_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = "g" * 40_000
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            s = await talk(serving)
+            for version in (6, 9):
+                assert (await s.join("", long, version)).error_code == E.UNKNOWN_SERVER_ERROR
+                joined = await s.join("", "g", version, kind=long)
+                assert joined.error_code == E.UNKNOWN_SERVER_ERROR
+            for version in (8, 10):
+                [topic] = (await s.commit("", long, {0: 1, 1: 1, 9: 1}, version=version)).topics
+                codes = [partition.error_code for partition in topic.partitions]
+                assert codes == [E.UNKNOWN_SERVER_ERROR, E.UNKNOWN_SERVER_ERROR, E.UNKNOWN_TOPIC_OR_PARTITION]
+            assert (await s.sync("", long, 1, "m")).error_code == E.UNKNOWN_MEMBER_ID
+            assert (await s.beat("", long, 1, "m")).error_code == E.UNKNOWN_MEMBER_ID
+            [left] = (await s.leave("", long, ("m", None))).members
+            assert left.error_code == E.UNKNOWN_MEMBER_ID
+            for version in (6, 7):
+                [topic] = (await s.fetch("", long, version=version)).topics
+                assert [partition.committed_offset for partition in topic.partitions] == [-1, -1]
+            for version in (8, 10):
+                [group] = (await s.fetch("", long, version=version)).groups
+                assert group.error_code == E.NONE
+                assert [partition.committed_offset for partition in group.topics[0].partitions] == [-1, -1]
+            [described] = (await s.describe("", long)).groups
+            assert described.error_code == E.GROUP_ID_NOT_FOUND
+            assert (await s.describe("", long, version=5)).groups[0].group_state == "Dead"
+            assert (await s.delete("", long)).results[0].error_code == E.GROUP_ID_NOT_FOUND
+            for version in (0, 2, 5):
+                listed = await s.list(version)
+                assert (listed.error_code, listed.groups) == (E.NONE, [])
+
+    run(main())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize("lost", ["before", "between"])
 def test_a_large_fetch_of_offsets_whose_group_is_lost_before_its_end_is_refused_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str

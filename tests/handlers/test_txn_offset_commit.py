@@ -227,6 +227,16 @@ async def test_errors_of_the_group(version: int) -> None:
         assert await world.commit(version, group_id="unknown", **fields) == [E.ILLEGAL_GENERATION]
 
 
+@pytest.mark.parametrize("version", VERSIONS[3:])  # older ones cannot name such a group
+async def test_a_group_id_that_no_record_can_hold(version: int) -> None:
+    async with World() as world:
+        assert await world.commit(version, 0, 9, group_id="g" * 32_768) == [
+            E.UNKNOWN_SERVER_ERROR,
+            E.UNKNOWN_TOPIC_OR_PARTITION,
+        ]
+        assert world.groups.list() == []
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_coordinator_that_stops_and_storage_that_fails(version: int) -> None:
     async with World() as world:
