@@ -39,6 +39,8 @@ Key: TypeAlias = tuple[str, int]
 """The name of a topic, and a partition."""
 CountedT = TypeVar("CountedT")
 _NO_RETENTION: Final = -1
+_LAST_MS: Final = 2**63 - 1
+"""The latest time that a record can hold."""
 
 
 class OffsetExpiry(Protocol):
@@ -402,7 +404,7 @@ class OffsetStore:
 
     def _values(self, commits: Iterable[Commit], retention_ms: int) -> list[tuple[Key, OffsetCommitValue]]:
         now = self._wall_ms()
-        expire = now + retention_ms if retention_ms >= 0 else -1
+        expire = min(now + retention_ms, _LAST_MS) if retention_ms >= 0 else -1
         return [
             (
                 (topic, partition),

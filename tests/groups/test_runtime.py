@@ -670,6 +670,14 @@ async def test_retention_of_the_commit_itself() -> None:
         assert world.offset() is None
 
 
+async def test_the_longest_retention_of_a_commit_never_ends(week: int) -> None:
+    async with World() as world:
+        assert await world.commit(1, retention=2**63 - 1) == E.NONE
+        await world.restart()
+        await expire(world, week * 1000)
+        assert world.offset() == 1
+
+
 async def test_retention_of_the_commit_itself_does_not_end_live_subscriptions(week: int) -> None:
     async with World() as world:
         await world.stable()

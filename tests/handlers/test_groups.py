@@ -296,6 +296,19 @@ def test_a_group_id_that_no_record_can_hold_is_answered_and_leaves_nothing(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_commit_that_is_to_be_kept_for_ever_is_answered(tmp_path: Path, version: int) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            s = await talk(serving)
+            [topic] = (await s.commit("", "g", {0: 5}, version=version, retention=2**63 - 1)).topics
+            assert topic.partitions[0].error_code == E.NONE
+            [topic] = (await s.fetch("", "g", version=7)).topics
+            assert [partition.committed_offset for partition in topic.partitions] == [5, -1]
+
+    run(main())
+
+
 @pytest.mark.parametrize("lost", ["before", "between"])
 def test_a_large_fetch_of_offsets_whose_group_is_lost_before_its_end_is_refused_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
