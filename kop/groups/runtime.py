@@ -277,10 +277,14 @@ class GroupCoordinator(Coordinator[Loaded]):
         return token.result() if token.done() else token
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Heartbeat. While groups are being loaded each heartbeat is accepted, so that members stay."""
+        """Heartbeat. While groups are being loaded, or the lead is in doubt, each is accepted, so that members stay."""
         entry, error = self._find(group_id)
+        if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            if (in_doubt := self._entries.get(group_id)) is not None:
+                in_doubt.group.heartbeat(member_id, instance_id, generation, self._clock())
+            return ErrorCode.NONE
         if entry is None:
-            return ErrorCode.NONE if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error
+            return error
         return entry.group.heartbeat(member_id, instance_id, generation, self._clock())
 
     def leave(self, group_id: str, leaving: Sequence[LeavingMember]) -> Later[tuple[ErrorCode, tuple[LeftMember, ...]]]:

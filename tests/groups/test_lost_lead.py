@@ -174,6 +174,24 @@ async def test_while_the_other_brokers_cannot_be_seen_a_lead_that_storage_confir
     await world.groups.stop()
 
 
+async def test_heartbeats_keep_a_member_while_the_lead_is_in_doubt() -> None:
+    async with World() as world:
+        member_id = await world.stable(session=10_000)
+        world.engine.brokers_fresh = False
+        world.log.doubtful = world.log.no_answer = True
+        for _ in range(8):
+            world.now += 3000
+            assert world.groups.heartbeat("g", member_id, None, 1) == E.NONE
+            assert world.groups.heartbeat("g", "another", None, 1) == E.NONE, "whether it is a member is in doubt, too"
+            world.groups.tick()
+        world.log.doubtful = False
+        assert world.groups.heartbeat("g", member_id, None, 1) == E.NONE
+        assert world.groups.heartbeat("g", "another", None, 1) == E.UNKNOWN_MEMBER_ID
+        world.now += 10_000
+        world.groups.tick()
+        assert world.groups.heartbeat("g", member_id, None, 1) == E.UNKNOWN_MEMBER_ID
+
+
 async def test_one_partition_whose_broker_hangs_leaves_the_others_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "CONFIRM_SECONDS", 0.001)
     world = await World(offsets_topic_num_partitions=3).start()
