@@ -13,6 +13,7 @@ from kop.errors import ErrorCode, InternalError
 from kop.groups.classic.group import ClassicGroup
 from kop.groups.classic.messages import LeavingMember, Protocols
 from kop.groups.classic.states import State
+from kop.groups.classic.subscription import MOST_TOPICS, topics_of
 from kop.wire.state import GroupMetadataValue
 
 E = ErrorCode
@@ -804,9 +805,23 @@ def test_subscriptions_are_read_from_the_metadata() -> None:
     assert [m.group.roster.is_subscribed_to(name) for name in "tuvw"] == [True, True, True, False]
 
 
+def test_a_subscription_of_the_most_topics_is_read() -> None:
+    names = {f"topic-{number}" for number in range(MOST_TOPICS)}
+    assert topics_of(subscription(*names)) == names
+
+
 @pytest.mark.parametrize(
     "metadata",
-    [b"", b"\0", b"\0\0\0\0\0\2\0\1t", b"\xff\xff\0\0\0\0", b"\0\0\xff\xff\xff\xff", b"\0\0\0\0\0\1\0\2\xff\xff"],
+    [
+        b"",
+        b"\0",
+        b"\0\0\0\0\0\2\0\1t",
+        b"\xff\xff\0\0\0\0",
+        b"\0\0\xff\xff\xff\xff",
+        b"\0\0\0\0\0\1\0\2\xff\xff",
+        subscription(*[""] * (MOST_TOPICS + 1)),
+    ],
+    ids=["empty", "short", "cut off", "version", "count", "text", "too many"],
 )
 def test_unreadable_subscriptions_count_as_all_topics(metadata: bytes) -> None:
     m = Machine()

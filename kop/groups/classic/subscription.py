@@ -6,15 +6,19 @@ Must not know: groups.
 
 from __future__ import annotations
 
+from typing import Final
+
 CONSUMER_PROTOCOL_TYPE = "consumer"
+MOST_TOPICS: Final = 1 << 16
+"""A subscription of more topics is not read: metadata has room for millions, which would hold the event loop."""
 
 
 def topics_of(metadata: bytes) -> frozenset[str] | None:
-    """The topics that a consumer subscribes to, or None where these bytes are no subscription."""
+    """The topics that a consumer subscribes to; None where these bytes are no subscription, or are not read."""
     if len(metadata) < 6 or metadata[0] & 0x80:
         return None
     count = int.from_bytes(metadata[2:6], "big", signed=True)
-    if count < 0 or count > len(metadata):
+    if not 0 <= count <= MOST_TOPICS:
         return None
     pos = 6
     topics = set()
