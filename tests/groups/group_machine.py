@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections import Counter
 from collections.abc import Iterable
 from typing import TypedDict, Unpack
 
@@ -204,6 +205,8 @@ class Machine:
         assert set(tokens) == self.waiting, "what waits is known, nothing else waits"
         assert len(tokens) == len(self.waiting)
         assert roster.static == {m.instance_id: m.member_id for m in roster if m.instance_id is not None}
+        supported = Counter(name for m in roster for name in dict(m.protocols))
+        assert dict(roster.support) == dict(supported), "a protocol that nobody supports any more is forgotten"
         assert not roster.pending.keys() & roster.members.keys()
         assert all(m.member_id == name for name, m in roster.members.items())
         if group.state in (State.EMPTY, State.DEAD):

@@ -154,6 +154,16 @@ def test_protocol_is_voted_among_those_that_all_support() -> None:
     assert {m.joined(token).protocol for token in tokens} == {"y"}
 
 
+def test_protocols_that_nobody_supports_any_more_are_forgotten() -> None:
+    m, [a] = group()
+    for number in range(3):
+        m.join(a, protocols=(("range", b""), (f"other-{number}", b"")))
+        m.assign()
+        assert m.group.roster.support == {"range": 1, f"other-{number}": 1}
+    m.leave(LeavingMember(a))
+    assert m.group.roster.support == {}
+
+
 def test_emptied_group_takes_another_protocol_type() -> None:
     m, [a] = group()
     m.leave(LeavingMember(a))

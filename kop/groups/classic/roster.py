@@ -112,7 +112,8 @@ class Roster:
     """The topics that consumers subscribe to; None where that is not known."""
     canonical_name: Callable[[str], str] = str
     """Gives, for any name of a topic, the name that offsets are kept under."""
-    _support: Counter[str] = field(default_factory=Counter)
+    support: Counter[str] = field(default_factory=Counter)
+    """How many members support each protocol that any of them supports."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self.members.values())
@@ -142,7 +143,7 @@ class Roster:
         if not self.members:
             self.protocol_type = protocol_type
         self.members[member.member_id] = member
-        self._support.update({name for name, _ in member.protocols})
+        self.support.update({name for name, _ in member.protocols})
         self.set_join_token(member, token)
         self.pending.pop(member.member_id, None)
         if self.leader is None:
@@ -154,7 +155,7 @@ class Roster:
         member = self.members.pop(member_id, None)
         if member is None:
             return None
-        self._support.subtract({name for name, _ in member.protocols})
+        self._forget_protocols(member)
         if member.join_token is not None:
             self.waiting_to_join -= 1
         if member.instance_id is not None:
@@ -178,11 +179,17 @@ class Roster:
 
     def update(self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int) -> None:
         """Take what a member says on joining again."""
-        self._support.subtract({name for name, _ in member.protocols})
-        self._support.update({name for name, _ in protocols})
+        self._forget_protocols(member)
+        self.support.update({name for name, _ in protocols})
         member.protocols = protocols
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
+
+    def _forget_protocols(self, member: Member) -> None:
+        for name in {name for name, _ in member.protocols}:
+            self.support[name] -= 1
+            if not self.support[name]:
+                del self.support[name]
 
     def set_join_token(self, member: Member, token: Token | None) -> None:
         """Set or clear the token of the member's waiting JoinGroup."""
@@ -204,12 +211,12 @@ class Roster:
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
         """True when a member like this could join those that are here: same type, one protocol that all support."""
         return self.protocol_type == protocol_type and any(
-            self._support[name] == len(self.members) for name, _ in protocols
+            self.support[name] == len(self.members) for name, _ in protocols
         )
 
     def select_protocol(self) -> str:
         """The protocol that most members like best among those that all support."""
-        common = {name for name, count in self._support.items() if count == len(self.members)}
+        common = {name for name, count in self.support.items() if count == len(self.members)}
         votes = Counter(next(name for name, _ in member.protocols if name in common) for member in self)
         return votes.most_common(1)[0][0]
 
