@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import logging
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
+
+from kop.background import tell
 
 NEVER: Final = 2**63 - 1
 """A deadline that does not come."""
 MOST_VOID: Final = 1000
 """Void deadlines that are kept, beside as many as are armed: to sort them out each time would cost more."""
+AGAIN_MS: Final = 1000
+"""After how long an item is due again that could not do what was due."""
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Hashable)
 
 
@@ -59,7 +61,8 @@ class Deadlines(Generic[T]):
     def tick(self) -> None:
         """Call `due` for every item whose deadline has come. The timer calls it; to call it early does no harm.
 
-        An exception of `due` is logged and keeps no other item from its turn.
+        An exception of `due` is told of and keeps no other item from its turn. The item is due again a second later:
+        nobody else may be there to arm it.
         """
         self._cancel_timer()
         now = self._clock_ms()
@@ -69,8 +72,9 @@ class Deadlines(Generic[T]):
                 del self._armed[item]
                 try:
                     self._due(item, now)
-                except Exception:  # a fault in one item must not stop the clock of all
-                    _log.exception("%r could not do what was due", item)
+                except Exception as error:  # a fault in one item must not stop the clock of all
+                    tell(f"what was due for {item!r}", error, kind="the deadlines of a coordinator")
+                    self.arm(item, now + AGAIN_MS)
         self._set_timer()
 
     def stop(self) -> None:

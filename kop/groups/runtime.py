@@ -616,6 +616,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         self.deadlines.tick()
 
     def _due(self, entry: _GroupEntry, now: int) -> None:
+        if self._entries.get(entry.group.group_id) is not entry:
+            return
         try:
             self._carry_out(entry, entry.group.tick(now))
         finally:

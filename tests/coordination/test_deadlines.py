@@ -73,7 +73,24 @@ async def test_a_fault_in_one_item_keeps_no_other_from_its_turn(caplog: pytest.L
         deadlines.arm(item, deadline)
     deadlines.tick()
     assert turns == ["bad", "good"]
-    assert "'bad' could not do what was due" in caplog.text
+    assert "what was due for 'bad' failed: ValueError()" in caplog.text
+    deadlines.stop()
+
+
+async def test_what_could_not_do_what_was_due_is_due_again_a_second_later() -> None:
+    now, fails, turns = 10, True, []
+
+    def due(item: str, now: int) -> None:
+        turns.append(now)
+        if fails:
+            raise ValueError
+
+    deadlines = Deadlines[str](lambda: now, due)
+    deadlines.arm("a", 1)
+    for now in (10, 1009, 1010, 2010):
+        fails = now < 1010
+        deadlines.tick()
+    assert turns == [10, 1010]
     deadlines.stop()
 
 

@@ -295,7 +295,12 @@ async def test_a_fault_in_one_group_does_not_stop_the_others(
         world.now += 10_000
         world.groups.tick()
         assert world.described("good").state == "Empty"
-        assert "could not do what was due" in caplog.text
+        assert world.described("bad").state == "Stable"
+        assert "what was due for group 'bad' failed" in caplog.text
+        monkeypatch.setattr(ClassicGroup, "tick", tick)
+        world.now += 1000
+        world.groups.tick()
+        assert world.described("bad").state == "Empty", "it was tried again"
 
 
 async def test_a_fault_after_a_write_does_not_keep_the_others_waiting(caplog: pytest.LogCaptureFixture) -> None:
