@@ -731,8 +731,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                 break
             try:
                 fresh_id = await self._producer_ids.take()
-            except KopError as why:
-                _log.warning("the transaction of %r timed out and cannot be aborted: %s", entry, why)
+            except Exception as why:  # whatever it is, nobody else would arm the deadline
+                fault = None if isinstance(why, KopError) else why
+                _log.warning("the transaction of %r timed out and cannot be aborted: %s", entry, why, exc_info=fault)
                 if entry.age is not None:
                     entry.age.tried(self._clock())
                 self._arm(entry)

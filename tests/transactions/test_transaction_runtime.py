@@ -375,9 +375,12 @@ async def test_a_timeout_that_cannot_be_written_is_tried_again_after_growing_pau
         assert len(lines()) == 1
 
 
-async def test_a_timeout_without_a_new_producer_id_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [BackendError("storage reserves none"), ValueError("nobody thought of this")])
+async def test_a_timeout_without_a_new_producer_id_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     async def refused(_: ProducerIds) -> int:
-        raise BackendError("storage reserves none")
+        raise error
 
     async with world() as w:
         who = await w.exhausted()
