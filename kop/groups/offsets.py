@@ -164,21 +164,6 @@ class GroupOffsets:
         gone = set(keys)
         self.unsure = {of_key for of_key in self.unsure if of_key[0] not in gone}
 
-    def absorb(self, older: GroupOffsets) -> None:
-        """Take the offsets of an older group of the same name: in the log they lie before all offsets of this one."""
-        for topic, partition, value in older:
-            self.by_topic.setdefault(topic, {}).setdefault(partition, value)
-        for key, earlier in older.pending.items():
-            newer = self.pending.get(key, {})
-            superseded = self.get(*key) is not older.get(*key)
-            kept = {
-                producer_id: PendingOffset(offset.value, offset.superseded or superseded)
-                for producer_id, offset in earlier.items()
-                if producer_id not in newer
-            }
-            self.pending[key] = {**kept, **newer}
-        self.unsure |= older.unsure
-
     def begin(self, key: Key) -> None:
         """Note that records of `key` are being written."""
         self.writing[key] += 1

@@ -141,7 +141,7 @@ class GroupCoordinator(Coordinator[Loaded]):
         """When each group next has something to do without a request."""
         self._entries: dict[str, _GroupEntry] = {}
         self._producers: dict[tuple[int, int], set[_GroupEntry]] = {}
-        """Groups that may hold pending offsets, by partition and producer id; also groups that are being deleted."""
+        """Groups that may hold pending offsets, by partition and producer id."""
         self._guards: dict[tuple[int, int], set[TransactionGuard]] = {}
         """By partition and producer id."""
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
@@ -371,6 +371,8 @@ class GroupCoordinator(Coordinator[Loaded]):
         if entry is None:
             return error, {}
         group = entry.group
+        if group.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE, {}
         if group.state is not State.EMPTY and group.protocol_type != "consumer":
             return ErrorCode.NON_EMPTY_GROUP, {}
         known = set(entry.offsets.keys())
@@ -555,8 +557,7 @@ class GroupCoordinator(Coordinator[Loaded]):
 
     def _note_producers(self, entry: _GroupEntry) -> None:
         """Note whose pending offsets the group holds."""
-        unsure = {producer_id for _, producer_id in entry.offsets.unsure}
-        for producer_id in unsure.union(*entry.offsets.pending.values()):
+        for producer_id in set[int]().union(*entry.offsets.pending.values()):
             self._producers.setdefault((entry.partition, producer_id), set()).add(entry)
 
     def _forget_producer(self, place: tuple[int, int]) -> None:
@@ -586,10 +587,15 @@ class GroupCoordinator(Coordinator[Loaded]):
         ]
 
     def delete(self, group_id: str) -> Later[ErrorCode]:
-        """DeleteGroups: delete one group with its offsets, if it has no members."""
+        """DeleteGroups: delete one group with its offsets, if it has no members.
+
+        COORDINATOR_NOT_AVAILABLE where it is being deleted already, as for all that would change it meanwhile.
+        """
         entry, error = self._find(group_id, ErrorCode.GROUP_ID_NOT_FOUND)
         if entry is None:
             return error
+        if entry.group.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if entry.group.state is not State.EMPTY:
             return ErrorCode.NON_EMPTY_GROUP
         answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
@@ -717,14 +723,19 @@ class GroupCoordinator(Coordinator[Loaded]):
         self._offset_store.delete(entry.partition, entry.group.group_id, entry.offsets, keys, deleted)
 
     def _delete_group(self, entry: _GroupEntry, written: Written) -> None:
-        """Write tombstones for an empty group and all that it committed. Nobody finds it meanwhile."""
+        """Write tombstones for an empty group and all that it committed.
+
+        Until they are durable the group is dead: it takes no member and no commit, and its offsets are still told.
+        """
         group = entry.group
         group.kill()
-        del self._entries[group.group_id]
 
         def deleted(code: ErrorCode) -> None:
             if code:
-                self._restore(entry)
+                group.revive()
+                self._drop_untouched(entry)
+            elif self._entries.get(group.group_id) is entry:
+                del self._entries[group.group_id]
             self._wake(entry.partition)
             written(code)
 
@@ -732,22 +743,6 @@ class GroupCoordinator(Coordinator[Loaded]):
         self._offset_store.delete(
             entry.partition, group.group_id, entry.offsets, entry.offsets.keys(), deleted, [tombstone]
         )
-
-    def _restore(self, entry: _GroupEntry) -> None:
-        """Restore a group whose deletion failed; its offsets go to the group that took its name, where there is one.
-
-        Nothing is restored where the partition was lost meanwhile: its next leader reads the group from the log.
-        """
-        if not self._is_current(entry):
-            return
-        newer = self._entries.get(entry.group.group_id)
-        if newer is None:
-            entry.group.revive()
-            self._entries[entry.group.group_id] = entry
-            return
-        newer.offsets.absorb(entry.offsets)
-        entry.offsets = GroupOffsets()
-        self._note_producers(newer)
 
     def _topic_changed(self, old: TopicInfo | None, new: TopicInfo | None) -> None:
         if old is not None and new is None and not self.ownership.closed:

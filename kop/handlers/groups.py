@@ -15,6 +15,8 @@ The rules of groups are in `kop.groups`; this is what depends on versions.
 - LeaveGroup names one member below version 3; then the member's error is the request's.
 - DescribeGroups: a group that is not there is Dead without an error below version 6, GROUP_ID_NOT_FOUND from it on.
   Authorized operations: all of Kafka's for groups when asked for, there is no authorizer.
+- DeleteGroups: until a deletion is durable the group is Dead, and its offsets are told as before, as in Kafka; whoever
+  joins it, commits to it or deletes it meanwhile is told COORDINATOR_NOT_AVAILABLE, to ask again.
 - ListGroups filters by state from 4 on, by type from 5 on, both in whatever case; unknown names match nothing.
 """
 

@@ -107,6 +107,24 @@ async def test_a_deletion_that_fails_because_the_lead_was_lost_does_not_bring_th
 
 
 @pytest.mark.parametrize("error", [None, E.NOT_LEADER_OR_FOLLOWER])
+async def test_a_deletion_under_way_when_the_lead_is_lost_deletes_no_later_group(error: E | None) -> None:
+    world = await stored()
+    await world.start()
+    world.log.hold()
+    deletion = under_way(world.groups.delete("g"))
+    await settle()
+    world.log.lose_lead()
+    await settle()
+    world.log.pass_by()
+    await until(lambda: not world.groups.refusal_of("g"))
+    world.log.release(error)
+    assert bool(await deletion) == bool(error)
+    assert world.offset() == 10, "what was read back is what is served"
+    assert world.described().state == "Empty"
+    await world.groups.stop()
+
+
+@pytest.mark.parametrize("error", [None, E.NOT_LEADER_OR_FOLLOWER])
 async def test_a_commit_under_way_when_the_lead_is_lost_enters_no_later_group(error: E | None) -> None:
     world = await stored()
     await world.start()

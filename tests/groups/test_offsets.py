@@ -236,21 +236,3 @@ def test_a_pending_offset_whose_write_failed_gets_a_tombstone_at_the_end() -> No
         (PendingOffsetKey("g", "t", 0, A), None)
     ]
     assert not offsets.group.ended(A, 0)
-
-
-def test_a_group_takes_what_one_of_its_name_held_before() -> None:
-    older, newer = Offsets(), Offsets()
-    for partition in range(4):
-        older.plain(1, partition)
-    older.pend(A, 2, 0)
-    older.pend(A, 2, 1)
-    older.pend(A, 2, 2)
-    newer.plain(5, 1)
-    newer.pend(B, 6, 2)
-    newer.pend(A, 7, 3)
-    newer.group.absorb(older.group)
-    assert [newer.seen(partition) for partition in range(4)] == [1, 5, 1, 1]
-    assert newer.pending(0) == {A: (2, False)}
-    assert newer.pending(1) == {A: (2, True)}, "a plain commit came later"
-    assert list(newer.pending(2).items()) == [(A, (2, False)), (B, (6, False))], "in the order of the log"
-    assert newer.pending(3) == {A: (7, False)}

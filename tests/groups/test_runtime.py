@@ -452,18 +452,42 @@ async def test_failed_delete_brings_the_group_back() -> None:
         assert world.described().state == "Stable"
 
 
-async def test_failed_delete_under_a_new_group_of_that_name() -> None:
-    async with World(group_initial_rebalance_delay_ms=3000) as world:
+@pytest.mark.parametrize("error", [None, E.KAFKA_STORAGE_ERROR])
+async def test_until_a_deletion_is_durable_the_offsets_are_told_and_nobody_enters_the_group(error: E | None) -> None:
+    async with World() as world:
+        await world.emptied()
         await world.commit(1)
-        await world.commit(2, partition=1)
         world.log.hold()
         deleted = under_way(world.groups.delete("g"))
         await settle()
-        world.join()
+        again = E.COORDINATOR_NOT_AVAILABLE
+        assert world.offset() == 1
+        assert world.described().state == "Dead"
+        assert world.join_error() == again
+        assert world.groups.check_commit("g", "", None, -1, says_not_found=True) == again
+        assert world.groups.check_commit_in_transaction("g", "", None, -1) == again
+        assert world.groups.delete("g") == again
+        assert world.groups.delete_offsets("g", [("t", 0)]) == (again, {})
+        await world.groups.expire()
+        world.log.release(error)
+        assert await deleted == (E.NOT_COORDINATOR if error else E.NONE)
+        assert world.offset() == (1 if error else None)
+        assert world.names() == (["g"] if error else [])
+        assert await world.commit(2) == E.NONE
+        await world.stable()
+        await world.restart()
+        assert (world.offset(), world.described().state) == (2, "Stable")
+
+
+async def test_a_deletion_and_a_commit_that_both_fail_leave_no_group() -> None:
+    async with World() as world:
+        world.log.hold()
+        written = world.commit(1)
+        deleted = under_way(world.groups.delete("g"))
+        await settle()
         world.log.release(E.KAFKA_STORAGE_ERROR)
-        assert await deleted == E.NOT_COORDINATOR
-        assert (world.offset(), world.offset(1)) == (1, 2)
-        assert world.described().state == "PreparingRebalance"
+        assert (await written, await deleted) == (E.NOT_COORDINATOR, E.NOT_COORDINATOR)
+        assert world.names() == []
 
 
 async def test_deleting_a_topic_deletes_its_offsets_in_all_groups() -> None:
