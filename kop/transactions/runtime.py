@@ -433,15 +433,19 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         ]
 
     async def described(self, transactional_id: str) -> tuple[Transaction | None, ErrorCode]:
-        """The transactional id as it is now, or why it cannot be told of: TRANSACTIONAL_ID_NOT_FOUND, ..."""
+        """The transactional id as it is now, or why it cannot be told of: TRANSACTIONAL_ID_NOT_FOUND, ...
+
+        It is an answer from memory: see `verify_partitions`.
+        """
         if transactional_id and self._storage.refusal is not None:
             return None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
         await self.verify(self.in_doubt([transactional_id]))
         entry, error = self._find(transactional_id)
-        if entry is None:
-            unknown = error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
-            return None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if unknown else error
-        return entry.transaction, ErrorCode.NONE
+        if entry is None and error is not ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+            return None, error
+        if refusal := self.refusal_of(transactional_id, surely=True):
+            return None, refusal
+        return (None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND) if entry is None else (entry.transaction, ErrorCode.NONE)
 
     def listed(self) -> tuple[Sequence[tuple[str, Transaction]], ErrorCode]:
         """`all`, or why it cannot be told now: some are still being loaded."""

@@ -573,6 +573,18 @@ async def test_a_coordinator_that_may_have_been_replaced_asks_before_it_says_tha
         assert verified == (E.COORDINATOR_LOAD_IN_PROGRESS, {}, b"", False)
 
 
+async def test_a_transactional_id_is_not_described_while_it_is_in_doubt_who_coordinates_it() -> None:
+    async with world() as w:
+        await w.begun()
+        log = w.store.log("__transactions")
+        log.doubtful = log.no_answer = True
+        for name in ("tx", "unknown"):
+            assert await w.coordinator.described(name) == (None, E.COORDINATOR_LOAD_IN_PROGRESS)
+        log.no_answer = False
+        assert await w.coordinator.described("tx") == (w.transaction, E.NONE)
+        assert await w.coordinator.described("unknown") == (None, E.TRANSACTIONAL_ID_NOT_FOUND)
+
+
 async def test_unknown_ids() -> None:
     async with world() as w:
         nobody = ProducerIdentity(E.NONE, 1, 0)
