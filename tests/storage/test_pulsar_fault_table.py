@@ -12,7 +12,7 @@ from kop.pulsar_client.errors import server_error
 from kop.pulsar_client.proto import pulsar_pb2 as pb
 from kop.repeats import Repeats
 from kop.storage.pulsar.faults import Faults, Refused, kafka_error
-from kop.storage.pulsar.partition.throttle import RateExceeded, still_to_wait
+from kop.storage.pulsar.partition.throttle import BETWEEN_SECONDS, RateExceeded, RateQuestions, still_to_wait
 
 RETRIED = {
     ErrorCode.KAFKA_STORAGE_ERROR,
@@ -165,3 +165,9 @@ def test_the_time_to_wait_is_that_of_what_is_left() -> None:
     assert still_to_wait(0.4, taken=4000, left=1000) == 100
     assert still_to_wait(30, taken=1000, left=1000) == 1000, "as Kafka, no more than a second"
     assert still_to_wait(0.5, taken=0, left=10) == 1000
+
+
+def test_all_partitions_together_ask_for_rates_five_times_a_second() -> None:
+    questions = RateQuestions()
+    asked = [now for now in range(1000) if questions.may_ask(now / 1000)]
+    assert asked == list(range(0, 1000, int(1000 * BETWEEN_SECONDS)))

@@ -102,7 +102,8 @@ class PulsarLog(Partition):
         )
         self.entry_size_limit = services.entry_size_limit(topic.topic_id)
         topic_name = partition_name.removesuffix(f"-partition-{index}")
-        throttle = PublishThrottle(context, partition_name, topic_name, self.title, self._move_producers)
+        questions = None if topic.internal else services.rate_questions
+        throttle = PublishThrottle(context, partition_name, topic_name, self.title, self._move_producers, questions)
         path = WritePath(
             context,
             services,

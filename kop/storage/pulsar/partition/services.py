@@ -7,7 +7,7 @@ Must not know: how any of it is done.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.open_batches import OpenBatches
+from kop.storage.pulsar.partition.throttle import RateQuestions
 from kop.storage.pulsar.partition.view import PartitionView
 from kop.storage.pulsar.partition.write_budget import WriteBudget
 from kop.storage.pulsar.reading.budget import ReadBudget
@@ -67,3 +68,5 @@ class PartitionServices:
     """The largest number of a kind that a broker kept beside partition `int` of the topic, or 0."""
     keep_number: Callable[[TopicInfo, int, str, int], Coroutine[Any, Any, None]]
     """Keep a number of a kind beside a partition, for all brokers. KopError, PulsarError."""
+    rate_questions: RateQuestions = field(default_factory=RateQuestions)
+    """Bounds how often Pulsar is asked whether a publish rate holds batches back."""

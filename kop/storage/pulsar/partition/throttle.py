@@ -31,6 +31,9 @@ LATE_SECONDS: Final = 0.1
 MOST_LATENESS: Final = 2.0
 """Seconds that receipts wait together before Pulsar is asked for the reason. A pause of the machine is over by then."""
 ASK_SECONDS: Final = 1.0
+BETWEEN_SECONDS: Final = 0.2
+"""The least time from one question to the next, of all partitions. On a machine that is too busy the receipts of all of
+them are late, and an answer costs as much as a hundred batches."""
 _LONGEST_SECONDS: Final = 60.0
 _HOLDS_SECONDS: Final = 10.0
 """How long an answer is believed."""
@@ -103,10 +106,25 @@ class RateExceeded:
         return now - self._grew < seconds
 
 
+class RateQuestions:
+    """How often Pulsar is asked by all partitions together. A pure machine."""
+
+    def __init__(self) -> None:
+        self._next = float("-inf")
+
+    def may_ask(self, now: float) -> bool:
+        """Whether a question may be asked now; it is counted then."""
+        if now < self._next:
+            return False
+        self._next = now + BETWEEN_SECONDS
+        return True
+
+
 class PublishThrottle:
     """The publish rate of one partition of `topic_name`, Pulsar's name of the topic; `title` names it in the log.
 
-    `exceeded` is called each time that Pulsar is found to hold batches back by a rate that the topic has.
+    `exceeded` is called each time that Pulsar is found to hold batches back by a rate that the topic has. Without
+    `questions` Pulsar is never asked: a topic of this broker's own has no client to be told of a rate.
     """
 
     def __init__(
@@ -116,12 +134,14 @@ class PublishThrottle:
         topic_name: str,
         title: str,
         exceeded: Callable[[], None],
+        questions: RateQuestions | None,
     ) -> None:
         self._context = context
         self._partition_name = partition_name
         self._topic_name = topic_name
         self._title = title
         self._exceeded = exceeded
+        self._questions = questions
         self._held = RateExceeded()
         self._own_rate = False
         """The topic has a rate. Pulsar also counts batches that wait because of another topic on their connection."""
@@ -144,11 +164,13 @@ class PublishThrottle:
 
     def received(self, now: float, waited: float) -> bool:
         """A receipt came after `waited` seconds. True where it was late because of a publish rate."""
+        if self._questions is None:
+            return False
         if waited <= LATE_SECONDS:
             if self._held.lateness:
                 self._held.in_time()
             return False
-        if self._held.wants_to_ask(now, waited):
+        if self._held.wants_to_ask(now, waited) and self._questions.may_ask(now):
             self._context.spawn(self._ask())
         if not self._held.now(now):
             return False
