@@ -124,6 +124,7 @@ class DirectProduce:
     def _count(self) -> None:
         if self._requests is None:
             return
+        self._requests.prune()
         records, size, requests = self._requests.counted()
         self._metrics.produced_records.value += records
         self._metrics.produced_bytes.value += size

@@ -167,7 +167,7 @@ def test_the_time_to_wait_is_that_of_what_is_left() -> None:
     assert still_to_wait(0.5, taken=0, left=10) == 1000
 
 
-def test_all_partitions_together_ask_for_rates_five_times_a_second() -> None:
+def test_all_partitions_together_ask_for_rates_four_times_a_second() -> None:
     questions = RateQuestions()
     asked = [now for now in range(1000) if questions.may_ask(now / 1000)]
     assert asked == list(range(0, 1000, int(1000 * BETWEEN_SECONDS)))

@@ -183,7 +183,7 @@ impl DirectRequests {
             return Ok(None);
         }
         let body = &frame[header.body..];
-        let Some(request) = crate::produce::read_produce(body, version, true) else { return Ok(None) };
+        let Some(request) = crate::produce::read_produce(body, version, false) else { return Ok(None) };
         if request.transactional || !matches!(request.acks, -1 | 1) {
             return Ok(None);
         }
@@ -201,22 +201,18 @@ impl DirectRequests {
             let Some(target) = target else { return Ok(None) };
             let mut partitions = Vec::with_capacity(batches.len());
             for batch in batches {
-                let (Some(range), Some(header), Some((earliest, latest, keyless))) =
-                    (batch.records, batch.header, batch.times)
-                else {
-                    return Ok(None);
-                };
+                let (Some(range), Some(header)) = (batch.records, batch.header) else { return Ok(None) };
                 let Some(writer) = target.writers.get(&(batch.partition, header.producer_id.max(-1))) else {
                     return Ok(None);
                 };
-                if prepared.batches.iter().any(|other| other.0.is(writer)) || (target.rules.compact && keyless) {
+                if prepared.batches.iter().any(|other| other.0.is(writer)) {
                     return Ok(None);
                 }
                 let data = &body[range];
-                if !target.rules.let_through(data.len(), &header, earliest, latest, now_ms) {
+                if !target.rules.let_through(data.len(), &header, now_ms) {
                     return Ok(None);
                 }
-                let framed = writer.borrow(py).frame_of(py, data, &header, now_ms, false)?;
+                let framed = writer.borrow(py).frame_of(py, data, &header, now_ms, target.rules.compact)?;
                 let Some(framed) = framed else { return Ok(None) };
                 let copy = PyByteArray::new(py, data).unbind();
                 prepared.batches.push((writer.clone_ref(py), framed.with(header, copy, data.len())));
@@ -233,11 +229,11 @@ impl DirectRequests {
 }
 
 impl Rules {
-    /// Whether a batch may be stored as it is; `earliest` and `latest` are the times of its records.
-    fn let_through(&self, size: usize, header: &BatchHeader, earliest: i64, latest: i64, now_ms: i64) -> bool {
+    /// Whether a batch may be stored as it is.
+    fn let_through(&self, size: usize, header: &BatchHeader, now_ms: i64) -> bool {
+        let (earliest, latest) = (header.base_timestamp, header.max_timestamp);
         header.attributes & CODEC_MASK == 0
             && size <= self.max_message_bytes
-            && latest == header.max_timestamp
             && (earliest < 0 || now_ms.saturating_sub(earliest) <= self.before_max_ms)
             && (latest < 0 || latest.saturating_sub(now_ms) <= self.after_max_ms)
     }

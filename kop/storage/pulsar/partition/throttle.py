@@ -31,7 +31,7 @@ LATE_SECONDS: Final = 0.1
 MOST_LATENESS: Final = 2.0
 """Seconds that receipts wait together before Pulsar is asked for the reason. A pause of the machine is over by then."""
 ASK_SECONDS: Final = 1.0
-BETWEEN_SECONDS: Final = 0.2
+BETWEEN_SECONDS: Final = 0.25
 """The least time from one question to the next, of all partitions. On a machine that is too busy the receipts of all of
 them are late, and an answer costs as much as a hundred batches."""
 _LONGEST_SECONDS: Final = 60.0
