@@ -49,6 +49,7 @@ class _Requests(Protocol):
         before_max_ms: int,
         after_max_ms: int,
         compact: bool,
+        any_codec: bool,
     ) -> None: ...
 
     def prune(self) -> None: ...
@@ -108,6 +109,7 @@ class DirectProduce:
             rules.before_max_ms,
             rules.after_max_ms,
             rules.compact,
+            rules.codec is None,
         )
 
     # --- what compiled code asks

@@ -48,6 +48,7 @@ __all__ = [
     "PulsarEntry",
     "SendFrame",
     "UndecodableEntryError",
+    "deflated",
     "empty_batch",
     "entry_in",
     "parse_entry",
@@ -470,6 +471,12 @@ def _compress(codec: int, data: bytes) -> Buffer:
     if codec == Codec.ZSTD:
         return memoryview(cramjam.zstd.compress(data, level=_FASTEST))
     return compress(codec, data)
+
+
+def deflated(codec: int, payload: bytes) -> tuple[int, bytes]:
+    """Pulsar's number for a codec of Kafka, and the payload of an entry compressed in it."""
+    compression = _TO_PULSAR[Codec(codec)]
+    return compression, _deflate(compression, payload)
 
 
 def _deflate(compression: int, data: bytes) -> bytes:

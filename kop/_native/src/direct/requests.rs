@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
 use super::answer::{DirectAnswer, Name};
-use super::writer::{send, DirectWriter, Prepared, Waiter};
+use super::writer::{send, DirectWriter, Waiter, MOST_INFLATED};
 use crate::produce::{BatchHeader, Topic, CODEC_MASK};
 
 const PRODUCE: i16 = 0;
@@ -27,6 +27,7 @@ struct Rules {
     before_max_ms: i64,
     after_max_ms: i64,
     compact: bool,
+    any_codec: bool,
 }
 
 struct Target {
@@ -47,11 +48,20 @@ pub struct DirectRequests {
     requests: [u64; NEWEST as usize + 1],
 }
 
-struct PreparedRequest {
+/// A batch with whose header nothing is wrong.
+struct CheckedBatch {
+    writer: Py<DirectWriter>,
+    header: BatchHeader,
+    batch: Py<PyByteArray>,
+    /// Its records need keys.
+    compact: bool,
+}
+
+struct CheckedRequest {
     version: i16,
     correlation_id: i32,
     topics: Vec<(Name, Vec<i32>)>,
-    batches: Vec<(Py<DirectWriter>, Prepared)>,
+    batches: Vec<CheckedBatch>,
 }
 
 #[pymethods]
@@ -82,8 +92,9 @@ impl DirectRequests {
         before_max_ms: i64,
         after_max_ms: i64,
         compact: bool,
+        any_codec: bool,
     ) -> PyResult<()> {
-        let rules = Rules { max_message_bytes, before_max_ms, after_max_ms, compact };
+        let rules = Rules { max_message_bytes, before_max_ms, after_max_ms, compact, any_codec };
         let new = || Target { rules, writers: HashMap::new() };
         let target = if let Ok(id) = topic.downcast::<PyBytes>() {
             self.ids.entry(id.as_bytes().try_into()?).or_insert_with(new)
@@ -134,22 +145,30 @@ impl DirectRequests {
         now: f64,
         now_ms: i64,
     ) -> PyResult<Option<Bound<'py, DirectAnswer>>> {
-        let prepared = slf.borrow().prepare(py, crate::lent(py, &frame)?, now_ms)?;
+        let checked = slf.borrow().check(py, crate::lent(py, &frame)?, now_ms);
         drop(frame);
-        let Some(prepared) = prepared else { return Ok(None) };
+        let Some(CheckedRequest { version, correlation_id, topics, batches }) = checked else { return Ok(None) };
+        let mut prepared = Vec::with_capacity(batches.len());
+        let mut most_inflated = MOST_INFLATED;
+        let (mut records, mut bytes) = (0, 0);
+        for CheckedBatch { writer, header, batch, compact } in batches {
+            let (writer, batch) = (writer.into_bound(py), batch.into_bound(py));
+            let framed = writer.borrow().framed(&batch, &header, now_ms, compact, &mut most_inflated)?;
+            let Some(framed) = framed else { return Ok(None) };
+            records += header.record_count as u64;
+            bytes += batch.len() as u64;
+            prepared.push((writer, framed.with(header, &batch)));
+        }
         {
             let mut own = slf.borrow_mut();
-            for (_, batch) in &prepared.batches {
-                own.records += batch.header.record_count as u64;
-                own.bytes += batch.batch_size as u64;
-            }
-            own.requests[prepared.version as usize] += 1;
+            own.records += records;
+            own.bytes += bytes;
+            own.requests[version as usize] += 1;
         }
-        let PreparedRequest { version, correlation_id, topics, batches } = prepared;
         let answer = DirectAnswer::new(slf.clone().unbind(), version, correlation_id, topics, started);
         let answer = Bound::new(py, answer)?;
-        for (place, (writer, batch)) in batches.into_iter().enumerate() {
-            send(writer.bind(py), batch, Waiter::Direct(answer.clone().unbind()), place, now)?;
+        for (place, (writer, batch)) in prepared.into_iter().enumerate() {
+            send(&writer, batch, Waiter::Direct(answer.clone().unbind()), place, now)?;
         }
         Ok(Some(answer))
     }
@@ -172,22 +191,22 @@ impl DirectRequests {
 }
 
 impl DirectRequests {
-    /// Looks at all of a request. None where something about it is unusual; nothing is changed.
-    fn prepare(&self, py: Python<'_>, frame: &[u8], now_ms: i64) -> PyResult<Option<PreparedRequest>> {
+    /// Looks at all of a request, but not at its records. None where something about it is unusual.
+    fn check(&self, py: Python<'_>, frame: &[u8], now_ms: i64) -> Option<CheckedRequest> {
         if self.names.is_empty() && self.ids.is_empty() {
-            return Ok(None);
+            return None;
         }
-        let Some(header) = crate::produce::read_header(frame, &[FLEXIBLE as u8]) else { return Ok(None) };
+        let header = crate::produce::read_header(frame, &[FLEXIBLE as u8])?;
         let version = header.api_version;
         if header.api_key != PRODUCE || !(OLDEST..=NEWEST).contains(&version) {
-            return Ok(None);
+            return None;
         }
         let body = &frame[header.body..];
-        let Some(request) = crate::produce::read_produce(body, version, false) else { return Ok(None) };
+        let request = crate::produce::read_produce(body, version, false)?;
         if request.transactional || !matches!(request.acks, -1 | 1) {
-            return Ok(None);
+            return None;
         }
-        let mut prepared = PreparedRequest {
+        let mut checked = CheckedRequest {
             version,
             correlation_id: header.correlation_id,
             topics: Vec::with_capacity(request.topics.len()),
@@ -197,34 +216,30 @@ impl DirectRequests {
             let target = match topic {
                 Topic::Name(name) => self.names.get(name.as_bytes()),
                 Topic::Id(id) => self.ids.get(&id),
-            };
-            let Some(target) = target else { return Ok(None) };
+            }?;
             let mut partitions = Vec::with_capacity(batches.len());
             for batch in batches {
-                let (Some(range), Some(header)) = (batch.records, batch.header) else { return Ok(None) };
-                let Some(writer) = target.writers.get(&(batch.partition, header.producer_id.max(-1))) else {
-                    return Ok(None);
-                };
-                if prepared.batches.iter().any(|other| other.0.is(writer)) {
-                    return Ok(None);
+                let (data, header) = (&body[batch.records?], batch.header?);
+                let writer = target.writers.get(&(batch.partition, header.producer_id.max(-1)))?;
+                let twice = checked.batches.iter().any(|other| other.writer.is(writer));
+                if twice || !target.rules.let_through(data.len(), &header, now_ms) {
+                    return None;
                 }
-                let data = &body[range];
-                if !target.rules.let_through(data.len(), &header, now_ms) {
-                    return Ok(None);
-                }
-                let framed = writer.borrow(py).frame_of(py, data, &header, now_ms, target.rules.compact)?;
-                let Some(framed) = framed else { return Ok(None) };
-                let copy = PyByteArray::new(py, data).unbind();
-                prepared.batches.push((writer.clone_ref(py), framed.with(header, copy, data.len())));
                 partitions.push(batch.partition);
+                checked.batches.push(CheckedBatch {
+                    writer: writer.clone_ref(py),
+                    header,
+                    batch: PyByteArray::new(py, data).unbind(),
+                    compact: target.rules.compact,
+                });
             }
             let name = match topic {
                 Topic::Name(name) => Name::Text(name.as_bytes().to_vec()),
                 Topic::Id(id) => Name::Id(id),
             };
-            prepared.topics.push((name, partitions));
+            checked.topics.push((name, partitions));
         }
-        Ok((!prepared.batches.is_empty()).then_some(prepared))
+        (!checked.batches.is_empty()).then_some(checked)
     }
 }
 
@@ -232,7 +247,7 @@ impl Rules {
     /// Whether a batch may be stored as it is.
     fn let_through(&self, size: usize, header: &BatchHeader, now_ms: i64) -> bool {
         let (earliest, latest) = (header.base_timestamp, header.max_timestamp);
-        header.attributes & CODEC_MASK == 0
+        (self.any_codec || header.attributes & CODEC_MASK == 0)
             && size <= self.max_message_bytes
             && (earliest < 0 || now_ms.saturating_sub(earliest) <= self.before_max_ms)
             && (latest < 0 || latest.saturating_sub(now_ms) <= self.after_max_ms)

@@ -25,6 +25,8 @@ const WINDOW: usize = 5;
 const ENTRY_ROOM: usize = 512;
 /// As in `kop.storage.pulsar.partition.entry_sizes`.
 const ENTRY_FRAMING: usize = 10;
+/// Bytes that all batches of one request may inflate to; others go the ordinary way, which lets others have their turn.
+pub const MOST_INFLATED: usize = 8 << 20;
 
 /// The bytes of all batches of an engine that are on this path, and whether it may be used.
 #[pyclass(module = "kop._native")]
@@ -82,6 +84,8 @@ pub struct DirectWriter {
     outgoing: Py<Outgoing>,
     budget: Py<DirectBudget>,
     size_limit: Option<Py<PyAny>>,
+    codecs: Option<Py<PyAny>>,
+    most_inflated: usize,
     room: usize,
     /// The epoch of an idempotent producer.
     epoch: Option<i16>,
@@ -90,9 +94,6 @@ pub struct DirectWriter {
     #[pyo3(get)]
     pub open: bool,
     in_flight: VecDeque<InFlight>,
-    /// Nothing is taken for the moment: batches wait that have to go first.
-    #[pyo3(get, set)]
-    held: bool,
     stored: VecDeque<Stored>,
     ended: Vec<(Waiter, usize, i64, i64)>,
     /// Batches that were taken.
@@ -115,7 +116,8 @@ pub struct DirectWriter {
 
 #[pymethods]
 impl DirectWriter {
-    /// `size_limit` has the largest entry that Pulsar surely takes, as its attribute `surely_taken`.
+    /// `size_limit` has the largest entry that Pulsar surely takes, as its attribute `surely_taken`. `codecs` is for
+    /// compressed batches, as `kop.storage.pulsar.partition.direct_codecs`, each of which may inflate to `most_inflated`.
     #[new]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -124,6 +126,8 @@ impl DirectWriter {
         outgoing: Py<Outgoing>,
         budget: Py<DirectBudget>,
         size_limit: Py<PyAny>,
+        codecs: Py<PyAny>,
+        most_inflated: usize,
         max_size: usize,
         epoch: Option<i16>,
         next: i64,
@@ -134,11 +138,12 @@ impl DirectWriter {
             outgoing,
             budget,
             size_limit: Some(size_limit),
+            codecs: Some(codecs),
+            most_inflated,
             room: max_size.saturating_sub(ENTRY_ROOM),
             epoch,
             next,
             open: true,
-            held: false,
             in_flight: VecDeque::new(),
             stored: VecDeque::new(),
             ended: Vec::new(),
@@ -173,12 +178,7 @@ impl DirectWriter {
         self.in_flight.front().map_or(-1, |entry| entry.sequence_id as i64)
     }
 
-    /// The sequence id that a batch of this epoch and sequence would be sent under; -1 where it does not come next.
-    fn comes_next(&self, epoch: i16, sequence: i32) -> i64 {
-        self.sequence_id_of(epoch, sequence).map_or(-1, |id| id as i64)
-    }
-
-    /// Sends a batch that is not compressed and was checked. False where it has to go the ordinary way; then nothing
+    /// Sends a checked batch. False where it has to go the ordinary way; then nothing
     /// has happened.
     #[allow(clippy::too_many_arguments)]
     fn submit(
@@ -191,50 +191,16 @@ impl DirectWriter {
         reject_null_keys: bool,
     ) -> PyResult<bool> {
         let py = slf.py();
-        let prepared = {
+        let header = {
             let buffer = PyBuffer::<u8>::get(batch)?;
-            let data = lent(py, &buffer)?;
-            let Some(header) = BatchHeader::read(data) else { return Ok(false) };
-            if header.attributes & CODEC_MASK != 0 {
-                return Ok(false);
-            }
-            match slf.borrow().frame_of(py, data, &header, now_ms, reject_null_keys)? {
-                Some(framed) => framed.with(header, batch.clone().unbind(), data.len()),
-                None => return Ok(false),
-            }
-        };
-        send(slf, prepared, Waiter::Other(waiter), place, now)?;
-        Ok(true)
-    }
-
-    /// Sends a batch whose entry is made. False where it has to go the ordinary way; then nothing has happened.
-    #[allow(clippy::too_many_arguments)]
-    fn send(
-        slf: &Bound<'_, Self>,
-        sequence_id: u64,
-        frame: Py<PyBytes>,
-        entry_size: usize,
-        batch: &Bound<'_, PyByteArray>,
-        waiter: Py<PyAny>,
-        place: usize,
-        now: f64,
-    ) -> PyResult<bool> {
-        let py = slf.py();
-        let (header, batch_size) = {
-            let buffer = PyBuffer::<u8>::get(batch)?;
-            let data = lent(py, &buffer)?;
-            (BatchHeader::read(data), data.len())
+            BatchHeader::read(lent(py, &buffer)?)
         };
         let Some(header) = header else { return Ok(false) };
-        {
-            let own = slf.borrow();
-            let fits = own.sequence_id(&header) == Some(sequence_id) && Some(entry_size) <= own.most(py);
-            if !fits || !own.takes(py, batch_size) {
-                return Ok(false);
-            }
-        }
-        let framed = Framed { sequence_id, frame, entry_size };
-        send(slf, framed.with(header, batch.clone().unbind(), batch_size), Waiter::Other(waiter), place, now)?;
+        let mut most_inflated = MOST_INFLATED;
+        let framed = slf.borrow().framed(batch, &header, now_ms, reject_null_keys, &mut most_inflated)?;
+        let Some(framed) = framed else { return Ok(false) };
+        let prepared = framed.with(header, batch);
+        send(slf, prepared, Waiter::Other(waiter), place, now)?;
         Ok(true)
     }
 
@@ -310,7 +276,7 @@ impl DirectWriter {
     /// and those on their way, as (header, batch, sequence id, frame, size of the entry, sent, before, waiter, place).
     fn hand_over<'py>(&mut self, py: Python<'py>) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyList>)> {
         self.open = false;
-        self.size_limit = None;
+        (self.size_limit, self.codecs) = (None, None);
         let (stored, under_way) = (PyList::empty(py), PyList::empty(py));
         for one in self.stored.drain(..) {
             stored.append((header_fields(py, &one.header)?, one.sequence_id, one.base_offset))?;
@@ -338,6 +304,7 @@ impl DirectWriter {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.outgoing)?;
         visit.call(&self.size_limit)?;
+        visit.call(&self.codecs)?;
         for entry in &self.in_flight {
             match &entry.waiter {
                 Waiter::Direct(answer) => visit.call(answer)?,
@@ -349,7 +316,7 @@ impl DirectWriter {
 
     fn __clear__(&mut self) {
         self.open = false;
-        self.size_limit = None;
+        (self.size_limit, self.codecs) = (None, None);
         self.in_flight.clear();
     }
 }
@@ -357,12 +324,8 @@ impl DirectWriter {
 impl DirectWriter {
     /// The sequence id of a batch that comes next; None where another one does.
     fn sequence_id(&self, header: &BatchHeader) -> Option<u64> {
-        self.sequence_id_of(header.producer_epoch, header.base_sequence)
-    }
-
-    fn sequence_id_of(&self, producer_epoch: i16, base_sequence: i32) -> Option<u64> {
         let Some(epoch) = self.epoch else { return u64::try_from(self.next).ok() };
-        let comes_next = producer_epoch == epoch && i64::from(base_sequence) == self.next & MAX_SEQUENCE;
+        let comes_next = header.producer_epoch == epoch && i64::from(header.base_sequence) == self.next & MAX_SEQUENCE;
         comes_next.then_some((epoch as u64) << EPOCH_SHIFT | self.next as u64)
     }
 
@@ -370,37 +333,68 @@ impl DirectWriter {
     fn takes(&self, py: Python<'_>, size: usize) -> bool {
         let budget = self.budget.borrow(py);
         self.open
-            && !self.held
             && !self.outgoing.borrow(py).paused
             && !budget.closed
             && budget.used.saturating_add(size) <= budget.most
     }
 
-    /// The frame of a checked batch that is not compressed; None where it cannot be one entry that comes next.
-    pub fn frame_of(
+    /// The frame of a checked batch; None where it cannot be one entry that comes next.
+    ///
+    /// `most_inflated` is what compressed batches may still inflate to; what this one takes is subtracted.
+    pub fn framed(
         &self,
-        py: Python<'_>,
-        data: &[u8],
+        batch: &Bound<'_, PyByteArray>,
         header: &BatchHeader,
         now_ms: i64,
         reject_null_keys: bool,
+        most_inflated: &mut usize,
     ) -> PyResult<Option<Framed>> {
-        if !self.takes(py, data.len()) {
+        let py = batch.py();
+        if !self.takes(py, batch.len()) {
             return Ok(None);
         }
-        let (Some(sequence_id), Some(most)) = (self.sequence_id(header), self.most(py)) else { return Ok(None) };
-        let Some(records) = data.get(HEADER_SIZE..) else { return Ok(None) };
-        let (count, room) = (header.record_count.into(), self.room as i64);
-        let packed = crate::to_pulsar::pack(records, count, header.base_timestamp, None, room, reject_null_keys);
-        let Ok((pieces, without_key)) = packed else { return Ok(None) };
-        let ([(payload, count)], []) = (pieces.as_slice(), without_key.as_slice()) else { return Ok(None) };
+        let (Some(sequence_id), Some(most), Some(codecs)) =
+            (self.sequence_id(header), self.most(py), self.codecs.as_ref())
+        else {
+            return Ok(None);
+        };
+        let codec = header.attributes & CODEC_MASK;
+        let (body, begin) = if codec == 0 {
+            (batch.clone().into_any(), HEADER_SIZE)
+        } else {
+            (codecs.bind(py).call_method1("inflated", (batch, (*most_inflated).min(self.most_inflated)))?, 0)
+        };
+        if body.is_none() {
+            return Ok(None);
+        }
+        let pieces = {
+            let buffer = PyBuffer::<u8>::get(&body)?;
+            let Some(records) = lent(py, &buffer)?.get(begin..) else { return Ok(None) };
+            if codec != 0 {
+                *most_inflated = most_inflated.saturating_sub(records.len());
+            }
+            let (count, room) = (header.record_count.into(), self.room as i64);
+            match crate::to_pulsar::pack(records, count, header.base_timestamp, None, room, reject_null_keys) {
+                Ok((pieces, without_key)) if without_key.is_empty() => pieces,
+                _ => return Ok(None),
+            }
+        };
+        let [(packed, count)] = pieces.as_slice() else { return Ok(None) };
+        let deflated = if codec == 0 {
+            None
+        } else {
+            let made = codecs.bind(py).call_method1("deflated", (codec, PyBytes::new(py, packed)))?;
+            let (number, bytes): (u64, Bound<'_, PyBytes>) = made.extract()?;
+            (bytes.as_bytes().len() < packed.len()).then_some((number, bytes))
+        };
+        let payload = deflated.as_ref().map_or(packed.as_slice(), |(_, bytes)| bytes.as_bytes());
         let about = About {
             producer_id: self.number,
             producer_name: &self.name,
             sequence_id,
             publish_time: now_ms as u64,
             count: *count,
-            compressed: None,
+            compressed: deflated.as_ref().map(|(number, _)| (*number, packed.len() as u64)),
             raw: false,
             txn: None,
         };
@@ -433,8 +427,8 @@ pub struct Framed {
 }
 
 impl Framed {
-    pub fn with(self, header: BatchHeader, batch: Py<PyByteArray>, batch_size: usize) -> Prepared {
-        Prepared { framed: self, header, batch, batch_size }
+    pub fn with(self, header: BatchHeader, batch: &Bound<'_, PyByteArray>) -> Prepared {
+        Prepared { framed: self, header, batch: batch.clone().unbind(), batch_size: batch.len() }
     }
 }
 

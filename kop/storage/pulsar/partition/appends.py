@@ -130,11 +130,6 @@ class Append:
         """Whether the offset of the first record is known, and all others follow from it."""
         return self.base >= 0 and not self.scattered
 
-    def leave(self) -> None:
-        """Count the batch no more, and tell nobody: compiled code has it, and its waiter, from now on."""
-        self.budget.give_back(len(self.batch))
-        self.batch, self.waiter = _NOTHING, NOBODY
-
     def lies_at(self, base: int, first: int) -> None:
         """Note that the entry which begins with the record `first` of the batch has the offset `base`."""
         base -= first

@@ -13,6 +13,7 @@ from kop.compiled import compiled_only
 from kop.pulsar_client.outgoing import Outgoing
 from kop.pulsar_client.types import Receipt
 from kop.storage.base import AppendWaiter, Buffer
+from kop.storage.pulsar.partition.direct_codecs import DirectCodecs
 
 HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 """The fields of a `BatchHeader`."""
@@ -34,8 +35,6 @@ class DirectWriter(Protocol):
     """What compiled code holds of one producer, and what it takes for it."""
 
     open: bool
-    held: bool
-    """Nothing is taken for the moment: batches wait that have to go first."""
     taken: int
     """Batches that were taken."""
     used: float
@@ -51,25 +50,10 @@ class DirectWriter(Protocol):
     highest: int
     stored_up_to: int
 
-    def comes_next(self, epoch: int, sequence: int) -> int:
-        """The sequence id that a batch of this epoch and sequence would be sent under; -1 where another comes next."""
-
     def submit(
         self, batch: bytearray, waiter: AppendWaiter, place: int, now: float, now_ms: int, reject_null_keys: bool
     ) -> bool:
-        """Send a checked batch that is not compressed. False where it has to go another way: nothing has happened."""
-
-    def send(
-        self,
-        sequence_id: int,
-        frame: bytes,
-        entry_size: int,
-        batch: bytearray,
-        waiter: AppendWaiter,
-        place: int,
-        now: float,
-    ) -> bool:
-        """As `submit`, for a batch whose entry is made, under the sequence id that `comes_next` gave."""
+        """Send a checked batch. False where it has to go the ordinary way; then nothing has happened."""
 
     def receipts(
         self,
@@ -106,19 +90,22 @@ def direct_writer(
     outgoing: Outgoing,
     budget: DirectBudget,
     size_limit: object,
+    codecs: DirectCodecs,
+    most_inflated: int,
     max_size: int,
     epoch: int | None,
     next_sequence: int,
 ) -> DirectWriter | None:
     """The writer of a producer with that number on its connection, and that name. None without the compiled module.
 
-    `size_limit` says by `surely_taken` how large an entry may be, `max_size` what the connection takes. `epoch` is that
-    of an idempotent producer; then `next_sequence` is without it.
+    `size_limit` says by `surely_taken` how large an entry may be, `max_size` what the connection takes. A compressed
+    batch may inflate to `most_inflated` bytes. `epoch` is that of an idempotent producer; then `next_sequence` is
+    without it.
     """
     native = compiled_only()
     if native is None or not isinstance(outgoing, native.Outgoing):
         return None
     writer: DirectWriter = native.DirectWriter(
-        number, name, outgoing, budget, size_limit, max_size, epoch, next_sequence
+        number, name, outgoing, budget, size_limit, codecs, most_inflated, max_size, epoch, next_sequence
     )
     return writer

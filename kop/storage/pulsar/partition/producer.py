@@ -38,6 +38,7 @@ from kop.storage.pulsar.partition.direct import (
     DirectBatches,
     HandedOver,
 )
+from kop.storage.pulsar.partition.direct_codecs import MOST_INFLATED
 from kop.storage.pulsar.partition.direct_writers import DirectWriter, direct_writer
 from kop.storage.pulsar.partition.entry_sizes import ENTRY_FRAMING, EntrySizeLimit
 from kop.storage.pulsar.partition.sequences import SequenceWindow
@@ -192,10 +193,7 @@ class PartitionProducer:
         """Send a batch, or let it wait until the producer is open."""
         self._used = self._loop.time()
         if self._direct is not None:
-            if append.header.codec:
-                self._direct.writer.held = True  # until this one, which may wait for its turn, was sent
-            else:
-                self.end_direct()
+            self.end_direct()
         at_once = self._producer is not None and not self._queue and not self._doubtful and not self.ended
         if at_once and not append.header.codec:
             self._send(append)
@@ -450,8 +448,6 @@ class PartitionProducer:
             self._send(queue.popleft())
             if queue and not header.codec:
                 turns.add(header.size)
-        if self._direct is not None:
-            self._direct.writer.held = bool(queue)
 
     def _send(self, append: Append) -> None:
         try:
@@ -465,10 +461,6 @@ class PartitionProducer:
 
     def _send_checked(self, append: Append) -> None:
         header, known = append.header, False
-        if self._direct is not None:
-            if self._send_directly(append):
-                return
-            self.end_direct()
         if self.sequences is not None:
             verdict = self.sequences.check(header, from_zero=append.from_zero)
             if verdict.original is not None:
@@ -564,6 +556,8 @@ class PartitionProducer:
             outgoing,
             budget,
             self._path.entry_size_limit,
+            self._services.direct_codecs,
+            min(MOST_INFLATED, self._log.policy.max_uncompressed_bytes),
             self._context.client.max_message_size,
             None if sequences is None else sequences.epoch,
             self._next if sequences is None else sequences.next_sequence,
@@ -587,34 +581,11 @@ class PartitionProducer:
             self._producer.end_direct()
 
     def submit_directly(self, batch: bytearray, header: BatchHeader, waiter: AppendWaiter, place: int) -> bool:
-        """Give a batch that is not compressed to compiled code. False where that does not take it."""
-        if self._direct is None or header.codec or header.transactional:
+        """Give a batch to compiled code. False where that does not take it."""
+        if self._direct is None or header.transactional:
             return False
         now, now_ms, compact = self._loop.time(), int(time.time() * 1000), self._log.policy.compact
         return self._direct.writer.submit(batch, waiter, place, now, now_ms, compact)
-
-    def _send_directly(self, append: Append) -> bool:
-        """Give a compressed batch to compiled code once its entry is made. False where that does not take it."""
-        assert self._direct is not None
-        assert self._producer is not None
-        writer, header, limit = self._direct.writer, append.header, self._path.entry_size_limit
-        first = -1 if append.txn is not None else writer.comes_next(header.producer_epoch, header.base_sequence)
-        if first < 0:
-            return False
-        try:
-            frames = self._frames(append, first, self._producer.id, confirm=False)
-        except KopError as error:
-            append.refuse(error)
-            append.end(self._log.log_start_offset)
-            return True
-        if len(frames) > 1 or frames[0].entry_size + ENTRY_FRAMING > limit.surely_taken:
-            return False
-        writer.held = False
-        ((frame, _, _, entry_size, _),) = frames
-        sent = writer.send(first, frame, entry_size, append.batch, append.waiter, append.place, self._used)
-        if sent:
-            append.leave()
-        return sent
 
     def brought_directly(self, stored: EntryWithOffsets) -> bool:
         """Give compiled code an entry of this producer that the tail brought; see `DirectBatches.brought`."""

@@ -16,6 +16,7 @@ from kop.storage.base import TopicInfo
 from kop.storage.pulsar.layout import ProducerNaming
 from kop.storage.pulsar.offsets.mapping import OffsetMapping
 from kop.storage.pulsar.partition.decompression_turns import DecompressionTurns
+from kop.storage.pulsar.partition.direct_codecs import DirectCodecs
 from kop.storage.pulsar.partition.entry_sizes import EntrySizeLimit
 from kop.storage.pulsar.partition.open_batches import OpenBatches
 from kop.storage.pulsar.partition.throttle import RateQuestions
@@ -68,5 +69,11 @@ class PartitionServices:
     """The largest number of a kind that a broker kept beside partition `int` of the topic, or 0."""
     keep_number: Callable[[TopicInfo, int, str, int], Coroutine[Any, Any, None]]
     """Keep a number of a kind beside a partition, for all brokers. KopError, PulsarError."""
+    direct_codecs: DirectCodecs = field(init=False)
+    """What compiled code asks for compressed batches; they count in `decompression`."""
     rate_questions: RateQuestions = field(default_factory=RateQuestions)
     """Bounds how often Pulsar is asked whether a publish rate holds batches back."""
+
+    def __post_init__(self) -> None:
+        """Make what is made of the rest."""
+        self.direct_codecs = DirectCodecs(self.decompression)
