@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kop.pulsar_client import wire
 from kop.pulsar_client.attachment import BeforeAttach, BrokerAttachment, OnLost
@@ -41,6 +41,17 @@ the broker says that it had the entry before."""
 Confirm = Callable[["Producer"], Awaitable[None]]
 
 
+class HandedEntries(NamedTuple):
+    """What compiled code had of a producer when it ended."""
+
+    entries: Sequence[PendingEntry]
+    """Those without a receipt, in order. The deadline of each is the time at which it was sent."""
+    receipts: Sequence[Receipt]
+    """Receipts of the first of them, which were taken and not used yet."""
+    highest: int
+    """The highest sequence id that was sent, or -1."""
+
+
 class DirectEntries(Protocol):
     """Entries of a producer that compiled code holds between sending and their receipts."""
 
@@ -58,10 +69,8 @@ class DirectEntries(Protocol):
         Where not all were, the caller is asked to end this before that returns, see `Producer.end_direct`.
         """
 
-    def hand_over(self) -> tuple[Sequence[PendingEntry], int]:
-        """End for good. The entries without a receipt, in order, whose deadline is the time at which they were sent;
-        and the highest sequence id that was sent, or -1.
-        """
+    def hand_over(self) -> HandedEntries:
+        """End for good."""
 
 
 class Producer(BrokerAttachment):
@@ -307,11 +316,13 @@ class Producer(BrokerAttachment):
         direct, self._direct = self._direct, None
         if direct is None:
             return
-        entries, highest = direct.hand_over()
-        self._highest = max(self._highest, highest)
-        for entry in entries:
+        handed = direct.hand_over()
+        self._highest = max(self._highest, handed.highest)
+        for entry in handed.entries:
             entry.deadline += self._send_timeout
             self._pending.add(entry, sent=True)
+        if handed.receipts:
+            self._on_receipts(handed.receipts)
 
     # --- what the connection tells
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from kop.pulsar_client.pending import PendingEntry
+from kop.pulsar_client.producer import HandedEntries
 from kop.pulsar_client.types import Position, Receipt
 from kop.records.batch import BatchHeader
 from kop.storage.base import AppendResult, AppendWaiter
@@ -24,9 +25,10 @@ from kop.storage.pulsar.partition.appends import Appends
 from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.throttle import LATE_SECONDS, PublishThrottle
 
+_ENTRY: Final = 4
+"""The place of the entry's number in a `Receipt`."""
 PAUSE_SECONDS: Final = 1.0
 """How long batches go the ordinary way after something unusual happened to those of compiled code."""
-
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +80,9 @@ class DirectEnd(Protocol):
 class DirectBatches:
     """The batches of one producer that compiled code holds; see `kop.pulsar_client.producer.DirectEntries`.
 
-    `take_over` is given them when that ends, and makes entries of those under way.
+    `park(entry, self)` has `go_on` called once the log ends before that entry, and `give_up` at the end of this turn of
+    the loop. `end` has all batches go the ordinary way; `take_over` is given them then, and makes entries of those
+    under way.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class DirectBatches:
         throttle: PublishThrottle,
         clock: Callable[[], float],
         *,
+        park: Callable[[int, DirectBatches], None],
         end: Callable[[], None],
         take_over: Callable[[HandedOver], Sequence[PendingEntry]],
     ) -> None:
@@ -97,6 +102,9 @@ class DirectBatches:
         self._appends = appends
         self._throttle = throttle
         self._clock = clock
+        self._park = park
+        self._parked: list[Receipt] = []
+        """Receipts of entries that others' entries lie before, whose receipts may come yet."""
         self._end = end
         self._take_over = take_over
 
@@ -112,6 +120,58 @@ class DirectBatches:
 
     def received(self, receipts: Sequence[Receipt]) -> int:
         """Place the entries that follow in the log, and answer them; see `DirectEntries.received`."""
+        if self._parked:
+            self._parked += receipts
+            return len(receipts)
+        taken = self._take(receipts)
+        left = receipts[taken:]
+        if left and self.writer.open:
+            if not self._comes_later(left[0]):
+                self._end()
+                return taken
+            self._parked = list(left)
+            self._park(left[0][_ENTRY], self)
+        return len(receipts) if self.writer.open else taken
+
+    def go_on(self) -> None:
+        """Take the receipts that wait, as the log ends before the first one's entry now."""
+        parked = self._parked
+        while parked and self.writer.open:
+            more = self._take_together(parked)
+            if not more:
+                break
+            del parked[:more]
+        if parked and self.writer.open:
+            if self._comes_later(parked[0]):
+                self._park(parked[0][_ENTRY], self)
+            else:
+                self._end()
+
+    def give_up(self) -> None:
+        """Have the batches of receipts that still wait go the ordinary way, and all others with them."""
+        if self._parked:
+            self._end()
+
+    def _comes_later(self, receipt: Receipt) -> bool:
+        """Whether others' entries lie between the log's end and the entry that is waited for, in its ledger.
+
+        Their receipts may come behind this one: those of one read come producer by producer.
+        """
+        _, sequence_id, _, ledger, entry = receipt
+        last = self._log.last_position
+        return sequence_id == self.writer.awaited and ledger == last.ledger and entry > last.entry + 1
+
+    def _take(self, receipts: Sequence[Receipt]) -> int:
+        """Place the entries that follow in the log, and those that follow once others were placed between them."""
+        taken = 0
+        while taken < len(receipts) and self.writer.open:
+            more = self._take_together(receipts[taken:])
+            if not more:
+                break
+            taken += more
+        return taken
+
+    def _take_together(self, receipts: Sequence[Receipt]) -> int:
         log, writer = self._log, self.writer
         if not self._appends.places_directly:
             self._end()
@@ -127,8 +187,7 @@ class DirectBatches:
         finally:  # the entries are stored, whatever went wrong with showing them to readers
             for waiter, place, base_offset, log_start_offset in writer.answer():
                 self._tell(waiter, place, AppendResult(base_offset, -1, log_start_offset))
-        held_back = taken and (waited > LATE_SECONDS or self._throttle.late) and self._look_at_rate(taken, now, waited)
-        if held_back or taken < len(receipts):
+        if taken and (waited > LATE_SECONDS or self._throttle.late) and self._look_at_rate(taken, now, waited):
             self._end()
         return taken
 
@@ -161,7 +220,7 @@ class DirectBatches:
             held_back = self._throttle.received(now, waited)
         return held_back
 
-    def hand_over(self) -> tuple[Sequence[PendingEntry], int]:
+    def hand_over(self) -> HandedEntries:
         """See `DirectEntries.hand_over`."""
         stored, under_way = self.writer.hand_over()
         handed = HandedOver(
@@ -169,4 +228,5 @@ class DirectBatches:
             [SettledBatch(BatchHeader._make(settled[0]), *settled[1:]) for settled in stored],
             [BatchUnderWay(BatchHeader._make(sent[0]), *sent[1:]) for sent in under_way],
         )
-        return self._take_over(handed), self.writer.highest
+        parked, self._parked = self._parked, []
+        return HandedEntries(self._take_over(handed), parked, self.writer.highest)

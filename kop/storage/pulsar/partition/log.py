@@ -497,6 +497,7 @@ class PulsarLog(Partition):
         self.tail.converter.next_offset = end
         self._look_at_clock(latest)
         self.tell_soon()
+        self._producers.placed()
 
     def _advance(self, position: Position, batch: Batch) -> None:
         """Let the log end behind a batch that the tail brought."""

@@ -105,7 +105,9 @@ class WritePath:
 
 
 class PartitionProducer:
-    """One Pulsar producer of one partition. `on_ended` is called once, when it takes no more batches."""
+    """One Pulsar producer of one partition. `on_ended` is called once, when it takes no more batches; for `park` see
+    `DirectBatches`.
+    """
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class PartitionProducer:
         exclusive: bool = False,
         transactional: bool = False,
         on_ended: Callable[[PartitionProducer], None],
+        park: Callable[[int, DirectBatches], None],
     ) -> None:
         self.name = name
         self._encoded_name = name.encode()
@@ -141,6 +144,7 @@ class PartitionProducer:
         self._throttle = path.throttle
         self._loop = path.context.loop
         self._on_ended = on_ended
+        self._park = park
         self._next = 0
         self._producer: Producer | None = None
         self._lane = ""
@@ -569,6 +573,7 @@ class PartitionProducer:
                 self._appends,
                 self._throttle,
                 self._loop.time,
+                park=self._park,
                 end=self.end_direct,
                 take_over=self._take_over,
             )

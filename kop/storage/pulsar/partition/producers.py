@@ -16,6 +16,7 @@ from kop.records.transcode import EntryTransaction
 from kop.storage.base import AppendWaiter, ProducerView
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import InFlightEntry
+from kop.storage.pulsar.partition.direct import DirectBatches
 from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.lease import WriterLease
 from kop.storage.pulsar.partition.producer import PartitionProducer, WritePath
@@ -33,6 +34,9 @@ class PartitionProducers:
         self._producers: dict[int, PartitionProducer] = {}
         self._joined: dict[int, tuple[int, EntryTransaction]] = {}
         """The epochs of producer ids and their transactions."""
+        self._parked: dict[int, DirectBatches] = {}
+        """Batches of compiled code that have a receipt, by the entry of the first one."""
+        self._going_on = False
 
     def __bool__(self) -> bool:
         return bool(self._producers)
@@ -73,6 +77,7 @@ class PartitionProducers:
                 idempotent=producer_id >= 0,
                 transactional=header.transactional,
                 on_ended=self._ended,
+                park=self._park,
             )
         return producer
 
@@ -96,6 +101,28 @@ class PartitionProducers:
                 return producer.brought_directly(stored)
         return False
 
+    def _park(self, entry: int, batches: DirectBatches) -> None:
+        """Wait for the entries that lie before `entry`, until all receipts of this read of the socket were taken."""
+        if not self._parked:
+            self._path.context.loop.call_soon(self._give_up_parked)
+        self._parked[entry] = batches
+
+    def placed(self) -> None:
+        """Go on with the batches that waited for the log to end where it does now."""
+        if self._going_on:
+            return
+        self._going_on = True
+        try:
+            while (batches := self._parked.pop(self._path.log.last_position.entry + 1, None)) is not None:
+                batches.go_on()
+        finally:
+            self._going_on = False
+
+    def _give_up_parked(self) -> None:
+        parked, self._parked = self._parked, {}
+        for batches in parked.values():
+            batches.give_up()
+
     def end_direct(self) -> None:
         """Have all batches come to the producers' `add`."""
         for producer in self._producers.values():
@@ -116,7 +143,9 @@ class PartitionProducers:
 
     def _leaders(self) -> PartitionProducer:
         name = self._path.services.producer_naming().leader
-        return PartitionProducer(self._path, name, idempotent=False, exclusive=True, on_ended=self._ended)
+        return PartitionProducer(
+            self._path, name, idempotent=False, exclusive=True, on_ended=self._ended, park=self._park
+        )
 
     def move(self) -> None:
         """Let the producers, but for the leader's, use the connection that the partition is written over now."""
