@@ -1286,6 +1286,7 @@ async def test_a_partition_with_a_publish_rate_of_its_own_is_written_over_anothe
     monkeypatch.setattr(throttle, "LATE_SECONDS", -1.0)  # each receipt is late
     monkeypatch.setattr(throttle, "MOST_LATENESS", 0.0)
     monkeypatch.setattr(throttle, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(throttle, "BETWEEN_SECONDS", 0.0)
     play = Play(41)
     play.broker.has_publish_rate = own_rate
     for count in range(3):
