@@ -1,4 +1,4 @@
-"""The Produce requests that compiled code carries from their frame to their answer (`kop/_native/src/direct.rs`).
+"""The Produce requests that compiled code carries from their frame to their answer (`kop/_native/src/direct/`).
 
 Owns: which topics, partitions and producers that is for, what such an answer says where a batch was refused after all,
 and counting these requests.
@@ -35,7 +35,7 @@ request has to go the ordinary way; then nothing has happened."""
 
 
 class _Requests(Protocol):
-    """What compiled code knows; see direct.rs."""
+    """What compiled code knows; see kop/_native/src/direct/."""
 
     take: TakeRequest
 

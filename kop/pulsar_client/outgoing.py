@@ -3,7 +3,7 @@
 Owns: the frames and their size until then, and when writing is planned.
 Must not know: sockets, what a frame holds, which producer it is of.
 
-Compiled code puts frames into the same object (`kop/_native/src/direct.rs`), so the class has a compiled twin.
+Compiled code puts frames into the same object (`kop/_native/src/direct/`), so the class has a compiled twin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batches that compiled code carries from the frame of their request to its answer, for one Pulsar producer.
 
 Owns: what Python code has to do with such batches: their receipts, one read of the socket at a time, and taking over
-those that are on their way when something unusual happens. The rest is in `kop/_native/src/direct.rs`.
+those that are on their way when something unusual happens. The rest is in `kop/_native/src/direct/`.
 Must not know: when a producer may be written to so (`producer.py`), requests, topics.
 
 What is unusual goes one way, the ordinary one. A batch that may be a duplicate, an entry that is not the next one of

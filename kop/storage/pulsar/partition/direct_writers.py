@@ -1,4 +1,4 @@
-"""The compiled writers of one producer each (`kop/_native/src/direct.rs`): what they take, hold and hand over.
+"""The compiled writers of one producer each (`kop/_native/src/direct/`): what they take, hold and hand over.
 
 Owns: how they look to Python code, and whether there are any.
 Must not know: when a writer may be used, and what to do with what it hands over (`direct.py`).
@@ -64,7 +64,7 @@ class DirectWriter(Protocol):
         log_start_offset: int,
         now: float,
     ) -> tuple[int, list[PlacedFields], float]:
-        """Take receipts while they are of the next entries and lie directly behind `last_entry`; see direct.rs."""
+        """Take receipts while they are of the next entries and lie directly behind `last_entry`; see writer.rs."""
 
     def answer(self) -> list[tuple[AppendWaiter, int, int, int]]:
         """Answer the batches that `receipts` took; returns the waiters that have to be told by Python code, each with
