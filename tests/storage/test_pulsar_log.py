@@ -752,7 +752,7 @@ async def test_which_entries_pulsar_takes_surely_goes_by_what_it_told_of_the_lim
         told.append(limit.surely_taken)
         now += 60
     least = entry_sizes.ALWAYS_TAKEN
-    assert told == [least, least, 1 << 17, least, sys.maxsize, least, sys.maxsize]
+    assert told == [least, least, 1 << 17, 1000, sys.maxsize, 5000, sys.maxsize]
     assert limit.bytes == 0
 
 

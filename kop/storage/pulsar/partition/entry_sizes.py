@@ -62,11 +62,13 @@ class EntrySizeLimit:
     def surely_taken(self) -> int:
         """Bytes of an entry that Pulsar takes, too, where the limit was lowered after the last answer.
 
-        A topic that had no limit is not expected to get one while entries are on their way.
+        A topic that had no limit is not expected to get one while entries are on their way. What the limit forbids is
+        not taken, however small that is.
         """
         if self.known and not self.bytes:
             return sys.maxsize
-        return max(self.bytes // _LOWERED_TO, ALWAYS_TAKEN)
+        least = max(self.bytes // _LOWERED_TO, ALWAYS_TAKEN)
+        return min(least, self.bytes) if self.bytes else least
 
     async def learn(self) -> None:
         """Ask, unless there is a fresh answer. Where Pulsar does not tell, the last answer stays."""
