@@ -205,14 +205,21 @@ class WiredBroker(Broker):
             self.sequences[frame.name] = frame.highest
 
     def refuse_next(self, code: str = "NotAllowedError") -> None:
-        """Look at the next frame, and refuse it."""
-        self.unseen[0].refusal = code
+        """Look at the next frame, and refuse it; where that may pass, all that its producer has sent behind it, too."""
+        self._refuse(self.unseen[0], code)
+
+    def _refuse(self, frame: ArrivedFrame, code: str) -> None:
+        frame.refusal = code
+        if PulsarError(code).retriable:
+            for other in self.unseen:
+                if other.producer_id == frame.producer_id:
+                    other.refusal = code
 
     def tell(self, error: str | None = None, *, duplicate: bool = False) -> None:
         """The next answer, alone; `error` instead of the true one."""
         frame = next(frame for frame in self.frames if not frame.told and not frame.connection.closed)
         if error is not None:
-            frame.refusal = error
+            self._refuse(frame, error)
         if duplicate:
             frame.position = DUPLICATE
         self.answer([frame])
@@ -241,8 +248,14 @@ class WiredBroker(Broker):
             tell_receipts()
             producer = frame.connection.producers.get(frame.producer_id)
             if producer is not None:
-                producer.on_send_error(frame.highest, PulsarError(frame.refusal, "so says the test"))
+                text = "Exceed maximum message size" if frame.refusal == "NotAllowedError" else "so says the test"
+                producer.on_send_error(frame.highest, PulsarError(frame.refusal, text))
         tell_receipts()
+
+    def deliver(self) -> None:
+        """All readers get what is there."""
+        for reader in tuple(self.readers):
+            reader.deliver()
 
     def lose(self, *, reachable: bool = False) -> None:
         """All connections are lost, with the frames that nothing was done with, and all answers."""
