@@ -615,6 +615,25 @@ async def test_append_times_that_are_switched_on_are_told_of_what_is_under_way(p
 
 
 @PRODUCERS
+async def test_a_topic_that_stores_batches_as_they_came_gets_them_so_from_then_on(producer: int) -> None:
+    stored = []
+    for compiled in (True, False):
+        play = DirectPlay(producer, direct=compiled)
+        await play.begin()
+        play.append()
+        play.log.policy = replace(KEEPS_ALL, raw_entries=True)
+        play.engine.raw_marked = True
+        play.append(offered=False)
+        play.append()
+        assert play.ended
+        await play.run("SSS B T")
+        assert play.outcomes == [5, 7, 9]
+        stored.append([frame.payload for frame in play.broker.frames])
+        await play.close()
+    assert stored[0] == stored[1]
+
+
+@PRODUCERS
 async def test_a_batch_without_keys_goes_to_no_compacted_topic(producer: int) -> None:
     play = DirectPlay(producer, replace(KEEPS_ALL, compact=True, delete=False))
     await play.log.attach()

@@ -587,7 +587,7 @@ class PartitionProducer:
 
     def submit_directly(self, batch: bytearray, header: BatchHeader, waiter: AppendWaiter, place: int) -> bool:
         """Give a batch to compiled code. False where that does not take it."""
-        if self._direct is None or header.transactional:
+        if self._direct is None or header.transactional or self._log.policy.raw_entries:
             return False
         now, now_ms, compact = self._loop.time(), int(time.time() * 1000), self._log.policy.compact
         return self._direct.writer.submit(batch, waiter, place, now, now_ms, compact)
