@@ -199,6 +199,7 @@ async def test_an_offset_that_compiled_code_told_wrong_is_seen_by_the_tail(produ
     await play.run("T")
     assert play.engine.faults.counts == {WRONG: 1}
     assert not play.log.attached
+    assert play.ended
     await play.log.close()
 
 
@@ -455,6 +456,27 @@ async def test_a_client_that_sends_again_what_failed_with_the_producer_has_it_st
             await play.run("B T")
         assert play.outcomes[2:] == [5, 7]
     assert [count for *_, count in play.stored()] == [3, 2, 2, 2]
+    await play.close()
+
+
+@PRODUCERS
+async def test_a_log_that_was_detached_attaches_again_for_the_next_batch(producer: int) -> None:
+    play = DirectPlay(producer)
+    await play.begin()
+    await play.run("aa")
+    writer = play.writer
+    play.log.detach(BackendError("so says the test"))
+    assert play.ended
+    assert not writer.open
+    play.append()
+    await turns(30)
+    await play.run("SSS B T")
+    assert play.log.attached
+    assert play.outcomes == [5, 7, 9]
+    play.append()
+    assert play.writer.in_flight == 1
+    await play.run("SB T")
+    assert play.outcomes == [5, 7, 9, 11]
     await play.close()
 
 

@@ -302,6 +302,7 @@ class PulsarLog(Partition):
         has to read what it wrote.
         """
         self.attached = False
+        self._producers.end_direct()  # the next batch has to begin attaching
         self._need_tail()
         self._readers.drop_all()
         if self.deleted:
