@@ -481,6 +481,37 @@ async def test_a_log_that_was_detached_attaches_again_for_the_next_batch(produce
 
 
 @PRODUCERS
+async def test_closing_what_is_idle_leaves_a_producer_that_compiled_code_uses(producer: int) -> None:
+    play = DirectPlay(producer)
+    await play.begin()
+    await play.run("aa")
+    clock = play.log.loop.time
+    play.log.close_idle(clock() + 60, 10)
+    assert play.writer.in_flight == 2, "batches wait in it"
+    await play.run("SS B")
+    writer = play.writer
+    assert writer.used > 0
+    play.log.close_idle(clock() + 5, 10)
+    assert play.writer is writer, "it was used lately"
+    play.log.close_idle(clock() + 60, 10)
+    if producer < 0:
+        assert play.writer is writer, "all other batches share it"
+    else:
+        data = batch(("x",), producer=41, sequence=6)
+        assert not writer.submit(data, OutcomeNote(), 0, clock(), 0, False), "what comes now opens another producer"
+        await turns(30)
+        assert not play.broker.open_names
+        assert not play.log._producers
+        play.append()
+        await turns(30)
+        await play.run("T")
+        await turns(30)
+        await play.run("SB T")
+    assert play.outcomes == [5, 7, 9][: len(play.outcomes)]
+    await play.close()
+
+
+@PRODUCERS
 async def test_a_connection_that_takes_nothing_keeps_batches_back_in_order(producer: int) -> None:
     play = DirectPlay(producer)
     await play.begin()

@@ -188,6 +188,7 @@ class PartitionProducers:
         for producer_id, producer in tuple(self._producers.items()):
             if producer_id >= 0 and producer.idle and now - producer.used > seconds:
                 del self._producers[producer_id]
+                producer.end_direct()  # at once: the next batch opens another one
                 self._path.context.spawn(producer.close())
         for producer_id in self._joined.keys() - self._producers.keys():
             del self._joined[producer_id]
