@@ -646,6 +646,17 @@ async def test_a_producer_that_joins_a_transaction_leaves_compiled_code() -> Non
     await play.log.close()
 
 
+async def test_a_late_batch_of_an_older_epoch_lets_no_batch_of_a_transaction_into_compiled_code() -> None:
+    play = DirectPlay(41)
+    await play.begin()
+    play.log.join_transaction(41, 1, transaction_name(transcode.EntryTransaction(1, 2)))
+    play.append(0, epoch=1, transactional=True)
+    await play.run("SR")
+    assert play.append(2, epoch=0).outcome is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert play.log.direct_writer(read_header(batch(("x",), producer=41, epoch=0, sequence=2))) is None
+    await play.log.close()
+
+
 @PRODUCERS
 async def test_append_times_that_are_switched_on_are_told_of_what_is_under_way(producer: int) -> None:
     results = []

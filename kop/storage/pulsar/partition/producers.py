@@ -83,7 +83,7 @@ class PartitionProducers:
 
     def direct_writer(self, header: BatchHeader) -> DirectWriter | None:
         """The compiled writer for the batches that come behind this one of its producer; None where there is none."""
-        if self.lease.producer is not None or self.in_transaction(header.producer_id, header.producer_epoch):
+        if self.lease.producer is not None or header.producer_id in self._joined:  # whatever the batch's own epoch
             return None
         producer = self._producers.get(max(header.producer_id, -1))
         return None if producer is None else producer.direct_writer()
