@@ -517,7 +517,10 @@ class Producer(BrokerAttachment):
         self._timer = None
         now = self._loop.time()
         oldest = None if self._direct is None else self._direct.oldest
-        if oldest is not None and oldest + self._send_timeout <= now:
+        deadline = self._pending.deadline()  # of what was sent before all that is held elsewhere
+        if deadline is None and oldest is not None:
+            deadline = oldest + self._send_timeout
+        if deadline is not None and deadline <= now:
             self.end_direct()
         text = f"{self._what}: no receipt in {self._send_timeout:g} s" + ("" if self.connected else ", not connected")
         expired = self._pending.expire(now)

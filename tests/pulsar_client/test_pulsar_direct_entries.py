@@ -362,10 +362,13 @@ async def test_nothing_goes_past_a_producer_that_keeps_entries_back() -> None:
         connection.resume_writing()
         assert producer.direct_outgoing is outgoing
         assert await waits == Position(100, 1)
-        broker.silent.add(Command.PRODUCER)
+        broker.refusals[Command.PRODUCER] = [pb.ServiceNotReady] * 1000
         broker.hang_up()
         await until(lambda: not producer.connected)
         assert producer.direct_outgoing is None
+        broker.refusals[Command.PRODUCER].clear()
+        await until(lambda: producer.direct_outgoing is not None)
+        assert producer.direct_outgoing is not outgoing
 
 
 # --- time
@@ -434,3 +437,22 @@ async def test_the_timer_goes_on_as_long_as_entries_may_go_past_the_producer() -
         producer._expire()
         assert producer._timer is None
         await producer.close()
+
+
+async def test_an_entry_of_the_producer_that_expires_takes_those_with_it_that_went_past_it() -> None:
+    async with opened() as (broker, _, producer):
+        broker.silent.add(Command.SEND)
+        own = send(producer, 1)
+        direct = HeldEntries(producer)
+        other = direct.put(2)
+        await until(lambda: broker.count(Command.SEND) == 3)
+        producer._pending.all()[0].deadline = 0.0
+        assert producer._timer is not None
+        producer._timer.cancel()
+        producer._expire()
+        assert own.done()
+        assert other.done(), "it is not sent again without the one before it"
+        assert [await fails(own), await fails(other)] == ["Timeout"] * 2
+        assert producer.pending == 0
+        broker.silent.clear()
+        assert await send(producer, 3) == Position(100, 1)
