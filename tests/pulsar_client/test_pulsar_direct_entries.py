@@ -343,6 +343,7 @@ async def test_a_producer_under_whose_name_another_wrote_is_lost_with_what_went_
         broker.hang_up()
         assert await fails(sent) == "ProducerFenced"
         assert lost == ["ProducerFenced"]
+        await until(lambda: not broker.topics[T].producers)
 
 
 # --- where frames may go
@@ -413,6 +414,7 @@ async def test_an_entry_has_the_whole_time_from_its_own_sending_on() -> None:
         producer._timer.cancel()
         producer._expire()
         assert [await fails(future) for future in (first, second)] == ["Timeout"] * 2
+        await until(lambda: producer.attached_times == 2)
 
 
 async def test_the_timer_goes_on_as_long_as_entries_may_go_past_the_producer() -> None:
