@@ -351,18 +351,16 @@ async def test_a_producer_under_whose_name_another_wrote_is_lost_with_what_went_
 
 async def test_nothing_goes_past_a_producer_that_keeps_entries_back() -> None:
     async with opened() as (broker, _, producer):
-        connection = producer._connection
-        assert connection is not None
         outgoing = producer.direct_outgoing
-        assert outgoing is connection.outgoing
-        connection.pause_writing()
+        assert outgoing is not None
+        outgoing.paused = True
         assert producer.direct_outgoing is None
         waits = send(producer, 1)
         outgoing.paused = False
         assert producer.direct_outgoing is None, "an entry waits that has to go first"
-        connection.resume_writing()
+        behind = send(producer, 2)
         assert producer.direct_outgoing is outgoing
-        assert await waits == Position(100, 1)
+        assert await asyncio.gather(waits, behind) == [Position(100, 1), Position(100, 2)]
         broker.refusals[Command.PRODUCER] = [pb.ServiceNotReady] * 1000
         broker.hang_up()
         await until(lambda: not producer.connected)
@@ -391,70 +389,52 @@ async def test_an_entry_without_a_receipt_expires_with_all_behind_it() -> None:
 
 
 async def test_an_entry_has_the_whole_time_from_its_own_sending_on() -> None:
-    async with opened() as (broker, _, producer):
+    async with opened(send_timeout=0.4) as (broker, _, producer):
         loop = asyncio.get_running_loop()
         broker.silent.add(Command.SEND)
         direct = HeldEntries(producer)
-        assert producer._timer is not None
-        first = direct.put(1, sent=loop.time() - 20)
-        second = direct.put(2)
-        producer._expire()
-        assert not direct.handed_over, "10 s are left"
-        assert producer._timer is not None
-        assert 9 < producer._timer.when() - loop.time() <= 10
-        producer.end_direct()
-        deadlines = [entry.deadline - loop.time() for entry in producer.unanswered()]
-        assert 9 < deadlines[0] <= 10
-        assert 29 < deadlines[1] <= 30
-        producer._timer.cancel()
-        producer._expire()
-        assert not first.done()
-        assert 9 < producer._timer.when() - loop.time() <= 10
-        producer.unanswered()[0].deadline = loop.time()
-        producer._timer.cancel()
-        producer._expire()
-        assert [await fails(future) for future in (first, second)] == ["Timeout"] * 2
+        await asyncio.sleep(0.3)  # the timer of the producer has begun
+        begun = loop.time()
+        assert await fails(direct.put(1)) == "Timeout"
+        assert loop.time() - begun >= 0.4
         await until(lambda: producer.attached_times == 2)
 
 
-async def test_the_timer_goes_on_as_long_as_entries_may_go_past_the_producer() -> None:
-    async with opened() as (_, _, producer):
-        loop = asyncio.get_running_loop()
-        if producer._timer is not None:
-            producer._timer.cancel()
-            producer._expire()
-        assert producer._timer is None
+async def test_an_entry_that_is_handed_over_keeps_its_deadline() -> None:
+    async with opened() as (broker, _, producer):
+        now = asyncio.get_running_loop().time()
+        broker.hold_receipts = True
         direct = HeldEntries(producer)
-        timer: asyncio.TimerHandle | None = producer._timer
-        assert timer is not None
-        assert 29 < timer.when() - loop.time() <= 30
-        timer.cancel()
-        producer._expire()
-        timer = producer._timer
-        assert timer is not None, "nothing is under way, and may be soon"
-        assert 29 < timer.when() - loop.time() <= 30
+        sent = [direct.put(1, sent=now - 20), direct.put(2, sent=now)]
+        assert [entry.deadline - now for entry in producer.unanswered()] == pytest.approx([10, 30])
+        await until(lambda: len(broker.held) == 2)
+        broker.release()
+        await asyncio.gather(*sent)
+
+
+async def test_the_timer_goes_on_as_long_as_entries_may_go_past_the_producer() -> None:
+    async with opened(send_timeout=0.1) as (broker, _, producer):
+        direct = HeldEntries(producer)
+        await asyncio.sleep(0.3)  # nothing is under way
         assert not direct.handed_over
-        producer.end_direct()
-        timer.cancel()
-        producer._expire()
-        assert producer._timer is None
-        await producer.close()
+        direct.put(1)
+        await until(lambda: len(direct.told) == 1)
+        broker.silent.add(Command.SEND)
+        assert await fails(direct.put(2)) == "Timeout"
+        await until(lambda: producer.attached_times == 2)
 
 
 async def test_an_entry_of_the_producer_that_expires_takes_those_with_it_that_went_past_it() -> None:
-    async with opened() as (broker, _, producer):
+    async with opened(send_timeout=0.5) as (broker, _, producer):
         broker.silent.add(Command.SEND)
         own = send(producer, 1)
+        await asyncio.sleep(0.2)  # the other one's own time ends later
         direct = HeldEntries(producer)
         other = direct.put(2)
         await until(lambda: broker.count(Command.SEND) == 3)
-        producer._pending.all()[0].deadline = 0.0
-        assert producer._timer is not None
-        producer._timer.cancel()
-        producer._expire()
-        assert own.done()
+        assert await fails(own) == "Timeout"
         assert other.done(), "it is not sent again without the one before it"
-        assert [await fails(own), await fails(other)] == ["Timeout"] * 2
+        assert await fails(other) == "Timeout"
         assert producer.pending == 0
         broker.silent.clear()
         assert await send(producer, 3) == Position(100, 1)

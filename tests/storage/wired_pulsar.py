@@ -23,6 +23,7 @@ from kop.pulsar_client.types import DUPLICATE, Receipt
 from kop.records import transcode
 from kop.records.batch import BatchHeader, read_header
 from kop.storage.base import AppendResult, LogPolicy
+from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.log import PulsarLog
 
 FOREVER = sys.maxsize
@@ -320,12 +321,15 @@ class WiredPlay:
         self.direct = direct
         """Whether compiled code may take batches."""
         self.notes: list[OutcomeNote] = []
+        self.writers: dict[int, DirectWriter] = {}
+        """The last compiled writer of each producer id."""
 
     def submit(self, data: bytearray, *, offered: bool = True) -> OutcomeNote:
         """Give a batch to the log, after it was asked for a compiled writer where `offered`."""
         header: BatchHeader = read_header(data)
-        if offered and self.direct:
-            self.log.direct_writer(header)
+        writer: Any = self.log.direct_writer(header) if offered and self.direct else None
+        if writer is not None:
+            self.writers[header.producer_id] = writer
         note = OutcomeNote()
         self.notes.append(note)
         self.log.submit(bytearray(data), header, now_ms=0, waiter=note, place=0)
