@@ -178,8 +178,8 @@ impl DirectWriter {
         self.in_flight.front().map_or(-1, |entry| entry.sequence_id as i64)
     }
 
-    /// Sends a checked batch. False where it has to go the ordinary way; then nothing
-    /// has happened.
+    /// Sends a checked batch. Returns to how many bytes a compressed one was inflated, 0 for others; -1 where the batch
+    /// has to go the ordinary way: then nothing has happened.
     #[allow(clippy::too_many_arguments)]
     fn submit(
         slf: &Bound<'_, Self>,
@@ -189,19 +189,19 @@ impl DirectWriter {
         now: f64,
         now_ms: i64,
         reject_null_keys: bool,
-    ) -> PyResult<bool> {
+    ) -> PyResult<i64> {
         let py = slf.py();
         let header = {
             let buffer = PyBuffer::<u8>::get(batch)?;
             BatchHeader::read(lent(py, &buffer)?)
         };
-        let Some(header) = header else { return Ok(false) };
+        let Some(header) = header else { return Ok(-1) };
         let mut most_inflated = MOST_INFLATED;
         let framed = slf.borrow().framed(batch, &header, now_ms, reject_null_keys, &mut most_inflated)?;
-        let Some(framed) = framed else { return Ok(false) };
+        let Some(framed) = framed else { return Ok(-1) };
         let prepared = framed.with(header, batch);
         send(slf, prepared, Waiter::Other(waiter), place, now)?;
-        Ok(true)
+        Ok((MOST_INFLATED - most_inflated) as i64)
     }
 
     /// Takes receipts while they are of the next entries and lie directly behind `last_entry` of `ledger`, where the

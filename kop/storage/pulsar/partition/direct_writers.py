@@ -52,8 +52,9 @@ class DirectWriter(Protocol):
 
     def submit(
         self, batch: bytearray, waiter: AppendWaiter, place: int, now: float, now_ms: int, reject_null_keys: bool
-    ) -> bool:
-        """Send a checked batch. False where it has to go the ordinary way; then nothing has happened."""
+    ) -> int:
+        """Send a checked batch. Returns to how many bytes a compressed one was inflated, 0 for others; -1 where the
+        batch has to go the ordinary way: then nothing has happened."""
 
     def receipts(
         self,

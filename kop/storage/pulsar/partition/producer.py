@@ -561,7 +561,7 @@ class PartitionProducer:
             budget,
             self._path.entry_size_limit,
             self._services.direct_codecs,
-            min(MOST_INFLATED, self._log.policy.max_uncompressed_bytes),
+            self._most_inflated,
             self._context.client.max_message_size,
             None if sequences is None else sequences.epoch,
             self._next if sequences is None else sequences.next_sequence,
@@ -587,10 +587,25 @@ class PartitionProducer:
 
     def submit_directly(self, batch: bytearray, header: BatchHeader, waiter: AppendWaiter, place: int) -> bool:
         """Give a batch to compiled code. False where that does not take it."""
-        if self._direct is None or header.transactional or self._log.policy.raw_entries:
+        policy = self._log.policy
+        if self._direct is None or header.transactional or policy.raw_entries:
             return False
-        now, now_ms, compact = self._loop.time(), int(time.time() * 1000), self._log.policy.compact
-        return self._direct.writer.submit(batch, waiter, place, now, now_ms, compact)
+        most = self._most_inflated if header.codec else 0
+        if most:
+            try:
+                waiter.reserve(most)
+            except KopError:
+                return False  # the ordinary way says so to the client
+        now, now_ms = self._loop.time(), int(time.time() * 1000)
+        inflated = self._direct.writer.submit(batch, waiter, place, now, now_ms, policy.compact)
+        if most:
+            waiter.reserve(max(inflated, 0) - most)
+        return inflated >= 0
+
+    @property
+    def _most_inflated(self) -> int:
+        """Bytes that compiled code may inflate a batch to."""
+        return min(MOST_INFLATED, self._log.policy.max_uncompressed_bytes)
 
     def brought_directly(self, stored: EntryWithOffsets) -> bool:
         """Give compiled code an entry of this producer that the tail brought; see `DirectBatches.brought`."""
