@@ -607,6 +607,18 @@ def test_receipts_where_nothing_is_awaited_are_not_taken() -> None:
     assert sending.writer.answer() == []
 
 
+@NEEDS_COMPILED
+def test_the_receipt_of_a_batch_that_somebody_cut_off_is_not_taken_and_nothing_is_lost() -> None:
+    sending = Sending()
+    batches = three(sending)
+    del batches[1][30:]
+    assert sending.receipts([0, 2, 3]) == 1
+    assert sending.writer.answer() == [(sending.told, 0, 0, LOG_START)]
+    under_way = sending.writer.hand_over()[1]
+    assert [sent[2] for sent in under_way] == [2, 3]
+    assert sending.budget.used == 0
+
+
 # --- handing over
 
 
@@ -917,7 +929,7 @@ def produce_frame(records: bytes | bytearray) -> bytes:
 
 @NEEDS_COMPILED
 @pytest.mark.parametrize(
-    "where", ["outgoing", "size limit", "codecs", "handler", "latencies", "in flight", "taker", "nowhere"]
+    "where", ["outgoing", "size limit", "codecs", "handler", "latencies", "in flight", "ended", "taker", "nowhere"]
 )
 def test_a_circle_through_compiled_objects_is_collected(where: str) -> None:
     gc.collect()

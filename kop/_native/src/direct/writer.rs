@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
@@ -230,10 +229,12 @@ impl DirectWriter {
             if !fits || in_ledger != ledger || entry != last_entry + 1 {
                 break;
             }
-            let Some(front) = self.in_flight.pop_front() else { break };
             let base = end;
+            if !self.in_flight.front().is_some_and(|front| stamp(py, &front.batch, base)) {
+                break; // somebody else has cut the batch off
+            }
+            let Some(front) = self.in_flight.pop_front() else { break };
             (last_entry, end) = (entry, end + i64::from(front.count));
-            stamp(py, &front.batch, base)?;
             placed.append((entry, end - 1, front.batch.bind(py), front.header.max_timestamp))?;
             longest = longest.max(now - front.sent);
             self.answered_bytes += front.entry_size as u64;
@@ -305,8 +306,9 @@ impl DirectWriter {
         visit.call(&self.outgoing)?;
         visit.call(&self.size_limit)?;
         visit.call(&self.codecs)?;
-        for entry in &self.in_flight {
-            match &entry.waiter {
+        let under_way = self.in_flight.iter().map(|entry| &entry.waiter);
+        for waiter in under_way.chain(self.ended.iter().map(|(waiter, ..)| waiter)) {
+            match waiter {
                 Waiter::Direct(answer) => visit.call(answer)?,
                 Waiter::Other(waiter) => visit.call(waiter)?,
             }
@@ -318,6 +320,7 @@ impl DirectWriter {
         self.open = false;
         (self.size_limit, self.codecs) = (None, None);
         self.in_flight.clear();
+        self.ended.clear();
     }
 }
 
@@ -483,14 +486,13 @@ fn release(py: Python<'_>, budget: &Py<DirectBudget>, size: usize) {
     budget.used = budget.used.saturating_sub(size);
 }
 
-/// Writes the base offset and leader epoch 0 into a batch; its checksum covers neither.
-fn stamp(py: Python<'_>, batch: &Py<PyByteArray>, base_offset: i64) -> PyResult<()> {
-    let buffer = PyBuffer::<u8>::get(batch.bind(py))?;
-    let cells = buffer.as_mut_slice(py).filter(|cells| cells.len() >= HEADER_SIZE);
-    let cells = cells.ok_or_else(|| PyValueError::new_err("the batch was changed by somebody else"))?;
+/// Writes the base offset and leader epoch 0 into a batch; its checksum covers neither. False where it is too short.
+fn stamp(py: Python<'_>, batch: &Py<PyByteArray>, base_offset: i64) -> bool {
+    let Ok(buffer) = PyBuffer::<u8>::get(batch.bind(py)) else { return false };
+    let Some(cells) = buffer.as_mut_slice(py).filter(|cells| cells.len() >= HEADER_SIZE) else { return false };
     for (cell, byte) in cells.iter().zip(base_offset.to_be_bytes()) {
         cell.set(byte);
     }
     cells[12..16].iter().for_each(|cell| cell.set(0));
-    Ok(())
+    true
 }
