@@ -1,0 +1,547 @@
+"""A Produce that compiled code carries to its answer is answered, stored and counted as by the ordinary path.
+
+Two gateways are given the same frames: the logs of one offer writers to compiled code, those of the other do not. What
+is compared is every answer, byte for byte, what the logs hold then, and what the metrics say. Each test looks that
+compiled code has really taken requests.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import struct
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from support.direct_engine import DirectStore
+from support.fake_peer import Peer, close_server, settle
+from support.gateway import frame, gateway, log_of, run, topic_of
+from support.produce_requests import NOW, any_body, request
+from support.waiting import until
+
+from kop.app import Serving
+from kop.compiled import compiled_only
+from kop.errors import BackendError, ErrorCode, FrameError, PeerError
+from kop.handlers.api import Answer, ConnectionInfo
+from kop.records.batch import BatchHeader, Record, build, seal
+from kop.records.compression import Codec
+from kop.records.record import content_of, put_record
+from kop.records.validation import RecordsRejectedError
+from kop.server.limits import ClientLimits
+from kop.server.listener import Server
+from kop.server.request import RequestPipeline
+from kop.wire.primitives import DecodeError
+
+NATIVE: Any = compiled_only()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="kop._native was not built: nothing goes this way")
+
+PRODUCE = 0
+PARTITIONS = 5
+KEEPS = {"retention.ms": "-1"}
+TOPICS = {
+    "t": KEEPS,
+    "ü" * 30: KEEPS,
+    "compacted": {"cleanup.policy": "compact"},
+    "timed": {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"},
+    "small": {"max.message.bytes": "200", "retention.ms": "-1"},
+    "lz4": {"compression.type": "lz4", "retention.ms": "-1"},
+    "plain": {"compression.type": "uncompressed", "retention.ms": "-1"},
+    "narrow": {"message.timestamp.before.max.ms": "1000", "message.timestamp.after.max.ms": "1000"} | KEEPS,
+}
+COUNTED = ("kop_requests_total", "kop_produced", "kop_request_errors_total", "kop_produce_throttled")
+
+
+class Side:
+    """One of the two gateways."""
+
+    def __init__(self, serving: Serving, store: DirectStore, topic_ids: dict[str, bytes]) -> None:
+        self.serving = serving
+        self.store = store
+        self.topic_ids = topic_ids
+        self.pipeline = RequestPipeline(serving.gateway)
+        self.directly = 0
+        """Requests that compiled code took."""
+
+    def start(self, data: bytes, owned: bool = False) -> Any:
+        """Start a request, a frame without its size. The answer, or why the connection is closed."""
+        memory = bytearray(data)
+        self.pipeline.look_at_clocks()
+        try:
+            answer = self.pipeline.start(memoryview(memory), ConnectionInfo("1.2.3.4", "", 0), owned=owned)
+        except (FrameError, DecodeError) as error:
+            return f"{type(error).__name__}: {error}"
+        if not owned:
+            memory[:] = b"\xee" * len(memory)  # the next request comes into the same memory
+        self.directly += isinstance(answer, NATIVE.DirectAnswer)
+        return answer
+
+    async def answer(self, data: bytes) -> bytes:
+        """The whole answer to a request that is answered."""
+        answer = self.start(data)
+        assert not isinstance(answer, str), answer
+        result = await ended(answer)
+        assert isinstance(result, bytes)
+        return result
+
+    def stored(self) -> dict[tuple[str, int], list[bytes]]:
+        """All batches."""
+        batches: dict[tuple[str, int], list[bytes]] = {}
+        for name in self.topic_ids:
+            for index in range(PARTITIONS):
+                log = log_of(self.serving, name, index)
+                result = log.read_cached(log.log_start_offset, 1 << 30, min_one=True)
+                assert result is not None
+                batches[name, index] = [bytes(data) for data in result.buffers]
+        return batches
+
+    def counts(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        """What a scrape says of Produce requests."""
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for metric in self.serving.gateway.metrics.registry.collect()
+            for sample in metric.samples
+            if sample.name.startswith(COUNTED)
+        }
+
+
+async def ended(answer: Any) -> Any:
+    """The frame, None where there is none, or why the connection is closed."""
+    if isinstance(answer, str):
+        return answer
+    await until(lambda: answer.ready)
+    if answer.error is not None:
+        return f"{type(answer.error).__name__}: {answer.error}"
+    return None if answer.frame is None else b"".join(bytes(part) for part in answer.frame)
+
+
+def uuids(seed: int) -> Callable[[], UUID]:
+    """Gives the ids of topics, the same on both sides."""
+    rng = random.Random(seed)
+    return lambda: UUID(int=rng.getrandbits(128), version=4)
+
+
+@asynccontextmanager
+async def two_sides(
+    path: Path, monkeypatch: pytest.MonkeyPatch, seed: int = 0, *, most: int = 1 << 30
+) -> AsyncIterator[tuple[Side, Side]]:
+    """One gateway with writers, and one without."""
+    monkeypatch.setattr(time, "time", lambda: NOW / 1000)  # answers tell times
+    sides: list[Side] = []
+    async with AsyncExitStack() as stack:
+        for offers in (True, False):
+            monkeypatch.setattr("kop.storage.topic_table.uuid4", uuids(seed))
+            store = DirectStore(random.Random(seed), most=most)
+            store.offers = offers
+            monkeypatch.setattr("kop.storage.memory.open_engine", store.open)
+            serving = await stack.enter_async_context(gateway(path / str(offers), store="memory:"))
+            if not offers:
+                serving.gateway.direct_produce.take = None
+            ids: dict[str, bytes] = {}
+            for name, configs in TOPICS.items():
+                ids[name] = (await serving.gateway.engine.topics.create(name, PARTITIONS, configs)).topic_id.bytes
+            sides.append(Side(serving, store, ids))
+        yield sides[0], sides[1]
+
+
+class Producers:
+    """Makes requests with which mostly nothing is wrong."""
+
+    def __init__(self, rng: random.Random, ids: Mapping[str, bytes]) -> None:
+        self._rng = rng
+        self._ids = ids
+        self._known: dict[tuple[str, int, int], tuple[int, int]] = {}
+        """Epoch and next sequence of each producer on each partition."""
+        self._correlation = 0
+
+    def _batch(self, topic: str, partition: int) -> bytes:
+        rng = self._rng
+        count, producer = rng.choice([1, 1, 1, 2, 5, 30]), rng.choice([-1, -1, -1, 5, 5, 6])
+        place = topic, partition, producer
+        epoch, sequence = self._known.get(place, (0, 0))
+        change = rng.random()
+        if change < 0.06:  # what was refused is left behind by that
+            epoch, sequence = epoch + 1, 0
+        elif change < 0.07:
+            sequence = max(0, sequence - count)
+        elif change < 0.075:
+            sequence += 1
+        self._known[place] = epoch, sequence + count
+        base = rng.choice([NOW] * 30 + [-1, 0, NOW - 5000, NOW + 5000])
+        key = rng.choice([b"key"] * 6 + [b"", None])
+        records = [
+            Record(
+                index,
+                base + (index if base >= 0 else 0),
+                key,
+                rng.choice([None, b"", b"value", rng.randbytes(40)]),
+                [(b"h", rng.choice([None, b"", b"x"]))] if rng.random() < 0.2 else [],
+            )
+            for index in range(count)
+        ]
+        return bytes(
+            build(
+                records,
+                codec=rng.choice([Codec.NONE] * 12 + [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]),
+                producer_id=producer,
+                producer_epoch=-1 if producer < 0 else epoch,
+                base_sequence=-1 if producer < 0 else sequence,
+            )
+        )
+
+    def _body(self, version: int) -> bytes:
+        rng = self._rng
+        topics = rng.sample([*["t"] * 30, *["ü" * 30] * 8, *TOPICS], rng.choice([1, 1, 1, 1, 2, 3]))
+        return request(
+            version,
+            [
+                (
+                    self._ids[topic] if version >= 13 else topic,
+                    [
+                        (partition, self._batch(topic, partition))
+                        for partition in rng.choices(
+                            range(PARTITIONS), [40, 20, 5, 1, 1], k=rng.choice([1, 1, 1, 1, 1, 1, 2, 5])
+                        )
+                    ],
+                )
+                for topic in topics
+            ],
+            rng.choice([-1] * 20 + [1] * 10 + [0, 2]),
+        )
+
+    def frame(self) -> bytes:
+        """Any request, without its size."""
+        rng = self._rng
+        version = rng.choice([*range(3, 14), 13])
+        if rng.random() < 0.1:
+            names: list[Any] = list(self._ids.values()) if version >= 13 else [*TOPICS, "missing", "__consumer_offsets"]
+            body = any_body(rng, version, names, {})
+        else:
+            body = self._body(version)
+        self._correlation += 1
+        data = bytearray(frame(PRODUCE, version, self._correlation, body, rng.choice(["", "raw", "é"]))[4:])
+        if rng.random() < 0.01:
+            data[rng.randrange(12)] ^= 1 << rng.randrange(8)
+        if rng.random() < 0.02:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        return bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_requests_are_answered_stored_and_counted_as_by_the_ordinary_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = random.Random(seed)
+
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch, seed) as (first, second):
+            assert first.topic_ids == second.topic_ids
+            producers = Producers(rng, first.topic_ids)
+            requests = 0
+            for _ in range(300):
+                started = []
+                for _ in range(rng.choice([1, 1, 2, 6])):
+                    data, owned = producers.frame(), rng.random() < 0.5
+                    started.append((data, first.start(data, owned), second.start(data)))
+                    requests += 1
+                await settle()
+                for data, answer, expected in started:
+                    assert await ended(answer) == await ended(expected), data
+            assert first.stored() == second.stored()
+            assert first.counts() == second.counts()
+            numbers = requests, first.directly, first.store.directly, first.store.handed_over
+            assert numbers > (500, 0, 0, 0)
+            assert first.directly > requests // 5, numbers
+            assert second.directly == 0
+            assert first.store.directly > first.directly + 30, numbers
+            assert first.store.handed_over > 50, numbers
+
+    run(main())
+
+
+def batch_of(
+    count: int = 1,
+    *,
+    value: bytes = b"value",
+    producer: int = -1,
+    sequence: int = 0,
+    codec: int = Codec.NONE,
+    timestamp: int = NOW,
+) -> bytes:
+    records = [Record(index, timestamp, b"key", value) for index in range(count)]
+    if producer < 0:
+        return bytes(build(records, codec=codec))
+    return bytes(build(records, codec=codec, producer_id=producer, producer_epoch=0, base_sequence=sequence))
+
+
+def produce_of(
+    side: Side,
+    topics: Sequence[tuple[str, Sequence[tuple[int, bytes]]]],
+    *,
+    version: int = 9,
+    number: int = 1,
+    acks: int = -1,
+) -> bytes:
+    """A Produce frame without its size; topics go by name."""
+    named = [(side.topic_ids[name] if version >= 13 else name, list(batches)) for name, batches in topics]
+    return frame(PRODUCE, version, number, request(version, named, acks))[4:]  # type: ignore[arg-type]
+
+
+def is_direct(answer: object) -> bool:
+    return isinstance(answer, NATIVE.DirectAnswer)
+
+
+# --- what makes it look again
+
+
+async def same_answers(sides: tuple[Side, Side], data: Sequence[bytes], *, directly: bool) -> bytes:
+    """The answer of both gateways to one request, which has to be the same."""
+    answers = []
+    for side, frame_of_side in zip(sides, data, strict=True):
+        started = side.start(frame_of_side)
+        assert is_direct(started) == (directly and side.store.offers)
+        result = await ended(started)
+        assert isinstance(result, bytes)
+        answers.append(result)
+    assert answers[0] == answers[1]
+    return answers[0]
+
+
+def error_of(answer: bytes) -> ErrorCode:
+    """Of the only partition of an answer of version 9 for a topic with a name of one letter."""
+    return ErrorCode(struct.unpack_from(">h", answer, 4 + 4 + 1 + 1 + 2 + 1 + 4)[0])
+
+
+def test_a_change_of_a_topic_or_of_a_broker_setting_makes_it_look_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as sides:
+
+            async def produced(*, directly: bool) -> ErrorCode:
+                data = [produce_of(side, [("t", [(0, batch_of(value=bytes(100)))])]) for side in sides]
+                return error_of(await same_answers(sides, data, directly=directly))
+
+            assert await produced(directly=False) == ErrorCode.NONE
+            assert await produced(directly=True) == ErrorCode.NONE
+            for side in sides:
+                topic = topic_of(side.serving)
+                await side.serving.gateway.engine.topics.set_configs(topic.topic_id, {"max.message.bytes": "100"})
+            assert await produced(directly=False) == ErrorCode.MESSAGE_TOO_LARGE
+            assert await produced(directly=False) == ErrorCode.MESSAGE_TOO_LARGE
+            for side in sides:
+                topic = topic_of(side.serving)
+                await side.serving.gateway.engine.topics.set_configs(topic.topic_id, KEEPS)
+            assert await produced(directly=False) == ErrorCode.NONE
+            assert await produced(directly=True) == ErrorCode.NONE
+            for size, code in (("100", ErrorCode.MESSAGE_TOO_LARGE), ("1000", ErrorCode.NONE)):
+                for side in sides:
+                    settings = {"message.max.bytes": size}
+                    await side.serving.gateway.broker_configs.alter("", lambda known: settings)  # noqa: B023 - awaited
+                assert await produced(directly=False) == code
+            assert await produced(directly=True) == ErrorCode.NONE
+            for side in sides:
+                await side.serving.gateway.engine.topics.delete(topic_of(side.serving).topic_id)
+            assert await produced(directly=False) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for side in sides:
+                made = await side.serving.gateway.engine.topics.create("t", PARTITIONS, KEEPS)
+                side.topic_ids["t"] = made.topic_id.bytes
+            assert await produced(directly=False) == ErrorCode.NONE
+            assert await produced(directly=True) == ErrorCode.NONE
+            assert sides[0].stored() == sides[1].stored()
+            assert log_of(sides[0].serving).high_watermark == 2
+
+    run(main())
+
+
+# --- what compiled code must not take
+
+
+def test_timestamps_are_judged_by_what_the_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that checks records has the header looked at alone, whatever the timestamps of the records are."""
+    body = bytearray()
+    base = NOW - 10**7
+    put_record(body, NOW - base, 0, content_of(b"key", b"value", []))
+    odd = bytes(seal(BatchHeader(0, 0, 0, 2, 0, 0, 0, base, NOW, -1, -1, -1, 1), body))
+
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as sides:
+            for records, directly in ((batch_of(), False), (batch_of(), True), (odd, False), (batch_of(), True)):
+                data = [produce_of(side, [("narrow", [(0, records)])]) for side in sides]
+                await same_answers(sides, data, directly=directly)
+            assert sides[0].stored() == sides[1].stored()
+            assert len(sides[0].stored()["narrow", 0]) == 3
+
+    run(main())
+
+
+def test_the_batches_of_one_request_inflate_to_8_mib_together_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One alone may inflate to 4 MiB. More lets others have their turn, on the ordinary path."""
+    bombs = [(index, batch_of(value=bytes(3 << 20), codec=Codec.GZIP)) for index in range(3)]
+
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as sides:
+            for batches, directly in ((bombs, False), (bombs[:2], True), (bombs, False), (bombs[1:], True)):
+                data = [produce_of(side, [("t", batches)]) for side in sides]
+                await same_answers(sides, data, directly=directly)
+            larger = [(0, batch_of(value=bytes(5 << 20), codec=Codec.GZIP))]
+            data = [produce_of(side, [("t", larger)]) for side in sides]
+            await same_answers(sides, data, directly=False)
+            assert sides[0].stored() == sides[1].stored()
+
+    run(main())
+
+
+def test_two_batches_of_one_producer_for_one_partition_go_the_ordinary_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as sides:
+            for directly in (False, True):
+                data = [produce_of(side, [("t", [(0, batch_of()), (1, batch_of())])]) for side in sides]
+                await same_answers(sides, data, directly=directly)
+            for topics in ([("t", [(0, batch_of()), (0, batch_of(2))])], [("t", [(0, batch_of())])] * 2):
+                data = [produce_of(side, topics) for side in sides]
+                await same_answers(sides, data, directly=False)
+            assert sides[0].stored() == sides[1].stored()
+
+    run(main())
+
+
+# --- refusals behind the answer's back
+
+REFUSALS = [
+    PeerError("it does not come next", ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    PeerError("", ErrorCode.INVALID_PRODUCER_EPOCH),
+    PeerError("nothing is known of it", ErrorCode.UNKNOWN_PRODUCER_ID),
+    BackendError("Pulsar is gone"),
+    BackendError("éé" * 100, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    RecordsRejectedError.without_key([0, 3]),
+]
+
+
+# --- connections
+
+
+class Taker:
+    """Stands for a connection."""
+
+    def __init__(self) -> None:
+        self.answers: list[object] = []
+
+    def answered(self, answer: Answer) -> None:
+        self.answers.append(answer)
+
+
+def test_who_takes_an_answer_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as (first, _):
+            data = produce_of(first, [("t", [(0, batch_of()), (1, batch_of())])])
+            await first.answer(data)
+            for hands_over in (0.0, 1.0):
+                first.store.hands_over = hands_over
+                answer, taker = first.start(data), Taker()
+                assert is_direct(answer)
+                answer.taker = taker
+                await ended(answer)
+                assert taker.answers == [answer]
+                await first.answer(data)
+
+    run(main())
+
+
+@pytest.mark.parametrize("hands_over", [0.0, 1.0])
+def test_a_connection_that_leaves_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hands_over: float
+) -> None:
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as (first, _):
+            first.store.hands_over = hands_over
+            data = produce_of(first, [("t", [(0, batch_of()), (1, batch_of())])])
+            await first.answer(data)
+            first.store.hold()
+            answer, taker = first.start(data), Taker()
+            assert is_direct(answer)
+            answer.taker = taker
+            taker.answers.append(answer)
+            gone = weakref.ref(taker)
+            answer.taker = None
+            del answer, taker
+            gc.collect()
+            assert gone() is None, "the batches under way hold the answer, and that holds no connection"
+            assert first.store.budget.used == 2 * len(batch_of())
+            first.store.release()
+            await settle()
+            assert first.store.budget.used == 0
+            assert [len(log) for log in first.stored().values()][:3] == [2, 2, 0]
+
+    run(main())
+
+
+def test_answers_of_both_paths_leave_a_connection_in_the_order_of_the_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(11)
+
+    def pieces(side: Side) -> list[bytes]:
+        """Requests of both paths; the second half of the numbers has nothing to do with logs that are held."""
+        frames: list[bytes] = []
+        for number in range(200):
+            kind = rng.choice(["direct", "direct", "direct", "compressed", "both", "refused", "acks 0", "other"])
+            name = rng.choice(["t", "ü" * 30])
+            partition = rng.randrange(PARTITIONS)
+            batches = [(partition, batch_of(rng.choice([1, 3]), codec=Codec.LZ4 if kind == "compressed" else 0))]
+            if kind == "both":
+                batches.append(((partition + 1) % PARTITIONS, batch_of(codec=Codec.GZIP)))
+            if kind == "refused":
+                batches = [(99, batch_of())]
+            if kind == "other":
+                frames.append(frame(18, 0, number, b""))
+                continue
+            data = produce_of(side, [(name, batches)], number=number, acks=0 if kind == "acks 0" else -1)
+            frames.append(struct.pack(">i", len(data)) + data)
+        return frames
+
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as sides:
+            written: list[bytes] = []
+            latencies: list[float | None] = []
+            numbers: list[int] = []
+            for side in sides:
+                rng.seed(11)
+                server = Server(side.pipeline, side.serving.gateway.metrics, ClientLimits())
+                peer = Peer(server)
+                frames = pieces(side)
+                rest = rng.choices(range(1, 30), k=len(frames))
+                for data, together in zip(frames, rest, strict=True):
+                    if side.store.offers and together == 7:
+                        side.store.hold()
+                    peer.send(data)
+                    if together > 20:
+                        side.store.release()
+                        await settle()
+                        peer.pump()
+                side.store.release()
+                await until(lambda: not peer.connection.busy and not peer.kernel)  # noqa: B023 - awaited here
+                written.append(b"".join(bytes(data) for data in peer.transport.written))
+                numbers = peer.answered
+                assert numbers == sorted(numbers)
+                registry = side.serving.gateway.metrics.registry
+                latencies.append(registry.get_sample_value("kop_request_latency_seconds_count", {"api": "Produce"}))
+                await close_server(server)
+                assert server.memory.used == 0
+            assert written[0] == written[1]
+            assert latencies[0] == latencies[1]
+            assert len(numbers) > 150
+            assert sides[0].store.directly > 80
+            assert sides[0].stored() == sides[1].stored()
+            assert sides[0].counts() == sides[1].counts()
+
+    run(main())
