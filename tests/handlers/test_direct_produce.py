@@ -380,6 +380,30 @@ def test_timestamps_are_judged_by_what_the_header_says(tmp_path: Path, monkeypat
     run(main())
 
 
+def test_the_batches_of_one_request_keep_to_the_bound_on_what_is_held_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(batch_of(value=bytes(100)))
+
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch, most=3 * size) as (first, _):
+            everywhere = [(index, batch_of(value=bytes(100))) for index in range(PARTITIONS)]
+            await first.answer(produce_of(first, [("t", everywhere)]))
+            assert first.store.writers == PARTITIONS
+            answer = first.start(produce_of(first, [("t", everywhere[:3])]))
+            assert is_direct(answer)
+            assert first.store.budget.used == 3 * size
+            await ended(answer)
+            assert first.store.budget.used == 0
+            answer = first.start(produce_of(first, [("t", everywhere[:4])]))
+            assert not is_direct(answer)
+            assert first.store.budget.used <= 3 * size
+            await ended(answer)
+            assert [len(log) for log in first.stored().values()][:5] == [3, 3, 3, 2, 1]
+
+    run(main())
+
+
 def test_the_batches_of_one_request_inflate_to_8_mib_together_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

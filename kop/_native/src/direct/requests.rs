@@ -150,19 +150,19 @@ impl DirectRequests {
         let Some(CheckedRequest { version, correlation_id, topics, batches }) = checked else { return Ok(None) };
         let mut prepared = Vec::with_capacity(batches.len());
         let mut most_inflated = MOST_INFLATED;
-        let (mut records, mut bytes) = (0, 0);
+        let (mut records, mut bytes) = (0, 0usize);
         for CheckedBatch { writer, header, batch, compact } in batches {
             let (writer, batch) = (writer.into_bound(py), batch.into_bound(py));
-            let framed = writer.borrow().framed(&batch, &header, now_ms, compact, &mut most_inflated)?;
+            let framed = writer.borrow().framed(&batch, &header, now_ms, compact, &mut most_inflated, bytes)?;
             let Some(framed) = framed else { return Ok(None) };
             records += header.record_count as u64;
-            bytes += batch.len() as u64;
+            bytes += batch.len();
             prepared.push((writer, framed.with(header, &batch)));
         }
         {
             let mut own = slf.borrow_mut();
             own.records += records;
-            own.bytes += bytes;
+            own.bytes += bytes as u64;
             own.requests[version as usize] += 1;
         }
         let answer = DirectAnswer::new(slf.clone().unbind(), version, correlation_id, topics, started);

@@ -196,7 +196,7 @@ impl DirectWriter {
         };
         let Some(header) = header else { return Ok(-1) };
         let mut most_inflated = MOST_INFLATED;
-        let framed = slf.borrow().framed(batch, &header, now_ms, reject_null_keys, &mut most_inflated)?;
+        let framed = slf.borrow().framed(batch, &header, now_ms, reject_null_keys, &mut most_inflated, 0)?;
         let Some(framed) = framed else { return Ok(-1) };
         let prepared = framed.with(header, batch);
         send(slf, prepared, Waiter::Other(waiter), place, now)?;
@@ -343,7 +343,8 @@ impl DirectWriter {
 
     /// The frame of a checked batch; None where it cannot be one entry that comes next.
     ///
-    /// `most_inflated` is what compressed batches may still inflate to; what this one takes is subtracted.
+    /// `most_inflated` is what compressed batches may still inflate to; what this one takes is subtracted. `others` are
+    /// the bytes of batches that are about to be sent with it.
     pub fn framed(
         &self,
         batch: &Bound<'_, PyByteArray>,
@@ -351,9 +352,10 @@ impl DirectWriter {
         now_ms: i64,
         reject_null_keys: bool,
         most_inflated: &mut usize,
+        others: usize,
     ) -> PyResult<Option<Framed>> {
         let py = batch.py();
-        if !self.takes(py, batch.len()) {
+        if !self.takes(py, others.saturating_add(batch.len())) {
             return Ok(None);
         }
         let (Some(sequence_id), Some(most), Some(codecs)) =
