@@ -10,13 +10,13 @@ A request is taken where nothing about it is unusual and all of its batches have
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.topic_configs import ProduceRules, TopicConfigs
 from kop.compiled import compiled_only
-from kop.errors import KopError
+from kop.errors import ErrorCode, KopError
 from kop.handlers.api import Answer
 from kop.handlers.produce_refusals import refused_by_log
 from kop.handlers.produce_targets import ProduceTargets
@@ -114,14 +114,16 @@ class DirectProduce:
 
     # --- what compiled code asks
 
-    def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> bytes:
-        """The encoded answer of a partition whose batch was refused, or may not be stored."""
-        self._metrics.errors.labels("Produce", error.code.name).inc()
-        return encode_partition(version, refused_by_log(self._targets, topic, partition, error))
+    def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> tuple[int, bytes]:
+        """The code and the encoded answer of a partition whose batch was refused, or may not be stored."""
+        return error.code, encode_partition(version, refused_by_log(self._targets, topic, partition, error))
 
-    def throttled(self) -> None:
-        """Count an answer with a throttle time."""
-        self._metrics.throttled.value += 1
+    def ended(self, codes: Sequence[int], throttled: bool) -> None:
+        """Count an answer with errors, of which `codes` has each once, or with a throttle time."""
+        for code in codes:
+            self._metrics.errors.labels("Produce", ErrorCode(code).name).inc()
+        if throttled:
+            self._metrics.throttled.value += 1
 
     def _count(self) -> None:
         if self._requests is None:

@@ -27,7 +27,7 @@ from support.waiting import until
 
 from kop.app import Serving
 from kop.compiled import compiled_only
-from kop.errors import BackendError, ErrorCode, FrameError, PeerError
+from kop.errors import BackendError, ErrorCode, FrameError, KopError, PeerError
 from kop.handlers.api import Answer, ConnectionInfo
 from kop.records.batch import BatchHeader, Record, build, seal
 from kop.records.compression import Codec
@@ -36,7 +36,9 @@ from kop.records.validation import RecordsRejectedError
 from kop.server.limits import ClientLimits
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
+from kop.storage.base import AppendResult
 from kop.wire.primitives import DecodeError
+from kop.wire.produce import ProducePartitionAnswer, appended_row, encode_partition, encode_rows
 
 NATIVE: Any = compiled_only()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="kop._native was not built: nothing goes this way")
@@ -449,6 +451,101 @@ REFUSALS = [
     BackendError("éé" * 100, ErrorCode.NOT_LEADER_OR_FOLLOWER),
     RecordsRejectedError.without_key([0, 3]),
 ]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code.name)
+def test_a_refusal_of_what_was_handed_over_is_told_and_counted_as_by_the_ordinary_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: KopError
+) -> None:
+    async def main() -> None:
+        async with two_sides(tmp_path, monkeypatch) as sides:
+            first, second = sides
+            name = "ü" * 30
+            for version in range(3, 14):
+                topics = [(name, [(2, batch_of()), (0, batch_of())]), ("t", [(1, batch_of())])]
+                data = [produce_of(side, topics, version=version, number=version) for side in sides]
+                for side, sent in zip(sides, data, strict=True):
+                    await side.answer(sent)
+                for side in sides:
+                    await log_of(side.serving, name, 2).delete_records(version - 2)
+                second.store.refuses[name] = error
+                expected = await second.answer(data[1])
+                answer = first.start(data[0])
+                assert is_direct(answer)
+                first.store.refuses[name] = error
+                assert await ended(answer) == expected
+                first.store.refuses.clear()
+                second.store.refuses.clear()
+            assert first.counts() == second.counts()
+            assert first.stored() == second.stored()
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_an_answer_is_put_together_as_that_of_the_ordinary_path(version: int) -> None:
+    """Rows that end in any order, stored or refused, with and without a throttle time."""
+    rng = random.Random(version)
+    names: list[str | bytes] = [bytes(16), bytes(range(16))] if version >= 13 else ["t", "é" * 100]
+    outgoing = NATIVE.Outgoing(1 << 30, lambda: None, lambda: None)
+    budget = NATIVE.DirectBudget(1 << 30)
+
+    class Handler:
+        ends: list[tuple[list[int], bool]]
+
+        def refusal(self, version: int, topic: str | bytes, partition: int, error: KopError) -> tuple[int, bytes]:
+            assert topic in names
+            refused = ProducePartitionAnswer(partition, error.code, message=error.message)
+            return error.code, encode_partition(version, refused)
+
+        def ended(self, codes: list[int], throttled: bool) -> None:
+            self.ends.append((codes, throttled))
+
+    handler = Handler()
+    limit = DirectStore(rng)
+    for _ in range(30):
+        handler.ends = []
+        requests = NATIVE.DirectRequests(handler, None)
+        writers = []
+        topics = [
+            (name, [(index, batch_of()) for index in rng.sample(range(300), rng.choice([1, 2, 150]))]) for name in names
+        ]
+        for name, partitions in topics:
+            for index, _ in partitions:
+                writers.append(NATIVE.DirectWriter(1, b"p", outgoing, budget, limit, None, 0, 1 << 20, None, 0))
+                requests.add(name, index, -1, writers[-1], 1 << 20, 1 << 60, 1 << 60, False, True)
+        data = frame(PRODUCE, version, 99, request(version, topics))[4:]  # type: ignore[arg-type]
+        answer = requests.take(memoryview(data), 0.0, 0.0, NOW)
+        waiting = [writer.hand_over()[1][0][7:] for writer in writers]
+        assert [place for _, place in waiting] == list(range(len(writers)))
+        rows: dict[int, bytes] = {}
+        indexes = [index for _, partitions in topics for index, _ in partitions]
+        codes: list[int] = []
+        most, throttles = 0, rng.random() < 0.5
+        for waiter, place in rng.sample(waiting, len(waiting)):
+            assert waiter is answer
+            assert not answer.ready
+            assert answer.frame is None
+            if rng.random() < 0.7:
+                throttle = rng.randrange(1000) if throttles else 0
+                most = max(most, throttle)
+                base, time_ms, start = rng.randrange(2**62), rng.choice([-1, NOW]), rng.randrange(2**40)
+                waiter.appended(place, AppendResult(base, time_ms, start, throttle))
+                rows[place] = appended_row(version, indexes[place], base, time_ms, start)
+            else:
+                error = rng.choice(REFUSALS)
+                waiter.append_failed(place, error)
+                refused = ProducePartitionAnswer(indexes[place], error.code, message=error.message)
+                rows[place] = encode_partition(version, refused)
+                if error.code not in codes:
+                    codes.append(error.code)
+        assert answer.ready
+        left = iter([rows[place] for place in range(len(writers))])
+        expected = [(name, [next(left) for _ in partitions]) for name, partitions in topics]
+        assert answer.frame == (encode_rows(99, version, expected, most),)
+        assert handler.ends == ([(codes, most > 0)] if codes or most else [])
+        with pytest.raises(ValueError, match="has ended before"):
+            answer.appended(0, AppendResult(0, -1, 0))
 
 
 # --- connections

@@ -19,7 +19,10 @@ pub enum Row {
         log_start_offset: i64,
     },
     /// Encoded by Python code.
-    Refused(Vec<u8>),
+    Refused {
+        code: i16,
+        row: Vec<u8>,
+    },
 }
 
 /// What the request calls a topic.
@@ -40,6 +43,8 @@ pub struct DirectAnswer {
     rows: Vec<Row>,
     waiting: usize,
     throttle_ms: i32,
+    /// The error codes of `rows`, each once.
+    errors: Vec<i16>,
     /// How `topics` and `rows` become bytes is known; here they are.
     encoded: Option<Py<PyBytes>>,
     #[pyo3(get, set)]
@@ -104,9 +109,9 @@ impl DirectAnswer {
             (requests.handler.as_ref().map(|handler| handler.clone_ref(py)), own.version, topic, partition)
         };
         let Some(handler) = handler else { return Ok(()) };
-        let row = handler.call_method1(py, "refusal", (version, topic, partition, error))?;
-        let row = row.bind(py).downcast::<PyBytes>()?.as_bytes().to_vec();
-        Self::ends(slf, place, Row::Refused(row), 0)
+        let refusal = handler.call_method1(py, "refusal", (version, topic, partition, error))?;
+        let (code, row): (i16, Vec<u8>) = refusal.extract(py)?;
+        Self::ends(slf, place, Row::Refused { code, row }, 0)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -137,6 +142,7 @@ impl DirectAnswer {
             rows: (0..waiting).map(|_| Row::Waiting).collect(),
             waiting,
             throttle_ms: 0,
+            errors: Vec::new(),
             encoded: None,
             taker: None,
             request_bytes: 0,
@@ -158,11 +164,15 @@ impl DirectAnswer {
     /// Takes what became of one batch; the last one of the request makes the answer.
     pub fn ends(slf: &Bound<'_, Self>, place: usize, row: Row, throttle_ms: i32) -> PyResult<()> {
         let py = slf.py();
-        let (taker, throttled) = {
+        let (taker, counted) = {
             let mut own = slf.borrow_mut();
+            let refused = if let Row::Refused { code, .. } = row { Some(code) } else { None };
             match own.rows.get_mut(place) {
                 Some(known @ Row::Waiting) => *known = row,
                 _ => return Err(PyValueError::new_err("the batch has ended before")),
+            }
+            if let Some(code) = refused.filter(|code| !own.errors.contains(code)) {
+                own.errors.push(code);
             }
             own.throttle_ms = own.throttle_ms.max(throttle_ms);
             own.waiting -= 1;
@@ -170,12 +180,15 @@ impl DirectAnswer {
                 return Ok(());
             }
             own.encoded = Some(PyBytes::new(py, &own.encode()).unbind());
-            (own.taker.take(), (own.throttle_ms > 0).then(|| own.requests.clone_ref(py)))
+            let throttled = own.throttle_ms > 0;
+            let counted = throttled || !own.errors.is_empty();
+            let counted = counted.then(|| (own.requests.clone_ref(py), std::mem::take(&mut own.errors), throttled));
+            (own.taker.take(), counted)
         };
-        if let Some(requests) = throttled {
+        if let Some((requests, errors, throttled)) = counted {
             let handler = requests.borrow(py).handler.as_ref().map(|handler| handler.clone_ref(py));
             if let Some(handler) = handler {
-                handler.call_method0(py, "throttled")?;
+                handler.call_method1(py, "ended", (errors, throttled))?;
             }
         }
         match taker {
@@ -226,7 +239,7 @@ impl DirectAnswer {
 
     fn put_row(&self, out: &mut Vec<u8>, partition: i32, row: &Row) {
         let (base_offset, log_append_time, log_start_offset) = match row {
-            Row::Refused(encoded) => return out.extend_from_slice(encoded),
+            Row::Refused { row, .. } => return out.extend_from_slice(row),
             Row::Stored { base_offset, log_append_time, log_start_offset } => {
                 (*base_offset, *log_append_time, *log_start_offset)
             }
