@@ -202,7 +202,7 @@ class DirectLog(MemoryLog):
         if self._error is not None or self.policy.log_append_time:
             return False
         owned = batch if isinstance(batch, bytearray) else bytearray(batch)
-        return writer.submit(owned, waiter, place, 0.0, now_ms, self.policy.compact)
+        return writer.submit(owned, waiter, place, 0.0, now_ms, self.policy.compact) >= 0
 
     # --- what Pulsar does
 
