@@ -382,7 +382,7 @@ async def test_an_entry_without_a_receipt_expires_with_all_behind_it() -> None:
         begun = loop.time()
         sent = [direct.put(number) for number in (1, 2)]
         assert [await fails(future) for future in sent] == ["Timeout"] * 2
-        assert loop.time() - begun >= 0.3
+        assert loop.time() - begun >= 0.299  # the loop has whole milliseconds
         assert direct.handed_over == 1
         broker.silent.clear()
         assert await send(producer, 3) == Position(100, 1)
