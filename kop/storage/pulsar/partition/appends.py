@@ -398,13 +398,14 @@ class Appends:
             stamp(append.batch, base)
             placed.append(PlacedBatch(position.entry, end - 1, append.batch, append.header.max_timestamp))
         if placed:
-            self._place_together(last.ledger, placed)
+            self.place_directly(last.ledger, placed)
             for entry, _ in stored[: len(placed)]:
                 entry.is_stored = True
                 self._done(entry)
         return len(placed)
 
-    def _place_together(self, ledger: int, placed: Sequence[PlacedFields]) -> None:
+    def place_directly(self, ledger: int, placed: Sequence[PlacedFields]) -> None:
+        """Place entries that follow the log's last one, and each other, and have their offsets by that."""
         if self.verified_by_tail:
             self._unverified += [(Position(ledger, entry), last) for entry, last, _, _ in placed]
         self._log.place(ledger, placed)
@@ -413,10 +414,6 @@ class Appends:
     def places_directly(self) -> bool:
         """Whether an entry directly behind the log's last one has its offset by that; see `place_directly`."""
         return not self._stored and self._mapping.dense and self._may_chain()
-
-    def place_directly(self, ledger: int, placed: Sequence[PlacedFields]) -> None:
-        """Place entries that follow the log's last one, and each other, and have their offsets by that."""
-        self._place_together(ledger, placed)
 
     def _stored_apart(self, entry: InFlightEntry, position: Position) -> None:
         """Take one receipt, and place the entry, and those that waited for it, where that tells their offsets."""
