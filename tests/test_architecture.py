@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -133,28 +134,61 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def circles() -> list[list[str]]:
-    """Modules that import each other, however many lie between: the strongly connected parts of the imports."""
+def arrows_of_python() -> dict[str, set[str]]:
+    """What each module imports."""
     names = {module_name(path): path for path in modules()}
     arrows: dict[str, set[str]] = {}
     for name, path in names.items():
         targets = {f"kop.{target}" for target in imported(path)}
         arrows[name] = {target if target in names else target.rpartition(".")[0] for target in targets} & names.keys()
+    return arrows
+
+
+def arrows_of_rust() -> dict[str, set[str]]:
+    """What each module of the compiled code names, as `crate::a::b` or `super::b`; lib.rs is not one that others name.
+
+    What a mod.rs hands on is the modules of its folder.
+    """
+    sources = PACKAGE / "_native" / "src"
+    names = {"::".join(path.relative_to(sources).with_suffix("").parts): path for path in sources.rglob("*.rs")}
+    arrows: dict[str, set[str]] = {}
+    for name, path in names.items():
+        text = re.sub(r"//.*", "", path.read_text())
+        parent = name.rpartition("::")[0]
+        targets = re.findall(r"\bcrate::(\w+(?:::\w+)?)", text)
+        targets += [f"{parent}::{target}".removeprefix("::") for target in re.findall(r"\bsuper::(\w+)", text)]
+        targets += [f"{parent}::{target}" for target in re.findall(r"^mod (\w+);", text, re.MULTILINE) if parent]
+        named = {target if target in names else target.partition("::")[0] for target in targets}
+        named = {f"{target}::mod" if f"{target}::mod" in names else target for target in named}
+        if name != "lib":
+            assert named <= names.keys(), f"{path.name} names {named - names.keys()} of the crate's root"
+        arrows[name] = named & names.keys()
+    return arrows
+
+
+def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
+    """Modules that name each other, however many lie between: the strongly connected parts of the arrows."""
     reached: dict[str, set[str]] = {}
-    for name in names:
+    for name in arrows:
         seen, left = set[str](), [name]
         while left:
             new = arrows[left.pop()] - seen
             seen |= new
             left += new
         reached[name] = seen
-    groups = {tuple(sorted({other for other in reached[name] if name in reached[other]})) for name in names}
+    groups = {tuple(sorted({other for other in reached[name] if name in reached[other]})) for name in arrows}
     return [list(circle) for circle in sorted(groups) if circle]
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports for types alone count: they show that a part knows its parent."""
-    assert circles() == []
+    assert circles(arrows_of_python()) == []
+
+
+def test_no_modules_of_the_compiled_code_name_each_other_in_a_circle() -> None:
+    arrows = arrows_of_rust()
+    assert arrows["direct::requests"] >= {"direct::answer", "direct::writer", "produce"}, "the test sees no arrows"
+    assert circles(arrows) == []
 
 
 KNOWS_INTERNALS_OF_KAFKA_PYTHON = {"kop/wire/codec.py", "kop/cli/common.py", "tests/support/random_messages.py"}

@@ -95,11 +95,16 @@ class PulsarGateway:
 
     def log(self, topic: str, partition: int = 0) -> PulsarLog:
         """The log of a partition that is there."""
-        info = self.engine.topics.get(topic)
-        assert info is not None, f"the gateway does not know {topic}"
-        log = self.engine.log(info.topic_id, partition)
-        assert log is not None
-        return log
+
+        async def find() -> PulsarLog:
+            # On the loop, where a topic has all of its logs or none.
+            info = self.engine.topics.get(topic)
+            assert info is not None, f"the gateway does not know {topic}"
+            log = self.engine.log(info.topic_id, partition)
+            assert log is not None
+            return log
+
+        return self.call(find())
 
     def _run(self) -> None:
         try:

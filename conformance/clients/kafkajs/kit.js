@@ -90,6 +90,18 @@ const withProducer = async (config, body) => {
   }
 }
 
+// An admin client of the case's own. The shared one forgets the leaders of all other topics whenever any case asks it
+// for the metadata of one topic (kafkajs' fetchTopicMetadata), so what needs leaders twice in a row cannot use that.
+const withAdmin = async body => {
+  const admin = kafka.admin()
+  await admin.connect()
+  try {
+    return await body(admin)
+  } finally {
+    await admin.disconnect()
+  }
+}
+
 const fill = (topic, count, { partition = 0, start = 0 } = {}) =>
   withProducer({}, producer =>
     producer.send({
@@ -285,5 +297,6 @@ const start = () =>
   )
 
 module.exports = {
-  kafkajs, kafka, kit, test, start, topicName, makeTopic, unique, withProducer, fill, Reader, eventually, refused, rawFetch, CODECS,
+  kafkajs, kafka, kit, test, start, topicName, makeTopic, unique, withProducer, withAdmin, fill, Reader, eventually, refused,
+  rawFetch, CODECS,
 }

@@ -6,7 +6,8 @@ const assert = require('node:assert/strict')
 const { setTimeout: sleep } = require('node:timers/promises')
 
 const {
-  kafkajs, kafka, kit, test, start, topicName, makeTopic, unique, withProducer, fill, Reader, eventually, refused, rawFetch, CODECS,
+  kafkajs, kafka, kit, test, start, topicName, makeTopic, unique, withProducer, withAdmin, fill, Reader, eventually, refused,
+  rawFetch, CODECS,
 } = require('./kit.js')
 const { ConfigResourceTypes, AssignerProtocol } = kafkajs
 
@@ -319,10 +320,12 @@ test('create_partitions_grows_only', async () => {
 test('delete_records_moves_the_log_start', async () => {
   const topic = await makeTopic()
   await fill(topic, 10)
-  await kit.admin.fetchTopicOffsets(topic) // kafkajs finds no leader of a topic that it never looked at
-  await kit.admin.deleteTopicRecords({ topic, partitions: [{ partition: 0, offset: '4' }] })
-  const [found] = await kit.admin.fetchTopicOffsets(topic)
-  assert.deepEqual([found.low, found.high], ['4', '10'])
+  await withAdmin(async admin => {
+    await admin.fetchTopicOffsets(topic) // kafkajs finds no leader of a topic that it never looked at
+    await admin.deleteTopicRecords({ topic, partitions: [{ partition: 0, offset: '4' }] })
+    const [found] = await admin.fetchTopicOffsets(topic)
+    assert.deepEqual([found.low, found.high], ['4', '10'])
+  })
 })
 
 test('offsets_by_timestamp', async () => {
@@ -331,9 +334,11 @@ test('offsets_by_timestamp', async () => {
   await withProducer({}, producer =>
     producer.send({ topic, messages: [0, 1000, 2000].map(t => ({ partition: 0, value: 'x', timestamp: String(base + t) })) })
   )
-  const at = async stamp => (await kit.admin.fetchTopicOffsetsByTimestamp(topic, stamp))[0].offset
-  assert.deepEqual([await at(base), await at(base + 1), await at(base + 2000)], ['0', '1', '2'])
-  assert.equal(await at(base + 2001), '3') // kafkajs turns "beyond the end" into the end
+  await withAdmin(async admin => {
+    const at = async stamp => (await admin.fetchTopicOffsetsByTimestamp(topic, stamp))[0].offset
+    assert.deepEqual([await at(base), await at(base + 1), await at(base + 2000)], ['0', '1', '2'])
+    assert.equal(await at(base + 2001), '3') // kafkajs turns "beyond the end" into the end
+  })
 })
 
 test('alter_configs_replaces_and_reads_back', async () => {
@@ -370,11 +375,13 @@ test('set_and_reset_group_offsets', { slow: true }, async () => {
   const topic = await makeTopic()
   const groupId = unique('g')
   await fill(topic, 5)
-  await kit.admin.setOffsets({ groupId, topic, partitions: [{ partition: 0, offset: '3' }] })
-  assert.equal((await kit.admin.fetchOffsets({ groupId, topics: [topic] }))[0].partitions[0].offset, '3')
-  await kit.admin.resetOffsets({ groupId, topic, earliest: true })
-  const [found] = await kit.admin.fetchOffsets({ groupId, topics: [topic], resolveOffsets: true })
-  assert.equal(found.partitions[0].offset, '0')
+  await withAdmin(async admin => {
+    await admin.setOffsets({ groupId, topic, partitions: [{ partition: 0, offset: '3' }] })
+    assert.equal((await admin.fetchOffsets({ groupId, topics: [topic] }))[0].partitions[0].offset, '3')
+    await admin.resetOffsets({ groupId, topic, earliest: true })
+    const [found] = await admin.fetchOffsets({ groupId, topics: [topic], resolveOffsets: true })
+    assert.equal(found.partitions[0].offset, '0')
+  })
 })
 
 test('describe_cluster', async () => {

@@ -1,9 +1,9 @@
 //! Kafka records <-> the buffers of Arrow arrays, as kop/records/_pure_arrow.py lays them out.
 
 use crate::blake2b::Blake2b;
+use crate::faults::{record_fault, Fault, Result};
 use crate::kafka::{nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Records};
 use crate::produce::{BatchHeader, CODEC_MASK, CONTROL_BIT, CRC_FROM, HEADER_SIZE, LOG_APPEND_TIME_BIT, LOG_OVERHEAD};
-use crate::{record_fault, Fault, Result};
 
 /// No byte of a record's headers takes more bytes than these in a chunk.
 const SECTION_WEIGHT: usize = 4;

@@ -2,7 +2,7 @@
 
 use pyo3::buffer::ReadOnlyCell;
 
-use crate::{record_fault, Result};
+use crate::faults::{record_fault, Result};
 
 /// A byte where it lies: in a slice, or in a buffer that Python lent.
 pub trait Byte {

@@ -10,9 +10,11 @@
 mod arrow;
 mod blake2b;
 mod direct;
+mod faults;
 mod kafka;
 mod produce;
 mod proto;
+mod python;
 mod receive;
 mod send;
 mod text;
@@ -20,78 +22,7 @@ mod to_kafka;
 mod to_pulsar;
 mod walk;
 
-use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
-
-/// What can be wrong with the input; each becomes the exception that the Python twin raises.
-#[derive(Debug)]
-pub enum Fault {
-    /// Kafka records are malformed: PeerError of INVALID_RECORD.
-    Record(String),
-    /// A Pulsar entry is malformed: UndecodableEntryError with the reason "damaged".
-    Entry(String),
-}
-
-pub type Result<T> = std::result::Result<T, Fault>;
-
-pub fn record_fault<T>(text: impl Into<String>) -> Result<T> {
-    Err(Fault::Record(text.into()))
-}
-
-pub fn entry_fault<T>(text: impl Into<String>) -> Result<T> {
-    Err(Fault::Entry(text.into()))
-}
-
-impl Fault {
-    fn raise(self, py: Python<'_>) -> PyErr {
-        let made = match self {
-            Fault::Record(text) => py.import("kop.errors").and_then(|errors| {
-                let code = errors.getattr("ErrorCode")?.getattr("INVALID_RECORD")?;
-                errors.getattr("PeerError")?.call1((text, code))
-            }),
-            Fault::Entry(text) => py
-                .import("kop.records._pure")
-                .and_then(|pure| pure.getattr("UndecodableEntryError")?.call1(("damaged", text))),
-        };
-        match made {
-            Ok(error) => PyErr::from_value(error),
-            Err(failed) => failed,
-        }
-    }
-}
-
-/// The bytes of a buffer that Python lent. No Python code may run while they are looked at: it could change them.
-pub fn lent<'a>(py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a [u8]> {
-    let cells = buffer.as_slice(py).ok_or_else(|| PyBufferError::new_err("the bytes do not lie side by side"))?;
-    // SAFETY: a ReadOnlyCell<u8> is laid out as a u8. The buffer keeps the memory where it is, and nothing writes to it
-    // while this thread holds the interpreter's lock and calls nothing of Python.
-    #[allow(unsafe_code)]
-    Ok(unsafe { std::slice::from_raw_parts(cells.as_ptr().cast(), cells.len()) })
-}
-
-/// The fields of `kop.records.batch.BatchHeader`.
-pub fn header_fields<'py>(py: Python<'py>, header: &produce::BatchHeader) -> PyResult<Bound<'py, PyTuple>> {
-    PyTuple::new(
-        py,
-        [
-            header.base_offset,
-            header.batch_length.into(),
-            header.leader_epoch.into(),
-            header.magic.into(),
-            header.crc.into(),
-            header.attributes.into(),
-            header.last_offset_delta.into(),
-            header.base_timestamp,
-            header.max_timestamp,
-            header.producer_id,
-            header.producer_epoch.into(),
-            header.base_sequence.into(),
-            header.record_count.into(),
-        ],
-    )
-}
 
 #[pymodule]
 mod _native {
@@ -101,12 +32,13 @@ mod _native {
     use pyo3::types::{PyByteArray, PyBytes, PyList, PySlice, PyTuple};
 
     use crate::produce::Topic;
+    use crate::python::{header_fields, lent};
     use crate::receive::Received;
     use crate::send::About;
 
     /// As in `kop.compiled`: a build from other sources is not taken.
     #[pymodule_export]
-    const FORMAT: u32 = 14;
+    const FORMAT: u32 = 15;
 
     #[pymodule_export]
     use crate::direct::{DirectAnswer, DirectBudget, DirectRequests, DirectWriter, Outgoing};
@@ -118,7 +50,7 @@ mod _native {
         limit: usize,
     ) -> PyResult<(Bound<'py, PyList>, usize, i64, &'static str)> {
         let buffer = PyBuffer::get(data)?;
-        let read = crate::receive::read_frames(crate::lent(py, &buffer)?, limit);
+        let read = crate::receive::read_frames(lent(py, &buffer)?, limit);
         let view = |range: std::ops::Range<usize>| {
             data.get_item(PySlice::new(py, range.start as isize, range.end as isize, 1))
         };
@@ -154,7 +86,7 @@ mod _native {
         frame: PyBuffer<u8>,
         flexible_from: &[u8],
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        let Some(header) = crate::produce::read_header(crate::lent(py, &frame)?, flexible_from) else {
+        let Some(header) = crate::produce::read_header(lent(py, &frame)?, flexible_from) else {
             return Ok(None);
         };
         (header.api_key, header.api_version, header.correlation_id, header.client_id, header.body)
@@ -171,11 +103,11 @@ mod _native {
         copies: bool,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let buffer = PyBuffer::get(body)?;
-        let Some(read) = crate::produce::read_produce(crate::lent(py, &buffer)?, version, walks) else {
+        let Some(read) = crate::produce::read_produce(lent(py, &buffer)?, version, walks) else {
             return Ok(None);
         };
         // All objects are made from here on: making one may run code of Python's, which may not see the bytes change.
-        let data = crate::lent(py, &buffer)?;
+        let data = lent(py, &buffer)?;
         let topics = PyList::empty(py);
         for (topic, batches) in read.topics {
             let made = PyList::empty(py);
@@ -191,7 +123,7 @@ mod _native {
                 };
                 let header = match batch.header {
                     None => None,
-                    Some(header) => Some(crate::header_fields(py, &header)?),
+                    Some(header) => Some(header_fields(py, &header)?),
                 };
                 made.append((batch.partition, records, header, batch.times))?;
             }
@@ -231,7 +163,7 @@ mod _native {
         room: i64,
         reject_null_keys: bool,
     ) -> PyResult<Pieces<'py>> {
-        let records = crate::lent(py, &body)?;
+        let records = lent(py, &body)?;
         let (pieces, without_key) =
             crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, reject_null_keys)
                 .map_err(|fault| fault.raise(py))?;
@@ -268,7 +200,7 @@ mod _native {
         publish_time: u64,
         txn: Option<(u64, u64, bool)>,
     ) -> PyResult<Frames<'py>> {
-        let records = crate::lent(py, &body)?.get(start..).unwrap_or_default();
+        let records = lent(py, &body)?.get(start..).unwrap_or_default();
         let (pieces, without_key) =
             crate::to_pulsar::pack(records, count, base_timestamp, append_time, room, reject_null_keys)
                 .map_err(|fault| fault.raise(py))?;
@@ -308,12 +240,12 @@ mod _native {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let compressed = (compression > 0).then_some((compression, uncompressed_size));
         let about = About { producer_id, producer_name, sequence_id, publish_time, count, compressed, raw, txn };
-        framed(py, &about, crate::lent(py, &payload)?)
+        framed(py, &about, lent(py, &payload)?)
     }
 
     type Records<'py> = (Bound<'py, PyBytes>, u32, i64, i64, u32);
 
-    fn records(py: Python<'_>, found: crate::Result<crate::to_kafka::Records>) -> PyResult<Records<'_>> {
+    fn records(py: Python<'_>, found: crate::faults::Result<crate::to_kafka::Records>) -> PyResult<Records<'_>> {
         let found = found.map_err(|fault| fault.raise(py))?;
         Ok((PyBytes::new(py, found.bytes()), found.count, found.base_timestamp, found.max_timestamp, found.keyless))
     }
@@ -326,7 +258,7 @@ mod _native {
         publish_time: i64,
         event_time: i64,
     ) -> PyResult<Records<'py>> {
-        let found = crate::to_kafka::unpack(crate::lent(py, &payload)?, count, publish_time, event_time);
+        let found = crate::to_kafka::unpack(lent(py, &payload)?, count, publish_time, event_time);
         records(py, found)
     }
 
@@ -336,7 +268,7 @@ mod _native {
         metadata: PyBuffer<u8>,
         size: usize,
     ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, i64, u32)> {
-        let found = crate::to_kafka::unpack_one(crate::lent(py, &metadata)?, size).map_err(|fault| fault.raise(py))?;
+        let found = crate::to_kafka::unpack_one(lent(py, &metadata)?, size).map_err(|fault| fault.raise(py))?;
         let (before, behind) = (PyBytes::new(py, found.before()), PyBytes::new(py, &found.behind));
         Ok((before, behind, found.has_value, found.timestamp, found.keyless))
     }
@@ -354,7 +286,7 @@ mod _native {
         base_offset: i64,
         log_append_time: Option<i64>,
     ) -> PyResult<(Bound<'py, PyBytes>, u32)> {
-        let payload = crate::lent(py, &payload)?;
+        let payload = lent(py, &payload)?;
         let place = crate::to_kafka::Place { base_offset, places: count, log_append_time };
         if batched {
             let found = crate::to_kafka::unpack(payload, count, publish_time, event_time);
@@ -362,7 +294,7 @@ mod _native {
             let keyless = found.keyless;
             return Ok((PyBytes::new(py, &found.into_batch(&place)), keyless));
         }
-        let found = crate::to_kafka::unpack_one(crate::lent(py, &metadata)?, payload.len());
+        let found = crate::to_kafka::unpack_one(lent(py, &metadata)?, payload.len());
         let found = found.map_err(|fault| fault.raise(py))?;
         // The value may be large: it is copied once.
         let batch = PyBytes::new_with(py, found.batch_size(payload), |batch| {
@@ -374,7 +306,7 @@ mod _native {
 
     #[pyfunction]
     fn parse_entry<'py>(py: Python<'py>, metadata: PyBuffer<u8>) -> PyResult<Bound<'py, PyTuple>> {
-        let metadata = crate::lent(py, &metadata)?.to_vec(); // what follows runs Python's code
+        let metadata = lent(py, &metadata)?.to_vec(); // what follows runs Python's code
         let view = crate::proto::parse_entry(&metadata).map_err(|fault| fault.raise(py))?;
         // more fields than a Rust tuple can turn into a Python one
         PyTuple::new(
@@ -459,7 +391,7 @@ mod _native {
             until_offset: i64,
         ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
             let batch = crate::arrow::Batch {
-                body: crate::lent(py, &body)?,
+                body: lent(py, &body)?,
                 count,
                 base_offset,
                 last_offset_delta,
@@ -481,7 +413,7 @@ mod _native {
             end: i64,
             max_inflated: usize,
         ) -> PyResult<(Vec<Bound<'py, PyTuple>>, usize, i64)> {
-            let data = crate::lent(py, &data)?;
+            let data = lent(py, &data)?;
             let (full, pos, done) =
                 self.0.add_small(data, pos, done, end, max_inflated).map_err(|fault| fault.raise(py))?;
             let chunks = full.iter().map(|rows| chunk(py, rows)).collect::<PyResult<_>>()?;
@@ -499,7 +431,7 @@ mod _native {
     type LentTimestamps = (usize, Bits, PyBuffer<u8>, i64);
 
     fn validity_in<'a>(py: Python<'a>, first: usize, bits: &'a Bits) -> PyResult<crate::arrow::ValidityIn<'a>> {
-        let bits = bits.as_ref().map(|bits| crate::lent(py, bits)).transpose()?;
+        let bits = bits.as_ref().map(|bits| lent(py, bits)).transpose()?;
         Ok(crate::arrow::ValidityIn { first, bits })
     }
 
@@ -507,7 +439,7 @@ mod _native {
         py: Python<'a>,
         (first, bits, offsets, data): &'a LentColumn,
     ) -> PyResult<crate::arrow::ColumnIn<'a>> {
-        let (offsets, data) = (crate::lent(py, offsets)?, crate::lent(py, data)?);
+        let (offsets, data) = (lent(py, offsets)?, lent(py, data)?);
         Ok(crate::arrow::ColumnIn { validity: validity_in(py, *first, bits)?, offsets, data })
     }
 
@@ -517,7 +449,7 @@ mod _native {
     ) -> PyResult<crate::arrow::HeadersIn<'a>> {
         Ok(crate::arrow::HeadersIn {
             validity: validity_in(py, *first, bits)?,
-            offsets: crate::lent(py, offsets)?,
+            offsets: lent(py, offsets)?,
             entries: validity_in(py, *first_entry, entries)?,
             names: column_in(py, names)?,
             values: column_in(py, values)?,
@@ -528,7 +460,7 @@ mod _native {
         py: Python<'a>,
         (first, bits, data, divisor): &'a LentTimestamps,
     ) -> PyResult<crate::arrow::TimestampsIn<'a>> {
-        let (validity, data) = (validity_in(py, *first, bits)?, crate::lent(py, data)?);
+        let (validity, data) = (validity_in(py, *first, bits)?, lent(py, data)?);
         Ok(crate::arrow::TimestampsIn { validity, data, divisor: *divisor })
     }
 
@@ -559,7 +491,7 @@ mod _native {
     type LentNumbers = (usize, Bits, PyBuffer<u8>);
 
     fn numbers_in<'a>(py: Python<'a>, (first, bits, data): &'a LentNumbers) -> PyResult<crate::arrow::NumbersIn<'a>> {
-        let (validity, data) = (validity_in(py, *first, bits)?, crate::lent(py, data)?);
+        let (validity, data) = (validity_in(py, *first, bits)?, lent(py, data)?);
         Ok(crate::arrow::NumbersIn { validity, data })
     }
 

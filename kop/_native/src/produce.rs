@@ -131,6 +131,8 @@ pub struct BatchHeader {
     pub record_count: i32,
 }
 
+/// The first version of Produce with tagged fields.
+pub const FLEXIBLE: i16 = 9;
 pub const HEADER_SIZE: usize = 61;
 pub const LOG_OVERHEAD: usize = 12;
 pub const CRC_FROM: usize = 21;
@@ -219,7 +221,7 @@ pub struct Produce<'a> {
 }
 
 pub fn read_produce(body: &[u8], version: i16, walks: bool) -> Option<Produce<'_>> {
-    let flexible = version >= 9;
+    let flexible = version >= FLEXIBLE;
     let mut fields = Fields { data: body, pos: 0 };
     let transactional_id = match version {
         ..3 => None,

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
+use crate::faults::{entry_fault, Fault, Result};
 use crate::kafka::{put_varint, varint_size, Reader};
 use crate::text::{RAW_PROPERTY, RAW_VALUE};
-use crate::{entry_fault, Fault, Result};
 
 pub enum Field<'a> {
     Number(u64),

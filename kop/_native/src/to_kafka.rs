@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use crate::faults::{entry_fault, Fault, Result};
 use crate::kafka::{
     headers, nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Header, Headers,
 };
 use crate::proto::{property, Field, Fields, Property};
 use crate::text::{as_properties, from_base64, marker, HEADERS_PROPERTY, RESERVED, TIMESTAMP_PROPERTY};
-use crate::{entry_fault, Fault, Result};
 
 const MAX_PROPERTIES: usize = 100_000;
 

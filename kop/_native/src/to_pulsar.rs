@@ -1,10 +1,10 @@
 //! Kafka records -> Pulsar messages.
 
+use crate::faults::{record_fault, Result};
 use crate::kafka::{headers, Headers, Record, Records};
 use crate::proto::{put_bytes, put_number, put_property};
 use crate::text::{as_properties, is_text, to_base64, HEADERS_PROPERTY, TIMESTAMP_PROPERTY};
 use crate::walk::MOST_REJECTED;
-use crate::{record_fault, Result};
 
 /// Payloads with the number of their messages, and the numbers of records.
 pub type Packed = (Vec<(Vec<u8>, u32)>, Vec<u32>);

@@ -1,7 +1,7 @@
 //! The walk over the records of a produced batch: whether they are what the batch says, and nothing taken out of them.
 
+use crate::faults::{record_fault, Result};
 use crate::kafka::{walk_headers, Byte, Records};
-use crate::{record_fault, Result};
 
 /// Of more records without a key the numbers are not told: a peer can put nine million into 64 MiB.
 pub const MOST_REJECTED: usize = 1_000;

@@ -8,7 +8,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use super::requests::{DirectRequests, FLEXIBLE};
+use crate::produce::FLEXIBLE;
 
 /// The answer of one partition.
 pub enum Row {
@@ -35,7 +35,11 @@ pub enum Name {
 /// batches that the ordinary path took over.
 #[pyclass(module = "kop._native")]
 pub struct DirectAnswer {
-    requests: Py<DirectRequests>,
+    /// `kop.handlers.direct_produce`, which encodes refusals and counts answers that are not the usual ones.
+    handler: Py<PyAny>,
+    /// Where the duration of the answer counts.
+    #[pyo3(get)]
+    latencies: Py<PyAny>,
     version: i16,
     correlation_id: i32,
     /// Each topic with its partitions.
@@ -81,11 +85,6 @@ impl DirectAnswer {
         None
     }
 
-    #[getter]
-    fn latencies(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.requests.borrow(py).latencies.as_ref().map(|latencies| latencies.clone_ref(py))
-    }
-
     /// See `AppendWaiter.reserve`: nothing on this path is compressed.
     fn reserve(&self, _size: i64) {}
 
@@ -105,17 +104,16 @@ impl DirectAnswer {
                 Name::Text(text) => String::from_utf8_lossy(text).into_owned().into_pyobject(py)?.into_any(),
                 Name::Id(id) => PyBytes::new(py, id).into_any(),
             };
-            let requests = own.requests.borrow(py);
-            (requests.handler.as_ref().map(|handler| handler.clone_ref(py)), own.version, topic, partition)
+            (own.handler.clone_ref(py), own.version, topic, partition)
         };
-        let Some(handler) = handler else { return Ok(()) };
         let refusal = handler.call_method1(py, "refusal", (version, topic, partition, error))?;
         let (code, row): (i16, Vec<u8>) = refusal.extract(py)?;
         Self::ends(slf, place, Row::Refused { code, row }, 0)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.requests)?;
+        visit.call(&self.handler)?;
+        visit.call(&self.latencies)?;
         visit.call(&self.taker)
     }
 
@@ -127,7 +125,8 @@ impl DirectAnswer {
 impl DirectAnswer {
     /// The answer to a request for these partitions, of which none has ended.
     pub fn new(
-        requests: Py<DirectRequests>,
+        handler: Py<PyAny>,
+        latencies: Py<PyAny>,
         version: i16,
         correlation_id: i32,
         topics: Vec<(Name, Vec<i32>)>,
@@ -135,7 +134,8 @@ impl DirectAnswer {
     ) -> Self {
         let waiting = topics.iter().map(|(_, partitions)| partitions.len()).sum();
         DirectAnswer {
-            requests,
+            handler,
+            latencies,
             version,
             correlation_id,
             topics,
@@ -182,14 +182,11 @@ impl DirectAnswer {
             own.encoded = Some(PyBytes::new(py, &own.encode()).unbind());
             let throttled = own.throttle_ms > 0;
             let counted = throttled || !own.errors.is_empty();
-            let counted = counted.then(|| (own.requests.clone_ref(py), std::mem::take(&mut own.errors), throttled));
+            let counted = counted.then(|| (own.handler.clone_ref(py), std::mem::take(&mut own.errors), throttled));
             (own.taker.take(), counted)
         };
-        if let Some((requests, errors, throttled)) = counted {
-            let handler = requests.borrow(py).handler.as_ref().map(|handler| handler.clone_ref(py));
-            if let Some(handler) = handler {
-                handler.call_method1(py, "ended", (errors, throttled))?;
-            }
+        if let Some((handler, errors, throttled)) = counted {
+            handler.call_method1(py, "ended", (errors, throttled))?;
         }
         match taker {
             Some(taker) => taker.call_method1(py, "answered", (slf,)).map(|_| ()),

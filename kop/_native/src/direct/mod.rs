@@ -4,7 +4,7 @@
 //! twin is the ordinary path (`kop.handlers.produce`, `kop.storage.pulsar.partition`), to which everything goes that is
 //! not taken here, and which takes over what is on its way as soon as something unusual happens (`hand_over`).
 //! tests/storage/test_direct_writers.py and tests/handlers/test_direct_produce.py compare frames and answers of both,
-//! byte for byte; tests/storage/test_pulsar_direct.py compares what becomes of batches when something unusual happens.
+//! byte for byte; tests/storage/test_direct_batches.py compares what becomes of batches when something unusual happens.
 //! Must not know: sockets, when this path may be used, what to do about anything unusual.
 
 mod answer;

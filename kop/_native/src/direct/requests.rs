@@ -12,13 +12,12 @@ use pyo3::types::{PyByteArray, PyBytes};
 
 use super::answer::{DirectAnswer, Name};
 use super::writer::{send, DirectWriter, Waiter, MOST_INFLATED};
-use crate::produce::{BatchHeader, Topic, CODEC_MASK};
+use crate::produce::{BatchHeader, Topic, CODEC_MASK, FLEXIBLE};
+use crate::python::lent;
 
 const PRODUCE: i16 = 0;
 const OLDEST: i16 = 3;
 const NEWEST: i16 = 13;
-/// The first version with tagged fields.
-pub const FLEXIBLE: i16 = 9;
 
 /// What a batch has to keep to on one topic; as `kop.cluster.topic_configs.ProduceRules`.
 #[derive(Clone, Copy)]
@@ -39,8 +38,8 @@ struct Target {
 /// The topics and partitions to which requests may go on this path.
 #[pyclass(module = "kop._native")]
 pub struct DirectRequests {
-    pub handler: Option<Py<PyAny>>,
-    pub latencies: Option<Py<PyAny>>,
+    handler: Option<Py<PyAny>>,
+    latencies: Option<Py<PyAny>>,
     names: HashMap<Vec<u8>, Target>,
     ids: HashMap<[u8; 16], Target>,
     records: u64,
@@ -145,9 +144,14 @@ impl DirectRequests {
         now: f64,
         now_ms: i64,
     ) -> PyResult<Option<Bound<'py, DirectAnswer>>> {
-        let checked = slf.borrow().check(py, crate::lent(py, &frame)?, now_ms);
+        let checked = slf.borrow().check(py, lent(py, &frame)?, now_ms);
         drop(frame);
         let Some(CheckedRequest { version, correlation_id, topics, batches }) = checked else { return Ok(None) };
+        let (handler, latencies) = {
+            let own = slf.borrow();
+            let (Some(handler), Some(latencies)) = (&own.handler, &own.latencies) else { return Ok(None) };
+            (handler.clone_ref(py), latencies.clone_ref(py))
+        };
         let mut prepared = Vec::with_capacity(batches.len());
         let mut most_inflated = MOST_INFLATED;
         let (mut records, mut bytes) = (0, 0usize);
@@ -165,7 +169,7 @@ impl DirectRequests {
             own.bytes += bytes as u64;
             own.requests[version as usize] += 1;
         }
-        let answer = DirectAnswer::new(slf.clone().unbind(), version, correlation_id, topics, started);
+        let answer = DirectAnswer::new(handler, latencies, version, correlation_id, topics, started);
         let answer = Bound::new(py, answer)?;
         for (place, (writer, batch)) in prepared.into_iter().enumerate() {
             send(&writer, batch, Waiter::Direct(answer.clone().unbind()), place, now)?;

@@ -13,8 +13,8 @@ use pyo3::types::{PyByteArray, PyBytes, PyList};
 use super::answer::{DirectAnswer, Row};
 use super::outgoing::{push, Outgoing};
 use crate::produce::{BatchHeader, CODEC_MASK, HEADER_SIZE};
+use crate::python::{header_fields, lent};
 use crate::send::About;
-use crate::{header_fields, lent};
 
 const EPOCH_SHIFT: u32 = 47;
 const MAX_SEQUENCE: i64 = 0x7fff_ffff;

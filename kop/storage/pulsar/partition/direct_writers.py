@@ -1,7 +1,7 @@
 """The compiled writers of one producer each (`kop/_native/src/direct/`): what they take, hold and hand over.
 
 Owns: how they look to Python code, and whether there are any.
-Must not know: when a writer may be used, and what to do with what it hands over (`direct.py`).
+Must not know: when a writer may be used, and what to do with what it hands over (`direct_batches.py`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from kop.storage.pulsar.context import PulsarContext
 from kop.storage.pulsar.faults import Fault, Refused
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import Append, Appends, InFlightEntry, StoredEntry
-from kop.storage.pulsar.partition.direct import (
+from kop.storage.pulsar.partition.direct_batches import (
     PAUSE_SECONDS,
     DirectBatches,
     HandedOver,

@@ -16,7 +16,7 @@ from kop.records.transcode import EntryTransaction
 from kop.storage.base import AppendWaiter, ProducerView
 from kop.storage.pulsar.offsets.entry import EntryWithOffsets
 from kop.storage.pulsar.partition.appends import InFlightEntry
-from kop.storage.pulsar.partition.direct import DirectBatches
+from kop.storage.pulsar.partition.direct_batches import DirectBatches
 from kop.storage.pulsar.partition.direct_writers import DirectWriter
 from kop.storage.pulsar.partition.lease import WriterLease
 from kop.storage.pulsar.partition.producer import PartitionProducer, WritePath

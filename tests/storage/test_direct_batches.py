@@ -26,7 +26,7 @@ from kop.records.batch import MAX_SEQUENCE, read_header
 from kop.records.compression import Codec
 from kop.storage.base import AppendResult, LogPolicy, ProducerView
 from kop.storage.pulsar.layout import transaction_name
-from kop.storage.pulsar.partition import appends, direct, throttle
+from kop.storage.pulsar.partition import appends, direct_batches, throttle
 from kop.storage.pulsar.partition import producer as producer_module
 from kop.storage.pulsar.partition.decompression_turns import MOST_AT_ONCE
 from kop.storage.pulsar.partition.direct_writers import DirectWriter
@@ -721,7 +721,7 @@ async def test_a_batch_without_keys_goes_to_no_compacted_topic(producer: int) ->
 async def test_a_publish_rate_that_holds_batches_back_ends_compiled_code_and_is_told(
     producer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (throttle, direct):
+    for module in (throttle, direct_batches):
         monkeypatch.setattr(module, "LATE_SECONDS", -1.0)  # each receipt is late
     monkeypatch.setattr(throttle, "MOST_LATENESS", 0.0)
     monkeypatch.setattr(throttle, "ASK_SECONDS", 0.0)
