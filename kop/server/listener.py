@@ -191,14 +191,16 @@ class Server:
 
         A connection that is slow for `_SLOW_SECONDS` is closed as soon as half of the memory is used.
         """
+        if self.memory.used <= self.limits.memory_bytes // 2:
+            self._deadlocked = False
+            return
         holders = [connection for connection in self._connections if connection.charged]
-        stuck = [connection for connection in holders if connection.stuck()]  # asked each time: it compares
-        if self.memory.used > self.limits.memory_bytes // 2:
-            for connection in holders:
-                if connection.frame_since and now - connection.frame_since > _SLOW_SECONDS:
-                    self._close_slow(connection, "sends a request too slowly")
-                elif connection.unread_since and now - connection.unread_since > _SLOW_SECONDS:
-                    self._close_slow(connection, "reads its answers too slowly")
+        stuck = [connection for connection in holders if connection.stuck()]  # it compares with the last time
+        for connection in holders:
+            if connection.frame_since and now - connection.frame_since > _SLOW_SECONDS:
+                self._close_slow(connection, "sends a request too slowly")
+            elif connection.unread_since and now - connection.unread_since > _SLOW_SECONDS:
+                self._close_slow(connection, "reads its answers too slowly")
         enough = self.limits.memory_bytes
         waiting = [connection for connection in holders if connection.frame_since and not connection.busy]
         if self._deadlocked and not stuck:
