@@ -92,7 +92,13 @@ class Interop:
 
     def known(self, topic: str, gateway: PulsarGateway | None = None) -> str:
         """Wait until a gateway has found a topic that somebody else made."""
-        wait_until(lambda: (gateway or self.gateway).engine.topics.get(topic), f"{topic} is found")
+        engine = (gateway or self.gateway).engine
+
+        def has_log() -> bool:
+            info = engine.topics.get(topic)
+            return info is not None and engine.log(info.topic_id, 0) is not None
+
+        wait_until(has_log, f"{topic} is found")
         return topic
 
     def produce(self, topic: str, records: Sequence[Mapping[str, Any]], settings: Settings = NONE) -> list[int]:

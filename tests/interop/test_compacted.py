@@ -23,7 +23,8 @@ def compact(interop: Interop, topic: str) -> None:
 
     def done() -> bool:
         status = interop.admin(lambda admin: admin.compaction_status(partition))
-        assert status.status != "ERROR", status
+        if status.status == "ERROR":  # a Pulsar broker on a busy machine loses its connection to itself
+            interop.admin(lambda admin: admin.compact(partition))
         return status.status == "SUCCESS"
 
     wait_until(done, "the compaction")

@@ -16,6 +16,7 @@ from kop.storage.pulsar import PulsarEngine
 from kop.storage.pulsar.partition.log import PulsarLog
 from support.gateway import FAST
 from support.pulsar import Pulsar
+from support.waiting import SECONDS
 
 T = TypeVar("T")
 _START_SECONDS = 100
@@ -88,23 +89,18 @@ class PulsarGateway:
         assert self.serving is not None
         return cast(PulsarEngine, self.serving.gateway.engine)
 
-    def call(self, work: Coroutine[Any, Any, T], seconds: float = 30) -> T:
+    def call(self, work: Coroutine[Any, Any, T], seconds: float = SECONDS) -> T:
         """Run on the gateway's loop."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     def log(self, topic: str, partition: int = 0) -> PulsarLog:
         """The log of a partition that is there."""
-
-        async def find() -> PulsarLog:
-            # On the loop, where a topic has all of its logs or none.
-            info = self.engine.topics.get(topic)
-            assert info is not None, f"the gateway does not know {topic}"
-            log = self.engine.log(info.topic_id, partition)
-            assert log is not None
-            return log
-
-        return self.call(find())
+        info = self.engine.topics.get(topic)
+        assert info is not None, f"the gateway does not know {topic}"
+        log = self.engine.log(info.topic_id, partition)
+        assert log is not None
+        return log
 
     def _run(self) -> None:
         try:
