@@ -32,10 +32,14 @@ public final class Connect {
         Files.writeString(file, String.join("\n", Kit.numbers(from, to)) + "\n", StandardOpenOption.CREATE, StandardOpenOption.APPEND);
     }
 
-    /** The values of a partition that are committed, up to the end that read_committed knows. */
+    /**
+     * The values of a partition that are committed, up to the end that read_committed knows; none where the topic is not there.
+     * A consumer that asks for it then would make it, with the server's number of partitions, before the connector does.
+     */
     static List<String> values(Kit k, String topic, int partition) throws Exception {
         TopicPartition tp = new TopicPartition(topic, partition);
         List<String> values = new ArrayList<>();
+        if (!Kit.get(k.admin.listTopics().names()).contains(topic)) return values;
         try (KafkaConsumer<String, String> c = k.consumer("isolation.level", "read_committed")) {
             c.assign(List.of(tp));
             long end = c.endOffsets(List.of(tp)).get(tp);
