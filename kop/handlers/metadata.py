@@ -3,7 +3,8 @@
 Metadata
 - Version 0 takes an empty list for all topics; from 1 on null is all and an empty list none.
 - Topic ids are answered from version 10 and accepted from 12: an unknown id is UNKNOWN_TOPIC_ID, and a name beside an
-  id is not looked at (Java sends an empty one).
+  id is not looked at (Java sends an empty one), nor is any name of a request that has an id.
+- A topic that is asked for twice is answered once.
 - A topic that is missing is made where auto.create.topics.enable and, from version 4, the request allow it, and is
   answered in the same response.
   What CreateTopics would refuse is not made: a name that another one differs from only in '.' and '_' is
@@ -60,7 +61,7 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
         return _framed(ctx.correlation_id, kept)
     if len(body) > _LARGE:
         return _answer_with_pauses(gw, ctx, bytes(body))
-    request = codec.decode(MetadataRequest, ctx.version, body, slack=_LIBRDKAFKA_SLACK)
+    request = _decoded(ctx.version, body)
     to_find = gw.topics.names_to_find(topic.name for topic in request.topics or ())
     missing = _to_create(gw, ctx, request)
     if to_find or missing:
@@ -73,6 +74,15 @@ def metadata(gw: Gateway, ctx: Context, body: memoryview) -> Any:
 
 def _framed(correlation_id: int, rest: bytes) -> Frame:
     return ((len(rest) + 4).to_bytes(4, "big") + correlation_id.to_bytes(4, "big", signed=True), rest)
+
+
+def _decoded(version: int, body: memoryview) -> Any:
+    """A request with each topic once, and without names where there are ids: so Kafka answers it."""
+    request = codec.decode(MetadataRequest, version, body, slack=_LIBRDKAFKA_SLACK)
+    if request.topics and len(request.topics) > 1:
+        of_ids = {topic.topic_id: topic for topic in request.topics if topic.topic_id is not None}
+        request.topics = list((of_ids or {topic.name: topic for topic in request.topics}).values())
+    return request
 
 
 def _to_create(gw: Gateway, ctx: Context, request: Any) -> list[str]:
@@ -130,9 +140,7 @@ def _tell(gw: Gateway, name: str, error: KopError) -> None:
 
 async def _answer_with_pauses(gw: Gateway, ctx: Context, body: bytes) -> Frame:
     """Answer a request that names thousands of topics, a part of them at a time."""
-    request = await asyncio.to_thread(
-        codec.decode, MetadataRequest, ctx.version, memoryview(body), slack=_LIBRDKAFKA_SLACK
-    )
+    request = await asyncio.to_thread(_decoded, ctx.version, memoryview(body))
     topics = request.topics or []
     request.topics = request.topics and topics[:_PART_TOPICS]  # null and an empty list say different things
     with gw.topic_limits.making() as making:

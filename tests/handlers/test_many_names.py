@@ -271,7 +271,7 @@ def test_a_hundred_thousand_names_leave_others_their_turn(tmp_path: Path, name: 
             client.send_body(key, version, body)
             answer = await client.receive_frame()
             watching.cancel()
-            assert len(answer) > MANY
+            assert kind == "empty" or len(answer) > MANY  # one name is answered once
         return longest
 
     gc.collect()

@@ -78,6 +78,42 @@ def test_ids_are_accepted_and_an_unknown_one_is_unknown_topic_id(tmp_path: Path,
     run(main())
 
 
+@pytest.mark.parametrize("version", [0, 9, 13])
+def test_a_topic_that_is_named_twice_is_answered_once(tmp_path: Path, version: int) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            return await client.call(3, version, topics=asked("two", "missing", "two", "missing", version=version))
+
+    assert [topic.name for topic in run(main()).topics] == ["two", "missing"]
+
+
+def test_a_topic_that_is_named_twice_is_answered_once_by_a_large_answer_too(tmp_path: Path) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            names = [f"missing-{number}-of-a-long-list-of-names" for number in range(1000)]
+            assert sum(map(len, names)) > 16 * 1024
+            request = {"topics": asked(*names, *names, version=12), "allow_auto_topic_creation": False}
+            return names, await client.call(3, 12, **request)
+
+    names, answer = run(main())
+    assert [topic.name for topic in answer.topics] == names
+
+
+def test_names_are_not_looked_at_where_a_topic_id_is_asked_for(tmp_path: Path) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            topics = asked(None, version=13, topic_id=topic_of(serving, "two").topic_id)
+            topics += topics + asked("two", "one", "missing", version=13)
+            answer = await client.call(3, 13, topics=topics, allow_auto_topic_creation=True)
+            assert serving.gateway.topics.get("missing") is None
+            return answer
+
+    assert [topic.name for topic in run(main()).topics] == ["two"]
+
+
 def test_a_deleted_and_recreated_topic_is_a_new_one(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(tmp_path) as serving:
