@@ -11,7 +11,8 @@ Metadata
   INVALID_TOPIC_EXCEPTION; too many partitions, of one request or in all, are POLICY_VIOLATION.
 - All live brokers are told, this one under the address that this client can reach. Partitions have one replica, their
   leader, and leader_epoch 0.
-- Authorized operations are -2147483648 unless asked for; without an authorizer all of Kafka's operations are allowed.
+- Authorized operations are -2147483648 unless asked for; without an authorizer all of Kafka's operations are allowed,
+  on a name that is no topic, too. An unknown id has none.
 - A topic of another namespace is looked for when it is named; a client that asks for all gets the home namespace.
 - Answers are kept encoded, by version, address and topics, until a topic changes: Spark and Connect ask all the time.
 """
@@ -157,7 +158,7 @@ def _answer(gw: Gateway, ctx: Context, request: Any, failed: dict[str, ErrorCode
     version = ctx.version
     topic_operations = _TOPIC_OPERATIONS if version >= 8 and request.include_topic_authorized_operations else None
     rows = [
-        (code, name, topic_id, internal, partitions, topic_operations if code == 0 else None)
+        (code, name, topic_id, internal, partitions, None if code == ErrorCode.UNKNOWN_TOPIC_ID else topic_operations)
         for code, name, topic_id, internal, partitions in _topics(gw, version, request, failed or {})
     ]
     response = MetadataResponse(
@@ -247,7 +248,16 @@ def describe_topic_partitions(gw: Gateway, ctx: Context, request: Any) -> Any:
         topic = gw.topics.get(name)
         if topic is None:
             code = gw.topics.missing(name) if _legal(gw, name) else ErrorCode.INVALID_TOPIC_EXCEPTION
-            response.topics.append(row_class(version=0, error_code=code, name=name, topic_id=None, partitions=[]))
+            response.topics.append(
+                row_class(
+                    version=0,
+                    error_code=code,
+                    name=name,
+                    topic_id=None,
+                    partitions=[],
+                    topic_authorized_operations=_TOPIC_OPERATION_BITS,
+                )
+            )
             continue
         stop = min(topic.partitions, first + limit)
         response.topics.append(

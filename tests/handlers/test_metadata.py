@@ -226,6 +226,23 @@ def test_authorized_operations_are_answered_when_asked_for(tmp_path: Path) -> No
     assert answer.authorized_operations == {5, 7, 8, 9, 10, 11, 12}
 
 
+@pytest.mark.parametrize("name", ["missing", "bad name"])
+def test_authorized_operations_are_answered_of_a_name_that_is_no_topic(tmp_path: Path, name: str) -> None:
+    async def main() -> Any:
+        async with gateway(tmp_path) as serving:
+            client = await with_topics(serving)
+            yes = {"include_topic_authorized_operations": True}
+            answer = await client.call(3, 13, topics=asked(name, version=13), allow_auto_topic_creation=False, **yes)
+            named = [DescribeTopicPartitionsRequest.TopicRequest(version=0, name=name)]
+            description = await client.call(75, 0, topics=named, response_partition_limit=10, cursor=None)
+            return answer.topics[0], description.topics[0]
+
+    of_metadata, described = run(main())
+    assert of_metadata.error_code == described.error_code != 0
+    assert of_metadata.authorized_operations == {3, 4, 5, 6, 7, 8, 10, 11}
+    assert described.topic_authorized_operations == sum(1 << bit for bit in of_metadata.authorized_operations)
+
+
 def test_the_cluster_id_is_the_same_after_a_restart(tmp_path: Path) -> None:
     async def ask() -> str:
         async with gateway(tmp_path) as serving:
