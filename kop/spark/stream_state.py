@@ -23,8 +23,8 @@ from kop.spark.subscription import (
     OffsetLookup,
     Partitions,
     find_partitions,
+    find_start,
     resolve_end,
-    resolve_start,
 )
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class StreamState:
         self._now = now
         self._sleep = sleep
         self._initial: Offsets | None = None
+        self._at_latest: set[TopicPartition] = set()
+        self._planned = False
         self._partitions: Partitions = {}
         self._discovered = -float("inf")
         self._asked = -float("inf")
@@ -66,7 +68,7 @@ class StreamState:
         """Where a new query starts; the same each time it is asked."""
         if self._initial is None:
             self._discover(strict=True)
-            self._initial = resolve_start(self._lookup, self._options, self._partitions.keys())
+            self._initial, self._at_latest = find_start(self._lookup, self._options, self._partitions.keys())
             self._reached = self._reached or dict(self._initial)
         return dict(self._initial)
 
@@ -85,6 +87,8 @@ class StreamState:
         start = self.initial() if start is None else start
         latest = self._next_latest(start)
         capped = self._before_stop_points(latest, start)
+        if self._is_first(start):
+            capped |= {p: start[p] for p in self._at_latest & capped.keys()}
         self._reached = self._within_limits(start, capped) if limited else capped
         self._idle = self._reached == start
         if not self._idle:
@@ -94,6 +98,9 @@ class StreamState:
     def ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
         """What a batch reads. Partitions that `start` does not have are read from their first offset on."""
         self._reached = end
+        if self._is_first(start):  # and may have been planned by a driver that found an earlier latest
+            start = {p: min(offset, end.get(p, offset)) for p, offset in start.items()}
+        self._planned = True
         if not self._partitions:
             self._discover()
         if start and end and not start.keys() & end.keys():
@@ -120,6 +127,16 @@ class StreamState:
                 )
             ranges.append(OffsetRange(topic, self._partitions.get((topic, partition)), partition, begin, stop))
         return ranges
+
+    def _is_first(self, start: Offsets) -> bool:
+        """Whether the batch from there on is the first of a query some of whose partitions start at their latest.
+
+        Spark keeps where a batch ends, and asks anew where the first one starts if that was not finished: by then
+        latest is another offset, and nobody would read what lies between. So the first batch reads nothing of these
+        partitions, and its end says where the query began.
+        """
+        by_now = bool(self._at_latest) or self._options.late_start_is_latest
+        return by_now and not self._planned and start == self._initial
 
     # -- the end of the logs
 

@@ -83,6 +83,13 @@ def _missing(names: Iterable[str]) -> MissingTopicError:
 
 def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]) -> Offsets:
     """The first offset of each partition that is read; OptionError where the option does not fit the partitions."""
+    return find_start(lookup, options, partitions)[0]
+
+
+def find_start(
+    lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]
+) -> tuple[Offsets, set[TopicPartition]]:
+    """The same, and the partitions that are read from the end of their logs on, which is elsewhere the next time."""
     bound = options.starting
     starts = _resolve(lookup, options, bound, partitions)
     late = [p for p, offset in starts.items() if offset < 0]
@@ -91,7 +98,10 @@ def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collec
             f"set startingOffsetsByTimestampStrategy to latest, or {bound.option} to an earlier time: "
             f"No offset matched in {_listed(late)}, no record is that late"
         )
-    return starts | (lookup.list_offsets(dict.fromkeys(late, LATEST), options.fetch.isolation) if late else {})
+    starts |= lookup.list_offsets(dict.fromkeys(late, LATEST), options.fetch.isolation) if late else {}
+    each = bound.each or {}
+    at_latest = {p for p in partitions if LATEST in (bound.everywhere, each.get(p))}
+    return starts, at_latest | set(late)
 
 
 def resolve_end(

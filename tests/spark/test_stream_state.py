@@ -152,6 +152,45 @@ def test_a_stream_reads_what_is_new() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"startingOffsets": "latest"},
+        {"startingOffsets": '{"t": {"0": -1, "1": 5}}'},
+        {"startingTimestamp": "7", "startingOffsetsByTimestampStrategy": "latest"},
+    ],
+)
+def test_where_a_stream_from_latest_began_is_not_forgotten_with_its_first_batch(given: dict[str, str]) -> None:
+    """Spark asks a restarted query for its start anew where its first batch was not finished."""
+    servers = FakeServers(t=2)
+    servers.write("t", 0, 100)
+    servers.write("t", 1, 5)
+    query = progress(servers, **given)
+    begun = query.initial()
+    servers.write("t", 0, 10)
+    first = query.next_end(begun)
+    assert first["t", 0] == begun["t", 0] == 100, "the first batch only says where the query began"
+    servers.write("t", 0, 10, time=9)
+    restarted = progress(servers, **given)
+    assert sum(r.size for r in restarted.ranges(restarted.initial(), first)) == 0
+    second = restarted.next_end(first)
+    assert second["t", 0] == 120
+    assert restarted.ranges(first, second)[0].size == 20
+
+
+def test_only_the_partitions_that_start_at_latest_wait_for_the_second_batch() -> None:
+    """PySpark 4.0 and 4.1 ask for the end first, and run one batch alone with Trigger.AvailableNow."""
+    servers = FakeServers(t=2)
+    servers.write("t", 0, 100)
+    servers.write("t", 1, 100)
+    query = progress(servers, startingOffsets='{"t": {"0": -1, "1": 30}}')
+    end = query.next_end()
+    assert end == {("t", 0): 100, ("t", 1): 100}
+    assert [r.size for r in query.ranges(query.initial(), end)] == [0, 70]
+    servers.write("t", 0, 1)
+    assert query.next_end()["t", 0] == 101
+
+
 def test_an_idle_stream_asks_no_more_often_than_it_may_and_a_busy_one_at_once() -> None:
     servers = FakeServers(t=1)
     query = progress(servers)
