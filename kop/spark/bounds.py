@@ -5,14 +5,16 @@ Owns: the ways to say it. Must not know: pyspark, how options are written, how a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from kop.spark.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from kop.spark.message_ids import MessageId
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +34,26 @@ class Bound:
     messages: Mapping[TopicPartition, MessageId] | None = None
     behind: bool = False
     """The offset behind the message is meant, not its own."""
+
+    @property
+    def named(self) -> Collection[TopicPartition] | None:
+        """The partitions that it names; None where it is for all."""
+        for given in (self.each, self.times, self.messages):
+            if given is not None:
+                return given.keys()
+        return None
+
+    def only(self, partitions: Collection[TopicPartition]) -> Bound:
+        """The same for some of the partitions that it names."""
+        return replace(
+            self,
+            each=_only(self.each, partitions),
+            times=_only(self.times, partitions),
+            messages=_only(self.messages, partitions),
+        )
+
+
+def _only(
+    given: Mapping[TopicPartition, T] | None, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, T] | None:
+    return None if given is None else {p: at for p, at in given.items() if p in partitions}

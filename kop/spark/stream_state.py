@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from kop.spark.bounds import Bound
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import ReadOptions
 from kop.spark.planning import DataLossError, OffsetRange, count_new, limit, limit_bytes
+from kop.spark.read_client import GONE
 from kop.spark.subscription import (
     MissingTopicError,
     OffsetLookup,
     Partitions,
+    find_end,
     find_partitions,
     find_start,
-    resolve_end,
 )
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class StreamState:
         self._reached: Offsets | None = None
         self._last_batch = -float("inf")
         self._ends: Offsets = {}
+        self._ends_asked = False
         self._target: Offsets | None = None
 
     def initial(self) -> Offsets:
@@ -109,6 +112,11 @@ class StreamState:
                 "give the query a checkpointLocation of its own",
             )
         new = [p for p in end if p not in start]
+        unknown = [p for p in new if p not in self._partitions]
+        if unknown:
+            self._lost(f"{_listed(unknown)} are gone")
+            end = {p: offset for p, offset in end.items() if p not in unknown}
+            new = [p for p in new if p in end]
         first = self._lookup.list_offsets(dict.fromkeys(new, EARLIEST), 0) if new else {}
         for (topic, partition), offset in first.items():
             if offset > 0:
@@ -167,7 +175,11 @@ class StreamState:
             self._sleep(early)
         shorter_since: float | None = None
         while True:
-            latest = self._ask_latest(self._partitions)
+            try:
+                latest = self._ask_latest(self._partitions)
+            except GONE:
+                self._discover()
+                latest = self._ask_latest(self._partitions)
             shorter = any(end < start.get(partition, 0) for partition, end in latest.items())
             if shorter:
                 shorter_since = self._now() if shorter_since is None else shorter_since
@@ -184,13 +196,24 @@ class StreamState:
 
     def _before_stop_points(self, latest: Offsets, start: Mapping[TopicPartition, int]) -> Offsets:
         if self._target is not None:
-            latest = {p: min(end, self._target[p]) for p, end in latest.items() if p in self._target}
-        if self._options.ending is not None:
-            unresolved = latest.keys() - self._ends.keys()
-            if unresolved:
-                self._ends |= resolve_end(self._lookup, self._options, self._options.ending, latest.keys())
-            latest = {p: max(min(end, self._ends[p]), min(end, start.get(p, 0))) for p, end in latest.items()}
+            latest = _no_further(latest, self._target, start)
+            latest = {p: end for p, end in latest.items() if p in self._target}
+        bound = self._options.ending
+        if bound is not None:
+            if bound.named is not None:  # nothing says where a partition ends that came later
+                latest = {p: end for p, end in latest.items() if p in bound.named or p in start}
+            latest = _no_further(latest, self._known_ends(bound, latest), start)
         return latest
+
+    def _known_ends(self, bound: Bound, partitions: Collection[TopicPartition]) -> Offsets:
+        """The stop points of those partitions that have one already: a time may still be to come."""
+        left = [p for p in partitions if p not in self._ends]
+        if left:
+            asked = bound.only(left) if self._ends_asked else bound
+            ends = find_end(self._lookup, self._options, asked, left)
+            self._ends |= {p: end for p, end in ends.items() if end >= 0}
+            self._ends_asked = True
+        return self._ends
 
     def _within_limits(self, start: Offsets, end: Offsets) -> Offsets:
         options = self._options
@@ -226,6 +249,11 @@ class StreamState:
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{advice}: some data may have been lost, {what}")
         log.warning("some data may have been lost, %s: the query goes on, failOnDataLoss is false", what)
+
+
+def _no_further(latest: Offsets, ends: Offsets, start: Mapping[TopicPartition, int]) -> Offsets:
+    """Where a batch ends that goes no further than `ends`, where there is one: not before its start because of that."""
+    return {p: min(end, max(ends.get(p, end), start.get(p, 0))) for p, end in latest.items()}
 
 
 def _listed(partitions: list[TopicPartition]) -> str:

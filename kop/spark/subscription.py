@@ -108,9 +108,16 @@ def resolve_end(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
     """The first offset of each partition that is not read any more; where no record is that late, the log's end."""
-    ends = _resolve(lookup, options, bound, partitions)
+    ends = find_end(lookup, options, bound, partitions)
     open_end = [p for p, offset in ends.items() if offset < 0]
     return ends | (lookup.list_offsets(dict.fromkeys(open_end, LATEST), options.fetch.isolation) if open_end else {})
+
+
+def find_end(
+    lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
+) -> Offsets:
+    """The same, but -1 where no record is that late."""
+    return _resolve(lookup, options, bound, partitions)
 
 
 def _resolve(

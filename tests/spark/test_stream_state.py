@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pytest
+from kafka import errors
 
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions, stream_options
@@ -62,6 +63,8 @@ class FakeServers:
         self.asked += 1
         offsets: Offsets = {}
         for partition, time in wanted.items():
+            if partition not in self.logs:
+                raise errors.UnknownTopicOrPartitionError(str(partition))
             log = self.logs[partition]
             late = [log.start + i for i, at in enumerate(log.times) if at >= time]
             offsets[partition] = {EARLIEST: log.start, LATEST: log.end}.get(time, late[0] if late else -1)
@@ -266,6 +269,49 @@ def test_a_stream_stops_at_its_end() -> None:
     assert query.next_end(end) == end
 
 
+def test_a_stream_goes_on_to_a_time_that_is_still_to_come() -> None:
+    servers = FakeServers(t=2)
+    servers.write("t", 0, 2, time=10)
+    query = progress(servers, endingTimestamp="50")
+    end = query.next_end({("t", 0): 0, ("t", 1): 0})
+    assert end == {("t", 0): 2, ("t", 1): 0}
+    servers.write("t", 0, 3, time=20)
+    servers.write("t", 1, 1, time=60)
+    end = query.next_end(end)
+    assert end == {("t", 0): 5, ("t", 1): 0}
+    servers.write("t", 0, 4, time=50)
+    servers.write("t", 1, 1, time=20)
+    assert query.next_end(end) == end, "a record of that time ends a partition"
+
+
+def test_a_partition_that_comes_moves_no_stop_point() -> None:
+    servers = FakeServers(t=1)
+    servers.write("t", 0, 5)
+    to_latest = progress(servers, endingOffsets="latest")
+    to_offset = progress(servers, endingOffsets='{"t": {"0": 7}}')
+    start = {("t", 0): 0}
+    for query in (to_latest, to_offset):
+        assert query.next_end(start) == {("t", 0): 5}
+    servers.logs["t", 1] = FakeLog()
+    servers.write("t", 0, 5)
+    servers.write("t", 1, 4)
+    servers.time += 30
+    assert to_latest.next_end(start) == {("t", 0): 5, ("t", 1): 4}
+    assert to_offset.next_end(start) == {("t", 0): 7}, "no option says where to end in the new one"
+
+
+def test_available_now_may_begin_behind_its_end() -> None:
+    """Spark asks for the start of a new query after it has taken the end; records may come in between."""
+    servers = FakeServers(t=1)
+    query = progress(servers, startingOffsets="latest")
+    query.stop_at_latest()
+    servers.write("t", 0, 3)
+    start = query.initial()
+    end = query.next_end(start)
+    assert query.ranges(start, end)[0].size == 0
+    assert query.next_end(end) == end == start
+
+
 # What comes and goes
 
 
@@ -326,6 +372,31 @@ def test_a_topic_that_is_gone_is_lost_data() -> None:
         strict.next_end(start)
     assert lenient.next_end(start) == {("t", 0): 0}
     assert [r.topic for r in lenient.ranges(start, {("t", 0): 0})] == ["t"]
+
+
+def test_a_topic_may_go_before_it_is_looked_for_again() -> None:
+    servers = FakeServers(t=1, u=1)
+    strict, lenient, ending = (
+        progress(servers, subscribe="t,u", failOnDataLoss=fail) for fail in ("true", "false", "false")
+    )
+    start = {("t", 0): 0, ("u", 0): 0}
+    ending.stop_at_latest()
+    for query in (strict, lenient, ending):
+        query.next_end(start)
+    del servers.ids["u"], servers.logs["u", 0]
+    with pytest.raises(DataLossError, match=r"^set failOnDataLoss to false.*there is no u"):
+        strict.next_end(start)
+    for query in (lenient, ending):
+        assert query.next_end(start) == {("t", 0): 0}
+
+
+def test_a_planned_batch_may_be_of_a_new_topic_that_is_gone() -> None:
+    servers = FakeServers(t=1)
+    start, end = {("t", 0): 0}, {("t", 0): 0, ("new", 0): 4}
+    with pytest.raises(DataLossError, match="topic new partition 0"):
+        progress(servers, subscribePattern=".*").ranges(start, end)
+    lenient = progress(servers, subscribePattern=".*", failOnDataLoss="false")
+    assert [r.topic for r in lenient.ranges(start, end)] == ["t"]
 
 
 def test_a_checkpoint_of_another_topic_is_refused(caplog: pytest.LogCaptureFixture) -> None:
