@@ -9,7 +9,6 @@ Must not know: pyspark, how the gateway is asked.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +17,7 @@ from kop.pulsar_client import PulsarError, TlsOptions
 from kop.pulsar_client.admin import Admin
 from kop.pulsar_client.auth import parse_auth
 from kop.pulsar_client.message_offsets import MessageId, MessageOffsetError, message_offsets
-from kop.spark.offsets import Offsets, TopicPartition
+from kop.spark.offsets import Offsets, TopicPartition, parse_json
 
 __all__ = ["SETTINGS", "MessageBoundError", "MessageId", "PulsarAdmin", "offsets_of", "parse_messages"]
 
@@ -45,10 +44,7 @@ class PulsarAdmin:
 
 def parse_messages(text: str) -> dict[TopicPartition, MessageId]:
     """The messages of `{"topic": {"0": "12:5:-1"}}`; ValueError says what is wrong with it."""
-    try:
-        topics = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is no JSON ({error})") from None
+    topics = parse_json(text)
     messages: dict[TopicPartition, MessageId] = {}
     try:
         for topic, partitions in topics.items():

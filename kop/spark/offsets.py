@@ -20,12 +20,28 @@ OffsetDict: TypeAlias = dict[str, dict[str, int]]
 """The same as Spark keeps it in its checkpoint: topic -> partition, as text -> offset."""
 
 
-def parse_offsets(text: str) -> Offsets:
-    """The partitions of a JSON text and the number of each; ValueError says what is wrong with it."""
+_LIMIT: Final = 2**63
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; ValueError says what is wrong with it, and which name an object has twice."""
     try:
-        topics = json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise ValueError(f"is no JSON ({error})") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"has {next(name for name in names if names.count(name) > 1)!r} twice: write it once")
+    return made
+
+
+def parse_offsets(text: str) -> Offsets:
+    """The partitions of a JSON text and the number of each; ValueError says what is wrong with it."""
+    topics = parse_json(text)
     offsets: Offsets = {}
     for topic, partitions in _object(topics).items():
         for partition, number in _object(partitions).items():
@@ -33,16 +49,17 @@ def parse_offsets(text: str) -> Offsets:
                 raise ValueError(f"names a partition {partition!r} of {topic}, which is no number")
             if type(number) is not int:
                 raise ValueError(f"gives {topic} partition {partition} {number!r}, which is no whole number")
+            if not -_LIMIT <= number < _LIMIT:
+                raise ValueError(f"gives {topic} partition {partition} {number}, which takes more than 64 bits")
+            if (topic, int(partition)) in offsets:
+                raise ValueError(f"names partition {partition} of {topic} twice")
             offsets[topic, int(partition)] = number
     return offsets
 
 
 def parse_assignment(text: str) -> list[TopicPartition]:
     """The partitions of `{"topic": [0, 1]}`; ValueError says what is wrong with it."""
-    try:
-        topics = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is no JSON ({error})") from None
+    topics = parse_json(text)
     assigned: list[TopicPartition] = []
     for topic, partitions in _object(topics).items():
         if not isinstance(partitions, list) or not all(type(p) is int and p >= 0 for p in partitions):

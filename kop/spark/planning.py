@@ -58,23 +58,22 @@ def split(ranges: Sequence[OffsetRange], min_partitions: int | None, max_records
 
 
 def limit(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """The end of a batch of at most `most` offsets: each partition gives its share of what is new in all of them.
+    """The end of a batch of `most` offsets: each partition gives its share of what is new in all of them.
 
-    A partition that is not in `start` must be given with the offset where it begins. The shares are rounded down, and
-    what is left goes to the largest remainders, so a batch is as large as it may be.
+    Each partition that has something new gives one offset at least, as in Spark's Kafka source: a partition with a few
+    records does not wait until a long one is read. Else the shares are rounded down, and what is left goes to the
+    largest remainders. A partition that is not in `start` must be given with the offset where it begins.
     """
-    new = {partition: max(0, end - start[partition]) for partition, end in latest.items()}
-    total = sum(new.values())
+    new = {partition: end - start[partition] for partition, end in latest.items() if end > start[partition]}
+    total, most = sum(new.values()), max(most, len(new))
     if total <= most:
         return dict(latest)
-    shares = {partition: most * size // total for partition, size in new.items()}
+    to_share, more = most - len(new), total - len(new)
+    shares = {partition: 1 + to_share * (size - 1) // more for partition, size in new.items()}
     left = most - sum(shares.values())
-    for partition in sorted(new, key=lambda p: (-(most * new[p] % total), p))[:left]:
+    for partition in sorted(new, key=lambda p: (-(to_share * (new[p] - 1) % more), p))[:left]:
         shares[partition] += 1
-    return {
-        partition: start[partition] + share if new[partition] else latest[partition]
-        for partition, share in shares.items()
-    }
+    return dict(latest) | {partition: start[partition] + share for partition, share in shares.items()}
 
 
 def limit_bytes(
@@ -83,20 +82,16 @@ def limit_bytes(
     each: Mapping[TopicPartition, float],
     most: int,
 ) -> Offsets:
-    """The end of a batch of about `most` bytes, at least of one offset.
+    """The end of a batch of about `most` bytes.
 
     `each` is how many bytes an offset takes in a partition, for those that have new ones. Each partition gives the same
-    part of what is new in it.
+    part of what is new in it, and one offset at least.
     """
     new = {partition: latest[partition] - start[partition] for partition in each}
     total = sum(count * each[partition] for partition, count in new.items())
     if total <= most:
         return dict(latest)
-    end = dict(latest) | {p: start[p] + int(count * most / total) for p, count in new.items()}
-    if all(end[p] == start[p] for p in new):
-        largest = max(sorted(new), key=lambda p: new[p] * each[p])
-        end[largest] += 1
-    return end
+    return dict(latest) | {p: start[p] + max(1, int(count * most / total)) for p, count in new.items()}
 
 
 def count_new(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> int:

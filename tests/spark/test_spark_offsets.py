@@ -32,6 +32,9 @@ def test_equal_offsets_are_equal_text() -> None:
         ('{"a": {"0": "1"}}', "no whole number"),
         ('{"a": {"0": true}}', "no whole number"),
         ('{"a": {"0": 1.5}}', "no whole number"),
+        ('{"a": {"0": 9223372036854775808}}', "more than 64 bits"),
+        ('{"a": {"0": 1}, "a": {"1": 2}}', "has 'a' twice"),
+        ('{"a": {"0": 1, "00": 2}}', "partition 00 of a twice"),
     ],
 )
 def test_what_is_wrong_with_offsets_is_said(text: str, why: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kop.spark.planning import OffsetRange, count_new, limit, split
+from kop.spark.planning import OffsetRange, count_new, limit, limit_bytes, split
 
 SIZES = st.lists(st.integers(0, 1000), min_size=1, max_size=20)
 
@@ -49,7 +49,7 @@ def test_a_limit_is_shared_by_what_is_new() -> None:
     start, latest = {("t", 0): 0, ("t", 1): 10}, {("t", 0): 300, ("t", 1): 110}
     assert limit(start, latest, 40) == {("t", 0): 30, ("t", 1): 20}
     assert limit(start, latest, 400) == latest
-    assert limit(start, latest, 1) == {("t", 0): 1, ("t", 1): 10}
+    assert limit(start, latest, 1) == {("t", 0): 1, ("t", 1): 11}, "as Spark's Kafka source has it"
 
 
 @given(SIZES, st.integers(1, 500))
@@ -57,8 +57,15 @@ def test_a_limited_batch_is_as_large_as_it_may_be(sizes: list[int], most: int) -
     start = {("t", partition): 7 for partition in range(len(sizes))}
     latest = {("t", partition): 7 + size for partition, size in enumerate(sizes)}
     end = limit(start, latest, most)
-    assert count_new(start, end) == min(most, sum(sizes))
+    assert count_new(start, end) == min(max(most, sum(size > 0 for size in sizes)), sum(sizes))
+    assert all(end[p] > start[p] for p in latest if latest[p] > start[p]), "none waits for the others"
     assert all(start[p] <= end[p] <= latest[p] for p in latest)
+
+
+def test_a_partition_with_one_record_does_not_wait_for_a_long_one() -> None:
+    start, latest = {("t", 0): 0, ("t", 1): 10}, {("t", 0): 1_000_000, ("t", 1): 11}
+    assert limit(start, latest, 1000) == {("t", 0): 999, ("t", 1): 11}
+    assert limit_bytes(start, latest, {("t", 0): 100.0, ("t", 1): 100.0}, 100_000) == {("t", 0): 999, ("t", 1): 11}
 
 
 def test_a_log_that_got_shorter_takes_no_share() -> None:
