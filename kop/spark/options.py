@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+INT32: Final = 2**31 - 1
+"""The most that Kafka has room for where it counts bytes of a request, or its milliseconds."""
 DEFAULT_PATIENCE_MS: Final = 60_000
 UNITS_OF_TIME: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 UNITS_OF_SIZE: Final = {
@@ -120,7 +122,7 @@ REFUSED: Final = {
     "topic": "set subscribe instead: topic is an option of writes",
     "topics": "set subscribe instead",
     "subscriptionType": "leave it out: Spark reads ranges of offsets; use a share group where consumers compete",
-    "subscriptionName": "set kafka.group.id instead",
+    "subscriptionName": "leave it out, and call kop.spark.track_progress: it shows the progress as a group's",
 }
 """Options that some other connector has and this one cannot keep, with what to do."""
 
@@ -237,8 +239,8 @@ def flag(value: str) -> bool:
     return value.strip().lower() == "true"
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """A whole number, no smaller than `least`."""
+def whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
+    """A whole number from `least` to `most`."""
 
     def parse(value: str) -> int:
         try:
@@ -247,6 +249,8 @@ def whole(least: int) -> Callable[[str], int]:
             raise ValueError("is no whole number") from None
         if number < least:
             raise ValueError(f"is below {least}")
+        if number > most:
+            raise ValueError(f"is above {most}")
         return number
 
     return parse
@@ -434,10 +438,10 @@ def _fetch(given: Given) -> FetchSettings:
     default = FetchSettings()
     return FetchSettings(
         isolation=levels.index(level),
-        partition_bytes=given.take("kafka.max.partition.fetch.bytes", whole(1), default.partition_bytes),
-        max_bytes=given.take("kafka.fetch.max.bytes", whole(1), default.max_bytes),
-        min_bytes=given.take("kafka.fetch.min.bytes", whole(1), default.min_bytes),
-        wait_ms=given.take("kafka.fetch.max.wait.ms", whole(0), default.wait_ms),
+        partition_bytes=given.take("kafka.max.partition.fetch.bytes", whole(1, INT32), default.partition_bytes),
+        max_bytes=given.take("kafka.fetch.max.bytes", whole(1, INT32), default.max_bytes),
+        min_bytes=given.take("kafka.fetch.min.bytes", whole(1, INT32), default.min_bytes),
+        wait_ms=given.take("kafka.fetch.max.wait.ms", whole(0, INT32), default.wait_ms),
         rack=given.take("kafka.client.rack", str.strip, ""),
     )
 
@@ -463,6 +467,8 @@ def _read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions
     first = LATEST if streaming and event_times[0] is None else EARLIEST
     starting = _bound(given, "starting", streaming) or Bound("startingOffsets", everywhere=first)
     ending = _bound(given, "ending", streaming)
+    if ending is not None:
+        _refuse_backwards(starting, ending)
     by_message = starting.messages is not None or (ending is not None and ending.messages is not None)
     strategy = given.take("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error")
     least = given.take("minOffsetsPerTrigger", whole(1), 0) or None
@@ -604,7 +610,10 @@ def _event_times(given: Given, streaming: bool) -> tuple[int | None, int | None]
         time = given.take(name, whole(0), 0)
         inclusive = _inclusive(given, name, when=asked, default=which == "starting")
         bounds.append(time + (inclusive != (which == "starting")) if asked else None)
-    return bounds[0], bounds[1]
+    first, end = bounds
+    if first is not None and end is not None and end < first:
+        raise OptionError("set endingEventTime to no earlier than startingEventTime: no row would be left")
+    return first, end
 
 
 def _bound(given: Given, which: str, streaming: bool) -> Bound | None:
@@ -647,6 +656,23 @@ def _bound(given: Given, which: str, streaming: bool) -> Bound | None:
     if forbidden in offsets.values() and not (streaming and which == "starting"):
         _no_such_bound(names[2], which)
     return Bound(names[2], each=offsets)
+
+
+def _refuse_backwards(starting: Bound, ending: Bound) -> None:
+    """Raise OptionError where a read ends before it starts, as far as the options alone say it."""
+    first, end = starting.time, ending.time
+    if first is not None and end is not None and end < first:
+        raise OptionError(
+            f"set {ending.option} to no earlier than {starting.option}: the read would end before it starts"
+        )
+    for starts, ends in ((starting.times, ending.times), (starting.each, ending.each)):
+        for (topic, partition), at in (starts or {}).items():
+            until = (ends or {}).get((topic, partition), LATEST)
+            if at >= 0 and 0 <= until < at:
+                raise OptionError(
+                    f"set {ending.option} to no less than {starting.option}: the read of {topic} partition {partition} "
+                    f"would end at {until}, before it starts at {at}"
+                )
 
 
 def _no_such_bound(name: str, which: str) -> NoReturn:

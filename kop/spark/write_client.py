@@ -93,7 +93,13 @@ class WriteClient:
             self._topics[topic] = _Topic(leaders, time.monotonic())
             return leaders
 
-        return self._patiently(ask)
+        try:
+            return self._patiently(ask)
+        except (errors.UnknownTopicOrPartitionError, errors.InvalidTopicError) as error:
+            raise SinkError(
+                f"create the topic {topic}, or name another one: the cluster has none of this name, and makes none by "
+                f"its first use ({error})"
+            ) from error
 
     def partitions_at_least(self, topic: str, count: int) -> None:
         """Make a topic that never holds records, or give it more partitions, where it has fewer than `count`."""

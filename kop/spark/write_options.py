@@ -17,6 +17,7 @@ from typing import Any, Final
 from kop.records.batch import LOG_OVERHEAD, Codec
 from kop.spark.options import (
     CONNECTION_OPTIONS,
+    INT32,
     Given,
     OptionError,
     connection_options,
@@ -121,7 +122,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
     produce = ProduceSettings(
         codec=Codec[given.take("kafka.compression.type", one_of(*_CODECS), "none").upper()],
         max_batch_bytes=min(most, max(given.take("kafka.batch.size", whole(1), most), 16_384)),
-        transaction_timeout_ms=given.take("kafka.transaction.timeout.ms", whole(1), 300_000),
+        transaction_timeout_ms=given.take("kafka.transaction.timeout.ms", whole(1, INT32), 300_000),
     )
     patience = given.take("kafka.delivery.timeout.ms", whole(1), 120_000) / 1000
     for name, parse in _IGNORED.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -208,6 +209,15 @@ def test_a_row_that_is_too_large(kop_shared_broker: Broker, client: WriteClient)
 def test_a_topic_is_made_by_its_first_row(kop_shared_broker: Broker, client: WriteClient) -> None:
     producer(client).write(rows("made-by-use", value=["v"]))
     assert [value for value, _ in read(kop_shared_broker.bootstrap, "made-by-use")] == ["v"]
+
+
+@pytest.mark.parametrize("topic", ["not-made", "no name"])
+def test_a_topic_that_is_not_there(kop_broker_factory: Callable[..., Broker], topic: str) -> None:
+    broker = kop_broker_factory(auto_create_topics_enable=False)
+    client = WriteClient({"bootstrap_servers": [broker.bootstrap], "client_id": "test"}, 0.3)
+    with pytest.raises(SinkError, match=f"create the topic {topic}, or name another one"):
+        producer(client).write(rows(topic, value=["v"]))
+    client.close()
 
 
 def test_nobody_answers() -> None:
