@@ -198,19 +198,20 @@ class ReadClient:
                 partition=index, fetch_offset=offset, partition_max_bytes=settings.partition_bytes
             )
             named = {"topic": topic} | ({"topic_id": topic_id} if topic_id else {})
-            answer = self._connection.send(
-                FetchRequest(
-                    max_wait_ms=settings.wait_ms,
-                    min_bytes=settings.min_bytes,
-                    max_bytes=settings.max_bytes,
-                    isolation_level=settings.isolation,
-                    topics=[FetchRequest.FetchTopic(partitions=[asked], **named)],
-                    rack_id=settings.rack,
-                    min_version=4,
-                    max_version=17 if topic_id else 12,
-                ),
-                leader,
+            request = FetchRequest(
+                max_wait_ms=settings.wait_ms,
+                min_bytes=settings.min_bytes,
+                max_bytes=settings.max_bytes,
+                isolation_level=settings.isolation,
+                topics=[FetchRequest.FetchTopic(partitions=[asked], **named)],
+                rack_id=settings.rack,
+                min_version=4,
+                max_version=17 if topic_id else 12,
             )
+            answer = self._connection.send(request, leader)
+            nearer = _preferred(answer)
+            if nearer >= 0:  # the leader gives no records then (KIP-392)
+                answer = self._connection.send(request, nearer)
             if answer.error_code:
                 raise errors.for_code(answer.error_code)(f"Fetch from {topic} partition {index}")
             (response,) = answer.responses[0].partitions
@@ -251,3 +252,11 @@ class ReadClient:
     def _forget(self, topics: Iterable[str]) -> None:
         for topic in topics:
             self._topics.pop(topic, None)
+
+
+def _preferred(answer: Any) -> int:
+    """The server of the client's rack that the leader wants to be asked instead; -1 for none."""
+    if answer.error_code or answer.API_VERSION < 11:
+        return -1
+    server: int = answer.responses[0].partitions[0].preferred_read_replica
+    return server

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
+from kafka.protocol.consumer import FetchRequest
 
-from kop.spark.connection import UnreachableError
+from kop.spark.connection import ClusterConnection, UnreachableError
 from kop.spark.fetching import EventTimeError, ReadSettings, read_range
 from kop.spark.offsets import EARLIEST, LATEST
 from kop.spark.options import batch_options
 from kop.spark.planning import DataLossError, OffsetRange
-from kop.spark.read_client import ReadClient
+from kop.spark.read_client import FetchSettings, ReadClient
 from kop.spark.subscription import find_partitions
 from kop.testing.broker import Broker
 
@@ -199,6 +200,29 @@ def test_a_partition_that_a_client_does_not_know_yet_is_looked_for(topic: Topic)
     assert topic.client.list_offsets({place: LATEST}, 0) == {place: 0}
     with pytest.raises(errors.UnknownTopicOrPartitionError):
         topic.client.list_offsets({(topic.name, 2): LATEST}, 0)
+
+
+def test_the_server_of_the_own_rack_is_asked_where_the_leader_names_one(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KIP-392: a leader that has a replica in the client's rack names it, and gives no records."""
+    topic.send(b"a")
+    real = ClusterConnection.send
+    asked: list[str] = []
+
+    def send(self: ClusterConnection, request: Any, node: int | None = None) -> Any:
+        answer = real(self, request, node)
+        if isinstance(request, FetchRequest):
+            asked.append(request.rack_id)
+            if len(asked) == 1:
+                (partition,) = answer.responses[0].partitions
+                partition.records, partition.preferred_read_replica = None, node
+        return answer
+
+    monkeypatch.setattr(ClusterConnection, "send", send)
+    settings = FetchSettings(rack="near", wait_ms=10)
+    assert topic.client.fetch((topic.name, 0), None, 0, settings).records
+    assert asked == ["near", "near"]
 
 
 def test_times_are_found(topic: Topic) -> None:
