@@ -23,12 +23,12 @@ Examples:
 A script finds the address in os.environ["KOP_BOOTSTRAP"]."""
 
 
-@click.command("spark", epilog=EPILOG, context_settings={"ignore_unknown_options": True})
+@click.command("spark", epilog=EPILOG, context_settings={"allow_interspersed_args": False})
 @bootstrap_option
 @click.argument("script", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(bootstrap: str, script: str | None, arguments: tuple[str, ...]) -> None:
-    """Run a PySpark script, or the PySpark shell, with format("kop").
+    """Run a PySpark script, or the PySpark shell, with format("kop"). What comes behind SCRIPT is the script's.
 
     Spark's workers get this Python, which has kop. Needs Java 17 or 21.
     """

@@ -53,6 +53,18 @@ def test_a_script_gets_its_arguments_and_the_environment(home: Path) -> None:
     assert variables["PYSPARK_PYTHON"] == variables["PYSPARK_DRIVER_PYTHON"] == sys.executable
 
 
+def test_options_behind_the_script_are_its_own(home: Path) -> None:
+    script = home / "script.py"
+    script.write_text(SAY)
+    done = run(home, str(script), "--bootstrap", "other:1", "--help", "-b", "x", KOP_BOOTSTRAP="there:3")
+    assert done.returncode == 0, done.stderr
+    arguments, variables = json.loads(done.stdout)
+    assert arguments == ["--bootstrap", "other:1", "--help", "-b", "x"]
+    assert variables["KOP_BOOTSTRAP"] == "there:3"
+    done = run(home, "--master", "local[2]")
+    assert (done.returncode, "No such option" in done.stderr) == (2, True)
+
+
 def test_without_a_script_it_is_the_shell(home: Path) -> None:
     done = run(home, KOP_BOOTSTRAP="there:2")
     assert done.returncode == 0, done.stderr
