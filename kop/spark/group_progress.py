@@ -9,6 +9,7 @@ alarms. It serves the sources `kafka` and `kop` alike, whose offsets are the sam
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import sys
@@ -17,7 +18,9 @@ from collections.abc import Iterable, Mapping
 from typing import IO, Any, Final, NamedTuple
 
 from kop.spark.offsets import TopicPartition
+from kop.spark.options import CONNECTION_OPTIONS, FETCH_OPTIONS, Given, connection_options, refuse_unknown
 from kop.spark.write_client import WriteClient
+from kop.spark.write_options import PRODUCER_OPTIONS
 
 _log = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 10.0
@@ -90,10 +93,26 @@ def print_lag(query: Any, file: IO[str] | None = None) -> None:
     print(lag_table(partitions_of(_field(progress, "sources") or [])), file=file or sys.stdout)
 
 
+def progress_settings(options: Mapping[str, str]) -> Mapping[str, Any]:
+    """kafka-python's settings for the connection that the options of a read or a write say; OptionError.
+
+    What else they say is left out of account, but a `kafka.*` that nothing knows is refused.
+    """
+    others = {name.lower() for name in (*FETCH_OPTIONS, *PRODUCER_OPTIONS)}
+    names = {name.lower(): name for name in options}
+    given = Given(
+        {names[name]: options[names[name]] for name in names if name.startswith("kafka.") and name not in others}
+    )
+    settings = connection_options(given).settings
+    refuse_unknown(given, CONNECTION_OPTIONS, "the options of a connection")
+    return settings
+
+
 class GroupProgress:
     """Commits offsets to a group, as a consumer without membership does; failures are logged and never raised.
 
-    One commit is under way at a time. What comes meanwhile waits, and the newest offset of a partition wins.
+    One commit is under way at a time. What comes meanwhile waits, and the newest offset of a partition wins. What waits
+    when the process ends is committed then.
     """
 
     def __init__(self, settings: Mapping[str, Any], group: str, patience: float = PATIENCE_SECONDS) -> None:
@@ -106,6 +125,7 @@ class GroupProgress:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"kop-progress-{group}", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     def commit(self, partitions: Iterable[PartitionProgress]) -> None:
         """Commit these offsets soon; returns at once."""
@@ -115,6 +135,7 @@ class GroupProgress:
 
     def close(self, seconds: float = PATIENCE_SECONDS * 2) -> None:
         """Commit what waits, and end."""
+        atexit.unregister(self.close)
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -10,8 +10,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from kop.spark.group_progress import GroupProgress, partitions_of
-from kop.spark.options import Given, connection_options
+from kop.spark.group_progress import GroupProgress, partitions_of, progress_settings
 
 
 class ProgressListener(StreamingQueryListener):
@@ -41,10 +40,10 @@ def track_progress(
 ) -> ProgressListener:
     """Commit the offsets of each finished batch to a consumer group; returns the listener, which is registered already.
 
-    `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`. `query_name`: only
-    of the query of this name; without it of all queries of the session. To end it:
-    `spark.streams.removeListener(listener)`.
+    `options`: `kafka.bootstrap.servers` and what else the connection needs, as for `format("kop")`; OptionError for a
+    `kafka.*` that is not known, and other options of the query have no effect. `query_name`: only of the query of this
+    name; without it of all queries of the session. To end it: `spark.streams.removeListener(listener)`.
     """
-    listener = ProgressListener(GroupProgress(connection_options(Given(options)).settings, group), query_name)
+    listener = ProgressListener(GroupProgress(progress_settings(options), group), query_name)
     spark.streams.addListener(listener)
     return listener

@@ -6,13 +6,23 @@ import io
 import json
 import logging
 import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient
 
-from kop.spark.group_progress import GroupProgress, PartitionProgress, lag_table, partitions_of, print_lag
+from kop.spark.group_progress import (
+    GroupProgress,
+    PartitionProgress,
+    lag_table,
+    partitions_of,
+    print_lag,
+    progress_settings,
+)
+from kop.spark.options import OptionError
 from kop.testing import Broker
 
 SOURCE = {
@@ -66,6 +76,28 @@ def test_offsets_are_committed_to_a_group(kop_shared_broker: Broker, caplog: pyt
         ("read-by-spark", 1): 6,
     }
     assert "the offset of deleted-0 was not committed to spark-group" in caplog.text
+
+
+def test_what_waits_is_committed_when_the_process_ends(kop_shared_broker: Broker) -> None:
+    """A script with Trigger.AvailableNow ends right behind its query."""
+    kop_shared_broker.create_topic("read-by-a-script", 1)
+    script = f"""
+from kop.spark.group_progress import GroupProgress, PartitionProgress
+progress = GroupProgress({{"bootstrap_servers": ["{kop_shared_broker.bootstrap}"], "client_id": "t"}}, "script")
+progress.commit([PartitionProgress("read-by-a-script", 0, 5, None)])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    admin = KafkaAdminClient(bootstrap_servers=kop_shared_broker.bootstrap)
+    committed = admin.list_group_offsets({"script": None})["script"]
+    admin.close()
+    assert [value.offset for value in committed.values()] == [5]
+
+
+def test_options_of_the_query_may_be_given_but_a_connection_is_not_guessed() -> None:
+    query = {"kafka.bootstrap.servers": "a:1", "subscribe": "t", "Kafka.Isolation.Level": "read_committed"}
+    assert progress_settings(query | {"kafka.compression.type": "zstd"})["bootstrap_servers"] == ["a:1"]
+    with pytest.raises(OptionError, match=r"did you mean kafka\.security\.protocol\?"):
+        progress_settings(query | {"kafka.securty.protocol": "SSL"})
 
 
 def test_a_server_that_says_nothing_is_told_of_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
