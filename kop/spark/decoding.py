@@ -7,9 +7,10 @@ Must not know: pyspark, where records come from, how options are written.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -73,19 +74,29 @@ class Decoder:
             values.append(value)
             failures.append(failure)
         try:
-            column = pa.array(values, self._kind)
+            column = self._column(values)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             # One of them does not fit the schema: find out which.
             for at, record in enumerate(_records(batch)):
                 values[at], failures[at] = self._fitting(record, values[at], failures[at])
-            column = pa.array(values, self._kind)
+            column = self._column(values)
         made = batch.append_column(pa.field(DECODED, self._kind), column)
         if self._options.permissive:
             made = made.append_column(pa.field(ERROR, pa.string()), pa.array(failures, pa.string()))
         return made
 
+    def _column(self, values: list[Any]) -> pa.Array:
+        import pyarrow as pa  # noqa: PLC0415
+
+        column = pa.array(values, self._kind)
+        for value in values:
+            _refuse_fractions(value, self._kind)
+        return column
+
     def _decoded(self, record: DecoderRecord) -> tuple[Any, str | None]:
         try:
+            if record.timestamp is None:
+                raise OverflowError("its timestamp is beyond the years 1 to 9999, which Python's datetime holds")
             return self._function(record), None
         except Exception as error:  # whatever the user's function raises
             return None, self._failure(record, error)
@@ -94,13 +105,13 @@ class Decoder:
         import pyarrow as pa  # noqa: PLC0415
 
         try:
-            pa.array([value], self._kind)
+            self._column([value])
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             return None, self._failure(record, error)
         return value, failure
 
     def _failure(self, record: DecoderRecord, error: Exception) -> str:
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()  # a lone surrogate
         if self._options.permissive:
             return what
         raise RecordDecodeError(
@@ -121,7 +132,42 @@ def _imported(name: str) -> Callable[[DecoderRecord], Any]:
     return decoder
 
 
+def _refuse_fractions(value: Any, kind: pa.DataType) -> None:
+    """ValueError where pyarrow cuts the fraction of a number off to make it a whole one."""
+    from pyarrow import types  # noqa: PLC0415
+
+    if types.is_integer(kind):
+        if isinstance(value, (float, Decimal)) and value != int(value):
+            raise ValueError(f"{value} is no whole number")
+    elif types.is_struct(kind):
+        if isinstance(value, Mapping):
+            for field in kind:
+                _refuse_fractions(value.get(field.name), field.type)
+        elif isinstance(value, tuple):
+            for item, field in zip(value, kind, strict=False):
+                _refuse_fractions(item, field.type)
+    elif types.is_list(kind) and value is not None:
+        for item in value:
+            _refuse_fractions(item, kind.value_type)
+
+
 def _records(batch: pa.RecordBatch) -> Iterator[DecoderRecord]:
-    *plain, headers = (column.to_pylist() for column in batch.columns)
+    *plain, headers = (_values(column) for column in batch.columns)
     for *fields, of_record in zip(*plain, headers, strict=True):
         yield DecoderRecord._make((*fields, [(header["key"], header["value"]) for header in of_record or ()]))
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The values of a column; None for a time that Python does not hold."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        values = [_value(scalar) for scalar in column]
+    return values
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return None

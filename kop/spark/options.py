@@ -560,6 +560,8 @@ def _decoder(given: Given) -> DecoderOptions | None:
         return None
     if not schema:
         raise OptionError('set decoderSchema to the columns that the decoder gives, as in "id BIGINT, name STRING"')
+    if re.search(r"\bNOT\s+NULL\b", schema, re.IGNORECASE):
+        raise OptionError("leave NOT NULL out of decoderSchema: a decoder may leave any field out")
     return DecoderOptions(name, schema, mode == "permissive")
 
 

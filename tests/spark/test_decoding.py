@@ -23,6 +23,10 @@ def decode(record: DecoderRecord) -> dict[str, object] | None:
     number, _, name = record.value.decode().partition(" ")
     if name == "wrong type":
         return {"id": number, "name": name}
+    if name == "fraction":
+        return {"id": int(number) + 0.5, "name": name}
+    if name == "surrogate":
+        raise ValueError("Error \ud800")
     return {"id": int(number), "name": name}
 
 
@@ -56,7 +60,7 @@ def test_a_decoder_gets_the_whole_record() -> None:
     assert seen[1].headers == []
 
 
-@pytest.mark.parametrize("value", [b"x y", b"\xff", b"7 wrong type"])
+@pytest.mark.parametrize("value", [b"x y", b"\xff", b"7 wrong type", b"7 fraction", b"7 surrogate"])
 def test_a_record_that_is_not_taken_ends_the_read_or_is_null(value: bytes) -> None:
     with pytest.raises(RecordDecodeError, match=r"set mode to PERMISSIVE.*topic t partition 3 offset 41: \w+:"):
         decoder().add(rows(b"1 one", value, b"2 two"))
@@ -65,6 +69,18 @@ def test_a_record_that_is_not_taken_ends_the_read_or_is_null(value: bytes) -> No
     errors = decoded.column("decodeError").to_pylist()
     assert [errors[0], errors[2]] == [None, None]
     assert "Error" in errors[1] or "Arrow" in errors[1]
+
+
+def test_a_time_that_python_does_not_hold_is_of_one_record() -> None:
+    """Microseconds in the place of milliseconds: the record is named, and the others are read."""
+    batch = rows(b"1 one", b"2 two")
+    times = pa.array([NOON.timestamp() * 1e6, NOON.timestamp() * 1e9], pa.int64()).cast(batch.column("timestamp").type)
+    batch = batch.set_column(5, batch.schema.field("timestamp"), times)
+    with pytest.raises(RecordDecodeError, match="offset 41: OverflowError: its timestamp"):
+        decoder().add(batch)
+    decoded = decoder(permissive=True).add(batch)
+    assert decoded.column("decoded").to_pylist() == [{"id": 1, "name": "one"}, None]
+    assert decoded.column("timestamp").equals(times)
 
 
 @pytest.mark.parametrize("name", ["kop_no_such_module:decode", f"{__name__}:no_such_function"])

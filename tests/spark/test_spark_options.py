@@ -63,6 +63,7 @@ def test_names_have_no_case() -> None:
         (SERVER | {"subscribe": "t", "topicNamespace": "public"}, "is not of the form TENANT/NAMESPACE"),
         (SERVER | {"subscribePattern": "t.*", "topicNamespace": "a/b"}, "write the namespace into subscribePattern"),
         (SERVER | {"subscribe": "t", "decoder": "a:b"}, "set decoderSchema"),
+        (SERVER | {"subscribe": "t", "decoder": "a:b", "decoderSchema": "n INT not  null"}, "leave NOT NULL out"),
         (SERVER | {"subscribe": "t", "decoder": "a.b"}, "is not of the form module:function"),
         (SERVER | {"subscribe": "t", "mode": "PERMISSIVE"}, "nothing is decoded"),
         (SERVER | {"subscribe": "t", "maxBytesPerTrigger": "0"}, "is below 1"),
