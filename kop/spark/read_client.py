@@ -214,6 +214,8 @@ class ReadClient:
                 answer = self._connection.send(request, nearer)
             if answer.error_code:
                 raise errors.for_code(answer.error_code)(f"Fetch from {topic} partition {index}")
+            if not answer.responses:  # a server of Kafka that holds this user to a quota
+                raise errors.ThrottlingQuotaExceededError(f"Fetch from {topic} partition {index}")
             (response,) = answer.responses[0].partitions
             error = errors.for_code(response.error_code)
             if error in GONE:
@@ -256,7 +258,7 @@ class ReadClient:
 
 def _preferred(answer: Any) -> int:
     """The server of the client's rack that the leader wants to be asked instead; -1 for none."""
-    if answer.error_code or answer.API_VERSION < 11:
+    if answer.error_code or answer.API_VERSION < 11 or not answer.responses:
         return -1
     server: int = answer.responses[0].partitions[0].preferred_read_replica
     return server

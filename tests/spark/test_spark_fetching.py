@@ -225,6 +225,22 @@ def test_the_server_of_the_own_rack_is_asked_where_the_leader_names_one(
     assert asked == ["near", "near"]
 
 
+def test_an_answer_without_records_for_a_quota_is_asked_again(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka answers a Fetch beyond a quota at once, with no topic in it."""
+    topic.send(b"a")
+    real = ClusterConnection.send
+    throttled = iter([True, False])
+
+    def send(self: ClusterConnection, request: Any, node: int | None = None) -> Any:
+        answer = real(self, request, node)
+        if isinstance(request, FetchRequest) and next(throttled):
+            answer.responses.clear()
+        return answer
+
+    monkeypatch.setattr(ClusterConnection, "send", send)
+    assert topic.client.fetch((topic.name, 0), None, 0, FetchSettings(wait_ms=10)).records
+
+
 def test_times_are_found(topic: Topic) -> None:
     topic.send(b"1")
     place = (topic.name, 0)
