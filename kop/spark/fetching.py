@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kafka import errors
 
@@ -29,6 +29,14 @@ READ_COMMITTED = 1
 
 class EventTimeError(Exception):
     """Records of a topic have no time of an event; the text says what to do."""
+
+
+class MayLoseData(Protocol):
+    """What says whether a read goes on where data is lost."""
+
+    @property
+    def fail_on_data_loss(self) -> bool:
+        """Whether it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,7 @@ def _name(wanted: OffsetRange) -> str:
     return f"topic {wanted.topic} partition {wanted.partition}"
 
 
-def lost(settings: ReadSettings, what: str) -> None:
+def lost(settings: MayLoseData, what: str) -> None:
     """Raise DataLossError, or warn where the read was told to go on."""
     if settings.fail_on_data_loss:
         raise DataLossError(f"set failOnDataLoss to false to go on without them: some data may have been lost, {what}")

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from kop.spark.bounds import Bound
 from kop.spark.decoding import Decoder
-from kop.spark.fetching import ReadSettings, lost, read_range
-from kop.spark.offsets import LATEST, OffsetDict, Offsets, from_dict, to_dict
+from kop.spark.fetching import ReadSettings, read_range
+from kop.spark.offsets import OffsetDict, from_dict, to_dict
 from kop.spark.options import ConnectionOptions, ReadOptions
 from kop.spark.planning import OffsetRange, split
 from kop.spark.read_client import ReadClient
 from kop.spark.stream_state import StreamState
-from kop.spark.subscription import find_partitions, resolve_end, resolve_start
+from kop.spark.subscription import find_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,28 +94,7 @@ class KopBatchReader(DataSourceReader):
 
     def partitions(self) -> list[RangePartition]:
         """The tasks, from the starting offsets to the ending ones as they are now."""
-        options = self._options
-        client = client_of_process(options.connection)
-        partitions = find_partitions(client, options)
-        starts = resolve_start(client, options, partitions.keys())
-        ending = options.ending or Bound("endingOffsets", everywhere=LATEST)
-        ends = resolve_end(client, options, ending, partitions.keys())
-        if ending.each is not None:
-            ends = self._no_later_than_the_log(client, ends)
-        return as_tasks(
-            options, [OffsetRange(t, topic_id, p, starts[t, p], ends[t, p]) for (t, p), topic_id in partitions.items()]
-        )
-
-    def _no_later_than_the_log(self, client: ReadClient, ends: Offsets) -> Offsets:
-        latest = client.list_offsets(dict.fromkeys(ends, LATEST), self._options.fetch.isolation)
-        for (topic, partition), end in ends.items():
-            if end > latest[topic, partition]:
-                lost(
-                    read_settings(self._options),
-                    f"endingOffsets has {end} for topic {topic} partition {partition}, which ends at "
-                    f"{latest[topic, partition]}",
-                )
-        return {p: min(end, latest[p]) for p, end in ends.items()}
+        return as_tasks(self._options, find_ranges(client_of_process(self._options.connection), self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""

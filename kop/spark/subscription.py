@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from kop.spark.bounds import Bound
+from kop.spark.fetching import lost
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kop.spark.options import OptionError, ReadOptions
+from kop.spark.planning import OffsetRange
 from kop.spark.read_client import TopicMetadata
 
 PARTITION: Final = re.compile(r"(.+)-partition-(\d+)")
@@ -79,6 +81,30 @@ def _missing(names: Iterable[str]) -> MissingTopicError:
     return MissingTopicError(
         f"create it, or name another one: there is no {', '.join(names)} (UnknownTopicOrPartition)"
     )
+
+
+def find_ranges(lookup: OffsetLookup, options: ReadOptions) -> list[OffsetRange]:
+    """What a batch reads: each partition as it is now, from its starting offset to its ending one.
+
+    DataLossError where an option names an offset behind the end of a log.
+    """
+    partitions = find_partitions(lookup, options)
+    ending = options.ending or Bound("endingOffsets", everywhere=LATEST)
+    starts = resolve_start(lookup, options, partitions.keys())
+    ends = resolve_end(lookup, options, ending, partitions.keys())
+    bounds = [(bound, at) for bound, at in ((options.starting, starts), (ending, ends)) if bound.each is not None]
+    if bounds:
+        latest = lookup.list_offsets(dict.fromkeys(partitions, LATEST), options.fetch.isolation)
+        for bound, offsets in bounds:
+            for (topic, partition), offset in offsets.items():
+                end = latest[topic, partition]
+                if offset > end:
+                    lost(
+                        options,
+                        f"{bound.option} has {offset} for topic {topic} partition {partition}, which ends at {end}",
+                    )
+        ends = {p: min(end, latest[p]) for p, end in ends.items()}
+    return [OffsetRange(t, topic_id, p, starts[t, p], ends[t, p]) for (t, p), topic_id in partitions.items()]
 
 
 def resolve_start(lookup: OffsetLookup, options: ReadOptions, partitions: Collection[TopicPartition]) -> Offsets:

@@ -10,11 +10,11 @@ import pytest
 from kafka import errors
 
 from kop.spark.offsets import EARLIEST, LATEST, Offsets, TopicPartition
-from kop.spark.options import OptionError, ReadOptions, stream_options
+from kop.spark.options import OptionError, ReadOptions, batch_options, stream_options
 from kop.spark.planning import DataLossError
 from kop.spark.read_client import TopicMetadata
 from kop.spark.stream_state import IDLE_SECONDS, SETTLE_SECONDS, StreamState
-from kop.spark.subscription import MissingTopicError, find_partitions, resolve_end, resolve_start
+from kop.spark.subscription import MissingTopicError, find_partitions, find_ranges, resolve_end, resolve_start
 
 
 @dataclass
@@ -136,6 +136,26 @@ def test_a_start_that_does_not_fit_is_an_error() -> None:
         resolve_start(servers, options(startingOffsets='{"t": {"0": 1}}'), partitions)
     with pytest.raises(OptionError, match="No offset matched in t-0, t-1"):
         resolve_start(servers, options(startingTimestamp="1"), partitions)
+
+
+def test_a_batch_is_planned_from_bounds_that_are_in_the_logs(caplog: pytest.LogCaptureFixture) -> None:
+    servers = FakeServers(t=2)
+    servers.write("t", 0, 10)
+
+    def ranges(**given: str) -> list[tuple[int, int]]:
+        said = batch_options({"kafka.bootstrap.servers": "a:1", "subscribe": "t"} | given)
+        return [(r.start, r.end) for r in find_ranges(servers, said)]
+
+    assert ranges() == [(0, 10), (0, 0)]
+    assert ranges(startingOffsets='{"t": {"0": 10, "1": 0}}', endingOffsets='{"t": {"0": 10, "1": -1}}')[0] == (10, 10)
+    beyond = '{"t": {"0": 11, "1": 0}}'
+    for option in ("startingOffsets", "endingOffsets"):
+        with pytest.raises(
+            DataLossError, match=f"^set failOnDataLoss.* {option} has 11 for topic t partition 0, .* 10"
+        ):
+            ranges(**{option: beyond})
+        assert ranges(failOnDataLoss="false", **{option: beyond})[0][1] == 10
+        assert f"{option} has 11" in caplog.text
 
 
 # Batches
