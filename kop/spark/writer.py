@@ -151,7 +151,8 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[Any]) -> None:
         """See `_check_tasks`."""
-        _check_tasks(self._write.options, messages)
+        exactly_once = self._write.options.exactly_once
+        _check_tasks(exactly_once, messages, 0 if exactly_once is None else exactly_once.batch or 0)
 
 
 class _StreamEnd:
@@ -161,7 +162,7 @@ class _StreamEnd:
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         """See `_check_tasks`."""
-        _check_tasks(self._write.options, messages)
+        _check_tasks(self._write.options.exactly_once, messages, batchId)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
         """Nothing is left to be done: a transaction that did not end is aborted by the next attempt, or in time."""
@@ -189,13 +190,17 @@ class RowStreamWriter(_StreamEnd, DataSourceStreamWriter):
         return self._write.stream(self._write.columns.batches(iterator))
 
 
-def _check_tasks(options: WriteOptions, messages: list[Any]) -> None:
-    """Refuse a batch that had fewer tasks than were promised: the next one might have more, in other places."""
-    wanted = options.exactly_once
+def _check_tasks(wanted: ExactlyOnce | None, messages: list[Any], batch: int) -> None:
+    """Refuse a batch that had fewer tasks than were promised: the next one might have more, in other places.
+
+    A task is not told how many others there are, so this is found out when the batch is written.
+    """
     if wanted is not None and len(messages) != wanted.tasks:
         raise SinkError(
-            f"the batch was written by {len(messages)} tasks, and exactlyOnceTasks says {wanted.tasks}: write "
-            f"df.repartition({wanted.tasks}, column), and set spark.sql.adaptive.enabled to false if it still has fewer"
+            f"write df.repartition({wanted.tasks}, column), and set spark.sql.adaptive.enabled to false if it still has "
+            f"fewer: the batch was written by {len(messages)} tasks, and exactlyOnceTasks says {wanted.tasks}. Its rows "
+            f"are in the topic already, under markers that do not fit {wanted.tasks} tasks: delete them, or have them "
+            f"twice, and write it again with another exactlyOnceId and exactlyOnceFrom={batch}."
         )
 
 
