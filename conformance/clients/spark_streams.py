@@ -126,6 +126,23 @@ def stream_from_latest_and_from_a_time(run: Run) -> None:
         same([r.offset for r in stream.records], [6, 7, 8], "from an offset")
 
 
+@case(kop=True, limit=120)
+def stream_from_latest_whose_first_batch_fails(run: Run) -> None:
+    topic = spread(run, [5])
+    with folder() as path, Stream(run, path, topic, startingOffsets="latest") as stream:
+        keep = stream._keep
+
+        def fail(frame: DataFrame, batch: int) -> None:
+            raise RuntimeError(f"batch {batch} is not taken")
+
+        stream._keep = fail  # type: ignore[method-assign]
+        refused("batch 0 is not taken", lambda: finish(stream.start().query))
+        fill(run, topic, 3)
+        stream._keep = keep  # type: ignore[method-assign]
+        stream.start()
+        same([r.offset for r in stream.wait(3)], [5, 6, 7], "what came since the query began")
+
+
 @quick(kop=True)
 def max_offsets_per_trigger_cuts_batches(run: Run) -> None:
     topic = spread(run, [500, 500])

@@ -103,7 +103,7 @@ class StreamState:
         self._reached = end
         if self._is_first(start):  # and may have been planned by a driver that found an earlier latest
             start = {p: min(offset, end.get(p, offset)) for p, offset in start.items()}
-        self._planned = True
+        self._planned = self._initial is not None  # PySpark 4.0 plans (end, end) before it asks for the start
         if not self._partitions:
             self._discover()
         if start and end and not start.keys() & end.keys():

@@ -195,6 +195,7 @@ def test_where_a_stream_from_latest_began_is_not_forgotten_with_its_first_batch(
     assert first["t", 0] == begun["t", 0] == 100, "the first batch only says where the query began"
     servers.write("t", 0, 10, time=9)
     restarted = progress(servers, **given)
+    restarted.ranges(first, first)  # as PySpark 4.0 does
     assert sum(r.size for r in restarted.ranges(restarted.initial(), first)) == 0
     second = restarted.next_end(first)
     assert second["t", 0] == 120
