@@ -197,10 +197,10 @@ def _check_tasks(wanted: ExactlyOnce | None, messages: list[Any], batch: int) ->
     """
     if wanted is not None and len(messages) != wanted.tasks:
         raise SinkError(
-            f"write df.repartition({wanted.tasks}, column), and set spark.sql.adaptive.enabled to false if it still has "
-            f"fewer: the batch was written by {len(messages)} tasks, and exactlyOnceTasks says {wanted.tasks}. Its rows "
-            f"are in the topic already, under markers that do not fit {wanted.tasks} tasks: delete them, or have them "
-            f"twice, and write it again with another exactlyOnceId and exactlyOnceFrom={batch}."
+            f"write df.repartition({wanted.tasks}, column), and set spark.sql.adaptive.enabled to false if it still "
+            f"has fewer: the batch was written by {len(messages)} tasks, and exactlyOnceTasks says {wanted.tasks}. Its "
+            f"rows are in the topic already, under markers that do not fit {wanted.tasks} tasks: delete them, or have "
+            f"them twice, and write it again with another exactlyOnceId and exactlyOnceFrom={batch}."
         )
 
 
