@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 0.1
 """A query without a trigger asks at once where nothing was new. The servers are asked no sooner than this."""
+OFFSETS_SETTING: Final = "kop.pulsar.offsets"
 SETTLE_SECONDS: Final = 3.0
 """How long a log may seem shorter than it was before it counts as another one: a server that takes a partition over may
 not know its end yet."""
@@ -119,7 +120,7 @@ class StreamState:
             new = [p for p in new if p in end]
         first = self._lookup.list_offsets(dict.fromkeys(new, EARLIEST), 0) if new else {}
         for (topic, partition), offset in first.items():
-            if offset > 0:
+            if offset > 0 and not self._has_packed_offsets():
                 self._lost(f"topic {topic} partition {partition} is new to the query and begins at {offset}, not 0")
         gone = [p for p in start if p not in end]
         if gone:
@@ -135,6 +136,10 @@ class StreamState:
                 )
             ranges.append(OffsetRange(topic, self._partitions.get((topic, partition)), partition, begin, stop))
         return ranges
+
+    def _has_packed_offsets(self) -> bool:
+        """Whether offsets are made of Pulsar's message ids: no log begins at 0 then."""
+        return self._lookup.server_configs([OFFSETS_SETTING]).get(OFFSETS_SETTING) == "packed"
 
     def _is_first(self, start: Offsets) -> bool:
         """Whether the batch from there on is the first of a query some of whose partitions start at their latest.

@@ -38,6 +38,7 @@ class FakeServers:
         self.logs = {(topic, p): FakeLog() for topic, count in topics.items() for p in range(count)}
         self.asked = 0
         self.record_bytes = 100
+        self.configs: dict[str, str] = {}
         self.while_it_sleeps: list[tuple[str, int, int]] = []
 
     def write(self, topic: str, partition: int, count: int, time: int = 0) -> None:
@@ -74,7 +75,7 @@ class FakeServers:
         return {partition: self.record_bytes * len(self.logs[partition].times) for partition in partitions}
 
     def server_configs(self, names: Collection[str]) -> dict[str, str]:
-        return {}
+        return {name: self.configs[name] for name in names if name in self.configs}
 
 
 def options(**given: str) -> ReadOptions:
@@ -363,6 +364,9 @@ def test_a_partition_that_comes_and_has_lost_records_already_is_lost_data() -> N
     servers.logs["t", 1].start = 4
     with pytest.raises(DataLossError, match="begins at 4, not 0"):
         progress(servers).ranges({("t", 0): 0}, {("t", 0): 0, ("t", 1): 9})
+    servers.configs["kop.pulsar.offsets"] = "packed"
+    (_, new) = progress(servers).ranges({("t", 0): 0}, {("t", 0): 0, ("t", 1): 9})
+    assert (new.start, new.end) == (4, 9), "offsets that are made of message ids begin anywhere"
 
 
 def test_a_topic_that_was_made_again_is_lost_data(caplog: pytest.LogCaptureFixture) -> None:
