@@ -343,7 +343,12 @@ CONNECTION_OPTIONS: Final = (
 def connection_options(given: Given) -> ConnectionOptions:
     """Take the options of the connection; OptionError."""
     if not given.has("kafka.bootstrap.servers"):
-        raise OptionError("set kafka.bootstrap.servers to HOST:PORT of a server, with commas between several")
+        table = (
+            ""
+            if given.left()
+            else "; PySpark does not pass on those of a table, spark.read.options(...).table(...) does"
+        )
+        raise OptionError(f"set kafka.bootstrap.servers to HOST:PORT of a server, with commas between several{table}")
     settings: dict[str, Any] = {
         "bootstrap_servers": given.take("kafka.bootstrap.servers", _servers, list[str]()),
         "client_id": "kop-spark",

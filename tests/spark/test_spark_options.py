@@ -41,7 +41,8 @@ def test_names_have_no_case() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "set kafka.bootstrap.servers"),
+        ({}, "spark.read.options(...).table(...)"),
+        ({"subscribe": "t"}, "set kafka.bootstrap.servers to HOST:PORT of a server, with commas between several"),
         (SERVER, "set one of subscribe, subscribePattern and assign"),
         (SERVER | {"subscribe": "a", "assign": '{"a": [0]}'}, "set one of subscribe and assign"),
         (SERVER | {"assign": "{}"}, "it names none"),
