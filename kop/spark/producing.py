@@ -41,10 +41,13 @@ class ProduceSettings:
 
 
 class Partitioner:
-    """Chooses partitions as Kafka's Java client does: by murmur2 of the key; rows without one in turns of a batch."""
+    """Chooses partitions as Kafka's Java client does: by murmur2 of the key; rows without one in turns of a batch.
 
-    def __init__(self) -> None:
-        self._turn = itertools.count()
+    `first`: whose turn it is first, modulo the number of partitions.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._turn = itertools.count(first)
 
     def partitions(self, keys: pa.Array, given: pa.Array, count: int) -> pa.Array:
         """The partition of each row of a topic that has `count` partitions, int32; `given` ones are not changed."""
@@ -56,15 +59,18 @@ class Partitioner:
 
 
 class RowProducer:
-    """Writes rows as one idempotent producer (KIP-98): each record once in its partition however often it is sent."""
+    """Writes rows as one idempotent producer (KIP-98): each record once in its partition however often it is sent.
 
-    def __init__(self, client: WriteClient, identity: Identity, settings: ProduceSettings) -> None:
+    `first`: the partition to which the first rows without a key go, as `Partitioner` takes it.
+    """
+
+    def __init__(self, client: WriteClient, identity: Identity, settings: ProduceSettings, first: int = 0) -> None:
         self.identity = identity
         self._client = client
         self._settings = settings
         self._sequences: dict[TopicPartition, int] = {}
         self._added: set[TopicPartition] = set()
-        self._partitioner = Partitioner()
+        self._partitioner = Partitioner(first)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch; returns when they are durable."""
@@ -142,7 +148,9 @@ class ClientTransactions:
         """FindCoordinator and InitProducerId."""
         self._client.partitions_at_least(MARKER_TOPIC, self._task.tasks)
         made = self._client.init_producer(self._task.transactional_id, self._settings.transaction_timeout_ms)
-        self._producer = RowProducer(self._client, made, self._settings)
+        # Each task of each batch is another producer: rows without a key go to other partitions the next time.
+        first = self._task.batch + self._task.task
+        self._producer = RowProducer(self._client, made, self._settings, first)
 
     def read_markers(self) -> Mapping[int, tuple[int, str]]:
         """OffsetFetch with require_stable."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from spark.sink_kit import POINTS, GivenUpError, Sink
+from spark.sink_kit import POINTS, GivenUpError, Sink, read
 
 from kop.spark.exactly_once import GROUP_PREFIX, MARKER_TOPIC, Digest, Marker, SinkError
-from kop.spark.sink_columns import schema
+from kop.spark.sink_columns import SinkColumns, schema
 from kop.spark.write_client import FencedError
 from kop.testing import Broker
 
@@ -178,6 +178,15 @@ def test_tasks_without_rows_leave_a_marker(sink: Sink) -> None:
     assert sink.write(0, 0, []) == (0, True)
     assert sink.write(1, 0, sink.rows(["x"])) == (1, False)
     assert sink.committed() == ["x"]
+
+
+def test_rows_without_a_key_go_to_every_partition_in_the_end(sink: Sink) -> None:
+    columns = SinkColumns.of([("value", "string")], sink.topic)
+    for batch in range(3):
+        for task in range(sink.tasks):
+            sink.write(batch, task, [columns.batch(pa.record_batch({"value": ["v"]}))])
+    used = [record.partition for _, record in read(sink.bootstrap, sink.topic)]
+    assert sorted(used) == [0, 0, 1, 1, 2, 2]
 
 
 def test_one_client_writes_one_batch_after_the_other(sink: Sink) -> None:
