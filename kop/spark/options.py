@@ -399,6 +399,14 @@ def _tls(given: Given) -> dict[str, Any]:
     return settings
 
 
+_UNKEPT_IN_JAAS: Final = {
+    "keytab": "run kinit -kt KEYTAB PRINCIPAL on the driver and the executors, whose ticket cache is used",
+    "principal": "the ticket cache says who logs in",
+    "tokenauth": "delegation tokens are not there, use a user's own name and password",
+}
+"""What a line of JAAS may ask for and cannot be kept, with what to do."""
+
+
 def _sasl(given: Given, protocol: str) -> dict[str, Any]:
     mechanism = given.take("kafka.sasl.mechanism", text, "").upper()
     module, pairs = given.take("kafka.sasl.jaas.config", _jaas, ("", dict[str, str]()))
@@ -407,6 +415,8 @@ def _sasl(given: Given, protocol: str) -> dict[str, Any]:
             raise OptionError(f"set kafka.security.protocol to SASL_SSL or SASL_PLAINTEXT: {protocol} logs nobody in")
         return {}
     mechanism = mechanism or "GSSAPI"
+    for name in sorted({name.lower() for name in pairs} & _UNKEPT_IN_JAAS.keys()):
+        raise OptionError(f"leave {name} out of kafka.sasl.jaas.config: {_UNKEPT_IN_JAAS[name]}")
     settings: dict[str, Any] = {"sasl_mechanism": mechanism}
     if mechanism == "PLAIN" or mechanism.startswith("SCRAM-SHA-"):
         wanted = "PlainLoginModule" if mechanism == "PLAIN" else "ScramLoginModule"

@@ -189,6 +189,23 @@ def test_a_line_of_jaas_gives_the_user() -> None:
         settings(kafka__sasl__mechanism="PLAIN")
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "line", "says"),
+    [
+        ("GSSAPI", 'com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true keyTab="/k";', "kinit -kt"),
+        (
+            "SCRAM-SHA-256",
+            'org.apache.kafka.ScramLoginModule required username="i" password="h" tokenauth=true;',
+            "delegation tokens are not there",
+        ),
+    ],
+)
+def test_what_a_line_of_jaas_asks_in_vain_is_refused(mechanism: str, line: str, says: str) -> None:
+    sasl = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": mechanism, "kafka.sasl.jaas.config": line}
+    with pytest.raises(OptionError, match=says):
+        batch_options(SERVER | {"subscribe": "t"} | sasl)
+
+
 def test_stores_of_java_are_refused_and_pem_files_taken() -> None:
     with pytest.raises(OptionError, match=r"set kafka\.ssl\.truststore\.type to PEM"):
         settings(kafka__security__protocol="SSL", kafka__ssl__truststore__location="/trust.jks")
