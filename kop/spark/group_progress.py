@@ -24,6 +24,8 @@ from kop.spark.write_options import PRODUCER_OPTIONS
 
 _log = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 10.0
+RETRY_SECONDS = 10.0
+"""How long after a failure the commit is tried again."""
 
 
 class PartitionProgress(NamedTuple):
@@ -157,12 +159,17 @@ class GroupProgress:
                     )
             except Exception as error:  # whatever it is, the query must not end of it
                 _log.warning(
-                    "the progress of the query was not committed to group %s: %s. The next batch commits it again.",
+                    "the progress of the query was not committed to group %s: %s. It is tried again.",
                     self._group,
                     error,
                 )
                 if client is not None:
                     client.close()
                     client = None
+                with self._changed:
+                    if self._closed:
+                        break
+                    self._waiting = due | self._waiting  # the query may be idle from now on
+                    self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
         if client is not None:
             client.close()

@@ -8,12 +8,14 @@ import logging
 import socket
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, errors
 
+from kop.spark import group_progress
 from kop.spark.group_progress import (
     GroupProgress,
     PartitionProgress,
@@ -23,6 +25,7 @@ from kop.spark.group_progress import (
     progress_settings,
 )
 from kop.spark.options import OptionError
+from kop.spark.write_client import WriteClient
 from kop.testing import Broker
 
 SOURCE = {
@@ -78,10 +81,36 @@ def test_offsets_are_committed_to_a_group(kop_shared_broker: Broker, caplog: pyt
     assert "the offset of deleted-0 was not committed to spark-group" in caplog.text
 
 
+def test_a_commit_that_fails_is_tried_again_without_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway may be away when the last batch of an idle query ends."""
+    monkeypatch.setattr(group_progress, "RETRY_SECONDS", 0.1)
+    with Broker() as broker:
+        broker.create_topic("t", 1)
+        refused = iter([True, False])
+        commit = WriteClient.commit
+
+        def fail(client: WriteClient, group: str, offsets: Any) -> Any:
+            if next(refused):
+                raise errors.KafkaConnectionError("away")
+            return commit(client, group, offsets)
+
+        monkeypatch.setattr(WriteClient, "commit", fail)
+        progress = GroupProgress({"bootstrap_servers": [broker.bootstrap], "client_id": "t"}, "again")
+        progress.commit([PartitionProgress("t", 0, 5, None)])
+        admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+        until = time.monotonic() + 10
+        while not (committed := admin.list_group_offsets({"again": None})["again"]) and time.monotonic() < until:
+            time.sleep(0.05)  # the commit is another thread's
+        progress.close()
+        admin.close()
+    assert [value.offset for value in committed.values()] == [5]
+
+
 def test_what_waits_is_committed_when_the_process_ends(kop_shared_broker: Broker) -> None:
     """A script with Trigger.AvailableNow ends right behind its query."""
     kop_shared_broker.create_topic("read-by-a-script", 1)
     script = f"""
+from kop.spark import group_progress
 from kop.spark.group_progress import GroupProgress, PartitionProgress
 progress = GroupProgress({{"bootstrap_servers": ["{kop_shared_broker.bootstrap}"], "client_id": "t"}}, "script")
 progress.commit([PartitionProgress("read-by-a-script", 0, 5, None)])
