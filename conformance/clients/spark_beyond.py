@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka_python_kit import make_topic, producer
 from spark_kit import (
     BOUNDED,
@@ -201,6 +201,26 @@ def spark_connect_reads_and_writes(run: Run) -> None:
     said = json.loads(child.stdout.strip().splitlines()[-1])
     same(said, {"session": "pyspark.sql.connect.session", "values": list(range(10))})
     same(sorted(committed(run, copy), key=int), [str(n) for n in range(10)])
+
+
+@beyond(limit=120)
+def progress_of_a_script_is_a_group_with_lag(run: Run) -> None:
+    topic, group = make_topic(run), run.group()
+    send(run, topic, 12)
+    script = Path(__file__).with_name("spark_progress.py")
+    with folder() as path:
+        child = subprocess.run(
+            [sys.executable, str(script), run.bootstrap, topic, group, f"{path}/progress"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100 * PATIENCE,
+        )
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert topic in child.stdout, f"the table of print_lag: {child.stdout[-500:]}"
+    with contextlib.closing(KafkaAdminClient(bootstrap_servers=run.bootstrap)) as admin:
+        committed = admin.list_group_offsets({group: None})[group]
+    same({tuple(place): value.offset for place, value in committed.items()}, {(topic, 0): 12})
 
 
 @contextlib.contextmanager

@@ -5,12 +5,16 @@ Owns: PySpark's listener. Must not know: groups, requests.
 
 from __future__ import annotations
 
+import atexit
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from kop.spark.group_progress import GroupProgress, partitions_of, progress_settings
+
+SETTLE_SECONDS: Final = 5.0
 
 
 class ProgressListener(StreamingQueryListener):
@@ -19,12 +23,18 @@ class ProgressListener(StreamingQueryListener):
     def __init__(self, progress: GroupProgress, query_name: str | None) -> None:
         self._progress = progress
         self._query_name = query_name
+        self._runs: set[str] = set()
+        self._changed = threading.Condition()
 
     def onQueryStarted(self, event: Any) -> None:
         """Nothing is read yet."""
+        with self._changed:
+            self._runs.add(f"{event.runId}")
 
     def onQueryProgress(self, event: Any) -> None:
         """Commit what the batch has read."""
+        with self._changed:
+            self._runs.add(f"{event.progress.runId}")
         if self._query_name in (None, event.progress.name):
             self._progress.commit(partitions_of(event.progress.sources))
 
@@ -33,6 +43,18 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: Any) -> None:
         """The progress of the last batch has come by then."""
+        with self._changed:
+            self._runs.discard(f"{event.runId}")
+            self._changed.notify()
+
+    def settle(self, spark: Any) -> None:
+        """Wait until the last progress of queries that have ended has come, which Spark tells later; SETTLE_SECONDS."""
+        try:
+            active = {f"{query.runId}" for query in spark.streams.active}
+        except Exception:  # the session has ended, and has told all
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self._runs - active, SETTLE_SECONDS)
 
 
 def track_progress(
@@ -46,4 +68,5 @@ def track_progress(
     """
     listener = ProgressListener(GroupProgress(progress_settings(options), group), query_name)
     spark.streams.addListener(listener)
+    atexit.register(listener.settle, spark)  # runs before what GroupProgress has registered
     return listener
