@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from kop.spark.options import OptionError
-from kop.spark.write_options import EXACTLY_ONCE
+from kop.spark.write_options import EXACTLY_ONCE, write_options
 
 
 def write_stream(
@@ -27,8 +27,9 @@ def write_stream(
 ) -> Any:
     """Start a query that writes a streaming DataFrame to topics; returns PySpark's StreamingQuery.
 
-    `options`: those of `format("kop")`; `checkpoint`: a folder that every worker reaches; `output_mode`: append,
-    complete or update; `trigger`: what DataStreamWriter.trigger takes, such as `{"availableNow": True}`.
+    `options`: those of `format("kop")`, OptionError where they cannot be kept; `checkpoint`: a folder that every worker
+    reaches; `output_mode`: append, complete or update; `trigger`: what DataStreamWriter.trigger takes, such as
+    `{"availableNow": True}`.
 
     With deliveryGuarantee=exactly-once each batch gets `exactlyOnceTasks` tasks: by the columns `repartition_by`, by
     the column key where none is named, in turns where there is no key. Rows of one key stay in one task, and their
@@ -36,7 +37,10 @@ def write_stream(
     """
     lowered = {str(key).lower(): str(value) for key, value in options.items()}
     exactly_once = lowered.get("deliveryguarantee", "").strip().lower() == EXACTLY_ONCE
-    tasks = int(lowered.get("exactlyoncetasks") or 0)
+    named = {"exactlyonceid": "query"} if exactly_once else {}
+    given = named | {str(key): str(value) for key, value in options.items()}
+    checked = write_options(given, streaming=False).exactly_once  # else an error is found in the first batch
+    tasks = 0 if checked is None else checked.tasks
     if exactly_once and "exactlyonceid" not in lowered and not _tells_query_ids(frame):
         raise OptionError("set exactlyOnceId to a name of this query: a session of Spark Connect does not tell its id")
     columns = repartition_by or (("key",) if "key" in {field.lower() for field in frame.columns} else ())
@@ -44,8 +48,7 @@ def write_stream(
     def write(batch: Any, number: int) -> None:
         writer_options = dict(options)
         if exactly_once:
-            if tasks:
-                batch = batch.repartition(tasks, *columns)
+            batch = batch.repartition(tasks, *columns)
             if "exactlyonceid" not in lowered:
                 writer_options["exactlyOnceId"] = _query_id(batch)
             writer_options["exactlyOnceBatch"] = number

@@ -90,6 +90,21 @@ def test_without_a_name_there_is_nothing_to_know_a_repeated_batch_by() -> None:
         started(EXACTLY, ["value"], query_id=None)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (EXACTLY | {"exactlyOnceTasks": "two"}, "set exactlyOnceTasks to another value: 'two' is no whole number"),
+        (SERVERS | {"topik": "t"}, "option topik .* did you mean topic"),
+        (SERVERS | {"deliveryGuarantee": "exactly-once"}, "set exactlyOnceTasks to the number of tasks"),
+    ],
+)
+def test_options_that_cannot_be_kept_are_refused_before_the_query_starts(options: dict[str, str], says: str) -> None:
+    frame = SimpleNamespace(columns=["value"], writeStream=Recorder(), sparkSession=SimpleNamespace(sparkContext=1))
+    with pytest.raises(OptionError, match=says):
+        write_stream(frame, options=options, checkpoint="/c")
+    assert frame.writeStream.calls == []
+
+
 def test_a_session_of_spark_connect_has_to_be_told_a_name() -> None:
     frame = SimpleNamespace(columns=["value"], writeStream=Recorder(), sparkSession=SimpleNamespace())
     with pytest.raises(OptionError, match="set exactlyOnceId to a name of this query"):
