@@ -127,6 +127,10 @@ REFUSED: Final = {
 """Options that some other connector has and this one cannot keep, with what to do."""
 
 
+SECRETS: Final = {"kafka.sasl.jaas.config", "kafka.ssl.key.password", "kafka.ssl.keystore.password", "pulsar.auth"}
+"""Options whose values no error may have: it goes to logs and to Spark's pages."""
+
+
 class OptionError(ValueError):
     """An option that cannot be kept; the first line says what to do."""
 
@@ -203,7 +207,8 @@ class Given:
         try:
             return parse(given[1])
         except ValueError as error:
-            raise OptionError(f"set {name} to another value: {given[1]!r} {error}") from None
+            value = "this one" if name in SECRETS else repr(given[1])
+            raise OptionError(f"set {name} to another value: {value} {error}") from None
 
     def left(self) -> list[str]:
         """Names nobody took, as they were given."""

@@ -206,6 +206,13 @@ def test_what_a_line_of_jaas_asks_in_vain_is_refused(mechanism: str, line: str, 
         batch_options(SERVER | {"subscribe": "t"} | sasl)
 
 
+def test_no_error_has_a_password_in_it() -> None:
+    line = 'PlainLoginModule username="ann" password="open sesame";'
+    with pytest.raises(OptionError, match=r"set kafka\.sasl\.jaas\.config to another value: this one is not") as caught:
+        batch_options(SERVER | {"subscribe": "t", "kafka.sasl.jaas.config": line})
+    assert "sesame" not in str(caught.value)
+
+
 def test_stores_of_java_are_refused_and_pem_files_taken() -> None:
     with pytest.raises(OptionError, match=r"set kafka\.ssl\.truststore\.type to PEM"):
         settings(kafka__security__protocol="SSL", kafka__ssl__truststore__location="/trust.jks")
