@@ -291,10 +291,13 @@ def test_a_stream_stops_at_its_end() -> None:
     assert query.next_end(end) == end
 
 
-def test_a_stream_goes_on_to_a_time_that_is_still_to_come() -> None:
+@pytest.mark.parametrize(
+    "given", [{"endingTimestamp": "50"}, {"endingOffsetsByTimestamp": '{"t": {"0": 50, "1": 50}}'}]
+)
+def test_a_stream_goes_on_to_a_time_that_is_still_to_come(given: dict[str, str]) -> None:
     servers = FakeServers(t=2)
     servers.write("t", 0, 2, time=10)
-    query = progress(servers, endingTimestamp="50")
+    query = progress(servers, **given)
     end = query.next_end({("t", 0): 0, ("t", 1): 0})
     assert end == {("t", 0): 2, ("t", 1): 0}
     servers.write("t", 0, 3, time=20)
