@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kafka import errors
 
-from kop.records.arrow import decode
+from kop.records.arrow import UnreadableRecordsError, decode
 from kop.spark.offsets import EARLIEST
 from kop.spark.planning import DataLossError, OffsetRange
 from kop.spark.read_client import GONE, FetchSettings, ReadClient
@@ -92,7 +92,15 @@ def read_range(client: ReadClient, wanted: OffsetRange, settings: ReadSettings) 
             max_bytes=settings.max_bytes,
         )
         del answer
-        yield from rows if settings.event_times == (None, None) else _of_times(rows, *settings.event_times)
+        try:
+            yield from rows if settings.event_times == (None, None) else _of_times(rows, *settings.event_times)
+        except UnreadableRecordsError as error:
+            raise UnreadableRecordsError(
+                f"end the read before offset {error.offset} by endingOffsets, or start it behind the batch there by "
+                f"startingOffsets of a new query: {error.message}",
+                error.code,
+                error.offset,
+            ) from None
         if rows.next_offset > position:
             position, fetch = rows.next_offset, settings.fetch
             idle_since = time.monotonic()

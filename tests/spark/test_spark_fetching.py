@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import socket
@@ -12,12 +13,13 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition, errors
 from kafka.protocol.consumer import FetchRequest
 
+from kop.records.arrow import UnreadableRecordsError
 from kop.spark.connection import ClusterConnection, UnreachableError
 from kop.spark.fetching import EventTimeError, ReadSettings, read_range
 from kop.spark.offsets import EARLIEST, LATEST
 from kop.spark.options import batch_options
 from kop.spark.planning import DataLossError, OffsetRange
-from kop.spark.read_client import FetchSettings, ReadClient
+from kop.spark.read_client import Fetched, FetchSettings, ReadClient
 from kop.spark.subscription import find_partitions
 from kop.testing.broker import Broker
 
@@ -239,6 +241,20 @@ def test_an_answer_without_records_for_a_quota_is_asked_again(topic: Topic, monk
 
     monkeypatch.setattr(ClusterConnection, "send", send)
     assert topic.client.fetch((topic.name, 0), None, 0, FetchSettings(wait_ms=10)).records
+
+
+def test_records_that_cannot_be_read_are_named_with_what_to_do(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic.send(b"a")
+    topic.send(b"b")
+    real = ReadClient.fetch
+
+    def fetch(*asked: Any) -> Fetched:
+        answer = real(*asked)
+        return dataclasses.replace(answer, records=answer.records[:-1] + b"!")
+
+    monkeypatch.setattr(ReadClient, "fetch", fetch)
+    with pytest.raises(UnreadableRecordsError, match=rf"end the read before offset 1 by.*{topic.name}-0 at offset 1"):
+        topic.read(0, 2)
 
 
 def test_times_are_found(topic: Topic) -> None:
