@@ -203,7 +203,7 @@ def spark_connect_reads_and_writes(run: Run) -> None:
     same(sorted(committed(run, copy), key=int), [str(n) for n in range(10)])
 
 
-@beyond(limit=120)
+@beyond(limit=180)
 def progress_of_a_script_is_a_group_with_lag(run: Run) -> None:
     topic, group = make_topic(run), run.group()
     send(run, topic, 12)
@@ -214,7 +214,7 @@ def progress_of_a_script_is_a_group_with_lag(run: Run) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=100 * PATIENCE,
+            timeout=160 * PATIENCE,
         )
     assert child.returncode == 0, child.stderr[-2000:]
     assert topic in child.stdout, f"the table of print_lag: {child.stdout[-500:]}"
