@@ -129,10 +129,10 @@ class TransactionIndex:
                 continue
             del self._first_offsets[step.first_offset]
             if not step.commit:
-                stable = self.first_open
-                aborted = AbortedTransaction(
-                    step.producer_id, step.first_offset, step.offset, step.offset + 1 if stable is None else stable
-                )
+                stable = step.offset + 1  # one that begins behind the marker may still be undone
+                if self.first_open is not None:
+                    stable = min(stable, self.first_open)
+                aborted = AbortedTransaction(step.producer_id, step.first_offset, step.offset, stable)
                 for column, value in zip(self._aborted, aborted, strict=True):
                     column.append(value)
 

@@ -117,6 +117,20 @@ def test_what_is_told_for_a_part_of_the_log_covers_it(done: list[tuple[str, int]
             assert told >= set(model.aborted(start, end))
 
 
+def test_what_is_undone_hides_no_later_aborted_transaction() -> None:
+    """Producer 2 began behind a marker that became durable, and is undone: another transaction takes its place."""
+    index = TransactionIndex()
+    index.begin(1, 0)
+    index.end(1, 1, commit=False)
+    index.begin(2, 20)
+    index.commit(2)
+    index.rollback(2)
+    index.begin(3, 2)
+    index.end(3, 5, commit=False)
+    index.commit(6)
+    assert [aborted.producer_id for aborted in index.aborted_between(0, 4)] == [1, 3]
+
+
 def test_the_aborted_transactions_of_a_few_batches_are_found_among_many() -> None:
     """A look-up costs what it finds, and each transaction is kept in a few dozen bytes."""
     index, many = TransactionIndex(), 100_000
@@ -157,7 +171,7 @@ def test_a_marker_that_is_not_durable_lets_nobody_pass() -> None:
     index.begin(7, 8)  # the next transaction of the producer
     index.commit(7)
     assert (index.first_open, index.first_offset(7)) == (8, 8)
-    assert index.aborted == [AbortedTransaction(7, 4, 6, 8)]
+    assert index.aborted == [AbortedTransaction(7, 4, 6, 7)]
     assert index.open_transactions == {}  # the batch at 8 is not durable
     index.commit(9)
     assert index.open_transactions == {7: 8}
