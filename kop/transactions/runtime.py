@@ -730,6 +730,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             transaction = entry.transaction
             if transaction.status is not TransactionStatus.ONGOING or transaction.pending:
                 return
+            if not self._is_current(entry):  # the lead was lost while a producer id was taken
+                return
             decision = machine.fence(transaction, self._wall(), fresh_id=fresh_id)
             if not decision.needs_producer_id:
                 break

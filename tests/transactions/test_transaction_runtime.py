@@ -8,13 +8,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.faulty_engine import FaultyStore
+from support.faulty_engine import FaultyLog, FaultyStore
 from support.waiting import until
 
 from kop import background
 from kop.cluster.producer_ids import ProducerIds
+from kop.coordination import ownership
 from kop.errors import BackendError, KopError, PeerError
 from kop.errors import ErrorCode as E
+from kop.records.batch import build, read_header
+from kop.records.record import Record
 from kop.storage.base import EndedTransaction
 from kop.transactions.machine import LAST_EPOCH, Transaction
 from kop.transactions.runtime import CONFIRM_MS, ProducerIdentity, TransactionCoordinator
@@ -394,6 +397,44 @@ async def test_a_timeout_without_a_new_producer_id_is_tried_again(
         w.now += 1000
         w.coordinator.tick()
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
+
+
+async def test_a_timeout_that_waited_for_a_producer_id_does_nothing_once_the_lead_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another broker has ended the transaction meanwhile, and this one leads again."""
+    monkeypatch.setattr(ownership, "FIRST_PAUSE_SECONDS", 0.001)
+    waits, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def taken(_: ProducerIds) -> int:
+        waits.set()
+        await goes_on.wait()
+        return 4711
+
+    async with world() as w:
+        who = await w.exhausted()
+        assert await w.add(who, ORDERS) == E.NONE
+        monkeypatch.setattr(ProducerIds, "take", taken)
+        w.now += MINUTE
+        w.coordinator.tick()
+        await waits.wait()
+        log = w.store.log("__transactions")
+        log.lose_lead(keep=True)
+        await until(lambda: w.coordinator.refusal_of("tx") == E.NOT_COORDINATOR)
+        successor = Transaction(4712, 0, MINUTE, TransactionStatus.COMPLETE_ABORT, client_version=2)
+        await another_writes(log, "tx", successor)
+        log.free_lead()
+        await until(lambda: not w.coordinator.refusal_of("tx"))
+        goes_on.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert w.transaction.producer_id == w.newest_record.producer_id == 4712
+
+
+async def another_writes(log: FaultyLog, name: str, transaction: Transaction) -> None:
+    """The broker that coordinates the id meanwhile writes its record."""
+    batch = build([Record(0, 0, encode_transaction_key(name), encode_transaction_value(transaction.value))])
+    await log.append(batch, read_header(batch), now_ms=0)
 
 
 @pytest.mark.parametrize("step", [60 * MINUTE, -60 * MINUTE])
