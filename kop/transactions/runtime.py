@@ -25,7 +25,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
 
 from kop.background import repeat, retried
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC, TRANSACTIONS_TOPIC
@@ -50,6 +51,9 @@ from kop.wire.transaction_state import (
     encode_transaction_key,
     encode_transaction_value,
 )
+
+PreparedPartition: TypeAlias = tuple[UUID | None, str, int]
+"""Topic id, topic and partition: of a topic of the same name that was made since, storage has prepared nothing."""
 
 ABORT_REASONS: Final = ("client", "timeout", "new_instance")
 """Who aborts a transaction: EndTxn, the coordinator's clock, or InitProducerId."""
@@ -136,7 +140,7 @@ class _Entry:
     """Partitions are being added."""
     ending: asyncio.Task[None] | None = None
     """The markers of an end are being written."""
-    prepared: set[Partition] = field(default_factory=set)
+    prepared: set[PreparedPartition] = field(default_factory=set)
     """Partitions of the open transaction that storage has prepared."""
     callers: set[asyncio.Task[None]] = field(default_factory=set)
     age: _Age | None = None
@@ -498,7 +502,16 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
 
     def _is_prepared(self, entry: _Entry, partitions: Collection[Partition]) -> bool:
         """Whether storage has prepared these partitions. Those of groups' offsets need nothing."""
-        return entry.prepared.issuperset(partition for partition in partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
+        return entry.prepared.issuperset(self._stored(partitions).values())
+
+    def _stored(self, partitions: Collection[Partition]) -> dict[Partition, PreparedPartition]:
+        """The partitions of records, as they are in storage now."""
+        stored: dict[Partition, PreparedPartition] = {}
+        for name, index in partitions:
+            if name != KAFKA_OFFSETS_TOPIC:
+                topic = self._engine.topics.get(name)
+                stored[name, index] = None if topic is None else topic.topic_id, name, index
+        return stored
 
     async def _add_partitions(
         self, entry: _Entry, before: Transaction, decision: Decision, partitions: Collection[Partition]
@@ -527,19 +540,17 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             if error := await self._write(entry, decision):
                 return error
         transaction = entry.transaction
-        wanted = [
-            partition
-            for partition in partitions
-            if partition[0] != KAFKA_OFFSETS_TOPIC and partition not in entry.prepared
-        ]
+        wanted = {
+            partition: stored for partition, stored in self._stored(partitions).items() if stored not in entry.prepared
+        }
         if wanted:
             try:
-                await self._storage.add(transaction.storage_transaction, wanted)
+                await self._storage.add(transaction.storage_transaction, list(wanted))
             except KopError as why:
                 return self._refused(entry, why)
             if entry.transaction is not transaction:  # it was ended meanwhile, or the lead was lost
                 return self.refusal_of(entry.transactional_id) or ErrorCode.CONCURRENT_TRANSACTIONS
-            entry.prepared.update(wanted)
+            entry.prepared.update(wanted.values())
         return ErrorCode.NONE
 
     def _may_have_ended(self, entry: _Entry) -> bool:

@@ -199,3 +199,18 @@ def test_every_broker_names_the_producer_of_an_open_transaction(shared: Interop)
     assert consumed(shared, topic, 1) == [(offset, "v")]
     for gateway in (shared.gateway, shared.other):
         assert asyncio.run(begun(gateway)) == [-1]
+
+
+def test_nobody_sees_an_open_transaction_on_a_topic_that_was_made_again(shared: Interop) -> None:
+    topic = shared.create(shared.name())
+    writer = Transactional(shared.gateway, shared.name())
+    writer.producer.begin_transaction()
+    writer.write(topic, "in the topic that is deleted")
+    shared.delete(topic)
+    shared.create(topic)
+    writer.write(topic, "aborted")
+    with shared.consumer(topic) as consumer:
+        assert consumer.poll(0.5) is None  # what must not come has no event
+    writer.producer.abort_transaction(SECONDS)
+    shared.produce(topic, [{"value": "plain"}])
+    assert [value for _, value in consumed(shared, topic, 1)] == ["plain"]

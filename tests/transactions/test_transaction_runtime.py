@@ -700,6 +700,23 @@ async def test_partitions_that_storage_did_not_prepare_are_prepared_when_they_ar
         assert len(w.storage.added) == 2
 
 
+@pytest.mark.parametrize("adds", [True, False])
+async def test_the_partitions_of_a_topic_that_was_made_again_are_prepared_again(adds: bool) -> None:
+    """Nothing of what storage prepared for the topic before is in the new one."""
+    async with world() as w:
+        topics = w.store.engine.topics
+        orders, _ = await topics.create("orders", 1, {}), await topics.create("bills", 2, {})
+        who = await w.begun(ORDERS, BILLS)
+        await topics.delete(orders.topic_id)
+        await topics.create("orders", 1, {})
+        if adds:
+            assert await w.add(who, ORDERS, BILLS) == E.NONE
+        else:
+            verified = await w.coordinator.verify_partitions("tx", who.producer_id, who.producer_epoch, [ORDERS, BILLS])
+            assert verified.errors == {ORDERS: E.NONE, BILLS: E.NONE}
+        assert w.storage.added == [(b"transaction 1", {ORDERS, BILLS}), (b"transaction 1", {ORDERS})]
+
+
 async def test_a_transaction_that_storage_cannot_begin_is_not_open() -> None:
     async with world() as w:
         who = await w.init()
