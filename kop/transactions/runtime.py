@@ -668,7 +668,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         if ended.partitions or ended.storage_transaction:
             await retried(
                 f"end the transaction of {entry!r}",
-                lambda: self._markers.write(ended),
+                lambda: self._write_markers(entry, ended),
                 passes=_passes,
                 seconds=math.inf,
             )
@@ -682,6 +682,17 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         self.ends.observe(time.perf_counter() - began)
         if ended.commit:
             self.committed += 1
+
+    async def _write_markers(self, entry: _Entry, ended: EndedTransaction) -> None:
+        """Write the markers, where this broker surely coordinates the id still.
+
+        One that was stopped for a while may have a successor, who has ended the transaction. Under versions 0 and 1 the
+        producer's next one has the same epoch, so that its offsets would be taken for those of this one.
+        """
+        await self.verify(self.in_doubt([entry.transactional_id]))
+        if refusal := self.refusal_of(entry.transactional_id, surely=True):
+            raise KopError("it is not sure that this broker still coordinates it", refusal)
+        await self._markers.write(ended)
 
     def _write_complete_in(self, seconds: float) -> None:
         if self._completing is None and self._incomplete and not self._stopped:

@@ -271,6 +271,27 @@ async def test_markers_are_tried_until_they_are_written() -> None:
         assert len(w.markers.written) == 1
 
 
+@pytest.mark.parametrize("leads", [True, False])
+async def test_markers_are_written_by_the_broker_that_surely_coordinates(leads: bool) -> None:
+    """Another one may have ended the transaction, and the producer's next one may bear the same epoch."""
+    async with world() as w:
+        who = await w.begun(version=1)
+        log = w.store.log("__transactions")
+        log.doubtful = log.no_answer = True
+        assert await w.end(who, version=1) == who
+        await asyncio.sleep(0.01)  # what must not be written has no event
+        assert w.markers.written == []
+        if leads:
+            log.no_answer = False
+            await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        else:
+            log.lose_lead(keep=True)
+            log.doubtful = False
+            await asyncio.sleep(0.01)  # as above
+        assert bool(w.markers.written) is leads
+        log.free_lead()
+
+
 async def test_a_decided_end_is_carried_through_after_a_restart() -> None:
     async with world() as w:
         who = await w.begun()
