@@ -23,6 +23,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Final, TypeAlias
 from uuid import UUID
@@ -201,8 +202,9 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswe
         ):
             if not ctx.owned:
                 topics = _kept(topics)
+            turn = gw.verifier.turn(next(iter(producers))[0])
             answer.verification = asyncio.get_running_loop().create_task(
-                _verify_and_submit(answer, topics, transactional_id, producers)
+                _verify_and_submit(answer, topics, transactional_id, producers, turn)
             )
             return answer
     _submit_all(answer, topics, refusal, _NO_ERRORS)
@@ -300,7 +302,11 @@ def _kept_batch(batch: ReadBatch) -> ReadBatch:
 
 
 async def _verify_and_submit(
-    answer: ProduceAnswer, topics: list[ReadTopic], transactional_id: str, producers: _Producers
+    answer: ProduceAnswer,
+    topics: list[ReadTopic],
+    transactional_id: str,
+    producers: _Producers,
+    turn: AbstractAsyncContextManager[None],
 ) -> None:
     """Have the partitions verified, or added, then hand the batches on, in the order of the producer's requests."""
     gw, version = answer.gw, answer.ctx.version
@@ -311,7 +317,7 @@ async def _verify_and_submit(
         for _, logs_of_another in others
         for each in logs_of_another.values()
     }
-    async with gw.verifier.turn(producer[0]):
+    async with turn:
         try:
             verified = await gw.verifier.verify(
                 TransactionalProducer(transactional_id, *producer),

@@ -14,7 +14,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
@@ -98,13 +98,18 @@ class TransactionVerifier:
             and (verified.until == math.inf or time.monotonic() < verified.until)
         )
 
-    @asynccontextmanager
-    async def turn(self, producer_id: int) -> AsyncIterator[None]:
-        """Wait until earlier requests of the producer have written what they wait for."""
-        lock = self._turns.setdefault(producer_id, asyncio.Lock())
+    def turn(self, producer_id: int) -> AbstractAsyncContextManager[None]:
+        """Wait until earlier requests of the producer have written what they wait for; it has to be entered.
+
+        The request waits from this call on: none that comes later `holds`, also before this is entered.
+        """
         self._waiting[producer_id] += 1
+        return self._turn(producer_id)
+
+    @asynccontextmanager
+    async def _turn(self, producer_id: int) -> AsyncIterator[None]:
         try:
-            async with lock:
+            async with self._turns.setdefault(producer_id, asyncio.Lock()):
                 yield
         finally:
             self._waiting[producer_id] -= 1

@@ -178,6 +178,32 @@ def test_requests_that_come_together_are_stored_in_their_order(tmp_path: Path) -
     run(main())
 
 
+def test_a_request_does_not_pass_the_one_before_it_that_adds_a_partition(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init()
+            assert (await s.produce(0, version=12)).error_code == 0
+            for sequences in ({0: 1, 1: 0}, {0: 2}):
+                partition = REQUESTS[0].TopicProduceData.PartitionProduceData
+                rows = [
+                    partition(
+                        version=12,
+                        index=index,
+                        records=batch([b"v"], transactional=True, base_sequence=sequence, **s.who()),
+                    )
+                    for index, sequence in sequences.items()
+                ]
+                topic = REQUESTS[0].TopicProduceData(version=12, name="t", partition_data=rows)
+                s.client.send(0, 12, transactional_id="tx", acks=-1, timeout_ms=1000, topic_data=[topic])
+            answers = [(await s.client.receive(0, 12))[1] for _ in range(2)]
+            parts = [part for answer in answers for part in answer.responses[0].partition_responses]
+            assert [(part.index, part.error_code, part.base_offset) for part in parts] == [
+                (0, E.NONE, 1), (1, E.NONE, 0), (0, E.NONE, 2),
+            ]  # fmt: skip
+
+    run(main())
+
+
 @pytest.mark.parametrize("store", ["memory:", "sqlite:kop.db"])
 @pytest.mark.parametrize("version", [12, 13])
 def test_a_batch_does_not_pass_the_one_before_it_that_came_before_the_end_of_a_transaction(
