@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -68,7 +68,9 @@ _INT32: Final = struct.Struct(">i")
 
 _Producers: TypeAlias = dict[tuple[int, int], dict[Partition, PartitionLog]]
 """Logs by producer id and epoch."""
-_NO_ERRORS: Mapping[tuple[UUID, int], ErrorCode] = MappingProxyType({})
+_Stored: TypeAlias = tuple[UUID, int]
+"""Topic id and partition."""
+_NO_ERRORS: Mapping[_Stored, ErrorCode] = MappingProxyType({})
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +196,7 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswe
     refusal = _refuse_whole(ctx, transactional_id, acks, transactional)
     answer = ProduceAnswer(gw, ctx, acks, topics)
     if transactional and transactional_id is not None and refusal is None:
-        producers = _transactional_producers(gw, topics)
+        producers, known = _transactional_producers(gw, topics)
         if not all(
             gw.verifier.holds(*producer, (each.topic.topic_id, each.index)) and each.in_transaction(*producer)
             for producer, logs in producers.items()
@@ -204,7 +206,7 @@ def produce(gw: Gateway, ctx: Context, body: memoryview) -> Frame | ProduceAnswe
                 topics = _kept(topics)
             turn = gw.verifier.turn(next(iter(producers))[0])
             answer.verification = asyncio.get_running_loop().create_task(
-                _verify_and_submit(answer, topics, transactional_id, producers, turn)
+                _verify_and_submit(answer, topics, transactional_id, producers, known, turn)
             )
             return answer
     _submit_all(answer, topics, refusal, _NO_ERRORS)
@@ -218,9 +220,13 @@ def _submit_all(
     answer: ProduceAnswer,
     topics: list[ReadTopic],
     refusal: ErrorCode | None,
-    errors: Mapping[tuple[UUID, int], ErrorCode],
+    errors: Mapping[_Stored, ErrorCode],
+    known: Container[_Stored] | None = None,
 ) -> None:
-    """Hand the batches to their logs. `refusal` is an error of all of them, `errors` has those of single partitions."""
+    """Hand the batches to their logs. `refusal` is an error of all of them, `errors` has those of single partitions.
+
+    `known`: the partitions that there were when the request came, where it waited since.
+    """
     gw, rows = answer.gw, answer.rows
     targets = gw.produce_targets.current()
     for name_or_id, batches in topics:
@@ -233,7 +239,7 @@ def _submit_all(
                 answer.refused(place, ProducePartitionAnswer(partition, target))
                 continue
             partition_log = target.logs.get(partition) or target.log(partition)
-            if partition_log is None:
+            if partition_log is None or (known is not None and (target.topic.topic_id, partition) not in known):
                 text = f"{target.topic.name} has no partition {partition}"
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 answer.refused(place, ProducePartitionAnswer(partition, code, message=text))
@@ -264,12 +270,14 @@ def _refuse_whole(ctx: Context, transactional_id: str | None, acks: int, transac
 # --- transactions
 
 
-def _transactional_producers(gw: Gateway, topics: list[ReadTopic]) -> _Producers:
+def _transactional_producers(gw: Gateway, topics: list[ReadTopic]) -> tuple[_Producers, set[_Stored]]:
     """The logs of the transactional batches by producer, under the names by which transactions know partitions.
 
-    What cannot be read, or does not exist, is left out: it is refused when it is handed to its log.
+    What cannot be read, or does not exist, is left out: it is refused when it is handed to its log. With them all
+    partitions of the request that exist: one that is made later was not asked about, and takes nothing.
     """
     producers: _Producers = {}
+    known: set[_Stored] = set()
     targets = gw.produce_targets.current()
     for name_or_id, batches in topics:
         target = targets.get(name_or_id) or gw.produce_targets.find(name_or_id)
@@ -278,7 +286,10 @@ def _transactional_producers(gw: Gateway, topics: list[ReadTopic]) -> _Producers
         name = gw.topics.canonical_name(target.topic.name)
         for partition, records, fields, _ in batches:
             partition_log = target.logs.get(partition) or target.log(partition)
-            if partition_log is None or records is None or not is_transactional(records):
+            if partition_log is None:
+                continue
+            known.add((target.topic.topic_id, partition))
+            if records is None or not is_transactional(records):
                 continue
             try:
                 header = BatchHeader._make(fields) if fields is not None else read_header(records)
@@ -288,7 +299,7 @@ def _transactional_producers(gw: Gateway, topics: list[ReadTopic]) -> _Producers
                 continue
             producer = header.producer_id, header.producer_epoch
             producers.setdefault(producer, {})[name, partition] = partition_log
-    return producers
+    return producers, known
 
 
 def _kept(topics: list[ReadTopic]) -> list[ReadTopic]:
@@ -306,6 +317,7 @@ async def _verify_and_submit(
     topics: list[ReadTopic],
     transactional_id: str,
     producers: _Producers,
+    known: Container[_Stored],
     turn: AbstractAsyncContextManager[None],
 ) -> None:
     """Have the partitions verified, or added, then hand the batches on, in the order of the producer's requests."""
@@ -335,7 +347,7 @@ async def _verify_and_submit(
                 errors[stored[partition]] = _error_of_verification(code, version)
             else:
                 partition_log.join_transaction(*producer, verified.storage_transaction)
-        _submit_all(answer, topics, None, errors)
+        _submit_all(answer, topics, None, errors, known)
     answer.verification = None
     answer.submitted = True
     if not answer.unanswered:

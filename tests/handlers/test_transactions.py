@@ -18,6 +18,7 @@ from kop.records.batch import iter_records, read_header
 from kop.storage.base import EndedTransaction
 from kop.transactions.ends import TransactionEnds
 from kop.transactions.machine import Transaction
+from kop.transactions.runtime import TransactionCoordinator
 from kop.wire.messages import REQUESTS
 from kop.wire.transaction_state import TransactionStatus, decode_transaction_key, decode_transaction_value
 
@@ -200,6 +201,51 @@ def test_a_request_does_not_pass_the_one_before_it_that_adds_a_partition(tmp_pat
             assert [(part.index, part.error_code, part.base_offset) for part in parts] == [
                 (0, E.NONE, 1), (1, E.NONE, 0), (0, E.NONE, 2),
             ]  # fmt: skip
+
+    run(main())
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_topic_that_is_made_while_the_coordinator_is_asked_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool
+) -> None:
+    """Its partition was not asked about: nobody would end the transaction there."""
+    asked, ends = asyncio.Event(), asyncio.Event()
+    add, write = TransactionCoordinator.add_partitions, TransactionEnds.write
+
+    async def noted(self: TransactionCoordinator, *values: Any) -> E:
+        asked.set()
+        return await add(self, *values)
+
+    async def late(self: TransactionEnds, ended: EndedTransaction) -> None:
+        await ends.wait()
+        await write(self, ended)
+
+    monkeypatch.setattr(TransactionEnds, "write", late)
+    monkeypatch.setattr("kop.transactions.runtime.CONCURRENT_SECONDS", 10.0)
+
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            topics = s.serving.gateway.engine.topics
+            if was_there:
+                before = await topics.create("u", 1, {})
+            await s.init()
+            assert (await s.produce(0)).error_code == 0
+            assert await s.end() == E.NONE
+            sent = [batch([b"v"], transactional=True, base_sequence=0, **s.who()) for _ in range(2)]
+            fields = produce_fields("u", sent[0], version=12) | {"transactional_id": "tx"}
+            fields["topic_data"] += produce_fields("t", sent[1], version=12)["topic_data"]
+            monkeypatch.setattr(TransactionCoordinator, "add_partitions", noted)
+            s.client.send(0, 12, **fields)
+            await asked.wait()
+            if was_there:
+                await topics.delete(before.topic_id)
+            await topics.create("u", 1, {})
+            ends.set()
+            _, answer = await s.client.receive(0, 12)
+            codes = [topic.partition_responses[0].error_code for topic in answer.responses]
+            assert codes == [E.UNKNOWN_TOPIC_OR_PARTITION, E.NONE]
+            assert log_of(s.serving, "u").high_watermark == 0
 
     run(main())
 
