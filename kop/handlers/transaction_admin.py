@@ -195,6 +195,6 @@ def _update(gw: Gateway, version: int, update: Any) -> tuple[ErrorCode, str]:
 
 APIS = (
     Api(57, 0, 2, update_features, AclOperation.ALTER),
-    Api(65, 0, 0, describe_transactions, AclOperation.DESCRIBE),
+    Api(65, 0, 0, describe_transactions, AclOperation.DESCRIBE, rows=("transactional_ids", "transaction_states")),
     Api(66, 0, 2, list_transactions, AclOperation.DESCRIBE),
 )

@@ -23,6 +23,7 @@ from kop.coordination.peers import broker_of
 from kop.errors import ErrorCode
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.pauses import with_pauses
 from kop.storage.base import EPOCH_BUMPED_AT_END
 from kop.transactions.machine import Partition
 from kop.wire.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse
@@ -63,11 +64,11 @@ async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
         topic_class = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
         return AddPartitionsToTxnResponse(
             version=version,
-            results_by_topic_v3_and_below=_topic_rows(topic_class, version, request.v3_and_below_topics, errors),
+            results_by_topic_v3_and_below=await _topic_rows(topic_class, version, request.v3_and_below_topics, errors),
         )
     result_class = AddPartitionsToTxnResponse.AddPartitionsToTxnResult
     results = []
-    for transaction in request.transactions:
+    async for transaction in with_pauses(request.transactions):
         if transaction.verify_only:
             errors = await _verify(gw, ctx, transaction)
         else:
@@ -84,7 +85,7 @@ async def add_partitions_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
                 key: ErrorCode.INVALID_TXN_STATE if code is ErrorCode.TRANSACTION_ABORTABLE else code
                 for key, code in errors.items()
             }
-        rows = _topic_rows(result_class.AddPartitionsToTxnTopicResult, version, transaction.topics, errors)
+        rows = await _topic_rows(result_class.AddPartitionsToTxnTopicResult, version, transaction.topics, errors)
         results.append(result_class(version=version, transactional_id=transaction.transactional_id, topic_results=rows))
     return AddPartitionsToTxnResponse(version=version, error_code=0, results_by_transaction=results)
 
@@ -95,9 +96,9 @@ async def _add(
     """Add partitions to a transaction; the error of each, by the names in the request."""
     errors: dict[Partition, ErrorCode] = {}
     names: dict[Partition, Partition] = {}
-    for topic_row in topics:
+    async for topic_row in with_pauses(topics):
         topic = gw.topics.get(topic_row.name)
-        for index in topic_row.partitions:
+        async for index in with_pauses(topic_row.partitions):
             key = topic_row.name, index
             names[key] = gw.topics.canonical_name(topic_row.name), index
             if topic is None or not 0 <= index < topic.partitions:
@@ -134,7 +135,7 @@ async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition
     return dict(verified.errors)
 
 
-def _topic_rows(topic_class: Any, version: int, topics: Any, errors: dict[Partition, ErrorCode]) -> list[Any]:
+async def _topic_rows(topic_class: Any, version: int, topics: Any, errors: dict[Partition, ErrorCode]) -> list[Any]:
     partition_class = topic_class.AddPartitionsToTxnPartitionResult
     return [
         topic_class(
@@ -142,10 +143,10 @@ def _topic_rows(topic_class: Any, version: int, topics: Any, errors: dict[Partit
             name=topic.name,
             results_by_partition=[
                 partition_class(version=version, partition_index=index, partition_error_code=errors[topic.name, index])
-                for index in topic.partitions
+                async for index in with_pauses(topic.partitions)
             ],
         )
-        for topic in topics
+        async for topic in with_pauses(topics)
     ]
 
 

@@ -17,6 +17,7 @@ from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.errors import ErrorCode, KopError
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
+from kop.handlers.pauses import with_pauses
 from kop.storage.base import EPOCH_BUMPED_AT_END, MarkedLog
 from kop.wire.messages import WriteTxnMarkersResponse
 
@@ -29,12 +30,12 @@ async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Any:
     topic_class = result_class.WritableTxnMarkerTopicResult
     partition_class = topic_class.WritableTxnMarkerPartitionResult
     results = []
-    for marker in request.markers:
+    async for marker in with_pauses(request.markers):
         gw.ends.forget(marker.producer_id)
         topics = []
         for topic in marker.topics:
             rows = []
-            for index in topic.partition_indexes:
+            async for index in with_pauses(topic.partition_indexes):
                 code = await _end(gw, ctx, marker, topic.name, index)
                 rows.append(partition_class(version=ctx.version, partition_index=index, error_code=code))
             topics.append(topic_class(version=ctx.version, name=topic.name, partitions=rows))

@@ -22,6 +22,7 @@ from kop.groups.offsets import Commit
 from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.group_offsets import existing_partitions, is_too_large
+from kop.handlers.pauses import with_pauses
 from kop.transactions.verification import TransactionalProducer
 from kop.wire.messages import TxnOffsetCommitResponse
 
@@ -46,10 +47,10 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Ask the transaction and the group, and answer when the offsets are durable."""
     codes, good = existing_partitions(gw.topics, request, by_id=False)
     if not good:
-        return _committed(ctx.version, request, codes)
+        return await _committed(ctx.version, request, codes)
     limit = gw.groups.settings.offset_metadata_max_bytes
     commits: list[Commit] = []
-    for of_topic, column, topic, partition in good:
+    async for of_topic, column, topic, partition in with_pauses(good):
         metadata = partition.committed_metadata or ""
         if is_too_large(metadata, limit):
             of_topic[column] = ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -65,7 +66,7 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
     if error:
         for of_topic, column, _, _ in good:
             of_topic[column] = error
-    return _committed(ctx.version, request, codes)
+    return await _committed(ctx.version, request, codes)
 
 
 async def _commit(gw: Gateway, version: int, request: Any, commits: list[Commit]) -> ErrorCode:
@@ -98,7 +99,7 @@ async def _commit(gw: Gateway, version: int, request: Any, commits: list[Commit]
         return await durable
 
 
-def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
+async def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
     topic_class = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
     partition_class = topic_class.TxnOffsetCommitResponsePartition
     return TxnOffsetCommitResponse(
@@ -112,7 +113,7 @@ def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:
                     for partition, code in zip(topic.partitions, row, strict=True)
                 ],
             )
-            for topic, row in zip(request.topics, codes, strict=True)
+            async for topic, row in with_pauses(zip(request.topics, codes, strict=True))
         ],
     )
 

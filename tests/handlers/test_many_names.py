@@ -177,6 +177,43 @@ ASK: dict[str, Callable[[list[str]], tuple[int, int, bytes]]] = {
     "DescribeGroups": plain(15, 1, "groups"),
     "DeleteGroups": plain(42, 1, "groups_names"),
     "DescribeProducers": topics(61, 0, "TopicRequest", values={"partition_indexes": [0]}, fields={}),
+    "AddPartitionsToTxn": topics(
+        24,
+        3,
+        "AddPartitionsToTxnTopic",
+        attribute="v3_and_below_topics",
+        values={"partitions": [0]},
+        fields={
+            "v3_and_below_transactional_id": "tx",
+            "v3_and_below_producer_id": 1,
+            "v3_and_below_producer_epoch": 0,
+        },
+    ),
+    "TxnOffsetCommit": topics(
+        28,
+        3,
+        "TxnOffsetCommitRequestTopic",
+        nested=(
+            "partitions",
+            "TxnOffsetCommitRequestPartition",
+            {
+                "partition_index": 0,
+                "committed_offset": 1,
+                "committed_leader_epoch": -1,
+                "committed_metadata": "",
+            },
+        ),
+        fields={
+            "transactional_id": "tx",
+            "group_id": "g",
+            "producer_id": 1,
+            "producer_epoch": 0,
+            "generation_id": -1,
+            "member_id": "",
+            "group_instance_id": None,
+        },
+    ),
+    "DescribeTransactions": plain(65, 0, "transactional_ids"),
     "DescribeTopicPartitions": topics(75, 0, "TopicRequest", fields={"response_partition_limit": 2000, "cursor": None}),
 }
 
@@ -250,6 +287,7 @@ def test_storage_is_not_asked_for_names_that_it_cannot_have() -> None:
     [
         ("Metadata", "empty"),
         *((name, "unknown") for name in ("Metadata", "OffsetCommit", "OffsetFetch", "DescribeGroups", "ListOffsets")),
+        *((name, "unknown") for name in ("AddPartitionsToTxn", "TxnOffsetCommit", "DescribeTransactions")),
     ],
 )
 def test_a_hundred_thousand_names_leave_others_their_turn(tmp_path: Path, name: str, kind: str) -> None:
