@@ -185,3 +185,9 @@ class TransactionVerifier:
         self._verified.pop(producer_id, None)
         if producer_id in self._waiting:
             self._overtaken.add(producer_id)
+
+    def broker_came(self) -> None:
+        """Another broker may end transactions from now on, and may not reach this one: nothing is good for ever."""
+        until = time.monotonic() + LEASE_SECONDS
+        for verified in self._verified.values():
+            verified.until = min(verified.until, until)

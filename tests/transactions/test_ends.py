@@ -250,6 +250,20 @@ async def test_what_another_broker_said_is_good_for_a_while(monkeypatch: pytest.
     assert len(w.done) == 2
 
 
+async def test_what_a_broker_verified_while_it_was_alone_is_good_for_a_while_when_another_one_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = World()
+    await verified(w, "1")
+    assert w.verifier.holds(5, 0, STORED["t", 0])
+    w.cluster.changed()
+    monkeypatch.setattr(verification, "LEASE_SECONDS", 0.0)
+    assert w.verifier.holds(5, 0, STORED["t", 0])
+    w.cluster.ids = [ME, 2]
+    w.cluster.changed()
+    assert not w.verifier.holds(5, 0, STORED["t", 0])
+
+
 async def test_a_coordinator_that_is_away_is_an_error() -> None:
     w = World(2)
     w.away = {2}
