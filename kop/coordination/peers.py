@@ -1,6 +1,7 @@
 """Calls to the other brokers of the cluster, over their Kafka ports, with the requests that Kafka's brokers send.
 
-Owns: a connection to each broker that was called, the time limit of a call, the client id by which a broker is known.
+Owns: the connections to each broker that was called, the time limit of a call, the client id by which a broker is
+known.
 Must not know: what is asked, and when.
 
 What Kafka's schemas have no field for is in tagged fields of the answer's header, from the number 10,000 on.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,6 +24,11 @@ from kop.wire.primitives import DecodeError, read_tags
 
 CALL_SECONDS: Final = 10.0
 """The time limit of a call, its connection included."""
+LATE_SECONDS: Final = 0.2
+"""A connection whose next answer is this late gets no further calls, where there may be another connection: answers
+come in order, and one call may wait for storage."""
+_MOST_CONNECTIONS: Final = 8
+"""To one broker."""
 _LARGEST_ANSWER: Final = 1 << 24
 _CLIENT_ID: Final = re.compile(r"kop-broker-(\d+)\Z")
 
@@ -43,30 +50,44 @@ class PeerAnswer(NamedTuple):
 class _PeerConnection:
     """A connection to one broker. Calls may overlap; answers come in their order."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, address: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.address = address
         self._reader = reader
         self._writer = writer
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._began: dict[int, float] = {}
+        """When each call that waits was made, the oldest first; by the loop's time."""
         self._numbers = itertools.count(1)
-        self._reading = asyncio.get_running_loop().create_task(self._read())
+        self._loop = asyncio.get_running_loop()
+        self._reading = self._loop.create_task(self._read())
 
     @property
     def lost(self) -> bool:
         """Whether no answer can come any more."""
         return self._reading.done()
 
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their answers."""
+        return len(self._waiting)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the next answer has not come for some time."""
+        return self._loop.time() - next(iter(self._began.values()), math.inf) > LATE_SECONDS
+
     async def call(self, client_id: str, message: Message) -> bytes:
         """The answer, behind its correlation id. ConnectionError where the connection ends before it came."""
         if self.lost:
             raise ConnectionError("the connection was lost")
         number = next(self._numbers)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._waiting[number], self._began[number] = answer, self._loop.time()
         try:
             self._writer.write(codec.encode_request(number, client_id, message))
             return await answer
         finally:
-            self._waiting.pop(number, None)
+            del self._waiting[number], self._began[number]
 
     async def _read(self) -> None:
         try:
@@ -100,7 +121,7 @@ class Peers:
         """`address` gives host and port of a live broker, None for one that is not live."""
         self._client_id = f"kop-broker-{broker_id}"
         self._address = address
-        self._connections: dict[int, tuple[tuple[str, int], _PeerConnection]] = {}
+        self._connections: dict[int, list[_PeerConnection]] = {}
         self._connecting: dict[int, asyncio.Lock] = {}
 
     async def call(self, broker_id: int, message: Message) -> PeerAnswer:
@@ -111,6 +132,7 @@ class Peers:
         address = self._address(broker_id)
         if address is None:
             raise BackendError(f"broker {broker_id} is not live", ErrorCode.NETWORK_EXCEPTION)
+        connection: _PeerConnection | None = None
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 connection = await self._connected(broker_id, address)
@@ -119,29 +141,36 @@ class Peers:
             return PeerAnswer(codec.decode(RESPONSES[message.API_KEY], message.API_VERSION, body, begin), tags)
         except (OSError, TimeoutError, DecodeError) as error:
             why = str(error) or f"no answer within {CALL_SECONDS:g} s"
-        await self._drop(broker_id)
+        if connection is not None:
+            await self._drop(broker_id, connection)
         raise KopError(
             f"broker {broker_id} at {address[0]}:{address[1]} does not answer: {why}", ErrorCode.NETWORK_EXCEPTION
         )
 
     async def _connected(self, broker_id: int, address: tuple[str, int]) -> _PeerConnection:
+        """A connection whose answers come in time, if there is or may be one."""
         async with self._connecting.setdefault(broker_id, asyncio.Lock()):
-            known = self._connections.get(broker_id)
-            if known is not None:
-                if known[0] == address and not known[1].lost:
-                    return known[1]
-                await self._drop(broker_id)
-            reader, writer = await asyncio.open_connection(*address)
-            connection = _PeerConnection(reader, writer)
-            self._connections[broker_id] = address, connection
+            for connection in tuple(self._connections.get(broker_id, ())):
+                if connection.address != address or connection.lost:
+                    await self._drop(broker_id, connection)
+            known = self._connections.setdefault(broker_id, [])
+            in_time = next((connection for connection in known if not connection.is_late), None)
+            if in_time is not None:
+                return in_time
+            if len(known) >= _MOST_CONNECTIONS:
+                return min(known, key=lambda connection: connection.waiting)
+            connection = _PeerConnection(address, *await asyncio.open_connection(*address))
+            known.append(connection)
             return connection
 
-    async def _drop(self, broker_id: int) -> None:
-        known = self._connections.pop(broker_id, None)
-        if known is not None:
-            await known[1].close()
+    async def _drop(self, broker_id: int, connection: _PeerConnection) -> None:
+        known = self._connections.get(broker_id, [])
+        if connection in known:
+            known.remove(connection)
+            await connection.close()
 
     async def close(self) -> None:
         """End all connections."""
-        for broker_id in list(self._connections):
-            await self._drop(broker_id)
+        for broker_id, known in self._connections.items():
+            for connection in tuple(known):
+                await self._drop(broker_id, connection)

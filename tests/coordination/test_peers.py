@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.gateway import gateway, run
@@ -12,6 +13,7 @@ from support.waiting import until
 from kop.coordination import peers as module
 from kop.coordination.peers import Peers, broker_of
 from kop.errors import ErrorCode, KopError
+from kop.transactions.runtime import TransactionCoordinator
 from kop.wire.messages import AddPartitionsToTxnRequest, InitProducerIdRequest
 
 
@@ -95,6 +97,75 @@ def test_a_lost_connection_fails_what_is_under_way_and_the_next_call_connects_ag
             address = serving.listeners[0]
             assert (await peers.call(1, request())).message.error_code == 0
             await peers.close()
+
+    run(main())
+
+
+def test_a_call_that_waits_for_storage_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers come in order on each connection: behind one that is late another connection is used."""
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+    add = TransactionCoordinator.add_partitions
+
+    async def slow(self: TransactionCoordinator, *values: Any) -> ErrorCode:
+        asked.set()
+        await goes_on.wait()
+        return await add(self, *values)
+
+    monkeypatch.setattr(TransactionCoordinator, "add_partitions", slow)
+    monkeypatch.setattr(module, "LATE_SECONDS", -1.0)
+
+    def adding(*, verify_only: bool) -> object:
+        transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
+        topic = transaction.AddPartitionsToTxnTopic(version=5, name="t", partitions=[0])
+        asked = transaction(
+            version=5, transactional_id="tx", producer_id=1, producer_epoch=0, verify_only=verify_only, topics=[topic]
+        )
+        return AddPartitionsToTxnRequest(version=5, transactions=[asked])
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            await serving.gateway.engine.topics.create("t", 1, {})
+            address = serving.listeners[0]
+            peers = Peers(1, lambda _: address)
+            waits = asyncio.create_task(peers.call(1, adding(verify_only=False)))
+            await asked.wait()
+            async with asyncio.timeout(5):
+                for _ in range(3):
+                    await peers.call(1, adding(verify_only=True))
+            assert not waits.done()
+            goes_on.set()
+            await waits
+            await peers.close()
+
+    run(main())
+
+
+def test_a_call_without_an_answer_fails_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        taken: list[asyncio.StreamWriter] = []
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            taken.append(writer)
+            await reader.read()
+            writer.close()
+
+        monkeypatch.setattr(module, "LATE_SECONDS", -1.0)
+        monkeypatch.setattr(module, "CALL_SECONDS", 0.3)
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        peers = Peers(7, lambda _: server.sockets[0].getsockname())
+        first = asyncio.create_task(peers.call(1, request()))
+        await until(lambda: len(taken) == 1)
+        monkeypatch.setattr(module, "CALL_SECONDS", 60.0)
+        second = asyncio.create_task(peers.call(1, request()))
+        await until(lambda: len(taken) == 2)
+        with pytest.raises(KopError, match="no answer"):
+            await first
+        await until(taken[0].is_closing)
+        assert not second.done()
+        await peers.close()
+        with pytest.raises(KopError, match="was lost"):
+            await second
+        server.close()
 
     run(main())
 
