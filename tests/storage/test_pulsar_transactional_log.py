@@ -19,7 +19,7 @@ from support.native_transactions import NativeTransactions
 from support.pulsar import OwnBroker, Urls, fresh_namespace
 from support.waiting import until
 
-from kop.errors import ErrorCode, KopError
+from kop.errors import ErrorCode, KopError, PeerError
 from kop.pulsar_client import Position, PulsarError, Transactions, TxnId
 from kop.records import transcode
 from kop.records.batch import read_header
@@ -504,6 +504,34 @@ async def test_a_fence_that_is_late_by_little_holds_nobody_back(
         assert (await append(log, batch(["plain"]))).base_offset >= 4
         await shows(log, "a", "plain")
         assert engine.counts.get("fences_too_late") == 1
+
+
+async def test_a_fence_that_is_late_beside_one_that_cannot_be_written_holds_nobody_back(
+    pulsar_store: PulsarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kop.storage.pulsar.transactions.late_fences.UNKNOWN_SECONDS", 0.1)
+    async with opened(pulsar_store) as engine, opened(pulsar_store) as successor:
+        log = await make(engine, partitions=3)
+        await until(lambda: successor.topics.get("t"))
+        writer = Writer(engine)
+        await writer.begin()  # which opens the producer of the fences
+        await writer.end(commit=True)
+        await writer.begin(("t", 2))
+        put = Fences.put
+
+        async def ended_before(self: Fences, partition: Any, *rest: Any) -> None:
+            if partition is not log:
+                raise PeerError("so says the test", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            ended = EndedTransaction("x", 7, 0, frozenset(), True, 1, writer.name)  # nobody looks for late fences
+            await successor.transactions.end(ended)
+            await put(self, partition, *rest)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Fences, "put", ended_before)
+            with refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                await writer.add(("t", 0), ("t", 1))
+        await append(log, batch(["plain"]))
+        await shows(log, "plain")
 
 
 async def test_a_fence_whose_answer_was_lost_is_no_late_one_while_its_transaction_is_open(

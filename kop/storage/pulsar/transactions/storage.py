@@ -189,9 +189,11 @@ class PulsarTransactions:
                     await self._transactions.add(txn, names)
                 else:
                     self._ends.fenced(txn, names)
-        except PulsarError as error:
+        except (PulsarError, KopError) as error:
             if fencing:
                 self._ends.fenced(txn, names, doubtful=True)
+            if isinstance(error, KopError):
+                raise
             refused = self._context.faults.refused(error, Refused.TRANSACTIONS, doing)
             if error.code in _GONE:
                 raise PeerError(refused.message, ErrorCode.TRANSACTION_ABORTABLE) from error
