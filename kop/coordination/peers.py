@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -47,6 +46,14 @@ class PeerAnswer(NamedTuple):
     """Of its header."""
 
 
+class _WaitingCall(NamedTuple):
+    """A call that was made and has no answer."""
+
+    answer: asyncio.Future[bytes]
+    began: float
+    """By the loop's time."""
+
+
 class _PeerConnection:
     """A connection to one broker. Calls may overlap; answers come in their order."""
 
@@ -54,9 +61,8 @@ class _PeerConnection:
         self.address = address
         self._reader = reader
         self._writer = writer
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._began: dict[int, float] = {}
-        """When each call that waits was made, the oldest first; by the loop's time."""
+        self._waiting: dict[int, _WaitingCall] = {}
+        """The oldest first."""
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._reading = self._loop.create_task(self._read())
@@ -74,7 +80,8 @@ class _PeerConnection:
     @property
     def is_late(self) -> bool:
         """Whether the next answer has not come for some time."""
-        return self._loop.time() - next(iter(self._began.values()), math.inf) > LATE_SECONDS
+        oldest = next(iter(self._waiting.values()), None)
+        return oldest is not None and self._loop.time() - oldest.began > LATE_SECONDS
 
     async def call(self, client_id: str, message: Message) -> bytes:
         """The answer, behind its correlation id. ConnectionError where the connection ends before it came."""
@@ -82,12 +89,12 @@ class _PeerConnection:
             raise ConnectionError("the connection was lost")
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = self._loop.create_future()
-        self._waiting[number], self._began[number] = answer, self._loop.time()
+        self._waiting[number] = _WaitingCall(answer, self._loop.time())
         try:
             self._writer.write(codec.encode_request(number, client_id, message))
             return await answer
         finally:
-            del self._waiting[number], self._began[number]
+            del self._waiting[number]
 
     async def _read(self) -> None:
         try:
@@ -96,16 +103,16 @@ class _PeerConnection:
                 if not 4 <= size <= _LARGEST_ANSWER:
                     raise ConnectionError(f"an answer of {size} bytes")
                 frame = await self._reader.readexactly(size)
-                answer = self._waiting.get(int.from_bytes(frame[:4], "big"))
-                if answer is not None and not answer.done():
-                    answer.set_result(frame[4:])
+                call = self._waiting.get(int.from_bytes(frame[:4], "big"))
+                if call is not None and not call.answer.done():
+                    call.answer.set_result(frame[4:])
         except (OSError, EOFError):
             pass
         finally:
             self._writer.transport.abort()
-            for answer in self._waiting.values():
-                if not answer.done():
-                    answer.set_exception(ConnectionError("the connection was lost"))
+            for call in self._waiting.values():
+                if not call.answer.done():
+                    call.answer.set_exception(ConnectionError("the connection was lost"))
 
     async def close(self) -> None:
         """End the connection; calls under way fail."""

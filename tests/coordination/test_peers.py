@@ -73,16 +73,21 @@ def test_only_a_live_broker_learns_what_to_write_into(
     run(main())
 
 
+async def silent_server() -> tuple[asyncio.Server, list[asyncio.StreamWriter]]:
+    """A server that answers nothing, and the connections that it has taken."""
+    taken: list[asyncio.StreamWriter] = []
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        taken.append(writer)
+        await reader.read()
+        writer.close()
+
+    return await asyncio.start_server(silent, "127.0.0.1", 0), taken
+
+
 def test_a_lost_connection_fails_what_is_under_way_and_the_next_call_connects_again(tmp_path: Path) -> None:
     async def main() -> None:
-        taken: list[asyncio.StreamWriter] = []
-
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            taken.append(writer)
-            await reader.read()
-            writer.close()
-
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        server, taken = await silent_server()
         address = server.sockets[0].getsockname()
         peers = Peers(7, lambda _: address)
         calls = [asyncio.create_task(peers.call(1, request())) for _ in range(3)]
@@ -142,16 +147,9 @@ def test_a_call_that_waits_for_storage_holds_no_other_up(tmp_path: Path, monkeyp
 
 def test_a_call_without_an_answer_fails_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        taken: list[asyncio.StreamWriter] = []
-
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            taken.append(writer)
-            await reader.read()
-            writer.close()
-
         monkeypatch.setattr(module, "LATE_SECONDS", -1.0)
         monkeypatch.setattr(module, "CALL_SECONDS", 0.3)
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        server, taken = await silent_server()
         peers = Peers(7, lambda _: server.sockets[0].getsockname())
         first = asyncio.create_task(peers.call(1, request()))
         await until(lambda: len(taken) == 1)
@@ -175,12 +173,8 @@ def test_a_broker_that_is_not_live_or_does_not_answer(monkeypatch: pytest.Monkey
         with pytest.raises(KopError, match="broker 3 is not live"):
             await Peers(7, lambda _: None).call(3, request())
 
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
-
         monkeypatch.setattr(module, "CALL_SECONDS", 0.05)
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        server, _ = await silent_server()
         peers = Peers(7, lambda _: server.sockets[0].getsockname())
         with pytest.raises(KopError, match="does not answer"):
             await peers.call(1, request())

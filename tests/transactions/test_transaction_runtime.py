@@ -448,7 +448,7 @@ async def test_a_timeout_that_waited_for_a_producer_id_does_nothing_once_the_lea
         await until(lambda: not w.coordinator.refusal_of("tx"))
         goes_on.set()
         for _ in range(10):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # what must not be written has no event
         assert w.transaction.producer_id == w.newest_record.producer_id == 4712
 
 
