@@ -22,6 +22,11 @@ RACE = 2
 """Attempts at a case with groups. kafka-python 3.0.12 forgets a SyncGroup answer that comes between two polls: its
 need_rejoin() says no by then, and the assignment is never taken up. So few polls (one ends as soon as there are
 records), and a second attempt."""
+METADATA_MS = 1000
+"""How old a consumer's metadata may get. A consumer of kafka-python 3.0.12 that has no group forgets its topics where
+it names them while a Metadata request of its own is on its way (one goes out 100 ms after the bootstrap): the answer
+clears the wish for another request, and the consumer has no partitions for `metadata_max_age_ms`, which is five minutes
+unless it is set."""
 
 
 @contextlib.contextmanager
@@ -44,7 +49,11 @@ def producer(run: Run, **config: Any) -> Iterator[KafkaProducer]:
 
 @contextlib.contextmanager
 def consumer(run: Run, *topics: str, **config: Any) -> Iterator[KafkaConsumer]:
-    defaults: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+    defaults: dict[str, Any] = {
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "metadata_max_age_ms": METADATA_MS,
+    }
     client = KafkaConsumer(*topics, bootstrap_servers=run.bootstrap, **(defaults | config))
     try:
         yield client
