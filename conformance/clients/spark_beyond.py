@@ -89,6 +89,19 @@ def committed(run: Run, topic: str) -> list[str]:
     return texts
 
 
+def output_of(script: str, *arguments: str, seconds: float) -> str:
+    """What a script beside this module prints, which has a session of its own; it has to end with 0 in time."""
+    child = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(script)), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds * PATIENCE,
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    return child.stdout
+
+
 # Reading
 
 
@@ -188,17 +201,9 @@ def spark_connect_reads_and_writes(run: Run) -> None:
     if importlib.util.find_spec("grpc") is None:
         raise Skip("this environment has no Spark Connect: grpcio is missing")
     topic, copy = make_topic(run, partitions=2), make_topic(run, partitions=2)
-    script = Path(__file__).with_name("spark_connect.py")
     with folder() as path:
-        child = subprocess.run(
-            [sys.executable, str(script), run.bootstrap, topic, copy, f"{path}/copy"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=220 * PATIENCE,
-        )
-    assert child.returncode == 0, child.stderr[-2000:]
-    said = json.loads(child.stdout.strip().splitlines()[-1])
+        text = output_of("spark_connect.py", run.bootstrap, topic, copy, f"{path}/copy", seconds=220)
+    said = json.loads(text.strip().splitlines()[-1])
     same(said, {"session": "pyspark.sql.connect.session", "values": list(range(10))})
     same(sorted(committed(run, copy), key=int), [str(n) for n in range(10)])
 
@@ -207,17 +212,9 @@ def spark_connect_reads_and_writes(run: Run) -> None:
 def progress_of_a_script_is_a_group_with_lag(run: Run) -> None:
     topic, group = make_topic(run), run.group()
     send(run, topic, 12)
-    script = Path(__file__).with_name("spark_progress.py")
     with folder() as path:
-        child = subprocess.run(
-            [sys.executable, str(script), run.bootstrap, topic, group, f"{path}/progress"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=160 * PATIENCE,
-        )
-    assert child.returncode == 0, child.stderr[-2000:]
-    assert topic in child.stdout, f"the table of print_lag: {child.stdout[-500:]}"
+        text = output_of("spark_progress.py", run.bootstrap, topic, group, f"{path}/progress", seconds=160)
+    assert topic in text, f"the table of print_lag: {text[-500:]}"
     with contextlib.closing(KafkaAdminClient(bootstrap_servers=run.bootstrap)) as admin:
         committed = admin.list_group_offsets({group: None})[group]
     same({tuple(place): value.offset for place, value in committed.items()}, {(topic, 0): 12})

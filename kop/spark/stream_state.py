@@ -24,7 +24,7 @@ from kop.spark.subscription import (
     MissingTopicError,
     OffsetLookup,
     Partitions,
-    find_end,
+    find_offsets,
     find_partitions,
     find_start,
 )
@@ -215,7 +215,7 @@ class StreamState:
         left = [p for p in partitions if p not in self._ends]
         if left:
             asked = bound.only(left) if self._ends_asked else bound
-            ends = find_end(self._lookup, self._options, asked, left)
+            ends = find_offsets(self._lookup, self._options, asked, left)
             self._ends |= {p: end for p, end in ends.items() if end >= 0}
             self._ends_asked = True
         return self._ends

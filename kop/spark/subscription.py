@@ -117,7 +117,7 @@ def find_start(
 ) -> tuple[Offsets, set[TopicPartition]]:
     """The same, and the partitions that are read from the end of their logs on, which is elsewhere the next time."""
     bound = options.starting
-    starts = _resolve(lookup, options, bound, partitions)
+    starts = find_offsets(lookup, options, bound, partitions)
     late = [p for p, offset in starts.items() if offset < 0]
     if late and not options.late_start_is_latest:
         raise OptionError(
@@ -134,21 +134,18 @@ def resolve_end(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
     """The first offset of each partition that is not read any more; where no record is that late, the log's end."""
-    ends = find_end(lookup, options, bound, partitions)
+    ends = find_offsets(lookup, options, bound, partitions)
     open_end = [p for p, offset in ends.items() if offset < 0]
     return ends | (lookup.list_offsets(dict.fromkeys(open_end, LATEST), options.fetch.isolation) if open_end else {})
 
 
-def find_end(
+def find_offsets(
     lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
 ) -> Offsets:
-    """The same, but -1 where no record is that late."""
-    return _resolve(lookup, options, bound, partitions)
+    """The offset that `bound` names in each partition; -1 where no record is that late.
 
-
-def _resolve(
-    lookup: OffsetLookup, options: ReadOptions, bound: Bound, partitions: Collection[TopicPartition]
-) -> Offsets:
+    OptionError where it names other partitions than these.
+    """
     isolation = options.fetch.isolation
     if bound.everywhere is not None:
         return lookup.list_offsets(dict.fromkeys(partitions, bound.everywhere), isolation)
