@@ -303,6 +303,15 @@ def test_digest_of_long_values(value: bytes) -> None:
 
 
 @only_with_two
+@pytest.mark.parametrize("size", [0, 1000, 40_000, 70_000])
+def test_digest_of_more_rows_than_are_hashed_side_by_side(size: int) -> None:
+    rows = pa.record_batch({"value": [b"%d" % number + bytes(size) for number in range(150)]})
+    assert len(some_digests(rows)) == 1
+    by_row = [arrow.digest(rows.slice(number, 1)) for number in range(150)]
+    assert arrow.digest(rows) == sum(by_row) % (1 << 128)
+
+
+@only_with_two
 @settings(deadline=None, max_examples=examples(300))
 @given(some_rows(), seeds)
 def test_buffers_of_digests_that_do_not_fit(rows: pa.RecordBatch, seed: int) -> None:

@@ -1,12 +1,16 @@
 //! Kafka records <-> the buffers of Arrow arrays, as kop/records/_pure_arrow.py lays them out.
 
-use crate::blake2b::Blake2b;
+use blake2b_simd::many::{hash_many, HashManyJob};
+use blake2b_simd::Params;
+
 use crate::faults::{record_fault, Fault, Result};
 use crate::kafka::{nullable_size, put_header, put_nullable, put_signed, signed_size, walk_headers, Records};
 use crate::produce::{BatchHeader, CODEC_MASK, CONTROL_BIT, CRC_FROM, HEADER_SIZE, LOG_APPEND_TIME_BIT, LOG_OVERHEAD};
 
 /// No byte of a record's headers takes more bytes than these in a chunk.
 const SECTION_WEIGHT: usize = 4;
+/// Bytes of most records without headers, besides key and value.
+const FRAMING: usize = 12;
 /// A batch of more records is worth a call of its own.
 const SMALL: i32 = 16;
 
@@ -394,7 +398,8 @@ pub type Encoded = (Vec<u8>, i64, i64, i64);
 
 /// The records of the rows from `first` on, as many as fit into `room` bytes.
 pub fn encode(rows: &RowsIn<'_>, first: usize, end: usize, now: i64, room: usize) -> Result<Encoded> {
-    let mut out = Vec::new();
+    let lent: usize = [&rows.key, &rows.value].into_iter().flatten().map(|column| column.data.len()).sum();
+    let mut out = Vec::with_capacity(room.min(lent + FRAMING * end.saturating_sub(first)));
     let mut section = Vec::new();
     let (mut taken, mut base, mut latest) = (0, -1, -1);
     for row in first..end {
@@ -489,11 +494,15 @@ pub struct DigestIn<'a> {
     pub time: Option<NumbersIn<'a>>,
 }
 
+/// Bytes of rows that are gathered before they are hashed side by side.
+const GATHERED: usize = 64 << 10;
+
 /// The sum of a hash of each row, modulo 2**128.
 pub fn digest(given: &DigestIn<'_>, count: usize) -> Result<u128> {
     let mut total = 0u128;
     let mut text = String::new();
     let mut fields: Vec<Option<&[u8]>> = Vec::new();
+    let (mut rows, mut ends) = (Vec::new(), Vec::new());
     for row in 0..count {
         fields.clear();
         for column in [&given.rows.key, &given.rows.value] {
@@ -521,16 +530,32 @@ pub fn digest(given: &DigestIn<'_>, count: usize) -> Result<u128> {
             }
         }
         text.push(':');
-        let mut hash = Blake2b::new(16);
-        hash.update(text.as_bytes());
+        rows.extend_from_slice(text.as_bytes());
         for field in fields.iter().flatten() {
-            hash.update(field);
+            rows.extend_from_slice(field);
         }
-        let hashed = hash.finish();
-        let first: [u8; 16] = hashed[..16].try_into().unwrap_or_default();
-        total = total.wrapping_add(u128::from_be_bytes(first));
+        ends.push(rows.len());
+        if rows.len() >= GATHERED {
+            total = total.wrapping_add(sum_of_hashes(&rows, &ends));
+            rows.clear();
+            ends.clear();
+        }
     }
-    Ok(total)
+    Ok(total.wrapping_add(sum_of_hashes(&rows, &ends)))
+}
+
+/// The sum of the BLAKE2b of 16 bytes of each row; `ends` says where each ends, and the next one begins.
+fn sum_of_hashes(rows: &[u8], ends: &[usize]) -> u128 {
+    let mut params = Params::new();
+    params.hash_length(16);
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let row_of = |(start, &end)| HashManyJob::new(&params, &rows[start..end]);
+    let mut hashes: Vec<_> = starts.zip(ends).map(row_of).collect();
+    hash_many(&mut hashes);
+    hashes.iter().fold(0, |total, hashed| {
+        let bytes = hashed.to_hash().as_bytes().try_into().unwrap_or_default();
+        total.wrapping_add(u128::from_be_bytes(bytes))
+    })
 }
 
 /// As Kafka's `Utils.murmur2`, without a sign.

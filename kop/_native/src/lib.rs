@@ -8,7 +8,6 @@
 //! Must not know: compression, sockets, as its twins.
 
 mod arrow;
-mod blake2b;
 mod direct;
 mod faults;
 mod kafka;
