@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import resource
 import signal
@@ -22,7 +23,7 @@ from pathlib import Path
 import uvloop
 from prometheus_client.core import Metric
 
-from kop import __version__, background, compiled
+from kop import __version__, allocator, background, compiled
 from kop.cluster.broker_configs import BrokerConfigs
 from kop.cluster.client_topics import ClientTopics
 from kop.cluster.cluster_view import ClusterView
@@ -39,7 +40,6 @@ from kop.handlers.fetch_sessions import FetchSessions
 from kop.handlers.gateway import Gateway
 from kop.handlers.metadata_cache import MetadataCache
 from kop.metrics import LatencyFamily, Metrics, counter_family, counter_value, gauge_family
-from kop.server import memory
 from kop.server.limits import ClientLimits
 from kop.server.listener import Server
 from kop.server.request import RequestPipeline
@@ -54,6 +54,9 @@ from kop.transactions.verification import TransactionVerifier
 from kop.values import Address
 
 _MOST_PARTITIONS_A_SCRAPE = 10_000
+_COLLECT_EVERY = 20_000
+"""Containers more than before from which on the young ones are looked at. Python's 700 are ten batches: a tenth of the
+CPU of a Produce went into looking at objects that a reference count frees anyway."""
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 log = logging.getLogger("kop")
@@ -69,7 +72,8 @@ def run(config: Config, *, worker: bool = False) -> None:
         format=_LOG_FORMAT,
         stream=sys.stderr,
     )
-    memory.tune()
+    allocator.keep_large_buffers()
+    allocator.share_arenas()
     _raise_file_limit()
     if (why := compiled.missing()) is not None:
         log.warning("plain Python does the work of the compiled code, which costs several times the CPU: %s", why)
@@ -105,6 +109,13 @@ def _run_worker(config: Config, index: int) -> None:
         raise SystemExit(1) from None
 
 
+def _leave_alone_what_is_there() -> None:
+    """Exclude all present objects from garbage collection, since they stay, and look at later ones less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_EVERY, 20, 20)
+
+
 async def _serve(config: Config, worker: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -121,7 +132,7 @@ async def _serve(config: Config, worker: bool) -> None:
             log.info("stopped while it was starting")
             return
         serving = starting.result()
-        memory.started()
+        _leave_alone_what_is_there()
         if not worker:
             _banner(config, serving)
         await stop.wait()

@@ -13,9 +13,9 @@ import resource
 import socket
 from collections import Counter
 
+from kop import allocator
 from kop.background import every
 from kop.metrics import Metrics
-from kop.server import memory
 from kop.server.connection import ClientConnection
 from kop.server.limits import ClientLimits, MemoryBudget, ReadAdmission
 from kop.server.peer import describe
@@ -184,7 +184,7 @@ class Server:
         elif self._quiet_seconds:
             self._quiet_seconds -= 1
             if not self._quiet_seconds:
-                memory.give_back()
+                allocator.give_back()
 
     def _make_room(self, now: float) -> None:
         """Close connections that hold memory and make no progress, largest first, while memory is short.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kafka import errors
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from kop.allocator import keep_large_buffers
 from kop.spark.decoding import Decoder
 from kop.spark.fetching import ReadSettings, read_range
 from kop.spark.offsets import OffsetDict, from_dict, to_dict
@@ -66,6 +67,7 @@ def read_task(
     """
     if partition is None or partition.value is None:
         return
+    keep_large_buffers()
     decoder = None if options.decoder is None else Decoder(options.decoder, decoded)
     client = client_of_process(options.connection)
     try:

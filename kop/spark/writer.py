@@ -18,6 +18,7 @@ import pyspark.sql.datasource as api
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
+from kop.allocator import keep_large_buffers
 from kop.spark.exactly_once import SinkError, SinkTask, TaskTransactions, write_task
 from kop.spark.producing import ClientTransactions, ProduceSettings, RowProducer
 from kop.spark.sink_columns import SinkColumns
@@ -113,6 +114,7 @@ class _Connected:
         self._options = options
 
     def __enter__(self) -> _Kept:
+        keep_large_buffers()
         kept = _kept.get(self._key)
         if kept is None:
             kept = _kept[self._key] = _Kept(self._options)
