@@ -5,6 +5,7 @@ The rules are in `kop.transactions`; this is what depends on versions.
 - AddPartitionsToTxn 0 to 3 come from clients, 4 and 5 from brokers: these name several transactions, and may only ask
   whether a partition is in one (KIP-890). A broker of this kind, which asks about one transaction at a time, is told
   its name in storage, too, in a tagged field of the header.
+- AddOffsetsToTxn takes an empty group id, as in Kafka; TxnOffsetCommit refuses it.
 - A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION, the others OPERATION_NOT_ATTEMPTED then: nothing is
   added. Internal topics but that of groups' offsets are TOPIC_AUTHORIZATION_FAILED, as in Kafka.
 - PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 2 of each of the three.
@@ -153,9 +154,7 @@ async def _topic_rows(topic_class: Any, version: int, topics: Any, errors: dict[
 async def add_offsets_to_txn(gw: Gateway, ctx: Context, request: Any) -> Any:
     """Add the partition that keeps the group's offsets."""
     place = gw.groups.coordinator_of(request.group_id)
-    if not request.group_id:
-        code = ErrorCode.INVALID_GROUP_ID
-    elif place is None:
+    if place is None:
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     else:
         code = await gw.transactions.add_partitions(

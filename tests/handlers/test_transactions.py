@@ -454,8 +454,20 @@ def test_offsets_of_a_group_are_added_by_their_partition(tmp_path: Path, version
             assert answer.error_code == 0
             ((name, _),) = s.transaction().partitions
             assert name == "__consumer_offsets"
+
+    run(main())
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_offsets_of_the_group_without_a_name_are_added_as_in_kafka(tmp_path: Path, version: int) -> None:
+    """TxnOffsetCommit refuses such a group."""
+
+    async def main() -> None:
+        async with talk(tmp_path) as s:
+            await s.init(0)
             answer = await s.client.call(25, version, transactional_id="tx", group_id="", **s.who())
-            assert answer.error_code == E.INVALID_GROUP_ID
+            assert answer.error_code == E.NONE
+            assert s.transaction().partitions == {("__consumer_offsets", 0)}
 
     run(main())
 
