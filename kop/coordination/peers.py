@@ -4,7 +4,7 @@ Owns: the connections to each broker that was called, the time limit of a call, 
 known.
 Must not know: what is asked, and when.
 
-What Kafka's schemas have no field for is in tagged fields of the answer's header, from the number 10,000 on.
+What Kafka's schemas have no field for is in tagged fields of the headers, from the number 10,000 on.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kop.errors import BackendError, ErrorCode, KopError
 from kop.wire import codec
 from kop.wire.messages import RESPONSES, Message
-from kop.wire.primitives import DecodeError, read_tags
+from kop.wire.primitives import DecodeError, encode_tags, read_tags
 
 CALL_SECONDS: Final = 10.0
 """The time limit of a call, its connection included."""
@@ -83,7 +84,7 @@ class _PeerConnection:
         oldest = next(iter(self._waiting.values()), None)
         return oldest is not None and self._loop.time() - oldest.began > LATE_SECONDS
 
-    async def call(self, client_id: str, message: Message) -> bytes:
+    async def call(self, client_id: str, message: Message, header_tags: bytes) -> bytes:
         """The answer, behind its correlation id. ConnectionError where the connection ends before it came."""
         if self.lost:
             raise ConnectionError("the connection was lost")
@@ -91,7 +92,7 @@ class _PeerConnection:
         answer: asyncio.Future[bytes] = self._loop.create_future()
         self._waiting[number] = _WaitingCall(answer, self._loop.time())
         try:
-            self._writer.write(codec.encode_request(number, client_id, message))
+            self._writer.write(codec.encode_request(number, client_id, message, header_tags))
             return await answer
         finally:
             del self._waiting[number]
@@ -131,8 +132,10 @@ class Peers:
         self._connections: dict[int, list[_PeerConnection]] = {}
         self._connecting: dict[int, asyncio.Lock] = {}
 
-    async def call(self, broker_id: int, message: Message) -> PeerAnswer:
-        """Send a request whose version is flexible, and wait for its answer.
+    async def call(
+        self, broker_id: int, message: Message, tags: Mapping[int, bytes] = MappingProxyType({})
+    ) -> PeerAnswer:
+        """Send a request whose version is flexible, with the tagged fields of its header, and wait for its answer.
 
         KopError with NETWORK_EXCEPTION where none came: it is not known whether the broker did what it was asked.
         """
@@ -143,9 +146,10 @@ class Peers:
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 connection = await self._connected(broker_id, address)
-                body = memoryview(await connection.call(self._client_id, message))
-            tags, begin = read_tags(body, 0, len(body))
-            return PeerAnswer(codec.decode(RESPONSES[message.API_KEY], message.API_VERSION, body, begin), tags)
+                body = memoryview(await connection.call(self._client_id, message, encode_tags(tags)))
+            tags_of_answer, begin = read_tags(body, 0, len(body))
+            answer = codec.decode(RESPONSES[message.API_KEY], message.API_VERSION, body, begin)
+            return PeerAnswer(answer, tags_of_answer)
         except (OSError, TimeoutError, DecodeError) as error:
             why = str(error) or f"no answer within {CALL_SECONDS:g} s"
         if connection is not None:

@@ -73,6 +73,11 @@ class PendingOffset:
     superseded: bool = False
     """Whether a plain commit came later: then nothing is left to be committed."""
 
+    def is_of(self, storage_transaction: bytes) -> bool:
+        """Whether it is surely not of another transaction than the one of that name; empty where it is not known."""
+        own = self.value.storage_transaction
+        return not own or not storage_transaction or own == storage_transaction
+
 
 class EndedOffset(NamedTuple):
     """What becomes of a pending offset when its transaction ends."""
@@ -185,24 +190,31 @@ class GroupOffsets:
         durable_of_topic = {(topic, partition) for partition in self.by_topic.get(topic, ())}
         return sorted(durable_of_topic | {key for key in other if key[0] == topic})
 
-    def keys_of(self, producer_id: int) -> list[Key]:
-        """Keys of which the log holds, or may hold, pending offsets of the producer."""
-        durable = {key for key, of_key in self.pending.items() if producer_id in of_key}
+    def keys_of(self, producer_id: int, storage_transaction: bytes = b"") -> list[Key]:
+        """Keys of which the log holds, or may hold, pending offsets of the producer, or of its one transaction."""
+        durable = {key for key, offset in self._pending_of(producer_id) if offset.is_of(storage_transaction)}
         other = {key for key, of in (*self.writing_pending, *self.unsure) if of == producer_id}
         return sorted(durable | other)
 
-    def newest_epoch(self, producer_id: int) -> int:
-        """The newest epoch of the producer's pending offsets; -1 where there are none."""
-        of_producer = (of_key.get(producer_id) for of_key in self.pending.values())
-        return max((offset.value.producer_epoch for offset in of_producer if offset is not None), default=-1)
+    def _pending_of(self, producer_id: int) -> Iterator[tuple[Key, PendingOffset]]:
+        for key, of_key in self.pending.items():
+            if (offset := of_key.get(producer_id)) is not None:
+                yield key, offset
 
-    def ended(self, producer_id: int, committed_epoch: int | None) -> list[EndedOffset]:
-        """What becomes of the producer's pending offsets when its transaction ends.
+    def newest_epoch(self, producer_id: int, storage_transaction: bytes = b"") -> int:
+        """The newest epoch of the pending offsets of the producer, or of its one transaction; -1 without any."""
+        of_producer = (offset for _, offset in self._pending_of(producer_id) if offset.is_of(storage_transaction))
+        return max((offset.value.producer_epoch for offset in of_producer), default=-1)
+
+    def ended(
+        self, producer_id: int, committed_epoch: int | None, storage_transaction: bytes = b""
+    ) -> list[EndedOffset]:
+        """What becomes of the producer's pending offsets when its transaction ends, which storage calls so.
 
         `committed_epoch`: commits those of this epoch, unless a plain commit superseded them. None: drops all.
         """
         ended: list[EndedOffset] = []
-        for key in self.keys_of(producer_id):
+        for key in self.keys_of(producer_id, storage_transaction):
             offset = self.pending.get(key, {}).get(producer_id)
             value = None
             if offset is not None and not offset.superseded and offset.value.producer_epoch == committed_epoch:
@@ -307,12 +319,14 @@ class OffsetStore:
         offsets: GroupOffsets,
         producer_id: int,
         producer_epoch: int,
+        storage_transaction: bytes,
         commits: Iterable[Commit],
         written: Written,
     ) -> None:
         """Write offsets that are committed when the producer's transaction is; otherwise as `commit`."""
         values = [
-            (key, PendingOffsetValue(producer_epoch, value)) for key, value in self._values(commits, _NO_RETENTION)
+            (key, PendingOffsetValue(producer_epoch, value, storage_transaction))
+            for key, value in self._values(commits, _NO_RETENTION)
         ]
         records = [
             (encode_key(PendingOffsetKey(group_id, *key, producer_id)), encode_pending_value(value))

@@ -426,9 +426,12 @@ class GroupCoordinator(Coordinator[Loaded]):
         producer_epoch: int,
         commits: Iterable[Commit],
         guard: TransactionGuard | None = None,
+        *,
+        storage_transaction: bytes = b"",
     ) -> asyncio.Future[ErrorCode]:
         """Commit offsets with the producer's transaction, after `check_commit_in_transaction`; all of them or none.
 
+        `storage_transaction`: what storage calls the transaction, empty where it has no name.
         It ends when they are durable; they are pending until `end_transaction`. INVALID_PRODUCER_EPOCH where an offset
         of a newer epoch is pending; INVALID_TXN_STATE where the transaction has ended under the `guard`. Errors
         otherwise as of `commit`.
@@ -453,6 +456,7 @@ class GroupCoordinator(Coordinator[Loaded]):
                 entry.offsets,
                 producer_id,
                 producer_epoch,
+                storage_transaction,
                 commits,
                 self._answer_when_written(entry, lambda code: _answer(answer, code)),
             )
@@ -463,16 +467,28 @@ class GroupCoordinator(Coordinator[Loaded]):
         return answer
 
     async def end_transaction(
-        self, offsets_partitions: Collection[int], producer_id: int, producer_epoch: int, *, commit: bool
+        self,
+        offsets_partitions: Collection[int],
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        storage_transaction: bytes = b"",
     ) -> ErrorCode:
         """Commit or drop what the producer's transaction holds in these partitions of `__offsets`.
 
         `producer_epoch` is that of the transaction's end: the epoch of its offsets, or the next one (KIP-890). Of each
         partition all is durable afterwards, or an error says that it has to be asked for again: to repeat it does no
         harm. INVALID_PRODUCER_EPOCH where offsets of a newer epoch are pending.
+
+        `storage_transaction`: what storage calls the transaction. Offsets of another one stay pending: the end may come
+        late, when the producer's next transaction has offsets of the same epoch.
         """
         codes = await asyncio.gather(
-            *(self._end_in(partition, producer_id, producer_epoch, commit) for partition in set(offsets_partitions))
+            *(
+                self._end_in(partition, producer_id, producer_epoch, storage_transaction, commit)
+                for partition in set(offsets_partitions)
+            )
         )
         return next((code for code in codes if code), ErrorCode.NONE)
 
@@ -481,7 +497,9 @@ class GroupCoordinator(Coordinator[Loaded]):
         """How many offsets wait for the ends of their transactions."""
         return sum(len(of_key) for entry in self._entries.values() for of_key in entry.offsets.pending.values())
 
-    async def _end_in(self, partition: int, producer_id: int, producer_epoch: int, commit: bool) -> ErrorCode:
+    async def _end_in(
+        self, partition: int, producer_id: int, producer_epoch: int, storage_transaction: bytes, commit: bool
+    ) -> ErrorCode:
         if refusal := self.ownership.refusal_of_partition(partition):
             return refusal
         place = partition, producer_id
@@ -489,7 +507,10 @@ class GroupCoordinator(Coordinator[Loaded]):
         for guard in self._guards.get(place, ()):
             guard.ended = True
         await self._wait_for_writes(place, term)
-        entries = self._producers.get(place)
+        self._forget_producer(place)  # where groups or topics of its offsets were deleted
+        entries = [
+            entry for entry in self._producers.get(place, ()) if entry.offsets.keys_of(producer_id, storage_transaction)
+        ]
         if not entries and self.ownership.refusal_of_partition(partition, surely=True):
             await self.verify([partition])  # no write follows that would show whether this broker still leads
         refusal = self.ownership.refusal_of_partition(partition, surely=not entries)
@@ -497,7 +518,7 @@ class GroupCoordinator(Coordinator[Loaded]):
             refusal = ErrorCode.NOT_COORDINATOR
         if refusal or not entries:
             return refusal
-        newest = max(entry.offsets.newest_epoch(producer_id) for entry in entries)
+        newest = max(entry.offsets.newest_epoch(producer_id, storage_transaction) for entry in entries)
         if newest > producer_epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         if commit and 0 <= newest < producer_epoch - 1:
@@ -509,12 +530,13 @@ class GroupCoordinator(Coordinator[Loaded]):
             )
         committed_epoch = newest if commit and newest >= producer_epoch - 1 else None
         ended = [
-            (entry.group.group_id, entry.offsets, entry.offsets.ended(producer_id, committed_epoch))
+            (
+                entry.group.group_id,
+                entry.offsets,
+                entry.offsets.ended(producer_id, committed_epoch, storage_transaction),
+            )
             for entry in entries
         ]
-        if not any(of_group for _, _, of_group in ended):  # the groups or topics of these offsets were deleted
-            del self._producers[place]
-            return await self._end_in(partition, producer_id, producer_epoch, commit)
         answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
 
         def written(code: ErrorCode) -> None:

@@ -12,7 +12,7 @@ compares API keys.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol, TypeAlias
@@ -83,6 +83,8 @@ class Context:
     """The request's correlation id, for handlers that encode their own frames."""
     owned: bool = False
     """The request's memory is its own and may be kept; else what is kept of it must be copied."""
+    request_tags: Mapping[int, bytes] | None = None
+    """Tagged fields of the request's header, for APIs that read them (`Api.reads_tags`); None for all others."""
     header_tags: bytes = NO_TAGS
     """Tagged fields for the header of the answer, encoded: what brokers tell one another beyond Kafka's schemas."""
 
@@ -210,6 +212,8 @@ class Api:
     are answered."""
     long_poll: bool = False
     """The request waits for what other clients do, as long as its client wishes: nobody waits for its end."""
+    reads_tags: bool = False
+    """The handler looks at tagged fields of the request's header. For APIs whose versions are all flexible."""
     reads: Callable[[Any], int] | None = None
     """About how many bytes the handler may read from storage for a request: what all of them read at a time is
     bounded."""

@@ -1,7 +1,8 @@
 """WriteTxnMarkers (27) 1 and 2: a transaction ends, says the broker that coordinates it, or an operator's tool.
 
 - From another broker of this cluster: take nothing more for the producer's transaction, and commit or drop its offsets
-  in the partitions of `__consumer_offsets` that are coordinated here.
+  in the partitions of `__consumer_offsets` that are coordinated here. What storage calls the transaction is in a
+  tagged field of the header: a request that is late touches nothing of the producer's next one.
 - From a tool (`kafka-transactions abort`), which names partitions of records: their markers are written where storage
   keeps markers; INVALID_PRODUCER_EPOCH where the log knows the producer by a newer epoch. Where it keeps no markers, a
   transaction is ended by its coordinator alone: INVALID_REQUEST.
@@ -20,6 +21,7 @@ from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
 from kop.storage.base import EPOCH_BUMPED_AT_END, MarkedLog
 from kop.wire.messages import WriteTxnMarkersResponse
+from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +48,10 @@ async def write_txn_markers(gw: Gateway, ctx: Context, request: Any) -> Any:
 async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) -> ErrorCode:
     commit = marker.transaction_result
     if name == KAFKA_OFFSETS_TOPIC:
-        return await gw.ends.end_offsets({index}, marker.producer_id, marker.producer_epoch, commit=commit)
+        name_in_storage = (ctx.request_tags or {}).get(STORAGE_TRANSACTION, b"")
+        return await gw.ends.end_offsets(
+            {index}, marker.producer_id, marker.producer_epoch, name_in_storage, commit=commit
+        )
     topic = gw.topics.get(name)
     log = None if topic is None or topic.internal else gw.topics.log(topic.topic_id, index)
     if log is None:
@@ -77,4 +82,4 @@ async def _end(gw: Gateway, ctx: Context, marker: Any, name: str, index: int) ->
     return ErrorCode.NONE
 
 
-APIS = (Api(27, 1, 2, write_txn_markers, AclOperation.CLUSTER_ACTION, overlaps=True),)
+APIS = (Api(27, 1, 2, write_txn_markers, AclOperation.CLUSTER_ACTION, overlaps=True, reads_tags=True),)

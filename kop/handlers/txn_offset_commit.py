@@ -80,13 +80,13 @@ async def _commit(gw: Gateway, version: int, request: Any, commits: list[Commit]
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     while True:
         with gw.groups.guard_transaction(group_id, producer_id) as guard:
-            error = await gw.verifier.verify_offsets(
+            verified = await gw.verifier.verify_offsets(
                 TransactionalProducer(request.transactional_id, producer_id, request.producer_epoch),
                 place[1],
                 add=version >= _ADDS_PARTITION,
             )
-            if error:
-                return _NOT_VERIFIED.get(error, error)
+            if verified.error:
+                return _NOT_VERIFIED.get(verified.error, verified.error)
             if guard.ended:
                 continue
             member = ("", None, -1)
@@ -95,7 +95,14 @@ async def _commit(gw: Gateway, version: int, request: Any, commits: list[Commit]
             error = gw.groups.check_commit_in_transaction(group_id, *member)
             if error or not commits:
                 return error
-            durable = gw.groups.commit_in_transaction(group_id, producer_id, request.producer_epoch, commits, guard)
+            durable = gw.groups.commit_in_transaction(
+                group_id,
+                producer_id,
+                request.producer_epoch,
+                commits,
+                guard,
+                storage_transaction=verified.storage_transaction,
+            )
         return await durable
 
 

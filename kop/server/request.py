@@ -33,7 +33,7 @@ from kop.handlers.gateway import Gateway
 from kop.metrics import Count
 from kop.server.limits import ReadAdmission
 from kop.wire import codec
-from kop.wire.frame import request_header
+from kop.wire.frame import header_tags, request_header
 from kop.wire.messages import REQUESTS, RESPONSES, Message
 
 _NAMES = {int(code): code.name for code in ErrorCode}
@@ -133,6 +133,8 @@ class RequestPipeline:
             count = served.counts[version] = self._gw.metrics.requests.of(served.name, str(version))
         count.value += 1
         ctx = Context(api_key, version, client_id, self._now_ms, conn, correlation_id, owned)
+        if api.reads_tags:
+            ctx.request_tags = header_tags(frame, begin)
         body = frame[begin:]
         if len(body) > _LARGE and served.splits:
             return self._waiting(served, ctx, create_task(self._in_parts(served, ctx, memoryview(bytes(body)))))

@@ -23,6 +23,7 @@ from kop.errors import ErrorCode, KopError
 from kop.storage.base import EndedTransaction, TransactionStorage
 from kop.transactions.verification import LEASE_SECONDS, TransactionVerifier
 from kop.wire.messages import WriteTxnMarkersRequest
+from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 _VERSION: Final = 2
 
@@ -33,7 +34,13 @@ class PendingOffsets(Protocol):
     """Where offsets wait that were committed in a transaction."""
 
     async def end_transaction(
-        self, offsets_partitions: Collection[int], producer_id: int, producer_epoch: int, *, commit: bool
+        self,
+        offsets_partitions: Collection[int],
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        storage_transaction: bytes,
     ) -> ErrorCode:
         """See `kop.groups.runtime.GroupCoordinator.end_transaction`."""
 
@@ -99,7 +106,9 @@ class TransactionEnds:
         elif (rest := self._left_at + LEASE_SECONDS - decided) > 0:
             await asyncio.sleep(rest)
         records = frozenset(partition for partition in ended.partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
-        offsets = self.end_offsets(of_offsets, ended.producer_id, ended.producer_epoch, commit=ended.commit)
+        offsets = self.end_offsets(
+            of_offsets, ended.producer_id, ended.producer_epoch, ended.storage_transaction, commit=ended.commit
+        )
         if records or ended.storage_transaction:
             error, _ = await asyncio.gather(offsets, self._storage.end(ended._replace(partitions=records)))
         else:
@@ -113,12 +122,20 @@ class TransactionEnds:
             self.verifier.forget(producer_id)
 
     async def end_offsets(
-        self, offsets_partitions: Collection[int], producer_id: int, producer_epoch: int, *, commit: bool
+        self,
+        offsets_partitions: Collection[int],
+        producer_id: int,
+        producer_epoch: int,
+        storage_transaction: bytes,
+        *,
+        commit: bool,
     ) -> ErrorCode:
         """Commit or drop the offsets in these partitions of `__consumer_offsets`, which this broker coordinates."""
         if not offsets_partitions:
             return ErrorCode.NONE
-        error = await self._offsets.end_transaction(offsets_partitions, producer_id, producer_epoch, commit=commit)
+        error = await self._offsets.end_transaction(
+            offsets_partitions, producer_id, producer_epoch, commit=commit, storage_transaction=storage_transaction
+        )
         if error is ErrorCode.INVALID_PRODUCER_EPOCH:  # those of this transaction are not pending any more
             _log.warning("producer %d has offsets pending of a newer epoch than %d", producer_id, producer_epoch)
             return ErrorCode.NONE
@@ -169,7 +186,7 @@ class TransactionEnds:
             ],
         )
         try:
-            answer = await self._peers.call(broker_id, request)
+            answer = await self._peers.call(broker_id, request, {STORAGE_TRANSACTION: ended.storage_transaction})
         except KopError as error:
             return error
         for row in answer.message.markers:

@@ -169,13 +169,18 @@ class TransactionVerifier:
             for producer_id in [each for each, verified in self._verified.items() if now >= verified.until]:
                 del self._verified[producer_id]
 
-    async def verify_offsets(self, producer: TransactionalProducer, offsets_partition: int, *, add: bool) -> ErrorCode:
-        """Whether the producer's open transaction has a partition of `__consumer_offsets`; `add` adds it before."""
+    async def verify_offsets(
+        self, producer: TransactionalProducer, offsets_partition: int, *, add: bool
+    ) -> VerifiedPartitions:
+        """Whether the producer's open transaction has a partition of `__consumer_offsets`; `add` adds it before.
+
+        Where it has not, the answer is an `error` of all.
+        """
         partition = KAFKA_OFFSETS_TOPIC, offsets_partition
         if add and (error := await self._add(producer, [partition])):
-            return error
+            return VerifiedPartitions(error)
         answer = await self._coordinators.verify_partitions(*producer, [partition])
-        return answer.error or answer.errors[partition]
+        return answer._replace(error=answer.error or answer.errors[partition])
 
     async def _add(self, producer: TransactionalProducer, partitions: Collection[Partition]) -> ErrorCode:
         return await self._coordinators.add_partitions(*producer, partitions, EPOCH_BUMPED_AT_END)

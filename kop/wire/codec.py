@@ -77,14 +77,19 @@ def encode_response(correlation_id: int, message: Message, header_tags: bytes = 
     return bytes(memoryview(out.buf)[: out.pos])
 
 
-def encode_request(correlation_id: int, client_id: str, message: Message) -> bytes:
-    """Encode a request message (its version was given when it was made) as a whole frame: size, header, body."""
+def encode_request(correlation_id: int, client_id: str, message: Message, header_tags: bytes = NO_TAGS) -> bytes:
+    """Encode a request message (its version was given when it was made) as a whole frame: size, header, body.
+
+    `header_tags` as of `encode_response`.
+    """
     cls = type(message)
     version = message.API_VERSION
     flexible = cls.flexible_version_q(version)
     out = EncodeBuffer(_SCRATCH)
     name = client_id.encode()
-    head = struct.pack(">hhih", cls.API_KEY, version, correlation_id, len(name)) + name + NO_TAGS[:flexible]
+    head = struct.pack(">hhih", cls.API_KEY, version, correlation_id, len(name)) + name
+    if flexible:
+        head += header_tags
     out.buf[4 : 4 + len(head)] = head
     out.pos = 4 + len(head)
     cls._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)(message, out)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kop.compiled import compiled
 from kop.wire.messages import REQUESTS
-from kop.wire.primitives import DecodeError, skip_tags
+from kop.wire.primitives import DecodeError, read_tags, skip_tags
 
 _FIXED = struct.Struct(">hhih")
 
@@ -71,6 +71,11 @@ def request_header(frame: memoryview) -> tuple[int, int, int, str | None, int]:
 def read_header(frame: memoryview, flexible_from: bytes) -> RequestHeader | None:
     """The readable twin of the compiled function. That gives None for a damaged header; this one always does."""
     return None
+
+
+def header_tags(frame: memoryview, body: int) -> dict[int, bytes]:
+    """The tagged fields in the header of a flexible request whose body begins at `body`."""
+    return read_tags(frame, _FIXED.size + max(int.from_bytes(frame[8:10], "big", signed=True), 0), body)[0]
 
 
 def foreign_protocol(start: bytes) -> str | None:

@@ -5,19 +5,23 @@ this gateway's own, PendingOffset (key 1000, value 0): an offset that is committ
 Must not know: groups, partitions, which version is the newest that somebody else writes.
 
 Values of version 4 are in the flexible encoding (KIP-482); of their tagged fields only the topic id of a committed
-offset is known. Readers of Kafka's records step over kinds that they do not know.
+offset is known, and in a pending one the name of its transaction. Readers of Kafka's records step over kinds that they
+do not know.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from kop.errors import StateRecordError
 from kop.wire.primitives import varint_bytes
 from kop.wire.state_encoding import LONGEST_STRING, Buffer, RecordReader, RecordWriter, short_string
+from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 OFFSET_VALUE_VERSION: Final = 4
 """What Kafka 4.3 writes for a committed offset without a retention of its own."""
@@ -96,6 +100,8 @@ class PendingOffsetValue:
 
     producer_epoch: int
     offset: OffsetCommitValue
+    storage_transaction: bytes = b""
+    """What storage calls the transaction; empty where it has no name, or an earlier version of the gateway wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +172,13 @@ def decode_key(data: Buffer) -> Key:
     return UnknownKey(kind)
 
 
-def encode_offset_value(value: OffsetCommitValue, version: int | None = None) -> bytes:
-    """The bytes of a committed offset. Version: the one that Kafka 4.3 would choose, unless it is given."""
+def encode_offset_value(
+    value: OffsetCommitValue, version: int | None = None, own_tags: Mapping[int, bytes] = MappingProxyType({})
+) -> bytes:
+    """The bytes of a committed offset. Version: the one that Kafka 4.3 would choose, unless it is given.
+
+    `own_tags` are further tagged fields, from version 4 on.
+    """
     if version is None and value.expire_timestamp < 0:
         return _encode_newest_offset_value(value)
     version = _known(EXPIRING_OFFSET_VALUE_VERSION if version is None else version)
@@ -180,10 +191,10 @@ def encode_offset_value(value: OffsetCommitValue, version: int | None = None) ->
     if version == 1:
         writer.int64(value.expire_timestamp)
     if version >= 4:
-        if value.topic_id is None or value.topic_id == _ZERO_ID:
-            writer.no_tags()
-        else:
-            writer.tags({_TOPIC_ID_TAG: value.topic_id.bytes})
+        tags = dict(own_tags)
+        if value.topic_id is not None and value.topic_id != _ZERO_ID:
+            tags[_TOPIC_ID_TAG] = value.topic_id.bytes
+        writer.tags(tags)
     return bytes(writer.out)
 
 
@@ -205,7 +216,11 @@ def _encode_newest_offset_value(value: OffsetCommitValue) -> bytes:
 
 def decode_offset_value(data: Buffer) -> OffsetCommitValue:
     """The committed offset in `data`. StateRecordError where it is none."""
-    reader = RecordReader(data)
+    return _read_offset_value(RecordReader(data))[0]
+
+
+def _read_offset_value(reader: RecordReader) -> tuple[OffsetCommitValue, Mapping[int, bytes]]:
+    """A committed offset, and its tagged fields."""
     version = _known(reader.int16())
     reader.flexible = version >= 4
     offset = reader.int64()
@@ -213,20 +228,28 @@ def decode_offset_value(data: Buffer) -> OffsetCommitValue:
     metadata = reader.string()
     commit_timestamp = reader.int64()
     expire_timestamp = reader.int64() if version == 1 else -1
-    raw_id = reader.tags().get(_TOPIC_ID_TAG)
+    tags = reader.tags()
+    raw_id = tags.get(_TOPIC_ID_TAG)
     topic_id = None
     if raw_id is not None:
         if len(raw_id) != 16:
             raise StateRecordError(f"a topic id of {len(raw_id)} bytes")
         topic_id = UUID(bytes=raw_id)
-    return OffsetCommitValue(offset, leader_epoch, metadata, commit_timestamp, expire_timestamp, topic_id)
+    return OffsetCommitValue(offset, leader_epoch, metadata, commit_timestamp, expire_timestamp, topic_id), tags
 
 
 def encode_pending_value(value: PendingOffsetValue) -> bytes:
-    """The bytes of a pending offset: the producer's epoch, then the committed offset as it will be."""
+    """The bytes of a pending offset: the producer's epoch, then the committed offset as it will be.
+
+    The name of its transaction is a tagged field of that offset, which earlier versions of the gateway step over.
+    """
     writer = RecordWriter(PENDING_OFFSET_VALUE_VERSION)
     writer.int16(value.producer_epoch)
-    writer.out += encode_offset_value(value.offset)
+    if value.storage_transaction:
+        own_tags = {STORAGE_TRANSACTION: value.storage_transaction}
+        writer.out += encode_offset_value(value.offset, OFFSET_VALUE_VERSION, own_tags)
+    else:
+        writer.out += encode_offset_value(value.offset)
     return bytes(writer.out)
 
 
@@ -237,7 +260,8 @@ def decode_pending_value(data: Buffer) -> PendingOffsetValue:
     if version != PENDING_OFFSET_VALUE_VERSION:
         raise StateRecordError(f"version {version} of a pending offset is not known")
     epoch = reader.int16()
-    return PendingOffsetValue(epoch, decode_offset_value(reader.data[reader.pos :]))
+    offset, tags = _read_offset_value(reader)
+    return PendingOffsetValue(epoch, offset, tags.get(STORAGE_TRANSACTION, b""))
 
 
 def encode_group_value(value: GroupMetadataValue, version: int = GROUP_VALUE_VERSION) -> bytes:

@@ -13,8 +13,10 @@ from support.waiting import until
 from kop.coordination import peers as module
 from kop.coordination.peers import Peers, broker_of
 from kop.errors import ErrorCode, KopError
+from kop.groups.offsets import Commit
 from kop.transactions.runtime import TransactionCoordinator
-from kop.wire.messages import AddPartitionsToTxnRequest, InitProducerIdRequest
+from kop.wire.messages import AddPartitionsToTxnRequest, InitProducerIdRequest, WriteTxnMarkersRequest
+from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 
 def request() -> object:
@@ -68,6 +70,34 @@ def test_only_a_live_broker_learns_what_to_write_into(
                 answer = await peers.call(1, AddPartitionsToTxnRequest(version=5, transactions=[asked]))
                 row = answer.message.results_by_transaction[0].topic_results[0].results_by_partition[0]
                 assert (row.partition_error_code, answer.tags) == expected
+            await peers.close()
+
+    run(main())
+
+
+def test_a_late_end_of_one_transaction_leaves_the_offsets_of_the_next(tmp_path: Path) -> None:
+    """What storage calls the transaction is in the header."""
+
+    async def main() -> None:
+        async with gateway(tmp_path, store="memory:") as serving:
+            groups = serving.gateway.groups
+            index = groups.state_log.partition_of("g")
+            commits = [Commit("t", None, 0, 7)]
+            assert await groups.commit_in_transaction("g", 5, 0, commits, storage_transaction=b"second") == 0
+            marker = WriteTxnMarkersRequest.WritableTxnMarker
+            topic = marker.WritableTxnMarkerTopic(version=2, name="__consumer_offsets", partition_indexes=[index])
+            markers = [
+                marker(
+                    version=2, producer_id=5, producer_epoch=0, transaction_result=True, topics=[topic],
+                    coordinator_epoch=0, transaction_version=0,
+                )
+            ]  # fmt: skip
+            peers = Peers(7, lambda _: serving.listeners[0])
+            for name, left in ((b"first", 1), (b"second", 0)):
+                request = WriteTxnMarkersRequest(version=2, markers=markers)
+                answer = await peers.call(1, request, {STORAGE_TRANSACTION: name})
+                assert answer.message.markers[0].topics[0].partitions[0].error_code == 0
+                assert groups.pending_offsets == left
             await peers.close()
 
     run(main())

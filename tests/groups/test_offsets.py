@@ -68,7 +68,7 @@ class Offsets:
 
     def pend(self, producer: int, offset: int, partition: int = 0, epoch: int = 0) -> None:
         commits = [Commit("t", None, partition, offset)]
-        self.store.commit_pending(0, "g", self.group, producer, epoch, commits, lambda code: None)
+        self.store.commit_pending(0, "g", self.group, producer, epoch, b"", commits, lambda code: None)
 
     def end(self, producer: int, commit: bool = True, epoch: int = 0) -> None:
         ended = self.group.ended(producer, epoch if commit else None)

@@ -33,18 +33,25 @@ def pend(
     topic: str = "t",
     partition: int = 0,
     guard: TransactionGuard | None = None,
+    name: bytes = b"",
 ) -> asyncio.Future[E]:
-    """Commit an offset in a producer's transaction."""
+    """Commit an offset in a producer's transaction. `name`: what storage calls the transaction."""
     info = world.engine.topics.get(topic)
     commits = [Commit(topic, info.topic_id if info else None, partition, offset)]
-    return world.groups.commit_in_transaction(group, producer, epoch, commits, guard)
+    return world.groups.commit_in_transaction(group, producer, epoch, commits, guard, storage_transaction=name)
 
 
 async def end(
-    world: World, *, producer: int = A, epoch: int = 0, commit: bool = True, partitions: Sequence[int] = (0,)
+    world: World,
+    *,
+    producer: int = A,
+    epoch: int = 0,
+    commit: bool = True,
+    partitions: Sequence[int] = (0,),
+    name: bytes = b"",
 ) -> E:
     """End a producer's transaction."""
-    return await world.groups.end_transaction(partitions, producer, epoch, commit=commit)
+    return await world.groups.end_transaction(partitions, producer, epoch, commit=commit, storage_transaction=name)
 
 
 async def soon(awaitable: Awaitable[E]) -> E:
@@ -524,3 +531,34 @@ async def test_a_join_that_was_never_finished_keeps_what_is_pending() -> None:
         world.now += 10_000
         world.groups.tick()
         assert pending(world)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("late_commit", [True, False])
+@pytest.mark.parametrize("end_epoch", [0, 1])
+async def test_a_late_end_of_one_transaction_does_not_end_the_next(
+    end_epoch: int, late_commit: bool, restarts: bool
+) -> None:
+    """A coordinator that was replaced, or did not wait for the answer, may have sent it long ago.
+
+    The epoch of the first end is that of the second transaction's offsets, whether ends bump it or not.
+    """
+    async with World() as world:
+        await pend(world, 7, name=b"first")
+        assert await end(world, epoch=end_epoch, name=b"first") == E.NONE
+        await pend(world, 9, epoch=end_epoch, name=b"second")
+        if restarts:
+            await world.restart()
+        assert await end(world, epoch=end_epoch, commit=late_commit, name=b"first") == E.NONE
+        assert (world.offset(), pending(world)) == (7, True)
+        assert await end(world, epoch=2 * end_epoch, name=b"second") == E.NONE
+        assert (world.offset(), pending(world), world.groups.pending_offsets) == (9, False, 0)
+
+
+@pytest.mark.parametrize(("name", "ended_by"), [(b"", b"first"), (b"first", b"")])
+async def test_what_is_not_named_is_of_the_transaction_that_ends(name: bytes, ended_by: bytes) -> None:
+    """Earlier versions of the gateway name nothing."""
+    async with World() as world:
+        await pend(world, 7, name=name)
+        assert await end(world, name=ended_by) == E.NONE
+        assert (world.offset(), pending(world)) == (7, False)

@@ -21,6 +21,7 @@ from kop.groups.settings import GroupSettings
 from kop.handlers.api import ConnectionInfo, Context
 from kop.handlers.group_offsets import offset_fetch
 from kop.handlers.txn_offset_commit import txn_offset_commit
+from kop.transactions.runtime import VerifiedPartitions
 from kop.transactions.verification import TransactionalProducer
 from kop.wire import codec
 from kop.wire.messages import REQUESTS, RESPONSES
@@ -38,13 +39,17 @@ class Transactions:
     gate: asyncio.Event | None = None
     first: E | None = None
     """The answer to the first that asks, if it is another."""
+    name: bytes = b""
+    """What storage calls the transaction."""
 
-    async def verify_offsets(self, producer: TransactionalProducer, offsets_partition: int, *, add: bool) -> E:
+    async def verify_offsets(
+        self, producer: TransactionalProducer, offsets_partition: int, *, add: bool
+    ) -> VerifiedPartitions:
         self.asked.append((*producer, offsets_partition, add))
         if self.gate is not None:
             await self.gate.wait()
         first, self.first = self.first, None
-        return self.answer if first is None else first
+        return VerifiedPartitions(self.answer if first is None else first, storage_transaction=self.name)
 
 
 class World:
@@ -158,6 +163,17 @@ async def test_offsets_are_pending_once_the_transaction_says_so(version: int) ->
         assert topic is not None
         assert (value.offset, value.leader_epoch, value.metadata) == (7, 2 if version >= 2 else -1, "m")
         assert value.topic_id == topic.topic_id
+
+
+async def test_offsets_are_of_the_transaction_that_was_verified() -> None:
+    async with World() as world:
+        world.transactions.name = b"next"
+        assert await world.commit(5) == [E.NONE]
+        for name, left in ((b"late", 1), (b"next", 0)):
+            partition = world.groups.state_log.partition_of("g")
+            end = world.groups.end_transaction([partition], PRODUCER, EPOCH, commit=True, storage_transaction=name)
+            assert await end == E.NONE
+            assert world.groups.pending_offsets == left
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -20,10 +20,13 @@ from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import VerifiedPartitions
 from kop.transactions.verification import TransactionalProducer, TransactionVerifier
 from kop.wire.messages import AddPartitionsToTxnResponse, WriteTxnMarkersResponse
+from kop.wire.transaction_state import STORAGE_TRANSACTION
 
 OFFSETS = "__consumer_offsets"
 TOPIC_ID = UUID(int=7)
 ME = 1
+NAME = b"name"
+"""What storage calls the transaction."""
 
 
 class Cluster:
@@ -77,7 +80,10 @@ class World:
     async def end(self, ended: EndedTransaction) -> None:
         self.done.append(("records", set(ended.partitions)))
 
-    async def end_transaction(self, partitions: Collection[int], producer_id: int, epoch: int, *, commit: bool) -> E:
+    async def end_transaction(
+        self, partitions: Collection[int], producer_id: int, epoch: int, *, commit: bool, storage_transaction: bytes
+    ) -> E:
+        assert storage_transaction == NAME
         self.done.append(("offsets", set(partitions), commit))
         return self.offsets_error
 
@@ -99,12 +105,13 @@ class World:
 
     # other brokers
 
-    async def call(self, broker_id: int, message: Any) -> PeerAnswer:
+    async def call(self, broker_id: int, message: Any, tags: Mapping[int, bytes] | None = None) -> PeerAnswer:
         if broker_id in self.away:
             raise KopError("away", E.NETWORK_EXCEPTION)
         code = self.peer_codes.get(broker_id, E.NONE)
         if message.API_KEY == 27:
             (marker,) = message.markers
+            assert tags == {STORAGE_TRANSACTION: NAME}
             parts = {index for topic in marker.topics for index in topic.partition_indexes}
             self.done.append((broker_id, marker.producer_id, marker.transaction_result, parts))
             result = WriteTxnMarkersResponse.WritableTxnMarkerResult
@@ -134,7 +141,7 @@ class World:
 
 
 def ended(*partitions: tuple[str, int]) -> EndedTransaction:
-    return EndedTransaction("tx", 5, 3, frozenset(partitions), True, 2, b"name")
+    return EndedTransaction("tx", 5, 3, frozenset(partitions), True, 2, NAME)
 
 
 @pytest.fixture(autouse=True)

@@ -173,6 +173,8 @@ def test_bytes_of_pending_offsets() -> None:
     assert encode_key(key).hex() == "03e8000167000174000000030000000000000fa1"
     value = PendingOffsetValue(5, OffsetCommitValue(7, 2, "m", 9))
     assert encode_pending_value(value).hex() == ("000000050004000000000000000700000002026d000000000000000900")
+    named = PendingOffsetValue(5, OffsetCommitValue(7, 2, "m", 9), b"tx")
+    assert encode_pending_value(named).hex() == ("000000050004000000000000000700000002026d000000000000000901904e027478")
 
 
 @given(
@@ -183,19 +185,27 @@ def test_bytes_of_pending_offsets() -> None:
     st.integers(-1, 32_767),
     st.integers(0, 2**63 - 1),
     st.none() | st.uuids(),
+    st.binary(max_size=20),
 )
 def test_pending_offsets_round_trip(
-    group: str, topic: str, partition: int, producer_id: int, epoch: int, offset: int, topic_id: UUID | None
+    group: str,
+    topic: str,
+    partition: int,
+    producer_id: int,
+    epoch: int,
+    offset: int,
+    topic_id: UUID | None,
+    name: bytes,
 ) -> None:
     key = PendingOffsetKey(group, topic, partition, producer_id)
     assert decode_key(encode_key(key)) == key
-    value = PendingOffsetValue(epoch, OffsetCommitValue(offset, 1, "m", 2, -1, topic_id))
+    value = PendingOffsetValue(epoch, OffsetCommitValue(offset, 1, "m", 2, -1, topic_id), name)
     assert decode_pending_value(memoryview(encode_pending_value(value))) == value
 
 
 def test_every_truncation_of_a_pending_offset_is_an_error() -> None:
     raw_key = encode_key(PendingOffsetKey("g", "t", 3, 4001))
-    raw = encode_pending_value(PendingOffsetValue(5, OffsetCommitValue(7)))
+    raw = encode_pending_value(PendingOffsetValue(5, OffsetCommitValue(7), b"tx"))
     for size in range(2, len(raw_key)):
         with pytest.raises(StateRecordError):
             decode_key(raw_key[:size])
