@@ -4,7 +4,7 @@ The rules are in `kop.transactions`; this is what depends on versions.
 
 - AddPartitionsToTxn 0 to 3 come from clients, 4 and 5 from brokers: these name several transactions, and may only ask
   whether a partition is in one (KIP-890). A broker of this kind, which asks about one transaction at a time, is told
-  its name in storage, too, in a tagged field of the header.
+  its name in storage, too, and the ids of the topics, in tagged fields of the header.
 - AddOffsetsToTxn takes an empty group id, as in Kafka; TxnOffsetCommit refuses it.
 - A partition that is not there is UNKNOWN_TOPIC_OR_PARTITION, the others OPERATION_NOT_ATTEMPTED then: nothing is
   added. Internal topics but that of groups' offsets are TOPIC_AUTHORIZATION_FAILED, as in Kafka.
@@ -18,6 +18,7 @@ The rules are in `kop.transactions`; this is what depends on versions.
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 from kop.cluster.client_topics import KAFKA_OFFSETS_TOPIC
 from kop.coordination.peers import broker_of
@@ -26,11 +27,13 @@ from kop.handlers.api import AclOperation, Api, Context
 from kop.handlers.gateway import Gateway
 from kop.handlers.pauses import with_pauses
 from kop.storage.base import EPOCH_BUMPED_AT_END
+from kop.transactions.coordinators import TOPIC_IDS
 from kop.transactions.machine import Partition
 from kop.wire.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse
 from kop.wire.primitives import encode_tags
 from kop.wire.transaction_state import STORAGE_TRANSACTION
 
+_NO_ID = UUID(int=0)
 _BATCHED = 4
 """The version of AddPartitionsToTxn from which on it comes from brokers."""
 _ABORTABLE = 4
@@ -132,7 +135,8 @@ async def _verify(gw: Gateway, ctx: Context, transaction: Any) -> dict[Partition
     if verified.error:
         return dict.fromkeys(partitions, verified.error)
     if verified.storage_transaction and asking is not None:
-        ctx.header_tags = encode_tags({STORAGE_TRANSACTION: verified.storage_transaction})
+        ids = [verified.topics.get(topic.name, _NO_ID).bytes for topic in transaction.topics]
+        ctx.header_tags = encode_tags({STORAGE_TRANSACTION: verified.storage_transaction, TOPIC_IDS: b"".join(ids)})
     return dict(verified.errors)
 
 

@@ -15,8 +15,11 @@ from kop.errors import ErrorCode, KopError
 from kop.transactions.machine import Partition
 from kop.transactions.runtime import TransactionCoordinator, VerifiedPartitions
 from kop.wire.messages import AddPartitionsToTxnRequest
-from kop.wire.transaction_state import STORAGE_TRANSACTION
+from kop.wire.transaction_state import OWN_TAGS, STORAGE_TRANSACTION
 
+TOPIC_IDS: Final = OWN_TAGS + 1
+"""The tag, in the header of an answer, of the ids of the topics that were asked about, in their order; zeros for none.
+See `VerifiedPartitions.topics`."""
 _VERSION: Final = 5
 
 
@@ -82,8 +85,17 @@ class TransactionCoordinators:
         errors = _errors(answer)
         if errors.keys() != set(partitions):
             return VerifiedPartitions(ErrorCode.UNKNOWN_SERVER_ERROR)
+        raw_ids = answer.tags.get(TOPIC_IDS, b"")
+        topics = {
+            name: UUID(bytes=raw_id)
+            for index, name in enumerate(dict.fromkeys(name for name, _ in partitions))
+            if len(raw_id := raw_ids[16 * index : 16 * index + 16]) == 16 and any(raw_id)
+        }
         return VerifiedPartitions(
-            errors=errors, storage_transaction=answer.tags.get(STORAGE_TRANSACTION, b""), passes=True
+            errors=errors,
+            storage_transaction=answer.tags.get(STORAGE_TRANSACTION, b""),
+            topics=topics,
+            passes=True,
         )
 
     async def _ask(

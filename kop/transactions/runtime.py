@@ -98,6 +98,10 @@ class VerifiedPartitions(NamedTuple):
     """Of each, where there is no error of all."""
     storage_transaction: bytes = b""
     """What storage calls the transaction."""
+    topics: Mapping[str, UUID] = MappingProxyType({})
+    """The topics of which storage prepared them, where that is known. To whom one is another topic, that has to ask
+    again: it was deleted and made again, and not every broker has seen it yet.
+    """
     passes: bool = False
     """Whoever coordinates the transaction may not reach this broker when it ends: ask again after a while."""
 
@@ -383,7 +387,9 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                 return VerifiedPartitions(verified)
             inside = [partition for partition, code in verified.items() if not code]
             if self._is_prepared(entry, inside):
-                return VerifiedPartitions(errors=verified, storage_transaction=entry.transaction.storage_transaction)
+                topics = {name: topic_id for topic_id, name, _ in self._stored(inside).values() if topic_id is not None}
+                name_in_storage = entry.transaction.storage_transaction
+                return VerifiedPartitions(errors=verified, storage_transaction=name_in_storage, topics=topics)
             # Another broker coordinated the transactional id when they were added.
             if error := await self.add_partitions(
                 transactional_id, producer_id, epoch, inside, entry.transaction.client_version

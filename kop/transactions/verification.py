@@ -69,6 +69,11 @@ class _Verified:
     partitions: set[StoredPartition] = field(default_factory=set)
 
 
+def _error_of_topic(prepared: UUID | None, partition: StoredPartition) -> ErrorCode:
+    """COORDINATOR_NOT_AVAILABLE where storage prepared a topic that is not the one of the partition."""
+    return ErrorCode.NONE if prepared in (None, partition[0]) else ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
 class TransactionVerifier:
     """What was verified. One for the process."""
 
@@ -154,6 +159,12 @@ class TransactionVerifier:
                 continue
             if answer.error:
                 return answer
+            answer = answer._replace(
+                errors={
+                    each: code or _error_of_topic(answer.topics.get(each[0]), partitions[each])
+                    for each, code in answer.errors.items()
+                }
+            )
             name = answer.storage_transaction
             if verified is None or (verified.epoch, verified.storage_transaction) != (epoch, name):
                 self._drop_old(now)

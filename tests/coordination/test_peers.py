@@ -49,7 +49,7 @@ def test_only_a_live_broker_learns_what_to_write_into(
 
     async def main() -> None:
         async with gateway(tmp_path, store="memory:") as serving:
-            await serving.gateway.engine.topics.create("t", 1, {})
+            created = await serving.gateway.engine.topics.create("t", 1, {})
             transactions = serving.gateway.transactions
             who = await transactions.init_producer_id("tx", 1000)
             transactions_of_storage = serving.gateway.engine.transactions
@@ -61,7 +61,8 @@ def test_only_a_live_broker_learns_what_to_write_into(
             transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
             topic = transaction.AddPartitionsToTxnTopic(version=5, name="t", partitions=[0])
             peers = Peers(asking, lambda _: serving.listeners[0])
-            told = (ErrorCode.NONE, {10_000: b"in storage"}) if is_live else (ErrorCode.COORDINATOR_NOT_AVAILABLE, {})
+            tags = {10_000: b"in storage", 10_001: created.topic_id.bytes}
+            told = (ErrorCode.NONE, tags) if is_live else (ErrorCode.COORDINATOR_NOT_AVAILABLE, {})
             for verify_only, expected in [(False, (ErrorCode.NONE, {})), (True, told)]:
                 asked = transaction(
                     version=5, transactional_id="tx", producer_id=who.producer_id,

@@ -15,7 +15,7 @@ from kop.errors import KopError
 from kop.storage.base import EndedTransaction
 from kop.transactions import ends as module
 from kop.transactions import verification
-from kop.transactions.coordinators import TransactionCoordinators
+from kop.transactions.coordinators import TOPIC_IDS, TransactionCoordinators
 from kop.transactions.ends import TransactionEnds
 from kop.transactions.runtime import VerifiedPartitions
 from kop.transactions.verification import TransactionalProducer, TransactionVerifier
@@ -246,6 +246,19 @@ async def test_the_coordinator_is_asked_once_wherever_it_is() -> None:
         assert w.done == asked
         w.verifier.forget(5)
     assert answer.storage_transaction == b"name"
+
+
+@pytest.mark.parametrize("prepared", [STORED["t", 0][0], UUID(int=9), None])
+async def test_what_is_prepared_of_another_topic_of_that_name_is_not_verified(prepared: UUID | None) -> None:
+    """The topic was deleted and made again, and one of the two brokers has not seen it yet. Earlier versions of the
+    gateway name no topic.
+    """
+    w = World(2)
+    w.tags = {STORAGE_TRANSACTION: NAME} | ({TOPIC_IDS: prepared.bytes} if prepared is not None else {})
+    same = prepared != UUID(int=9)
+    answer = await verified(w, "1")
+    assert answer.errors == {("t", 0): E.NONE if same else E.COORDINATOR_NOT_AVAILABLE}
+    assert w.verifier.holds(5, 0, STORED["t", 0]) is same
 
 
 async def test_what_another_broker_said_is_good_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

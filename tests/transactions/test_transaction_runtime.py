@@ -20,7 +20,7 @@ from kop.records.batch import build, read_header
 from kop.records.record import Record
 from kop.storage.base import EndedTransaction
 from kop.transactions.machine import LAST_EPOCH, Transaction
-from kop.transactions.runtime import CONFIRM_MS, ProducerIdentity, TransactionCoordinator
+from kop.transactions.runtime import CONFIRM_MS, ProducerIdentity, TransactionCoordinator, VerifiedPartitions
 from kop.transactions.settings import TransactionSettings
 from kop.wire.transaction_state import (
     TransactionStatus,
@@ -354,7 +354,8 @@ async def test_an_open_transaction_is_open_after_a_restart_and_times_out() -> No
         await w.restart()
         assert w.transaction.status is TransactionStatus.ONGOING
         verified = await w.coordinator.verify_partitions("tx", who.producer_id, 0, [ORDERS, BILLS])
-        assert verified == (E.NONE, {ORDERS: E.NONE, BILLS: E.TRANSACTION_ABORTABLE}, b"transaction 1", False)
+        errors = {ORDERS: E.NONE, BILLS: E.TRANSACTION_ABORTABLE}
+        assert verified == VerifiedPartitions(errors=errors, storage_transaction=b"transaction 1")
         assert w.storage.added == [(b"transaction 1", {ORDERS}), (b"transaction 1", {ORDERS})]
         w.now += MINUTE - 1
         w.coordinator.tick()
@@ -632,7 +633,7 @@ async def test_a_coordinator_that_may_have_been_replaced_asks_before_it_says_tha
         assert (verified.error, verified.errors, log.doubtful) == (E.NONE, {ORDERS: E.NONE}, False)
         log.doubtful = log.no_answer = True
         verified = await w.coordinator.verify_partitions("tx", who.producer_id, 0, [ORDERS])
-        assert verified == (E.COORDINATOR_LOAD_IN_PROGRESS, {}, b"", False)
+        assert verified == VerifiedPartitions(E.COORDINATOR_LOAD_IN_PROGRESS)
 
 
 async def test_a_transactional_id_is_not_described_while_it_is_in_doubt_who_coordinates_it() -> None:
@@ -735,6 +736,9 @@ async def test_the_partitions_of_a_topic_that_was_made_again_are_prepared_again(
         else:
             verified = await w.coordinator.verify_partitions("tx", who.producer_id, who.producer_epoch, [ORDERS, BILLS])
             assert verified.errors == {ORDERS: E.NONE, BILLS: E.NONE}
+            assert verified.topics == {
+                name: topic.topic_id for name in ("orders", "bills") if (topic := topics.get(name))
+            }
         assert w.storage.added == [(b"transaction 1", {ORDERS, BILLS}), (b"transaction 1", {ORDERS})]
 
 
