@@ -32,6 +32,11 @@ class ClusterView:
         self._changed()
 
     @property
+    def alone(self) -> bool:
+        """Whether there can be no other broker. Known once this broker has joined."""
+        return not self._brokers.brokers
+
+    @property
     def ids(self) -> Sequence[int]:
         """Ids of the live brokers, ascending."""
         return self._ids

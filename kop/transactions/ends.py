@@ -5,7 +5,8 @@ Must not know: who decided, how storage or groups do it.
 
 No broker may write into a transaction that ends, so all of them are told first. One that cannot be reached may go on
 for as long as its verification is good (`verification.LEASE_SECONDS`): the end waits for that. It waits from when a
-broker left, so a coordinator verifies nothing for a broker that is not live.
+broker left, so a coordinator verifies nothing for a broker that is not live. A transaction that began under another
+coordinator may be verified for a broker that this one does not see: its end waits from when it was taken over.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class BrokersOfCluster(Protocol):
         """The id of this broker."""
 
     @property
+    def alone(self) -> bool:
+        """Whether there can be no other broker."""
+
+    @property
     def ids(self) -> Sequence[int]:
         """Ids of the live brokers, this one's among them."""
 
@@ -96,14 +101,15 @@ class TransactionEnds:
             self.verifier.broker_came()
         self._others = others
 
-    async def write(self, ended: EndedTransaction) -> None:
+    async def write(self, ended: EndedTransaction, taken_over_at: float) -> None:
         """See `Markers.write`."""
         decided = time.monotonic()
+        left_at = self._left_at if self._cluster.alone else max(self._left_at, taken_over_at)
         self.forget(ended.producer_id)
         of_offsets = {index for topic, index in ended.partitions if topic == KAFKA_OFFSETS_TOPIC}
         if self._others:
-            of_offsets = await self._tell_others(ended, of_offsets, decided)
-        elif (rest := self._left_at + LEASE_SECONDS - decided) > 0:
+            of_offsets = await self._tell_others(ended, of_offsets, decided, left_at)
+        elif (rest := left_at + LEASE_SECONDS - decided) > 0:
             await asyncio.sleep(rest)
         records = frozenset(partition for partition in ended.partitions if partition[0] != KAFKA_OFFSETS_TOPIC)
         offsets = self.end_offsets(
@@ -141,8 +147,13 @@ class TransactionEnds:
             return ErrorCode.NONE
         return error
 
-    async def _tell_others(self, ended: EndedTransaction, of_offsets: set[int], decided: float) -> set[int]:
-        """Have every other broker end its part. Returns the partitions of offsets that this broker coordinates."""
+    async def _tell_others(
+        self, ended: EndedTransaction, of_offsets: set[int], decided: float, left_at: float
+    ) -> set[int]:
+        """Have every other broker end its part. Returns the partitions of offsets that this broker coordinates.
+
+        `left_at`: when the last broker left that is not told and may have verified something.
+        """
         topic_id = self._offsets_topic()
         parts: dict[int, list[int]] = {broker_id: [] for broker_id in self._others}
         own: set[int] = set()
@@ -151,7 +162,7 @@ class TransactionEnds:
             parts[leader].append(index) if leader in parts else own.add(index)
         brokers = list(parts)
         answers = await asyncio.gather(*(self._tell(broker_id, ended, parts[broker_id]) for broker_id in brokers))
-        until = self._left_at + LEASE_SECONDS
+        until = max(self._left_at, left_at) + LEASE_SECONDS
         failed: list[KopError] = []
         for broker_id, error in zip(brokers, answers, strict=True):
             if error is None:

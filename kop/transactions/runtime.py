@@ -85,8 +85,12 @@ _log = logging.getLogger(__name__)
 class Markers(Protocol):
     """Ends a transaction wherever it left something: in storage, in groups, in what brokers remember of it."""
 
-    async def write(self, ended: EndedTransaction) -> None:
-        """Carry out the end. After a failure, a KopError, it is called again: that does no harm."""
+    async def write(self, ended: EndedTransaction, taken_over_at: float) -> None:
+        """Carry out the end. After a failure, a KopError, it is called again: that does no harm.
+
+        `taken_over_at`: when this broker took the transaction over from another coordinator, by `time.monotonic`;
+        -inf where it began here.
+        """
 
 
 class VerifiedPartitions(NamedTuple):
@@ -149,6 +153,8 @@ class _Entry:
     callers: set[asyncio.Task[None]] = field(default_factory=set)
     age: _Age | None = None
     """Of the open transaction."""
+    taken_over_at: float = -math.inf
+    """See `Markers.write`."""
 
     def __repr__(self) -> str:
         return f"transactional id {self.transactional_id!r}"
@@ -269,9 +275,10 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         return loaded
 
     def _install(self, partition: int, loaded: Mapping[str, Transaction]) -> None:
-        term = self.ownership.term(partition)
+        term, now = self.ownership.term(partition), time.monotonic()
         for transactional_id, transaction in loaded.items():
-            entry = self._entries[transactional_id] = _Entry(transactional_id, partition, term, transaction)
+            entry = _Entry(transactional_id, partition, term, transaction, taken_over_at=now)
+            self._entries[transactional_id] = entry
             self._follow(entry)
 
     def _unload(self, partition: int) -> None:
@@ -543,6 +550,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                 decision = decision._replace(next=replace(decision.next, storage_transaction=storage_transaction))
                 entry.prepared.clear()
                 entry.age = _Age(self._clock())
+                entry.taken_over_at = -math.inf
             if error := await self._write(entry, decision):
                 return error
         transaction = entry.transaction
@@ -698,7 +706,7 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
         await self.verify(self.in_doubt([entry.transactional_id]))
         if refusal := self.refusal_of(entry.transactional_id, surely=True):
             raise KopError("it is not sure that this broker still coordinates it", refusal)
-        await self._markers.write(ended)
+        await self._markers.write(ended, entry.taken_over_at)
 
     def _write_complete_in(self, seconds: float) -> None:
         if self._completing is None and self._incomplete and not self._stopped:

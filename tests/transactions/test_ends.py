@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from uuid import UUID
@@ -25,6 +26,8 @@ from kop.wire.transaction_state import STORAGE_TRANSACTION
 OFFSETS = "__consumer_offsets"
 TOPIC_ID = UUID(int=7)
 ME = 1
+BEGAN_HERE = float("-inf")
+"""Instead of the time at which a transaction was taken over."""
 NAME = b"name"
 """What storage calls the transaction."""
 
@@ -33,6 +36,9 @@ class Cluster:
     """Brokers, each of which leads the partitions with the remainder of its id."""
 
     broker_id = ME
+
+    alone = False
+    """Whether there can be no other broker."""
 
     def __init__(self, *others: int) -> None:
         self.ids = sorted({ME, *others})
@@ -151,13 +157,13 @@ def _short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_alone_records_and_offsets_end_side_by_side() -> None:
     w = World()
-    await w.ends.write(ended(("t", 0), (OFFSETS, 4)))
+    await w.ends.write(ended(("t", 0), (OFFSETS, 4)), BEGAN_HERE)
     assert w.done == [("offsets", {4}, True), ("records", {("t", 0)})]
 
 
 async def test_other_brokers_are_told_first_and_end_the_offsets_that_they_coordinate() -> None:
     w = World(2)
-    await w.ends.write(ended(("t", 0), (OFFSETS, 3), (OFFSETS, 4)))
+    await w.ends.write(ended(("t", 0), (OFFSETS, 3), (OFFSETS, 4)), BEGAN_HERE)
     assert w.done == [(2, 5, True, {3}), ("offsets", {4}, True), ("records", {("t", 0)})]
 
 
@@ -166,7 +172,7 @@ async def test_a_broker_that_is_away_delays_the_end_by_its_lease() -> None:
     w.away = {2}
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await w.ends.write(ended(("t", 0)))
+    await w.ends.write(ended(("t", 0)), BEGAN_HERE)
     assert loop.time() - began >= 0.04
     assert w.done == [("records", {("t", 0)})]
 
@@ -177,9 +183,23 @@ async def test_a_broker_that_left_delays_the_end_by_its_lease() -> None:
     w.cluster.changed()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await w.ends.write(ended(("t", 0)))
+    await w.ends.write(ended(("t", 0)), BEGAN_HERE)
     assert loop.time() - began >= 0.04
     assert w.done == [("records", {("t", 0)})]
+
+
+@pytest.mark.parametrize(("others", "alone"), [((), False), ((2,), False), ((), True)])
+async def test_a_transaction_that_was_taken_over_ends_once_no_lease_of_the_former_coordinator_is_good(
+    others: tuple[int, ...], alone: bool
+) -> None:
+    """That one may have verified it for a broker that this one does not see: it has just started, say."""
+    w = World(*others)
+    w.cluster.alone = alone
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await w.ends.write(ended(("t", 0)), time.monotonic() - 0.01)
+    assert (loop.time() - began >= 0.03) is not alone
+    assert w.done[-1] == ("records", {("t", 0)})
 
 
 @pytest.mark.parametrize("away", [True, False])
@@ -190,7 +210,7 @@ async def test_offsets_that_another_broker_does_not_end_are_an_error(away: bool)
     else:
         w.peer_codes[2] = E.COORDINATOR_LOAD_IN_PROGRESS
     with pytest.raises(KopError):
-        await w.ends.write(ended((OFFSETS, 3)))
+        await w.ends.write(ended((OFFSETS, 3)), BEGAN_HERE)
     assert ("records", set()) not in w.done
 
 
@@ -200,16 +220,16 @@ async def test_a_broker_that_answers_delays_nothing(monkeypatch: pytest.MonkeyPa
     w.peer_codes[2] = E.COORDINATOR_LOAD_IN_PROGRESS
     async with asyncio.timeout(60):
         with pytest.raises(KopError):
-            await w.ends.write(ended((OFFSETS, 3)))
+            await w.ends.write(ended((OFFSETS, 3)), BEGAN_HERE)
 
 
 async def test_offsets_that_cannot_be_written_here_are_an_error() -> None:
     w = World()
     w.offsets_error = E.NOT_COORDINATOR
     with pytest.raises(KopError):
-        await w.ends.write(ended((OFFSETS, 3)))
+        await w.ends.write(ended((OFFSETS, 3)), BEGAN_HERE)
     w.offsets_error = E.INVALID_PRODUCER_EPOCH  # a newer transaction's offsets are pending: these are not any more
-    await w.ends.write(ended((OFFSETS, 3)))
+    await w.ends.write(ended((OFFSETS, 3)), BEGAN_HERE)
 
 
 STORED = {("t", 0): (UUID(int=1), 0)}

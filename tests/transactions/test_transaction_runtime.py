@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
@@ -45,16 +47,18 @@ class WrittenMarkers:
 
     def __init__(self) -> None:
         self.written: list[EndedTransaction] = []
+        self.taken_over_at: list[float] = []
         self.failures = 0
         self.open = asyncio.Event()
         self.open.set()
 
-    async def write(self, ended: EndedTransaction) -> None:
+    async def write(self, ended: EndedTransaction, taken_over_at: float) -> None:
         await self.open.wait()
         if self.failures:
             self.failures -= 1
             raise BackendError("the partition is away")
         self.written.append(ended)
+        self.taken_over_at.append(taken_over_at)
 
 
 class PreparedPartitions:
@@ -302,6 +306,19 @@ async def test_a_decided_end_is_carried_through_after_a_restart() -> None:
         w.markers.open.set()
         await w.reaches(TransactionStatus.COMPLETE_ABORT)
         assert [(ended.producer_epoch, ended.commit) for ended in w.markers.written] == [(1, False)]
+
+
+async def test_only_what_began_before_the_take_over_is_ended_as_taken_over() -> None:
+    async with world() as w:
+        before = time.monotonic()
+        who = await w.begun(version=1)
+        await w.restart()
+        for _ in range(2):
+            assert await w.end(who, version=1) == who
+            await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+            assert await w.add(who, BILLS, version=1) == E.NONE
+        assert [at > -math.inf for at in w.markers.taken_over_at] == [True, False]
+        assert before <= w.markers.taken_over_at[0] <= time.monotonic()
 
 
 @pytest.mark.parametrize("stops", [False, True])
