@@ -136,6 +136,19 @@ class _Age:
         self.not_before = now + self.pause
 
 
+class _Begun(NamedTuple):
+    """A transaction that is open in storage, and is in no record."""
+
+    storage_transaction: bytes
+    timeout_ms: int
+    at: int
+    """By the clock that never goes back."""
+
+    def suits(self, timeout_ms: int, now: int) -> bool:
+        """Whether a transaction that begins now may have it: storage keeps it open for long enough."""
+        return timeout_ms == self.timeout_ms and now - self.at < self.timeout_ms
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class _Entry:
     transactional_id: str
@@ -153,6 +166,8 @@ class _Entry:
     callers: set[asyncio.Task[None]] = field(default_factory=set)
     age: _Age | None = None
     """Of the open transaction."""
+    begun: _Begun | None = None
+    """Left over by a transaction whose record could not be written; the next one takes it."""
     taken_over_at: float = -math.inf
     """See `Markers.write`."""
 
@@ -538,21 +553,25 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if decision.next is not None:
             if before.status is not TransactionStatus.ONGOING:
-                entry.transaction = replace(before, pending=True)
-                try:
-                    storage_transaction = await self._storage.begin(before.timeout_ms)
-                except KopError as why:
-                    return self._refused(entry, why)
-                finally:
-                    entry.transaction = before
-                if not self._is_current(entry):
-                    return self.refusal_of(entry.transactional_id) or ErrorCode.CONCURRENT_TRANSACTIONS
+                if entry.begun is None or not entry.begun.suits(before.timeout_ms, self._clock()):
+                    entry.transaction = replace(before, pending=True)
+                    try:
+                        name = await self._storage.begin(before.timeout_ms)
+                    except KopError as why:
+                        return self._refused(entry, why)
+                    finally:
+                        entry.transaction = before
+                    if not self._is_current(entry):
+                        return self.refusal_of(entry.transactional_id) or ErrorCode.CONCURRENT_TRANSACTIONS
+                    entry.begun = _Begun(name, before.timeout_ms, self._clock())
+                storage_transaction = entry.begun.storage_transaction
                 decision = decision._replace(next=replace(decision.next, storage_transaction=storage_transaction))
                 entry.prepared.clear()
                 entry.age = _Age(self._clock())
                 entry.taken_over_at = -math.inf
             if error := await self._write(entry, decision):
                 return error
+            entry.begun = None
         transaction = entry.transaction
         wanted = {
             partition: stored for partition, stored in self._stored(partitions).items() if stored not in entry.prepared

@@ -770,6 +770,27 @@ async def test_a_transaction_that_storage_cannot_begin_is_not_open() -> None:
         assert await w.add(who, ORDERS) == E.NONE
 
 
+async def test_a_transaction_whose_record_cannot_be_written_is_begun_once_in_storage() -> None:
+    """Clients ask again every 20 to 100 ms, and storage would keep each of these transactions open for a day."""
+    async with world() as w:
+        who = await w.init()
+        log = w.store.log("__transactions")
+        log.append_error = E.NOT_ENOUGH_REPLICAS
+        for _ in range(3):
+            assert await w.add(who, ORDERS) == E.COORDINATOR_NOT_AVAILABLE
+        log.append_error = None
+        assert await w.add(who, ORDERS) == E.NONE
+        assert (w.storage.begun, w.transaction.storage_transaction) == (1, b"transaction 1")
+        who = await w.end(who)
+        await w.reaches(TransactionStatus.COMPLETE_COMMIT)
+        log.append_error = E.NOT_ENOUGH_REPLICAS
+        assert await w.add(who, ORDERS) == E.COORDINATOR_NOT_AVAILABLE
+        log.append_error = None
+        w.now += MINUTE  # it may be too old to be given to another transaction
+        assert await w.add(who, ORDERS) == E.NONE
+        assert (w.storage.begun, w.transaction.storage_transaction) == (3, b"transaction 3")
+
+
 async def test_a_transaction_that_ended_while_storage_prepared_it_takes_no_records() -> None:
     async with world() as w:
         who = await w.begun(ORDERS)
