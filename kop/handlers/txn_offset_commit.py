@@ -9,14 +9,18 @@
   generation -1 and no member, nothing is asked of the group.
 - PRODUCER_FENCED is told as INVALID_PRODUCER_EPOCH. Below version 4 TRANSACTION_ABORTABLE is INVALID_TXN_STATE; below
   version 2 COORDINATOR_LOAD_IN_PROGRESS is COORDINATOR_NOT_AVAILABLE: old producers give up otherwise (KAFKA-7296).
+- A topic that is deleted while the transaction is asked is UNKNOWN_TOPIC_OR_PARTITION, also where it was made again.
 - Where a transaction of the producer ends while it is asked, it is asked again: if that was this transaction its
   offsets would stay for ever, and if it was the one before all is well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
+from uuid import UUID
 
+from kop.cluster.client_topics import ClientTopics
 from kop.errors import ErrorCode
 from kop.groups.offsets import Commit
 from kop.handlers.api import AclOperation, Api, Context
@@ -58,26 +62,31 @@ async def txn_offset_commit(gw: Gateway, ctx: Context, request: Any) -> Any:
         epoch = partition.committed_leader_epoch if ctx.version >= 2 else -1
         name, index = gw.topics.canonical_name(topic.name), partition.partition_index
         commits.append(Commit(name, topic.topic_id, index, partition.committed_offset, epoch, metadata))
-    error = await _commit(gw, ctx.version, request, commits)
+    error, gone = await _commit(gw, ctx.version, request, commits)
     if error is ErrorCode.TRANSACTION_ABORTABLE and ctx.version < _ABORTABLE:
         error = ErrorCode.INVALID_TXN_STATE
     if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and ctx.version < _LOADING:
         error = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    if error:
-        for of_topic, column, _, _ in good:
+    for of_topic, column, topic, _ in good if error or gone else ():
+        if error:
             of_topic[column] = error
+        elif topic.topic_id in gone:
+            of_topic[column] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return await _committed(ctx.version, request, codes)
 
 
-async def _commit(gw: Gateway, version: int, request: Any, commits: list[Commit]) -> ErrorCode:
+async def _commit(
+    gw: Gateway, version: int, request: Any, commits: list[Commit]
+) -> tuple[ErrorCode, Collection[UUID | None]]:
+    """The error of all, and the ids of topics that are not there any more: their offsets are not committed."""
     group_id, producer_id = request.group_id, request.producer_id
     if refusal := gw.groups.refusal_of(group_id):
-        return refusal
+        return refusal, ()
     if not group_id:
-        return ErrorCode.INVALID_GROUP_ID
+        return ErrorCode.INVALID_GROUP_ID, ()
     place = gw.groups.coordinator_of(group_id)
     if place is None:
-        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ()
     while True:
         with gw.groups.guard_transaction(group_id, producer_id) as guard:
             verified = await gw.verifier.verify_offsets(
@@ -86,15 +95,17 @@ async def _commit(gw: Gateway, version: int, request: Any, commits: list[Commit]
                 add=version >= _ADDS_PARTITION,
             )
             if verified.error:
-                return _NOT_VERIFIED.get(verified.error, verified.error)
+                return _NOT_VERIFIED.get(verified.error, verified.error), ()
             if guard.ended:
                 continue
             member = ("", None, -1)
             if version >= _NAMES_MEMBER:
                 member = (request.member_id, request.group_instance_id, request.generation_id)
             error = gw.groups.check_commit_in_transaction(group_id, *member)
+            gone = {each.topic_id for each in commits if not _is_there(gw.topics, each)}
+            commits = [each for each in commits if each.topic_id not in gone]
             if error or not commits:
-                return error
+                return error, gone
             durable = gw.groups.commit_in_transaction(
                 group_id,
                 producer_id,
@@ -103,7 +114,12 @@ async def _commit(gw: Gateway, version: int, request: Any, commits: list[Commit]
                 guard,
                 storage_transaction=verified.storage_transaction,
             )
-        return await durable
+        return await durable, gone
+
+
+def _is_there(topics: ClientTopics, commit: Commit) -> bool:
+    topic = topics.get(commit.topic)
+    return topic is not None and topic.topic_id == commit.topic_id
 
 
 async def _committed(version: int, request: Any, codes: list[list[ErrorCode]]) -> Any:

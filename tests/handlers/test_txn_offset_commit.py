@@ -289,6 +289,28 @@ async def test_a_transaction_that_ends_while_it_is_asked_is_asked_again(end_epoc
         assert world.groups.pending_offsets == (not answer)
 
 
+@pytest.mark.parametrize("made_again", [True, False])
+async def test_offsets_of_a_topic_that_is_deleted_while_the_transaction_is_asked_are_not_committed(
+    made_again: bool,
+) -> None:
+    """Consumers of the new topic would begin behind records that they never got."""
+    async with World() as world:
+        world.transactions.gate = asyncio.Event()
+        committing = asyncio.create_task(world.commit(5))
+        await until(lambda: bool(world.transactions.asked))
+        topic = world.engine.topics.get("t")
+        assert topic is not None
+        await world.engine.topics.delete(topic.topic_id)
+        if made_again:
+            await world.engine.topics.create("t", 2, {})
+        world.transactions.gate.set()
+        assert await committing == [E.UNKNOWN_TOPIC_OR_PARTITION]
+        assert world.groups.pending_offsets == 0
+        partition = world.groups.state_log.partition_of("g")
+        assert await world.groups.end_transaction([partition], PRODUCER, EPOCH, commit=True) == E.NONE
+        assert list(world.groups.committed()) == []
+
+
 @pytest.mark.parametrize("version", range(1, 11))
 async def test_offsets_of_an_open_transaction_are_unstable(version: int) -> None:
     async with World() as world:
