@@ -69,7 +69,8 @@ class TransactionCoordinators:
         answer = await self._ask(broker_id, transactional_id, producer_id, epoch, partitions, verify_only=False)
         if isinstance(answer, ErrorCode):
             return answer
-        return next((code for code in _errors(answer).values() if code), ErrorCode.NONE)
+        errors = set(_errors(answer).values()) - {ErrorCode.NONE}
+        return next(iter(errors - {ErrorCode.OPERATION_NOT_ATTEMPTED} or errors), ErrorCode.NONE)
 
     async def verify_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Collection[Partition]

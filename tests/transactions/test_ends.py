@@ -61,6 +61,8 @@ class World:
         self.refusal: E = E.NONE
         self.cluster = Cluster(*others)
         self.peer_codes: dict[int, E] = {}
+        self.codes: dict[tuple[str, int], E] = {}
+        """Of single partitions, where it is another one than that of the peer."""
         self.tags: dict[int, bytes] = {}
         self.ends = TransactionEnds(
             self,  # type: ignore[arg-type]  # ends call `end` alone of storage
@@ -137,7 +139,8 @@ class World:
                 version=5,
                 name=row.name,
                 results_by_partition=[
-                    part(version=5, partition_index=index, partition_error_code=code) for index in row.partitions
+                    part(version=5, partition_index=index, partition_error_code=self.codes.get((row.name, index), code))
+                    for index in row.partitions
                 ],
             )
             for row in asked.topics
@@ -302,6 +305,16 @@ async def test_what_a_broker_verified_while_it_was_alone_is_good_for_a_while_whe
     w.cluster.ids = [ME, 2]
     w.cluster.changed()
     assert not w.verifier.holds(5, 0, STORED["t", 0])
+
+
+async def test_the_error_of_another_coordinator_is_the_one_that_kept_it_from_adding() -> None:
+    """The partitions beside the one that it does not know are OPERATION_NOT_ATTEMPTED, which clients do not retry."""
+    w = World(2)
+    w.codes = {("a", 0): E.OPERATION_NOT_ATTEMPTED, ("t", 0): E.UNKNOWN_TOPIC_OR_PARTITION}
+    partitions = {each: (UUID(int=1), 0) for each in w.codes}
+    async with w.verifier.turn(5):
+        answer = await w.verifier.verify(TransactionalProducer("1", 5, 0), partitions, add=True)
+    assert answer.error is E.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_a_coordinator_that_is_away_is_an_error() -> None:
