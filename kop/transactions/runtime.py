@@ -571,6 +571,8 @@ class TransactionCoordinator(Coordinator[Mapping[str, Transaction]]):
                 entry.taken_over_at = -math.inf
             if error := await self._write(entry, decision):
                 return error
+            if not self._is_current(entry):  # the record is written; the coordinator of now prepares the partitions
+                return self.refusal_of(entry.transactional_id) or ErrorCode.CONCURRENT_TRANSACTIONS
             entry.begun = None
         transaction = entry.transaction
         wanted = {

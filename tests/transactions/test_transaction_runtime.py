@@ -770,6 +770,20 @@ async def test_a_transaction_that_storage_cannot_begin_is_not_open() -> None:
         assert await w.add(who, ORDERS) == E.NONE
 
 
+async def test_partitions_whose_record_was_written_as_the_lead_was_lost_are_not_prepared() -> None:
+    """The broker that coordinates now has the record, and prepares them when it is asked again."""
+    async with world() as w:
+        who, log = await w.init(), w.store.log("__transactions")
+        log.hold()
+        adding = asyncio.create_task(w.add(who, ORDERS))
+        await until(lambda: log.waiting == 1)
+        log.lose_lead(keep=True)
+        log.release()
+        assert await adding in (E.NOT_COORDINATOR, E.COORDINATOR_LOAD_IN_PROGRESS)
+        assert w.storage.added == []
+        log.free_lead()
+
+
 async def test_a_transaction_whose_record_cannot_be_written_is_begun_once_in_storage() -> None:
     """Clients ask again every 20 to 100 ms, and storage would keep each of these transactions open for a day."""
     async with world() as w:
