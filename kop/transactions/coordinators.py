@@ -6,7 +6,7 @@ Must not know: what the coordinator decides, what follows from its answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -31,8 +31,8 @@ class LeaderOfPartition(Protocol):
         """The id of this broker."""
 
     @property
-    def ids(self) -> Sequence[int]:
-        """Ids of the live brokers, this one's among them."""
+    def alone(self) -> bool:
+        """Whether there can be no other broker."""
 
     def leader(self, topic_id: UUID, partition: int) -> int:
         """The id of the broker that leads, or coordinates, a partition."""
@@ -79,7 +79,7 @@ class TransactionCoordinators:
         broker_id = self._elsewhere(transactional_id)
         if broker_id is None:
             own = await self._own.verify_partitions(transactional_id, producer_id, epoch, partitions)
-            return own._replace(passes=len(self._cluster.ids) > 1)  # another broker may coordinate it soon
+            return own._replace(passes=not self._cluster.alone)  # another broker may coordinate it soon
         answer = await self._ask(broker_id, transactional_id, producer_id, epoch, partitions, verify_only=True)
         if isinstance(answer, ErrorCode):
             return VerifiedPartitions(answer)

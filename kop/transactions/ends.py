@@ -97,8 +97,6 @@ class TransactionEnds:
         others = set(self._cluster.ids) - {self._cluster.broker_id}
         if self._others - others:
             self._left_at = time.monotonic()
-        if others - self._others and self.verifier is not None:
-            self.verifier.broker_came()
         self._others = others
 
     async def write(self, ended: EndedTransaction, taken_over_at: float) -> None:

@@ -29,8 +29,8 @@ StoredPartition: TypeAlias = tuple[UUID, int]
 """Topic id and partition. Another topic of the same name has not been verified."""
 
 LEASE_SECONDS: Final = 5.0
-"""How long it is good what another broker said. It waits so long before it ends a transaction without having reached
-this one, which may write into the transaction until then."""
+"""How long it is good what a coordinator said, where there can be several brokers. Whoever coordinates the transaction
+waits so long before it ends it without having reached this broker, which may write into it until then."""
 
 
 class Coordinators(Protocol):
@@ -201,9 +201,3 @@ class TransactionVerifier:
         self._verified.pop(producer_id, None)
         if producer_id in self._waiting:
             self._overtaken.add(producer_id)
-
-    def broker_came(self) -> None:
-        """Another broker may end transactions from now on, and may not reach this one: nothing is good for ever."""
-        until = time.monotonic() + LEASE_SECONDS
-        for verified in self._verified.values():
-            verified.until = min(verified.until, until)

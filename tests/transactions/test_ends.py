@@ -293,18 +293,16 @@ async def test_what_another_broker_said_is_good_for_a_while(monkeypatch: pytest.
     assert len(w.done) == 2
 
 
-async def test_what_a_broker_verified_while_it_was_alone_is_good_for_a_while_when_another_one_comes(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("alone", [True, False])
+async def test_what_this_broker_says_itself_is_good_for_a_while_where_there_can_be_others(
+    monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
+    """Another one may take over that this broker does not see yet."""
     w = World()
-    await verified(w, "1")
-    assert w.verifier.holds(5, 0, STORED["t", 0])
-    w.cluster.changed()
+    w.cluster.alone = alone
     monkeypatch.setattr(verification, "LEASE_SECONDS", 0.0)
-    assert w.verifier.holds(5, 0, STORED["t", 0])
-    w.cluster.ids = [ME, 2]
-    w.cluster.changed()
-    assert not w.verifier.holds(5, 0, STORED["t", 0])
+    await verified(w, "0")
+    assert w.verifier.holds(5, 0, STORED["t", 0]) is alone
 
 
 async def test_the_error_of_another_coordinator_is_the_one_that_kept_it_from_adding() -> None:
