@@ -150,6 +150,10 @@ class ClientTopics:
         if to_find := self.names_to_find(names):
             await self._engine.topics.find(to_find)
 
+    async def look_again(self, names: Collection[str]) -> None:
+        """Have storage look at topics that are missing: another broker may have made them a moment ago."""
+        await self._engine.topics.find(names)
+
     def missing(self, name: str) -> ErrorCode:
         """What to answer where `get` knows no topic of that name."""
         return self._engine.topics.missing(self.canonical_name(name)) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -412,24 +412,33 @@ class OffsetStore:
             for topic, topic_id, partition, offset, leader_epoch, metadata in commits
         ]
 
+    def missing_topics(self, groups: Iterable[GroupOffsets]) -> set[str]:
+        """The topics that are not there, or are other ones of that name, of all offsets that these groups have."""
+        topics: set[tuple[str, UUID | None]] = set()
+        for offsets in groups:
+            topics.update((name, value.topic_id) for name, _, value in offsets)
+            for (name, _), of_key in offsets.pending.items():
+                topics.update((name, each.value.offset.topic_id) for each in of_key.values())
+        return {name for name, topic_id in topics if self._is_missing(name, topic_id)}
+
     def of_missing_topics(self, offsets: GroupOffsets) -> list[Key]:
         """Offsets of topics that are not there: they were deleted just before a crash, the tombstones were not written.
 
         A topic of the same name that was made since is another topic.
         """
         durable = {(name, partition): value for name, partition, value in offsets}
-        missing = [key for key, value in durable.items() if self._is_missing(key[0], value)]
+        missing = [key for key, value in durable.items() if self._is_missing(key[0], value.topic_id)]
         for key, of_key in offsets.pending.items():
             values = [offset.value.offset for offset in of_key.values()]
-            if key not in durable and all(self._is_missing(key[0], value) for value in values):
+            if key not in durable and all(self._is_missing(key[0], value.topic_id) for value in values):
                 missing.append(key)
         return missing
 
-    def _is_missing(self, name: str, value: OffsetCommitValue) -> bool:
+    def _is_missing(self, name: str, topic_id: UUID | None) -> bool:
         topic = self._topics.get(name)
         if topic is None:
             return not self._topics.may_exist(name)
-        return value.topic_id is not None and topic.topic_id != value.topic_id
+        return topic_id is not None and topic.topic_id != topic_id
 
 
 def _less(counts: Counter[CountedT], item: CountedT) -> None:

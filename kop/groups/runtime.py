@@ -186,6 +186,8 @@ class GroupCoordinator(Coordinator[Loaded]):
             else:
                 _warn_of(key)
         await self._topics.find({topic for of_group in offsets.values() for topic in of_group.topics})
+        if missing := self._offset_store.missing_topics(offsets.values()):
+            await self._topics.look_again(missing)  # `_install` deletes offsets of topics that are not there
         now = self._clock()
         groups: Loaded = {}
         for group_id in values.keys() | offsets.keys():

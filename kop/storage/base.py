@@ -419,7 +419,9 @@ class Topics(Protocol):
         """The topic of that name, or None. A topic of another namespace is named `tenant/namespace/topic`."""
 
     async def find(self, names: Collection[str]) -> None:
-        """Look for topics of other namespaces that `get` does not know. Then it does, or `missing` says why not."""
+        """Look at topics in storage: those of other namespaces that `get` does not know, and all those that another
+        broker may have made, deleted or made again a moment ago. Then `get` knows them, or `missing` says why not.
+        """
 
     def missing(self, name: str) -> ErrorCode | None:
         """Why `find` did not find that topic a moment ago; None where nobody looked, or that is too long ago."""

@@ -461,6 +461,21 @@ async def test_topics_that_went_while_nobody_watched_take_pending_offsets_along(
     await world.groups.stop()
 
 
+async def test_a_topic_that_another_broker_has_just_made_keeps_its_offsets() -> None:
+    """The broker that takes the group over looks for it, before it takes its offsets for those of a deleted topic."""
+    async with World() as world:
+        await world.commit(5)
+        await pend(world, 7, partition=1)
+        await world.stop()
+        world.engine.topics.unseen = {"t"}
+        world.coordinate()
+        await world.groups.start()
+        await settle()
+        assert (world.offset(), pending(world, partition=1)) == (5, True)
+        assert await end(world) == E.NONE
+        assert world.offset(1) == 7
+
+
 # -- changes of the coordinator
 
 

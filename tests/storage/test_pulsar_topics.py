@@ -391,6 +391,24 @@ async def test_a_listing_finds_what_the_watcher_missed(monkeypatch: pytest.Monke
         assert pulsar.asked["metadata"] - before <= 8  # not for the topic that stays
 
 
+async def test_a_look_finds_what_nobody_told_of_yet() -> None:
+    pulsar = FakePulsar()
+    for name in ("goes", "made again"):
+        pulsar.add(name)
+    async with loaded(pulsar) as engine:
+        before = topic(engine, "made again").topic_id
+        del pulsar.topics[full("goes")], pulsar.topics[full("made again")]
+        pulsar.add("made again")
+        pulsar.add("new")
+        pulsar.add("bad")
+        pulsar.failures[full("bad")] = PulsarError("ServerFailure", "ledger 7 is gone")
+        await engine.topics.find({"goes", "made again", "new", "bad", "none"})
+        assert {info.name for info in engine.topics.all()} == {"made again", "new"}
+        assert topic(engine, "made again").topic_id != before
+        client_topics = ClientTopics(engine)
+        assert [client_topics.may_exist(name) for name in ("goes", "bad", "none")] == [False, True, False]
+
+
 async def test_changes_that_nobody_told_of_are_found_in_turn() -> None:
     pulsar = FakePulsar()
     count = 2 * topics.SCANNED_A_LISTING + 5

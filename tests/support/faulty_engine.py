@@ -163,9 +163,15 @@ class FaultyTopics(MemoryTopics):
     """Looks for topics wait for it."""
     finds = 0
     """Looks asked for."""
+    unseen: set[str]
+    """Topics that another broker has made, and that nobody has looked for."""
+
+    def get(self, name: str) -> TopicInfo | None:
+        return None if name in self.unseen else super().get(name)
 
     async def find(self, names: Collection[str]) -> None:
         self.finds += 1
+        self.unseen -= set(names)
         if self.gate is not None:
             await self.gate.wait()
 
@@ -178,6 +184,7 @@ class FaultyEngine(MemoryEngine):
     def __init__(self, memory: Memory, policy: Callable[[TopicInfo], LogPolicy]) -> None:
         super().__init__(memory, policy, MemorySettings(maintain=False))
         self.topics = FaultyTopics(memory.topics_version, memory.topics, self.topic_changed)
+        self.topics.unseen = set()
 
     def new_log(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> MemoryLog:
         return FaultyLog(space, topic, index, policy)

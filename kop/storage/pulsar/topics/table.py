@@ -154,8 +154,10 @@ class PulsarTopics(TopicTable):
         return self._context.naming.namespace
 
     async def find(self, names: Collection[str]) -> None:
-        """Look for topics of other namespaces that are not known."""
-        await self._foreign.find(names)
+        """Look for topics of other namespaces that are not known, and again at all others."""
+        others = {name for name in names if "/" in name and self.get(name) is None}
+        again = {self._context.naming.full_name(name, False) for name in set(names) - others}
+        await asyncio.gather(self._look_at(again), self._foreign.find(others))
 
     def missing(self, name: str) -> ErrorCode | None:
         """Why such a topic is not known; LEADER_NOT_AVAILABLE where it may be there, and could not be read."""
