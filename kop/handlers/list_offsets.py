@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from kop.errors import ErrorCode, KopError
@@ -43,107 +43,140 @@ ANSWER_SECONDS = 20.0
 """Less than clients wait for an answer (30 s), however many partitions have to be attached first."""
 _Answer: TypeAlias = tuple[ErrorCode, int, int]
 """Error code, timestamp in milliseconds, offset."""
+_Key: TypeAlias = tuple[str, int]
+"""The name of a topic, and a partition."""
 
 log = logging.getLogger(__name__)
 
 
-async def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
-    """Answer each partition on its own; the same partition twice in one request is INVALID_REQUEST for it."""
-    topic_class = ListOffsetsResponse.ListOffsetsTopicResponse
-    partition_class = topic_class.ListOffsetsPartitionResponse
-    seen: dict[tuple[str, int], int] = {}
+def list_offsets(gw: Gateway, ctx: Context, request: Any) -> Any:
+    """Answer each partition on its own; the same partition twice in one request is INVALID_REQUEST for it.
+
+    An end of a log that this broker alone writes is told at once, without a task.
+    """
+    committed = reads_committed(request.isolation_level)
+    known: dict[_Key, _Answer] = {}
+    logs: dict[_Key, tuple[PartitionLog, int]] = {}
     for topic in request.topics:
         for part in topic.partitions:
             key = (topic.name, part.partition_index)
-            seen[key] = seen.get(key, 0) + 1
-    looked_up = await _look_all_up(gw, ctx, [key for key, count in seen.items() if count == 1], request)
+            if key in known or key in logs:
+                logs.pop(key, None)
+                known[key] = ErrorCode.INVALID_REQUEST, -1, -1
+                continue
+            log_or_error = _log_of(gw, ctx, topic.name, part)
+            if isinstance(log_or_error, ErrorCode):
+                known[key] = log_or_error, -1, -1
+            elif log_or_error.sole_writer and (bound := _bound(log_or_error, part.timestamp, committed)) is not None:
+                known[key] = ErrorCode.NONE, *bound
+            else:
+                logs[key] = log_or_error, part.timestamp
+    return _look_all_up(gw, ctx, request, known, logs, committed) if logs else _response(ctx, request, known)
+
+
+def _log_of(gw: Gateway, ctx: Context, name: str, part: Any) -> PartitionLog | ErrorCode:
+    topic = gw.topics.get(name)
+    if topic is None:
+        return gw.topics.missing(name)
+    partition_log = gw.topics.log(topic.topic_id, part.partition_index)
+    if partition_log is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if ctx.version >= 4 and part.current_leader_epoch > 0:
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+    if ctx.version < _OLDEST_VERSION_OF.get(part.timestamp, 0):
+        return ErrorCode.UNSUPPORTED_VERSION
+    return partition_log
+
+
+def _response(ctx: Context, request: Any, answers: Mapping[_Key, _Answer]) -> Any:
+    topic_class = ListOffsetsResponse.ListOffsetsTopicResponse
+    partition_class = topic_class.ListOffsetsPartitionResponse
     topics = []
     for topic in request.topics:
-        answers = []
+        rows = []
         for part in topic.partitions:
-            code, timestamp, offset, epoch = ErrorCode.INVALID_REQUEST, -1, -1, -1
-            if (topic.name, part.partition_index) in looked_up:
-                code, timestamp, offset = looked_up[topic.name, part.partition_index]
-                epoch = 0 if code == ErrorCode.NONE and offset >= 0 else -1
-            answers.append(
+            code, timestamp, offset = answers[topic.name, part.partition_index]
+            rows.append(
                 partition_class(
                     version=ctx.version,
                     partition_index=part.partition_index,
                     error_code=code,
                     timestamp=timestamp,
                     offset=offset,
-                    leader_epoch=epoch,
+                    leader_epoch=0 if code == ErrorCode.NONE and offset >= 0 else -1,
                 )
             )
-        topics.append(topic_class(version=ctx.version, name=topic.name, partitions=answers))
+        topics.append(topic_class(version=ctx.version, name=topic.name, partitions=rows))
     return ListOffsetsResponse(version=ctx.version, topics=topics)
 
 
 async def _look_all_up(
-    gw: Gateway, ctx: Context, wanted: Sequence[tuple[str, int]], request: Any
-) -> dict[tuple[str, int], _Answer]:
+    gw: Gateway,
+    ctx: Context,
+    request: Any,
+    known: Mapping[_Key, _Answer],
+    logs: Mapping[_Key, tuple[PartitionLog, int]],
+    committed: bool,
+) -> Any:
     """Look offsets up side by side: a storage that has to attach a partition first takes some milliseconds for each."""
-    parts = {(topic.name, part.partition_index): part for topic in request.topics for part in topic.partitions}
-    committed = reads_committed(request.isolation_level)
     turns, searches = Turns(_AT_ONCE), Turns(SEARCHES_OF_ONE, ANSWER_SECONDS)
     end = asyncio.get_running_loop().time() + ANSWER_SECONDS
     late = 0
 
-    async def look_up(key: tuple[str, int]) -> _Answer:
+    async def look_up(key: _Key) -> _Answer:
         nonlocal late
         try:
             async with asyncio.timeout_at(end), turns.turn():
-                return await _look_up(gw, ctx, key[0], parts[key], searches, committed)
+                return await _look_up(gw, key, *logs[key], searches, committed)
         except TimeoutError:
             late += 1
             return ErrorCode.OFFSET_NOT_AVAILABLE if ctx.version >= 5 else ErrorCode.LEADER_NOT_AVAILABLE, -1, -1
 
-    answers = await asyncio.gather(*map(look_up, wanted))
+    answers = await asyncio.gather(*map(look_up, logs))
     if late:
         log.warning(
             "offsets of %d of %d partitions were not known within %.0f s; clients ask again for these alone. "
             "Where it happens often, the storage is slow to open partitions",
             late,
-            len(wanted),
+            len(logs),
             ANSWER_SECONDS,
         )
-    return dict(zip(wanted, answers, strict=True))
+    return _response(ctx, request, {**known, **dict(zip(logs, answers, strict=True))})
 
 
-async def _look_up(gw: Gateway, ctx: Context, name: str, part: Any, searches: Turns, committed: bool) -> _Answer:
-    topic = gw.topics.get(name)
-    partition_log = None if topic is None else gw.topics.log(topic.topic_id, part.partition_index)
-    if partition_log is None:
-        return gw.topics.missing(name) if topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1
-    if ctx.version >= 4 and part.current_leader_epoch > 0:
-        return ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1
-    if ctx.version < _OLDEST_VERSION_OF.get(part.timestamp, 0):
-        return ErrorCode.UNSUPPORTED_VERSION, -1, -1
+async def _look_up(
+    gw: Gateway, key: _Key, partition_log: PartitionLog, timestamp: int, searches: Turns, committed: bool
+) -> _Answer:
     try:
         await partition_log.attach()
-        if part.timestamp == _MAX_TIMESTAMP or part.timestamp >= 0:
+        if timestamp == _MAX_TIMESTAMP or timestamp >= 0:
             async with searches.turn(), gw.searches.turn():
-                timestamp, offset = await _search(partition_log, part.timestamp)
+                time_of_record, offset = await _search(partition_log, timestamp)
             if committed and is_open(partition_log, offset):
-                timestamp, offset = -1, -1
-        else:
-            timestamp, offset = await _find(partition_log, part.timestamp, committed)
+                time_of_record, offset = -1, -1
+            return ErrorCode.NONE, time_of_record, offset
+        if timestamp == _LATEST:
+            await partition_log.refresh()
+        elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+            await partition_log.refresh_start()
+        bound = _bound(partition_log, timestamp, committed)
+        if bound is None:
+            raise KopError(f"timestamp {timestamp} has no meaning", ErrorCode.UNSUPPORTED_VERSION)
+        return ErrorCode.NONE, *bound
     except KopError as error:
-        log.warning("cannot look up offsets of %s-%d: %s", name, part.partition_index, error)
+        log.warning("cannot look up offsets of %s-%d: %s", *key, error)
         return error.code, -1, -1
-    return ErrorCode.NONE, timestamp, offset
 
 
-async def _find(partition_log: PartitionLog, timestamp: int, committed: bool) -> tuple[int, int]:
+def _bound(partition_log: PartitionLog, timestamp: int, committed: bool) -> tuple[int, int] | None:
+    """The timestamp and the offset to tell of a bound as it is known now; None where `timestamp` names none."""
     if timestamp == _LATEST:
-        await partition_log.refresh()
         return -1, partition_log.last_stable_offset if committed else partition_log.high_watermark
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
-        await partition_log.refresh_start()
         return -1, partition_log.log_start_offset
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return -1, -1
-    raise KopError(f"timestamp {timestamp} has no meaning", ErrorCode.UNSUPPORTED_VERSION)
+    return None
 
 
 async def _search(partition_log: PartitionLog, timestamp: int) -> tuple[int, int]:

@@ -238,6 +238,10 @@ class PartitionLog(LeaderOfLog, Protocol):
         `submit` needs no attaching: an engine that has to attach first keeps the order of the calls.
         """
 
+    @property
+    def sole_writer(self) -> bool:
+        """True where nobody but this process writes the log or deletes from it: then `refresh` has nothing to bring."""
+
     async def attach(self) -> None:
         """Make the log ready to serve. Cheap to call again."""
 

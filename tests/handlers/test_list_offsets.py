@@ -128,6 +128,7 @@ def test_who_asks_for_many_gets_what_is_there_in_time(
             topic = await serving.gateway.engine.topics.create("t", 3, {})
             slow = serving.gateway.topics.log(topic.topic_id, 1)
             monkeypatch.setattr(type(slow), "attach", attach)
+            monkeypatch.setattr(type(slow), "sole_writer", False)
             client = await RawClient.connect(serving)
             topic_class = ListOffsetsRequest.ListOffsetsTopic
             parts = [
@@ -142,6 +143,20 @@ def test_who_asks_for_many_gets_what_is_there_in_time(
 
     assert run(main()) == [(0, 0), (late, -1), (0, 0)]
     assert "offsets of 1 of 3 partitions were not known within" in caplog.text
+
+
+def test_the_ends_of_a_log_with_one_writer_are_told_without_a_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with gateway(tmp_path) as serving:
+            client = await with_records(serving)
+            monkeypatch.setattr(type(log_of(serving)), "attach", None)
+            answers = {q: await ask(client, q) for q in (LATEST, EARLIEST, EARLIEST_LOCAL, LATEST_TIERED)}
+            seen = {q: (answer.timestamp, answer.offset) for q, answer in answers.items()}
+            assert seen == {LATEST: (-1, 6), EARLIEST: (-1, 1), EARLIEST_LOCAL: (-1, 1), LATEST_TIERED: (-1, -1)}
+
+    run(main())
 
 
 def question(partitions: Sequence[int], timestamp: int) -> dict[str, Any]:

@@ -211,6 +211,10 @@ class DenseLog:
     def attached(self) -> bool:
         return self.real.attached
 
+    @property
+    def sole_writer(self) -> bool:
+        return self.real.sole_writer
+
     async def attach(self) -> None:
         await self.real.attach()
 

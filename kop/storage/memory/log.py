@@ -58,6 +58,7 @@ class MemoryLog(Partition):
     __slots__ = ("_appends", "_batches", "_clean_offset", "_producers", "_space", "_taken", "size_bytes")
 
     attached = True
+    sole_writer = True
     leads = True
 
     def __init__(self, space: Space, topic: TopicInfo, index: int, policy: LogPolicy) -> None:

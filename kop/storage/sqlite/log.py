@@ -69,6 +69,7 @@ class SqliteLog(Partition):
     )
 
     attached = True
+    sole_writer = True
     leads = True
 
     def __init__(self, context: LogContext, topic: TopicInfo, index: int, log_id: int, policy: LogPolicy) -> None:

@@ -60,6 +60,9 @@ _START_SECONDS: Final = 1.0
 class PulsarLog(Partition):
     """A `PartitionLog`. It costs little memory until it is attached."""
 
+    sole_writer = False
+    """Pulsar's own clients write, and other brokers."""
+
     def __init__(
         self,
         context: PulsarContext,
